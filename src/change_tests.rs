@@ -5,7 +5,8 @@ use kernelgate::workload::{Effort, Scale};
 
 use super::all;
 
-/// Small problems, of which every row is in the reference, and how many symmetries change them.
+/// Small problems whose rows are all in the reference, with the number of symmetries that change
+/// each problem.
 const SMALL: &[(&str, &str, usize)] = &[
     ("st_bif/forward", "n=1000 t=5 level=8 dtype=f32 spikes=int8", 1),
     ("st_bif/backward", "n=1000 t=5 level=8 dtype=f32", 2),

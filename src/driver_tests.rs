@@ -33,7 +33,7 @@ fn every_driver_function_that_is_called_is_in_cuda_12_4() {
     assert!(
         available.contains("cuFuncGetParamInfo") && !available.contains("cuEventElapsedTime_v2")
     );
-    // Links everything that a bench does.
+    // The reference links all code that a bench uses.
     std::hint::black_box(crate::run_bench as *const ());
     let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     // The mangled name of this test, made here, or it would be found among the constants.

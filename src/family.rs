@@ -12,6 +12,6 @@ pub struct WorkloadFamily {
     pub suites: fn() -> Vec<Suite>,
     /// Kernels of the family.
     pub kernels: fn() -> Vec<ListedKernel>,
-    /// Other people's kernels for the same problems.
+    /// Program that runs other people's kernels on the same problems.
     pub peers: Option<PeerProgramSource>,
 }

@@ -29,7 +29,7 @@ const KERNEL_HEADERS: &[Header] = kernelgate_cuda::headers!(
     "transformer/wide_gemm.cuh",
 );
 
-/// A kernel file of `kernels/`, which may include every header there.
+/// A source file of the folder `kernels/`, which may include every header of that folder.
 pub const fn kernel_file(file: &'static str, text: &'static str) -> Source {
     Source::new(file, text).with_headers(KERNEL_HEADERS)
 }

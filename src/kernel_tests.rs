@@ -123,8 +123,8 @@ fn every_family_has_a_fast_row_from_ampere_on() {
             assert_eq!(unmet(name, arch), None, "{name} on {arch}");
         }
     }
-    // Gradients need more shared memory than some architectures have; one of the two builds runs
-    // there.
+    // Gradient kernels need more shared memory than some architectures have, so only one of the two
+    // builds runs there.
     let backward = "attention/backward_flash_mma DTYPE=Bf16 HEAD_DIM=128 CAUSAL=1";
     let runs = |arch: &str| {
         [backward.to_owned(), format!("{backward} STAGES=1")]

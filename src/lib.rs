@@ -1,6 +1,6 @@
 //! The benchmark suite of kernelgate: families of real work, each in a folder of its own with its
-//! definition, fp64 reference, CPU rows and CUDA rows. It uses only those parts of `kernelgate`
-//! that are open to other packages.
+//! definition, fp64 reference, CPU rows and CUDA rows. This crate uses only the parts of
+//! `kernelgate` that are public to other packages.
 
 pub mod attention;
 #[cfg(test)]
@@ -47,12 +47,12 @@ const FAMILIES: &[&WorkloadFamily] = &[
     &collective::FAMILY,
 ];
 
-/// Every workload of every family.
+/// All workloads of all families, with their rows.
 pub fn all() -> Vec<Suite> {
     FAMILIES.iter().flat_map(|family| (family.suites)()).collect()
 }
 
-/// Every kernel of every family.
+/// All kernels of all families.
 pub fn kernels() -> Vec<ListedKernel> {
     FAMILIES.iter().flat_map(|family| (family.kernels)()).collect()
 }

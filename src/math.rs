@@ -58,14 +58,14 @@ pub fn exp2(x: f32) -> f32 {
     f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// One instruction; `b` where `a` is NaN.
+/// Larger of two floats by one instruction; returns `b` if `a` is NaN.
 #[inline(always)]
 pub fn max_ignoring_nan(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))` in f32, absolute error below 3e-7·(1 + |x|);
-/// vectorises as [`exp`] does.
+/// GELU in its tanh form, `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`, in f32 with an absolute error
+/// below 3e-7·(1 + |x|); it vectorises as [`exp`] does.
 ///
 /// Computed as `x·sigmoid(2u)`: the same function, without the cancellation of `1 + tanh(u)` for
 /// negative x.

@@ -1,4 +1,4 @@
-//! Work on all cores, compiled once.
+//! Runs work on all CPU cores, with code that is compiled once.
 //!
 //! Rayon's iterators are compiled anew, some twenty functions deep, for every closure and every type
 //! of task that are given to them: they were half of this package's machine code. Here one loop
@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 
-/// Calls `f(number, task)` for each task.
+/// Calls `f(number, task)` for each task, on all cores.
 pub fn for_each_task<T: Send>(tasks: Vec<T>, f: &(dyn Fn(usize, T) + Sync)) {
     for_each_task_with_scratch(tasks, &|_, number, task| f(number, task));
 }
@@ -45,7 +45,7 @@ pub fn map<T: Send + Sync>(count: usize, f: &(dyn Fn(usize) -> T + Sync)) -> Vec
     results.into_iter().filter_map(OnceLock::into_inner).collect()
 }
 
-/// Threads that work at once.
+/// Number of threads that work at the same time.
 pub fn worker_threads() -> usize {
     rayon::current_num_threads()
 }

@@ -1,5 +1,5 @@
-//! Compares tolerances with the declared precision: a row that rounds its operands to the next
-//! lower one (tf32 or f16 for f32, bf16 for f16, fp8 for bf16) exceeds them.
+//! Compares the tolerances with the declared precision: a row that rounds its operands to the next
+//! lower precision (tf32 or f16 for f32, bf16 for f16, fp8 for bf16) exceeds the tolerances.
 
 use kernelgate::verify::precision::{next_lower_precision_bits, precision_error_limit, rounded};
 use kernelgate::workload::{Dtype, Effort, Scale};

@@ -1,4 +1,4 @@
-//! Tests of the selections of all families together: Criterion can store the ids, and a person can
+//! Tests of the problem selections of all families: Criterion can store the ids, and a person can
 //! survey the defaults.
 
 use std::collections::BTreeSet;

@@ -64,7 +64,7 @@ impl Rows {
     }
 
     /// The rows of a band that are checked, ascending: all of them, or a random sample of the
-    /// band's share of [`PAIRS`].
+    /// band's share of [`MAX_REFERENCE_PAIRS`].
     pub fn drawn_rows_of_band(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
         let rows = self.heads * band.len();
         let share = if self.whole() {

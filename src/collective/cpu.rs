@@ -9,7 +9,7 @@ use kernelgate::workload::{Dtype, Tensors};
 /// Elements of a task.
 const ELEMENTS: usize = 1 << 14;
 
-/// The row of every exchange.
+/// The CPU row of all exchanges (sum, gather, broadcast, send).
 pub const ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
     name: "cpu",
     about: "sums and copies on all threads",

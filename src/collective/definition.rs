@@ -1,4 +1,5 @@
-//! Exchanges between GPUs: sums and copies of a message. Deliberately absent: how it travels.
+//! Exchanges between GPUs: sums and copies of a message. This module does not define how a message
+//! travels.
 
 use half::bf16;
 
@@ -8,11 +9,11 @@ use kernelgate::workload::{
     Tensors, Tolerance, Work, Workload, random,
 };
 
-/// Most GPUs of a problem.
+/// Largest number of GPUs in a problem.
 pub const MOST_GPUS: usize = 8;
-/// Names of the inputs, by rank.
+/// Names of the input tensors, by rank.
 pub static INPUT_NAMES: [&str; MOST_GPUS] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"];
-/// Names of the outputs, by rank.
+/// Names of the output tensors, by rank.
 pub static OUTPUT_NAMES: [&str; MOST_GPUS] = ["y0", "y1", "y2", "y3", "y4", "y5", "y6", "y7"];
 
 const AXES: &[Axis] = &[
@@ -45,7 +46,7 @@ macro_rules! workload {
 /// Every GPU gets the sum of the messages of all.
 pub const ALL_REDUCE: Workload<ExchangeProblem> =
     workload!(AllReduce, "all_reduce", "every GPU gets the sum of the messages of all");
-/// Every GPU gets the messages of all, one behind the other.
+/// Workload of an all-gather: every GPU gets the messages of all GPUs, one behind the other.
 pub const ALL_GATHER: Workload<ExchangeProblem> =
     workload!(AllGather, "all_gather", "every GPU gets the parts of all GPUs");
 /// Every GPU gets its part of the sum.
@@ -54,10 +55,10 @@ pub const REDUCE_SCATTER: Workload<ExchangeProblem> = workload!(
     "reduce_scatter",
     "every GPU gets its part of the sum of all messages"
 );
-/// Every GPU gets the message of the first.
+/// Workload of a broadcast: every GPU gets the message of the first GPU.
 pub const BROADCAST: Workload<ExchangeProblem> =
     workload!(Broadcast, "broadcast", "every GPU gets the message of the first");
-/// The second GPU gets the message of the first.
+/// Workload of a send: the second GPU gets the message of the first GPU.
 pub const SEND: Workload<ExchangeProblem> = Workload {
     thorough: &["g=2 bytes=8192,32768,131072,524288,4194304,67108864 dtype=f32,bf16"],
     ..workload!(Send, "send", "the second GPU gets the message of the first")
@@ -68,7 +69,7 @@ pub const SEND: Workload<ExchangeProblem> = Workload {
 pub enum ExchangeKind {
     /// `y_r = Σ x_p`.
     AllReduce,
-    /// `y_r = x_0 … x_(g-1)`.
+    /// All-gather: `y_r = x_0 … x_(g-1)`.
     AllGather,
     /// `y_r` is part r of `Σ x_p`.
     ReduceScatter,
@@ -114,7 +115,7 @@ impl ExchangeProblem {
         self.elements * self.dtype.bytes()
     }
 
-    /// Elements of the input of a GPU, if it has one.
+    /// Number of elements of a GPU's input message; `None` for a GPU without an input.
     pub const fn input_elements(&self, rank: usize) -> Option<usize> {
         match self.kind {
             ExchangeKind::AllGather => Some(self.elements / self.gpus),
@@ -123,7 +124,7 @@ impl ExchangeProblem {
         }
     }
 
-    /// Elements of the output of a GPU, if it has one.
+    /// Number of elements of a GPU's output message; `None` for a GPU without an output.
     pub const fn output(&self, rank: usize) -> Option<usize> {
         match self.kind {
             ExchangeKind::ReduceScatter => Some(self.elements / self.gpus),
@@ -147,7 +148,7 @@ impl ExchangeProblem {
         Tensor::new([len], data)
     }
 
-    /// The sum of all inputs.
+    /// The elementwise sum of all input messages.
     fn sum(&self, inputs: &Tensors) -> Vec<f64> {
         const CHUNK: usize = 1 << 16;
         let mut sum = vec![0.0; self.elements];
@@ -197,13 +198,13 @@ impl Problem for ExchangeProblem {
         expected
     }
 
-    /// Sums and copies are linear.
+    /// Sums and copies are linear functions of the messages.
     fn symmetries(&self) -> Vec<Symmetry> {
         let outputs = &OUTPUT_NAMES[..self.gpus];
         vec![Symmetry::Negate { inputs: self.input_names(), outputs }]
     }
 
-    /// Bytes in the memory of the GPU with the most, and on the links.
+    /// Declared work: memory bytes on the GPU with the most, and bytes on the links.
     fn work(&self) -> Work {
         let (bytes, gpus) = (self.bytes() as u64, self.gpus as u64);
         let (read, written, received) = match self.kind {
@@ -221,7 +222,8 @@ impl Problem for ExchangeProblem {
         self.gpus
     }
 
-    /// Copies are exact. A sum is rounded once a GPU that adds, in bf16 by at most 2^-9 of it.
+    /// Copies are exact. A sum is rounded once on each GPU that adds; in bf16 a rounding error is
+    /// at most 2^-9 of the value.
     fn tolerance(&self) -> Tolerance {
         let added = (self.gpus - 1) as f64;
         match (self.kind, self.dtype) {

@@ -1,5 +1,6 @@
 //! The protocols of the own sums, with threads as GPUs: for numbers of GPUs that this project's
-//! machines do not have. Each thread runs launch after launch without any other synchronisation.
+//! machines do not have. Each simulated thread runs launch after launch without any other
+//! synchronisation.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -22,7 +23,7 @@ fn stall_randomly(rank: usize, launch: u32) {
     }
 }
 
-/// Runs a thread a GPU.
+/// Runs `each` on one thread for each simulated GPU.
 fn run_thread_per_gpu(gpus: usize, each: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         (0..gpus).for_each(|rank| {

@@ -1,4 +1,5 @@
-//! The perceptron on the host in f32: GEMMs on all threads, element-wise steps between them.
+//! The multilayer perceptron on the CPU in f32: The GEMMs run on all threads, with elementwise
+//! steps between the GEMMs.
 
 use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
 
@@ -91,7 +92,7 @@ impl Layers {
         });
     }
 
-    /// Fills the gradients, after [`Self::forward`] filled `p`.
+    /// Computes the gradients; [`Self::forward`] must have computed `p` before.
     fn backward(&mut self, inputs: &Tensors, p: &[f32], outputs: &mut Tensors) {
         let Shape { b, h, c, .. } = self.shape;
         let [x, w1, w2] = operands(&self.shape, inputs);

@@ -1,6 +1,6 @@
 //! `p = softmax(silu(x·w1)·w2)`, and the gradients of both weights and of `x`.
 //!
-//! Deliberately absent: biases and a loss. The gradient of `p` is an input.
+//! The perceptron has no biases and no loss. The gradient of `p` is an input.
 
 use super::reference::Reference;
 use super::shape::Shape;
@@ -64,7 +64,7 @@ impl Problem for Forward {
 
     fn work(&self) -> Work {
         let Shape { b, h, c, dtype, .. } = self.shape;
-        // SiLU is four operations, softmax five.
+        // SiLU counts as four operations for each element, softmax as five.
         Work::bytes(self.shape.operand_bytes(), 4 * (b * c) as u64)
             .with_flops(Unit::Matmul, dtype, self.shape.gemm_flops())
             .with_flops(Unit::Vector, Dtype::F32, (4 * b * h + 5 * b * c) as u64)
@@ -79,8 +79,8 @@ impl Problem for Forward {
     }
 }
 
-/// `mlp/backward`: those of `mlp/forward` and `grad_p [b, c]` in f32 to `grad_x`, `grad_w1` and
-/// `grad_w2` in f32, of the shapes of x and of the weights.
+/// Problem of `mlp/backward`: its inputs are those of `mlp/forward` and `grad_p [b, c]` in f32; its
+/// outputs are `grad_x`, `grad_w1` and `grad_w2` in f32, with the shapes of x and of the weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backward {
     /// Extents and dtype.
@@ -132,7 +132,7 @@ mod tests {
 
     const SMALL: Shape = Shape { b: 37, i: 48, h: 96, c: 11, dtype: Dtype::F32 };
 
-    /// Largest error and relative L2 norm of values against others.
+    /// Largest error and relative L2 norm of values compared with exact values.
     fn errors(values: &[f64], exact: &[f64]) -> [f64; 2] {
         let largest =
             |values: &mut dyn Iterator<Item = f64>| values.map(f64::abs).fold(0.0, f64::max);

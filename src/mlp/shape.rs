@@ -13,7 +13,7 @@ pub struct Shape {
     pub b: usize,
     /// Columns of x.
     pub i: usize,
-    /// Elements of the hidden layer.
+    /// Number of elements of the hidden layer (h).
     pub h: usize,
     /// Classes.
     pub c: usize,
@@ -22,7 +22,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The extents of a point.
+    /// Reads the extents of the perceptron from a point of the axes.
     pub fn bind(point: &Point) -> Result<Self, AxisError> {
         let [b, i, h, c] = ["b", "i", "h", "c"].map(|name| point.number(name));
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
@@ -60,7 +60,7 @@ impl Shape {
         inputs
     }
 
-    /// Operations of the two GEMMs.
+    /// Floating-point operations of the two GEMMs.
     pub const fn gemm_flops(&self) -> u64 {
         2 * (self.b * self.h) as u64 * (self.i + self.c) as u64
     }
@@ -71,8 +71,9 @@ impl Shape {
         elements.iter().sum::<u64>() * self.dtype.bytes() as u64
     }
 
-    /// About four times the errors of rounding the values that a row holds in bf16 between two
-    /// launches (a test computes them), and in f32 about ten times those of the CPU row.
+    /// The tolerance is about four times the error of rounding the values that a row holds in bf16
+    /// between two launches (a test computes these errors); in f32 it is about ten times the error
+    /// of the CPU row.
     pub fn tolerance(&self) -> Tolerance {
         match self.dtype {
             Dtype::Bf16 => Tolerance { max_error: 2e-2, relative_l2: 1.2e-2 },

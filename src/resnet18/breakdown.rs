@@ -1,17 +1,19 @@
 //! The parts of a pass through the network: the named ranges that the guides open, and the work
 //! that the mathematics needs in each.
 //!
-//! A layer's work is that of its convolutions, a shortcut with the second of its block, and its
-//! neurons; of bytes it counts the parameters that are multiplied with a pixel somewhere, as spikes
-//! need never leave the chip: a 3×3 filter over one pixel is read for one tap of nine. Backward, a
-//! layer is the gradient of what its convolution read and of the neurons that wrote that.
+//! The work of a layer is that of its convolutions, of a shortcut with the second convolution of
+//! its block, and of its neurons; the bytes count only parameters that are multiplied with a pixel
+//! somewhere, because spikes need never leave the chip: of a 3×3 filter over one pixel, one tap of
+//! nine is read. Backward, a layer is the gradient of what its convolution read and of the neurons
+//! that wrote that.
 //!
 //! Deliberately absent: the guides' ranges around a launch (session, loading, warm-up runs, memory
-//! and layer profiling), because one launch is recorded. The host's row opens those of its forward
-//! pass, stages, backward and optimiser, for a profiler that listens to NVTX. No row opens
-//! Model_Reset and Output_Processing, and only rows that launch an operation each open
-//! Time_Encoding: the others launch nothing there. `cuda/best` opens no stage's range, because its
-//! layers are one launch; the kernel's stages show their times.
+//! and layer profiling), because one launch is recorded. The CPU row opens the named ranges of its
+//! forward pass, of the stages, of the backward pass and of the optimiser, for a profiler that
+//! listens to NVTX. Rows do not open the ranges Model_Reset and Output_Processing, and only rows
+//! with one launch for each operation open Time_Encoding: the other rows launch nothing in these
+//! ranges. `cuda/best` opens no stage's range, because its layers are one launch; the kernel's
+//! stages show their times.
 
 use super::network::{CLASS_COUNT, ConvolutionLayer, Map, ResidualBlock};
 use super::shape::NetworkShape;
@@ -26,7 +28,7 @@ pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
     Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
 }
 
-/// Parts of a training step.
+/// Breakdown of a training step into its parts.
 pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
     let costs = NetworkParts::new(shape);
     let backward = costs.backward();
@@ -138,7 +140,7 @@ impl<'a> NetworkParts<'a> {
         )
     }
 
-    /// Operations of convolutions over every frame.
+    /// Floating-point operations of convolutions over all frames.
     fn convolution_flops<'c>(&self, convs: impl IntoIterator<Item = &'c ConvolutionLayer>) -> u64 {
         let multiply_adds: u64 = convs.into_iter().map(ConvolutionLayer::multiply_adds).sum();
         2 * self.shape.frame_count() as u64 * multiply_adds
@@ -148,7 +150,7 @@ impl<'a> NetworkParts<'a> {
         (self.shape.frame_count() * map.elements()) as u64
     }
 
-    /// Convolutions into a map of neurons.
+    /// Work of a layer: convolutions into a map of neurons, and the neurons.
     fn forward_layer_part<'c>(
         &self,
         convs: impl IntoIterator<Item = &'c ConvolutionLayer> + Clone,
@@ -168,7 +170,7 @@ impl<'a> NetworkParts<'a> {
         let layers = LayerTable { table: LAYERS, within: "Model_Compute_All_Layers" };
         let mut stem = self.forward_layer_part([&network.stem]);
         stem.read_bytes += images as u64;
-        // The stem's input is the same in every step.
+        // The input of the stem's convolution is the same in every time step.
         stem.flops[0].count /= shape.t as u64;
         let mut parts = vec![layers.part("Conv1_Block", stem)];
         if network.pool.is_some() {
@@ -199,7 +201,7 @@ impl<'a> NetworkParts<'a> {
         2 * (self.shape.b * CLASS_COUNT * self.network.last_frame().channels) as u64
     }
 
-    /// Neurons backward, as `st_bif/backward` counts them.
+    /// Operations of the backward pass of neurons, as `st_bif/backward` counts them.
     fn neurons_backward_work(&self, map: Map) -> u64 {
         20 * self.neuron_steps(map)
     }
@@ -248,7 +250,7 @@ impl<'a> NetworkParts<'a> {
     }
 }
 
-/// Range of a stage, from 0.
+/// Name of the range of a stage; stages are numbered from 0.
 pub(super) fn stage_parts(number: usize) -> String {
     format!("Layer{}_ResBlocks", number + 1)
 }
@@ -281,7 +283,7 @@ mod tests {
             let problem = (INFERENCE.bind)(&point).unwrap();
             let (of, work) = (problem.breakdown(), problem.work());
             let layers = sum(innermost_parts(&of, &[LAYERS]).map(|part| &part.work));
-            // The declared work has every parameter.
+            // The declared work contains the bytes of all parameters.
             assert!(layers.read_bytes <= work.read_bytes, "{point:?}");
             let every_tap = problem.shape.sizes.stem == NetworkStem::Cifar;
             assert_eq!(layers.read_bytes == work.read_bytes, every_tap, "{point:?}");

@@ -42,7 +42,7 @@ fn gather<T: Copy + Into<f64>>(
     Some(rows)
 }
 
-/// A tap's part of the weight, `[out, in]`.
+/// The weights of one tap of the convolution, `[out, in]`.
 fn tap_weight<'a>(conv: &ConvolutionLayer, weight: &'a [f64], tap: usize) -> MatRef<'a, f64> {
     let (out, channels) = (conv.window.output.channels, conv.window.input.channels);
     MatRef::from_row_major_slice(weight, out, conv.filter_elements())
@@ -54,7 +54,7 @@ fn matrix(values: &[f64], columns: usize) -> MatRef<'_, f64> {
     MatRef::from_row_major_slice(values, values.len() / columns, columns)
 }
 
-/// `out += factor·a·b` on this thread.
+/// Adds the product `factor·a·b` to `out`, on this thread.
 fn add_gemm_on_thread(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f64) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
     multiply_f64(out, Accum::Add, a, b, factor);
@@ -86,7 +86,8 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
     output
 }
 
-/// Gradient of the input of `factor·conv(input)`, from that of its output.
+/// Gradient of a convolution's input, computed from the gradient of its output
+/// (`factor·conv(input)`).
 pub fn input_gradient(
     conv: &ConvolutionLayer,
     weight: &[f64],
@@ -127,7 +128,8 @@ pub fn input_gradient(
     input
 }
 
-/// Gradient of the weight `[out, taps, in]` of `factor·conv(input)`, from that of its output.
+/// Gradient of a convolution's weight `[out, taps, in]`, computed from the gradient of its output
+/// (`factor·conv(input)`).
 pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
     conv: &ConvolutionLayer,
     input: &[T],

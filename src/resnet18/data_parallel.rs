@@ -1,7 +1,8 @@
 //! A training step over several GPUs: each has a part of the images and all parameters, gradients
 //! are summed over the GPUs, and every GPU updates its parameters.
 //!
-//! The step is that of `resnet18/train_step` for all images. On GPU r:
+//! The outputs are those of the training step `resnet18/train_step` for the images of all GPUs
+//! together. On GPU r:
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -14,7 +15,7 @@
 //! | `loss`r | \[1\], f32 | of its images |
 //! | `new_parameters`r, `new_momentum`r | as in a training step | of all images |
 //!
-//! Deliberately absent: parameters or momentum in parts.
+//! Parameters and momentum are not divided among the GPUs.
 
 use super::breakdown::{self, weight_elements_read};
 use super::definition::{TRAIN_STEP, TrainStep};
@@ -26,10 +27,10 @@ use kernelgate::workload::{
     Tensors, Tolerance, Work, Workload,
 };
 
-/// Most GPUs of a problem.
+/// Largest number of GPUs in a problem.
 pub const MAX_GPUS_PER_STEP: usize = 8;
 
-/// A name for each rank.
+/// Array of the names of a tensor on each rank.
 macro_rules! ranks {
     ($name:literal) => {
         [
@@ -64,7 +65,8 @@ pub fn rank_tensor_name(tensor: &str, rank: usize) -> &'static str {
     own.or_else(copied).expect("a tensor of a training step")
 }
 
-/// The axis of GPUs, and those of a training step; `b` counts the images of all GPUs.
+/// The axis of the number of GPUs, and the axes of a training step; `b` counts the images of all
+/// GPUs together.
 const AXES: &[Axis] = &{
     const TRAIN_STEP_AXES: &[Axis] = TRAIN_STEP.axes;
     [
@@ -79,7 +81,7 @@ const AXES: &[Axis] = &{
     ]
 };
 
-/// One step of SGD over several GPUs.
+/// Workload of one SGD step over several GPUs.
 pub const DATA_PARALLEL: Workload<DataParallel> = Workload {
     name: "resnet18/data_parallel",
     about: "a training step over GPUs: images in parts, gradients summed under the backward pass",
@@ -96,7 +98,7 @@ pub const DATA_PARALLEL: Workload<DataParallel> = Workload {
 pub struct DataParallel {
     /// Number of GPUs.
     pub gpus: usize,
-    /// The step for all images.
+    /// The training step for the images of all GPUs.
     pub whole: TrainStep,
 }
 
@@ -111,7 +113,7 @@ impl DataParallel {
         Ok(Self { gpus, whole })
     }
 
-    /// The step of one GPU.
+    /// The training step for the images of one GPU.
     pub const fn step_of_one_gpu(&self) -> TrainStep {
         let shape = self.whole.shape;
         TrainStep { shape: NetworkShape { b: shape.b / self.gpus, ..shape } }
@@ -203,8 +205,8 @@ impl Problem for DataParallel {
         expected
     }
 
-    /// Work of one GPU, and the gradients on the link, without those that are 0 because their weights
-    /// meet padding only.
+    /// Declared work of one GPU, and the gradients on the link, without gradients that are 0
+    /// because their weights meet only padding.
     fn work(&self) -> Work {
         let network = self.whole.shape.sizes.network();
         let convolutions = network.block_convolutions();

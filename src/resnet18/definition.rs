@@ -1,8 +1,8 @@
-//! An ST-BIF ResNet-18, whole: inference, and one training step.
+//! The complete ST-BIF ResNet-18: inference, and one training step.
 //!
-//! Source: the conversion of a quantised network to a spiking one of SpikeZIP-TF (arXiv 2406.03470)
-//! on the residual network of He et al. (arXiv 1512.03385), for images of 32×32 pixels, as a public
-//! profiling repository of ST-BIF runs it.
+//! The network is the conversion of a quantised network to a spiking network by SpikeZIP-TF (arXiv
+//! 2406.03470), applied to the residual network of He et al. (arXiv 1512.03385) for images of 32×32
+//! pixels, as a public profiling repository of ST-BIF runs it.
 //!
 //! With `steps = level/2 - 1`, in every time step t:
 //!
@@ -15,7 +15,7 @@
 //! logits = Σ_t fc(mean over pixels of θ·s) + [t < steps]·bias/steps
 //! ```
 //!
-//! Neurons are those of `st_bif/forward`, with threshold θ = 4/level and a tracer from 0 to
+//! The neurons are those of `st_bif/forward`, with threshold θ = 4/level and a tracer from 0 to
 //! `steps`. BatchNorm is folded into weights and biases, in training too: statistics of a batch
 //! would break the equivalence with the quantised network. With enough steps the sum over time of
 //! every neuron's spikes is the quantised network's activation exactly; with T < steps the network
@@ -23,8 +23,8 @@
 //!
 //! A training step is the forward pass, the mean cross-entropy of the logits, its gradient, and
 //! SGD: `m' = 0.9·m + g; p' = p - 0.1·m'`. The gradient of a neuron is that of `st_bif/backward`;
-//! that of max-pooling goes to the first largest sum of a window. It reads the old parameters and
-//! writes new ones, so that every launch computes the same step.
+//! the gradient of max-pooling goes to the first largest sum in a window. The training step reads
+//! the old parameters and writes new parameters, so that every launch computes the same step.
 //!
 //! Tensors, channels innermost (PyTorch's channels-last), R rows of the width w:
 //!
@@ -41,16 +41,16 @@
 //! | `loss` | \[1\], f32 | training, as the next ones |
 //! | `new_parameters`, `new_momentum` | [R, w], f32 | |
 //!
-//! With `weights=dyadic` the forward pass is exact in fp32 in any order of additions, so spikes and
-//! logits equal those of the reference bit for bit. With `weights=normal` a rounding can move a
-//! spike by a step. Declared work counts the stem and the classifier once an image and no
-//! multiplication with padding: 15.3 of the 37.0 million multiply-adds of a frame are with padding
-//! at the imagenet stem.
+//! With `weights=dyadic` the forward pass is exact in fp32 for any order of additions, so spikes
+//! and logits equal the reference bit for bit. With `weights=normal` a rounding can move a spike by
+//! a step. Declared work counts the stem and the classifier once an image and no multiplication
+//! with padding: 15.3 of the 37.0 million multiply-adds of a frame are with padding at the imagenet
+//! stem.
 //!
-//! With `weights=file` the weights are those of a trained network; a training step accepts these,
-//! and normal ones, with `dtype=f32` only.
+//! With `weights=file` the weights are those of a trained network; a training step accepts trained
+//! and normal weights with `dtype=f32` only.
 //!
-//! Deliberately absent: statistics of a batch.
+//! The network has no batch statistics (BatchNorm is folded into the weights).
 
 use super::breakdown;
 use super::network::Network;
@@ -88,7 +88,7 @@ const AXES: &[Axis] = &[STEM_AXIS, W, B, T, LEVEL, WEIGHTS_AXIS, DTYPE];
 
 /// Factor of the momentum.
 pub const SGD_MOMENTUM: f32 = 0.9;
-/// Factor of the new momentum in a step.
+/// Learning rate: the factor of the new momentum in an SGD step.
 pub const LEARNING_RATE: f32 = 0.1;
 
 /// Images to logits.
@@ -145,7 +145,7 @@ fn check_weights_file(shape: &NetworkShape) -> Result<(), String> {
     .map(|_| ())
 }
 
-/// `resnet18/inference`: `images` to `logits [B, 10]`.
+/// `resnet18/inference`: Problem of inference: from `images` to `logits [B, 10]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Inference {
     /// Network and sizes.
@@ -208,8 +208,8 @@ pub struct TrainStep {
 }
 
 impl TrainStep {
-    /// Whether rows can be compared with the reference. If sums are not exact, one moved spike
-    /// changes gradients by more than any precision does. In f32 no spike moved (see
+    /// Whether rows can be compared with the reference. If sums are inexact, one moved spike
+    /// changes the gradients by more than the error of any precision. In f32 no spike moved (see
     /// [`Problem::tolerance`]); the number in bf16 was not measured.
     pub fn is_comparable_with_reference(&self) -> Result<(), String> {
         match (self.shape.draw, self.shape.dtype) {
@@ -245,7 +245,7 @@ impl Problem for TrainStep {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = self.shape.inputs(seed);
         let parameters = inputs.tensor("parameters");
-        // About as large as gradients are.
+        // The momentum values are about as large as the gradients.
         let momentum = random::map_normal_values(seed, "momentum", parameters.len(), |x| 1e-3 * x);
         let momentum = Tensor::new(parameters.shape(), momentum.into());
         inputs.insert("momentum", momentum);
@@ -274,8 +274,8 @@ impl Problem for TrainStep {
 
     fn work(&self) -> Work {
         let network = self.shape.sizes.network();
-        // Each convolution counts twice more, for the gradients of weight and input; the image has
-        // no gradient.
+        // Each convolution counts two more times, for the gradients of its weight and of its input;
+        // the image has no gradient.
         let hidden = 3 * self.shape.hidden_flops(&network);
         let outer = 2 * self.shape.outer_flops(&network);
         // A neuron forward, and backward as `st_bif/backward` counts it; momentum and step.
@@ -309,7 +309,8 @@ impl Problem for TrainStep {
             // its own values.
             Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 1e-5 },
             // Gradients rounded to bf16 before each GEMM, over 17 layers: up to 8.2e-3 and 7.2e-3.
-            // A test sees that half a parameter's gradient, of any parameter, is beyond it.
+            // A test shows that an error of half of a parameter's gradient, for any parameter,
+            // exceeds this tolerance.
             _ => Tolerance { max_error: 4e-2, relative_l2: 3e-2 },
         }
     }

@@ -8,7 +8,7 @@ use crate::st_bif::neuron::{self, NeuronForwardTrace};
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
-/// Neurons that one task runs.
+/// Number of neurons that one task simulates.
 const COLUMNS: usize = 4096;
 
 impl Reference<'_> {
@@ -33,7 +33,8 @@ impl Reference<'_> {
         (loss, gradient)
     }
 
-    /// Gradients of the classifier's parameters; returns that of the features, `[B, features]`.
+    /// Computes the gradients of the classifier's parameters; returns the gradient of the features,
+    /// `[B, features]`.
     fn classifier_parameter_gradients(
         &self,
         forward: &Forward,
@@ -60,7 +61,8 @@ impl Reference<'_> {
         to_features
     }
 
-    /// Gradient of the last neurons' spikes, the same in every step and at every pixel.
+    /// Gradient of the last neurons' spikes, which is the same in every time step and at every
+    /// pixel.
     fn last_spike_gradient(&self, features: &[f64]) -> Vec<f64> {
         let map = self.network.last_frame();
         let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
@@ -72,7 +74,7 @@ impl Reference<'_> {
         step.repeat(self.shape.t)
     }
 
-    /// Computes the gradient of the spikes that a block reads from that of its output spikes.
+    /// Computes the gradient of a block's input spikes from the gradient of its output spikes.
     fn block_gradient(
         &self,
         number: usize,
@@ -102,7 +104,7 @@ impl Reference<'_> {
         to_input
     }
 
-    /// Computes the gradient of neurons' currents from that of their spikes.
+    /// Computes the gradient of neurons' input currents from the gradient of their spikes.
     fn gradient_through_neurons(&self, neurons: &Neurons, spikes: &[f64]) -> Vec<f64> {
         let (t, n) = (self.shape.t, spikes.len() / self.shape.t);
         let parameters = self.shape.neuron();
@@ -122,7 +124,7 @@ impl Reference<'_> {
         currents
     }
 
-    /// Gradients of a convolution's weight and bias, from that of its output.
+    /// Computes the gradients of a convolution's weight and bias from the gradient of its output.
     fn convolution_parameter_gradients(
         &self,
         conv: &ConvolutionLayer,
@@ -160,8 +162,8 @@ impl Reference<'_> {
         self.bias_gradient(stem, currents, gradient);
     }
 
-    /// A spike counts in the sums of all later steps. So the gradient at the pooling of a step,
-    /// less that of the next step, goes to the spikes before it.
+    /// A spike counts in the sums of all later steps. The gradient at the pooling in one time step,
+    /// minus that in the next step, goes to the spikes before the pooling.
     fn pool_gradient(&self, pool: &ConvolutionWindow, spikes: &[i8], pooled: &[f64]) -> Vec<f64> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());

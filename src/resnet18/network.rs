@@ -19,16 +19,16 @@ pub enum NetworkStem {
     Cifar,
 }
 
-/// Sizes that define a network.
+/// The sizes that define a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetworkSizes {
     /// How the network begins.
     pub stem: NetworkStem,
     /// Channels of the first stage; each later stage has twice the channels of the one before.
     pub width: usize,
-    /// Residual blocks of a stage: 2 in ResNet-18.
+    /// Number of residual blocks in a stage: 2 in ResNet-18.
     pub blocks: usize,
-    /// Rows and columns of an image: 32.
+    /// Number of rows and of columns of an image: 32.
     pub side: usize,
 }
 
@@ -62,7 +62,7 @@ pub struct ConvolutionWindow {
     pub output: Map,
     /// Rows and columns of the window; taps are numbered row by row.
     pub kernel: usize,
-    /// Input pixels between neighbouring output pixels.
+    /// Stride: number of input pixels between neighbouring output pixels.
     pub stride: usize,
 }
 
@@ -73,7 +73,7 @@ impl ConvolutionWindow {
         Self { input, output, kernel, stride }
     }
 
-    /// Rows of padding before the first.
+    /// Number of rows of padding before the first row.
     pub const fn padding_rows(&self) -> usize {
         self.kernel / 2
     }
@@ -94,8 +94,8 @@ impl ConvolutionWindow {
         Some(row * self.input.side + column)
     }
 
-    /// The taps from the first to the last that read a pixel anywhere: one of nine if a frame is
-    /// one pixel.
+    /// The range of taps from the first to the last that read a pixel anywhere: one of nine if a
+    /// frame is one pixel.
     pub fn live_taps(&self) -> Range<usize> {
         let reads = |tap: &usize| {
             (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
@@ -105,7 +105,8 @@ impl ConvolutionWindow {
         first..last + 1
     }
 
-    /// Taps that read a pixel somewhere: those of [`Self::live_taps`] but for some in between.
+    /// Number of taps that read a pixel somewhere: the taps of [`Self::live_taps`], except for some
+    /// in between.
     pub fn reading_taps(&self) -> usize {
         let reads = |tap: &usize| {
             (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
@@ -149,7 +150,7 @@ impl ConvolutionLayer {
         self.weight + self.weights()
     }
 
-    /// Multiply-adds of a frame, without those with the padding.
+    /// Number of multiply-adds of one frame, without those with padding.
     pub fn multiply_adds(&self) -> u64 {
         (self.window.pixel_reads() * self.window.input.channels * self.window.output.channels)
             as u64
@@ -159,7 +160,8 @@ impl ConvolutionLayer {
 /// `neurons(second(neurons(first(x))) + shortcut(x))`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResidualBlock {
-    /// 3×3; the first of a stage but the first one has stride 2.
+    /// The block's first convolution, 3×3; its stride is 2 in the first block of every stage except
+    /// the first stage.
     pub first: ConvolutionLayer,
     /// 3×3.
     pub second: ConvolutionLayer,
@@ -179,7 +181,7 @@ impl ResidualBlock {
 pub struct Network {
     /// Convolution of the image.
     pub stem: ConvolutionLayer,
-    /// Max-pooling behind the stem's neurons.
+    /// Max-pooling after the stem's neurons, if the network has it.
     pub pool: Option<ConvolutionWindow>,
     /// All residual blocks.
     pub blocks: Vec<ResidualBlock>,
@@ -261,7 +263,8 @@ impl Network {
         self.neurons().iter().map(|map| map.elements()).sum()
     }
 
-    /// Each parameter: its name, first element and elements.
+    /// Layout of the parameters: name, index of the first element, and number of elements of each
+    /// parameter.
     pub fn layout(&self) -> Vec<(String, usize, usize)> {
         let features = self.last_frame().channels;
         let mut all = Vec::new();

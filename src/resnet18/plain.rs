@@ -1,16 +1,16 @@
 //! A second implementation of the network, scalar by scalar on a tape, time step by time step, with
-//! which the reference and its gradient are compared. The plain network shares no arithmetic with
-//! them.
+//! which the reference and its gradient are compared. The plain test network shares no arithmetic
+//! with the reference and the rows.
 
 use super::network::{CLASS_COUNT, ConvolutionLayer, Map};
 use super::shape::NetworkShape;
 use kernelgate::workload::Tensors;
 
-/// A scalar on the tape.
+/// Index of a scalar on the tape of automatic differentiation.
 type TapeNode = usize;
 
-/// Scalars in the order in which they were computed, each with the derivatives by those that it was
-/// computed from.
+/// Tape of automatic differentiation: scalars in the order of their computation, each with its
+/// derivatives by the scalars from which it was computed.
 #[derive(Default)]
 struct DerivativeTape {
     values: Vec<f64>,
@@ -44,7 +44,7 @@ impl DerivativeTape {
         self.add_node(factor * value, derivatives)
     }
 
-    /// Derivative of a scalar by every scalar before it.
+    /// Derivatives of a scalar by every earlier scalar.
     fn gradient(&self, of: TapeNode) -> Vec<f64> {
         let mut gradient = vec![0.0; self.values.len()];
         gradient[of] = 1.0;
@@ -57,14 +57,14 @@ impl DerivativeTape {
     }
 }
 
-/// Membrane and tracer of one neuron.
+/// State of one neuron: its membrane and its tracer.
 #[derive(Clone, Copy)]
 struct NeuronMembraneAndTracer {
     v: TapeNode,
     c: TapeNode,
 }
 
-/// The network on a tape.
+/// The network, computed on a tape of automatic differentiation.
 pub struct TapeNetwork<'a> {
     shape: &'a NetworkShape,
     tape: DerivativeTape,
@@ -80,7 +80,7 @@ pub struct TapeNetwork<'a> {
 }
 
 impl<'a> TapeNetwork<'a> {
-    /// Runs the network forward and backward.
+    /// Runs the network forward and backward on a tape.
     pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
         let mut tape = DerivativeTape::default();
         let mut leaves = |name: &str| -> Vec<TapeNode> {
@@ -207,7 +207,7 @@ impl<'a> TapeNetwork<'a> {
         output
     }
 
-    /// One step of a layer: spikes, with the states moved on.
+    /// Computes one time step of a layer: returns its spikes and updates the neurons' states.
     fn fire(
         &mut self,
         states: &mut [NeuronMembraneAndTracer],

@@ -11,10 +11,10 @@ use crate::st_bif::neuron::{self, NeuronForwardTrace};
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
-/// Neurons that one task runs: bounds its scratch.
+/// Number of neurons that one task simulates, which limits its scratch memory.
 const COLUMNS: usize = 4096;
 
-/// A network with its parameters.
+/// The reference network with its parameters.
 pub struct Reference<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
@@ -24,19 +24,19 @@ pub struct Reference<'a> {
     pub parameters: Vec<f64>,
 }
 
-/// A layer of neurons over time.
+/// A layer of neurons over all time steps.
 pub struct Neurons {
     /// Input currents, `[T, B, side, side, channels]`.
     pub currents: Vec<f64>,
-    /// Spikes, of the same shape.
+    /// Spikes of the neurons, in the shape of the currents.
     pub spikes: Vec<i8>,
 }
 
-/// Results of a forward pass.
+/// Results of a forward pass, layer by layer.
 pub struct Forward {
     /// The stem's neurons, then two layers a block.
     pub layers: Vec<Neurons>,
-    /// Spikes behind the max-pooling, if there is one.
+    /// Spikes after the max-pooling, if the network has it.
     pub pooled: Option<Vec<i8>>,
     /// `[B, features]`: mean over pixels of the last neurons' values, summed over time.
     pub features: Vec<f64>,
@@ -45,7 +45,7 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Spikes that a block reads.
+    /// The spikes that are the input of a block.
     pub fn spikes_read_by_block(&self, block: usize) -> &[i8] {
         match (&self.pooled, block) {
             (Some(pooled), 0) => pooled,
@@ -62,7 +62,7 @@ impl<'a> Reference<'a> {
         Self { shape, network, parameters }
     }
 
-    /// The logits of the images, and everything before them.
+    /// Computes the logits of the images, and the results of all layers before.
     pub fn forward(&self, inputs: &Tensors) -> Forward {
         let images = inputs.tensor("images");
         let images = images.to_f64(0, images.len());
@@ -128,7 +128,7 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// Runs neurons on their currents.
+    /// Simulates neurons on their input currents.
     fn run_neurons(&self, currents: Vec<f64>) -> Neurons {
         let (t, n) = (self.shape.t, currents.len() / self.shape.t);
         let parameters = self.shape.neuron();
@@ -145,7 +145,7 @@ impl<'a> Reference<'a> {
         Neurons { currents, spikes }
     }
 
-    /// `pool(Σ_t s) - pool(Σ_{t-1} s)`.
+    /// Spikes after max-pooling: `pool(Σ_t s) - pool(Σ_{t-1} s)`.
     fn pool_spikes(&self, pool: &ConvolutionWindow, spikes: &[i8]) -> Vec<i8> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());

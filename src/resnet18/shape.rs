@@ -1,5 +1,5 @@
-//! The sizes of a problem of the family, with the seeded inputs, declared work and host memory that
-//! follow from them.
+//! The sizes of a ResNet-18 problem, with the seeded inputs, the declared work and the host memory
+//! that follow from the sizes.
 
 use std::path::PathBuf;
 
@@ -15,15 +15,15 @@ use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work, random}
 /// More images, or steps, than any of these: no count overflows 64 bits.
 const MAX_EXTENT: usize = 1 << 16;
 
-/// How weights and images are drawn.
+/// How weights and images are drawn at random.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrawDistribution {
-    /// Normal, rounded to the dtype.
+    /// Normally distributed values, rounded to the dtype.
     Normal,
     /// Weights of a safetensors file; images normal, rounded to the dtype.
     File,
     /// Normal, rounded to multiples of powers of two so coarse that every sum of the forward pass
-    /// is exact in fp32, in any order. All of them are bf16 values.
+    /// is exact in fp32, in any order. Dyadic fractions, which are all bf16 values.
     Dyadic,
 }
 
@@ -36,7 +36,7 @@ pub struct NetworkShape {
     pub b: usize,
     /// Time steps.
     pub t: usize,
-    /// Quantisation level: 4, 8 or 16.
+    /// Quantisation level of the neurons: 4, 8 or 16.
     pub level: usize,
     /// How weights and images are drawn.
     pub draw: DrawDistribution,
@@ -65,13 +65,14 @@ impl NetworkShape {
         Ok(Self { sizes, b, t, level: point.number("level")?, draw, dtype })
     }
 
-    /// Images of all time steps.
+    /// Number of images in all time steps together.
     pub fn frame_count(&self) -> usize {
         self.t * self.b
     }
 
-    /// Steps over which image and biases are spread: `level/2 - 1`. With fewer time steps the
-    /// network never sees the whole image, and only the time of such a case is meaningful.
+    /// Number of time steps over which image and biases are spread: `level/2 - 1`. With fewer time
+    /// steps the network never sees the whole image, and only the time of such a case is
+    /// meaningful.
     pub fn steps(&self) -> usize {
         self.level / 2 - 1
     }
@@ -99,7 +100,7 @@ impl NetworkShape {
         NeuronParameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
     }
 
-    /// Seeded images, labels and parameters.
+    /// Seeded random images, labels and parameters.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let (side, b) = (self.sizes.side, self.b);
         let label = |x: f32| ((x.abs() * 1e3) as usize % CLASS_COUNT) as i8;
@@ -190,8 +191,8 @@ impl NetworkShape {
         }
     }
 
-    /// Operations of the convolutions behind the stem, of one pass over every frame; those with the
-    /// padding are not counted.
+    /// Floating-point operations of the convolutions after the stem, in one pass over all frames,
+    /// without operations on padding.
     pub(super) fn hidden_flops(&self, network: &Network) -> u64 {
         let hidden: u64 =
             network.block_convolutions().skip(1).map(ConvolutionLayer::multiply_adds).sum();
@@ -205,7 +206,7 @@ impl NetworkShape {
         2 * self.b as u64 * (network.stem.multiply_adds() + classifier)
     }
 
-    /// Neurons of all images, times steps.
+    /// Number of neurons of all images, times the number of time steps.
     pub(super) fn neuron_steps(&self, network: &Network) -> u64 {
         (self.frame_count() * network.neuron_count()) as u64
     }
@@ -225,8 +226,8 @@ impl NetworkShape {
             .with_flops(Unit::Vector, Dtype::F32, 5 * neurons)
     }
 
-    /// Inputs, the reference's currents (f64) and spikes of all layers, and a few frames of the
-    /// largest one.
+    /// Host memory of the problem, bytes: the inputs, the reference's currents (f64) and spikes of
+    /// all layers, and a few frames of the largest layer.
     pub(super) fn host_bytes(&self, network: &Network) -> u64 {
         let largest = network.neurons().iter().map(|map| map.elements()).max().unwrap_or(0);
         let frames = self.frame_count() as u64;

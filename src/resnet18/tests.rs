@@ -17,7 +17,7 @@ fn inputs(shape: NetworkShape, seed: u64) -> Tensors {
     TrainStep { shape }.inputs(seed)
 }
 
-/// ‖a - b‖₂ / ‖b‖₂.
+/// Relative L2 distance ‖a - b‖₂ / ‖b‖₂.
 fn relative_l2_distance(a: &[f64], b: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
@@ -98,7 +98,7 @@ fn the_reference_and_its_gradient_are_those_of_the_tape() {
     }
 }
 
-/// Sums of spikes over time.
+/// Tracers of the neurons: their sums of spikes over time.
 fn spike_sums(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
     let n = spikes.len() / shape.t;
     (0..n).map(|i| spikes[i..].iter().step_by(n).map(|&s| f64::from(s)).sum()).collect()

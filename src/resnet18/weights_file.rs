@@ -1,9 +1,9 @@
-//! Weights of a trained network: a safetensors file that [`VARIABLE`] names.
+//! Weights of a trained network: a safetensors file that [`WEIGHTS_FILE_VARIABLE`] names.
 //!
-//! It holds each parameter under the name that the network gives it (`conv1.weight`,
-//! `layer1.0.conv2.bias`, `layer2.0.downsample.weight`, `fc.bias` …), weights as PyTorch lays them
-//! out, `[out, in, rows, columns]`, in any float. The weights and biases include BatchNorm.
-//! Deliberately absent: names of others, and statistics to fold.
+//! The weights file holds each parameter under the network's name for it (`conv1.weight`,
+//! `layer1.0.conv2.bias`, `layer2.0.downsample.weight`, `fc.bias` …), with weights in the layout of
+//! PyTorch, `[out, in, rows, columns]`, in any float type. BatchNorm is folded into the weights and
+//! biases. Deliberately absent: names of others, and statistics to fold.
 
 use std::path::{Path, PathBuf};
 
@@ -90,7 +90,7 @@ mod tests {
         NetworkSizes { stem: NetworkStem::Cifar, width: 8, blocks: 1, side: 8 }.network()
     }
 
-    /// Each parameter with its elements numbered.
+    /// Test weights: each parameter, with its elements numbered.
     fn numbered_parameters(network: &Network) -> StoredParameters {
         let store = |(name, shape, _): (String, Vec<usize>, usize)| {
             let count = shape.iter().product::<usize>();

@@ -96,7 +96,7 @@ fn columns_per_task(n: usize) -> usize {
     n.div_ceil(8 * threads()).next_multiple_of(LANES)
 }
 
-/// The neuron's scalars in fp32.
+/// Constants of the neuron in fp32.
 #[derive(Clone, Copy)]
 struct NeuronScalars32 {
     threshold: f32,
@@ -121,7 +121,7 @@ impl NeuronScalars32 {
         (0.5 + self.prefire) * self.threshold
     }
 
-    /// Repayment of the membrane after step `t`.
+    /// Repayment that is added to the membrane after time step `t`.
     fn membrane_repayment(&self, t: usize) -> f32 {
         if self.prefire != 0.0 && (t as i64) < i64::from(self.tracer_max) {
             self.prefire * self.threshold / self.tracer_max as f32
@@ -130,7 +130,7 @@ impl NeuronScalars32 {
         }
     }
 
-    /// One step: the spike, with membrane and tracer moved on.
+    /// Computes one time step of a neuron: returns the spike and updates membrane and tracer.
     #[inline(always)]
     fn step(&self, membrane: &mut f32, tracer: &mut i32, repayment: f32) -> i32 {
         let h = *membrane;
@@ -143,8 +143,8 @@ impl NeuronScalars32 {
     }
 }
 
-/// A block of neurons. Always whole, the rest of a last one idle: a loop of another length than the
-/// compiler knows ends in scalar code.
+/// A block of neurons. Lane blocks always have this whole length, and the rest of the last block is
+/// idle: a loop whose length the compiler does not know would end in scalar code.
 type NeuronLaneBlock<T> = [T; LANES];
 
 /// Elements `from..from + lanes` as f32: in place, or converted into the buffer.
@@ -168,8 +168,9 @@ fn elements_as_f32<'a>(
     buffer
 }
 
-/// Columns `from..` of the forward pass. It is a type of its own, because `dispatch` compiles for
-/// the widest SIMD only code that it can inline, and a closure of this size is not inlined.
+/// Task of the forward pass over the columns `from..`. The task is a type, not a closure, because
+/// `dispatch` compiles for the widest SIMD only code that it can inline, and a closure of this size
+/// is not inlined.
 struct ForwardTask<'a, 'b> {
     parameters: &'a NeuronScalars32,
     x: &'a Tensor,

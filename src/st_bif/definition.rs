@@ -72,7 +72,7 @@ pub const FORWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     rows: &["cuda/fused", "cuda/vectorized"],
 };
 
-/// The scan of the backward pass.
+/// Axis scan of the backward pass.
 pub const BACKWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32",
@@ -82,7 +82,7 @@ pub const BACKWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     rows: &["cuda/saved", "cuda/replay"],
 };
 
-/// Spikes of a layer over time.
+/// Workload of the forward pass: spikes of a layer over time.
 pub const FORWARD: Workload<StBifForward> = Workload {
     name: "st_bif/forward",
     about: "ST-BIF neurons over T steps: input current to ternary spikes",
@@ -145,7 +145,7 @@ pub struct NeuronShape {
     pub n: usize,
     /// Time steps.
     pub t: usize,
-    /// Dtype of input and gradients.
+    /// Dtype of the input currents and of the gradients.
     pub dtype: Dtype,
     /// Threshold and tracer bounds.
     pub parameters: NeuronParameters,
@@ -305,7 +305,7 @@ impl Problem for StBifForward {
     }
 
     fn host_bytes(&self) -> u64 {
-        // x, the reference's spikes, the output's.
+        // Host memory counts x, the spikes of the reference, and the spikes of the output.
         self.neurons.elements() as u64 * (self.neurons.dtype.bytes() as u64 + 2)
     }
 }

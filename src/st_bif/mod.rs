@@ -23,7 +23,8 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family's kernels, and those that measuring needs: its bench lists them.
+/// The family's kernels and the kernels that measurements need; the family's bench lists all of
+/// them.
 fn all_kernels() -> Vec<ListedKernel> {
     [kernels(), instruments::kernels()].concat()
 }

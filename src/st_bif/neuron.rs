@@ -14,12 +14,12 @@ pub struct NeuronParameters {
     pub prefire: f64,
 }
 
-/// Results of one time step.
+/// Values of a neuron in one time step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuronStep {
-    /// s in {-1, 0, 1}.
+    /// Spike s of the time step, in {-1, 0, 1}.
     pub spike: i8,
-    /// H: the membrane before the spike.
+    /// Membrane H of the neuron before the spike.
     pub membrane: f64,
     /// c before the step.
     pub tracer_before: i32,
@@ -28,11 +28,11 @@ pub struct NeuronStep {
 /// A neuron's forward pass.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NeuronForwardTrace {
-    /// One entry a time step.
+    /// Values of the neuron, one entry for each time step.
     pub steps: Vec<NeuronStep>,
-    /// v after the last step.
+    /// Membrane v after the last time step.
     pub membrane: f64,
-    /// c after the last step.
+    /// Tracer c after the last time step.
     pub tracer: i32,
 }
 
@@ -76,7 +76,7 @@ pub fn gaussian_surrogate(z: f64, width: f64) -> f64 {
 ///
 /// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. `a` is the surrogate at both
 /// thresholds if the tracer allows a spike, and `b` the surrogate of the tracer's bounds. The
-/// parameters receive no gradient.
+/// neuron's parameters receive no gradient.
 pub fn backward(
     parameters: &NeuronParameters,
     trace: &NeuronForwardTrace,
@@ -171,7 +171,7 @@ mod tests {
     }
 
     prop_compose! {
-        /// Multiples of 1/64: sums stay exact.
+        /// Test currents are multiples of 1/64, so that sums stay exact.
         fn random_currents()(x in prop::collection::vec(-256i32..256, 1..40)) -> Vec<f64> {
             x.into_iter().map(|x| f64::from(x) / 64.0).collect()
         }

@@ -22,7 +22,7 @@ const TWO_SHOT_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpec {
     ..TWO_SHOT_KERNEL
 };
 
-/// The memory of one GPU.
+/// Buffers of one GPU (one rank) for the sum in place.
 struct Rank {
     summed: u64,
     flags: DeviceBuffer,
@@ -37,7 +37,7 @@ pub struct InPlaceSum {
 }
 
 impl InPlaceSum {
-    /// A sum of f32 over so many GPUs.
+    /// Allocates a sum of f32 messages of `bytes` bytes over `gpus` GPUs.
     pub fn new(gpus: usize, bytes: usize) -> Rc<Self> {
         let elements = Self::rounded(gpus, bytes) / Dtype::F32.bytes();
         let problem =
@@ -45,12 +45,13 @@ impl InPlaceSum {
         Rc::new(Self { problem, ranks: RefCell::default() })
     }
 
-    /// Bytes of the memory for so many bytes: whole packets for each GPU.
+    /// Size of the buffer for a message of `bytes` bytes, rounded up to whole packets for each GPU.
     pub const fn rounded(gpus: usize, bytes: usize) -> usize {
         bytes.next_multiple_of(PACKET * gpus)
     }
 
-    /// The step of the next GPU, on the address that it is given. GPUs come in their order.
+    /// The step of the next GPU, on the address that it is given. The GPUs are called in the order
+    /// of their ranks.
     pub fn step(
         self: &Rc<Self>,
     ) -> impl FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError> + 'static {

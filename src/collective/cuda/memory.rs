@@ -34,12 +34,12 @@ impl MessageBuffers {
         Ok(messages)
     }
 
-    /// Addresses of the inputs; 0 for a GPU without one.
+    /// Device addresses of the input messages; 0 for a GPU without an input.
     pub fn input_addresses(&self) -> Vec<u64> {
         self.inputs.iter().map(|input| input.as_ref().map_or(0, DeviceBuffer::address)).collect()
     }
 
-    /// Addresses of the outputs; 0 for a GPU without one.
+    /// Device addresses of the output messages; 0 for a GPU without an output.
     pub fn output_addresses(&self) -> Vec<u64> {
         self.outputs.iter().map(|output| output.as_ref().map_or(0, Output::address)).collect()
     }

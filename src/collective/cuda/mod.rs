@@ -12,7 +12,7 @@ pub use in_place::InPlaceSum;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate_cuda::spec::{ListedKernel, list};
 
-/// Every kernel of the family.
+/// All kernels of the collective family.
 pub fn kernels() -> Vec<ListedKernel> {
     [list(one_shot::KERNELS), list(two_shot::KERNELS)].concat()
 }
@@ -27,7 +27,7 @@ const NCCL_ROW: Implementation<ExchangeProblem> = Implementation {
     },
 };
 
-/// Rows of the exchanges that only NCCL does.
+/// Rows of the exchanges that only NCCL implements.
 pub const NCCL_ONLY_ROWS: &[Implementation<ExchangeProblem>] = &[NCCL_ROW];
 
 /// Rows of sums.
@@ -92,7 +92,8 @@ mod tests {
                     }
                     Err(error) => panic!("{}: {error}", row.name),
                 };
-                // Several times: flags and halves of buffers alternate.
+                // The exchange is launched several times, because flags and halves of buffers
+                // alternate between launches.
                 for _ in 0..3 {
                     let found = verify(&mut task, &expected, problem.tolerance());
                     assert!(found.is_ok(), "{} {problem:?}: {found:?}", row.name);

@@ -46,7 +46,7 @@ mod tests {
     use kernelgate_cuda::testing::second_gpu_for_test;
     use std::time::Duration;
 
-    /// The host waits where the GPUs are not connected yet, otherwise the kernel does.
+    /// The host waits if the GPUs are not connected yet; otherwise the kernel waits.
     #[test]
     fn a_sum_that_a_gpu_waits_for_in_vain_ends_with_its_rank() {
         let Some((_first, _alone)) = gpu() else { return };
@@ -86,7 +86,7 @@ mod tests {
             sum(2).unwrap();
             devices.for_each_device(|_, device| device.synchronize()).unwrap();
         }
-        // The second rank never begins.
+        // The second rank never starts its sum.
         let mut task = messages.task(&devices, move || sum(1));
         let waited = task.launch().and_then(|()| task.synchronize());
         let error = waited.unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! The kernels of the sums on one GPU: the host plays the others, whose packets and flags are there
-//! before the launch. Tools that check kernels need no second GPU then.
+//! The kernels of the sums, tested on one GPU: the host plays the other GPUs, whose packets and
+//! flags are in memory before the launch. Tools that check kernels need no second GPU then.
 
 use super::one_shot::{ONE_SHOT_KERNEL, packets_of_message};
 use super::sums::MAX_WAITING_BLOCKS;

@@ -1,4 +1,5 @@
-//! A sum in one step: every GPU stores its whole message into the memory of all others.
+//! A sum over GPUs in one step: every GPU stores its whole message into the memory of all other
+//! GPUs.
 
 use super::memory::{MessageBuffers, message_bytes_per_gpu};
 use super::sums::{self, MAX_WAITING_BLOCKS, Sum};
@@ -9,7 +10,7 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
-/// Every kernel of this file.
+/// All kernels of the one-step sum.
 pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[ONE_SHOT_KERNEL];
 
 const THREADS: usize = 256;
@@ -42,17 +43,17 @@ pub const fn packets_of_message(problem: &ExchangeProblem) -> usize {
     problem.bytes() / PACKET_PAYLOAD_AND_BYTES
 }
 
-/// Both halves of the packets of every GPU, bytes.
+/// Size of both halves of the packets of every GPU, bytes.
 const fn staging_bytes(problem: &ExchangeProblem) -> usize {
     2 * problem.gpus * packets_of_message(problem) * PACKET
 }
 
-/// Memory on one GPU, bytes.
+/// Device memory that the exchange needs on one GPU, bytes.
 pub fn device_bytes(problem: &ExchangeProblem) -> u64 {
     message_bytes_per_gpu(problem) + staging_bytes(problem) as u64
 }
 
-/// Short messages of whole packets.
+/// Supports short messages that consist of whole packets.
 pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     if problem.bytes() > MOST_BYTES {
         return Err(format!("sums messages of at most {MOST_BYTES} bytes"));
@@ -63,7 +64,7 @@ pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     Ok(())
 }
 
-/// Places the messages and the packets.
+/// Allocates the messages and the packets on the GPUs.
 pub fn prepare(
     problem: &ExchangeProblem,
     inputs: &Tensors,
@@ -71,7 +72,7 @@ pub fn prepare(
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
     let messages = MessageBuffers::new(problem, inputs, devices)?;
-    // No launch has the number 0.
+    // Launch numbers begin at 1, so that the flag value 0 means "no launch".
     let staging = sums::zeroed_on_each(devices, staging_bytes(problem))?;
     let own = |messages: &MessageBuffers, rank: usize| {
         let addresses = [messages.input_addresses()[rank], messages.output_addresses()[rank]];

@@ -38,13 +38,13 @@ pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<DeviceBuffe
 /// A sum as it is launched on every GPU: with arguments of its own, tables of addresses, counters
 /// of launches by block, its rank, and the number of packets.
 pub struct Sum {
-    /// First arguments of a rank.
+    /// Function that returns the first kernel arguments of a rank.
     pub own: fn(&MessageBuffers, usize) -> Vec<KernelArgument>,
     /// Addresses by rank, in the memory of each GPU.
     pub tables: Vec<Vec<u64>>,
     /// Packets of a message, or of the part of a GPU.
     pub packets: KernelArgument,
-    /// Memory that the launches use.
+    /// Device memory that the launches use and that must stay allocated.
     pub shared: Vec<DeviceBuffer>,
 }
 
@@ -55,7 +55,7 @@ struct RankKernel {
 }
 
 impl Sum {
-    /// Loads the kernel on every GPU.
+    /// Loads the kernel of the sum on every GPU.
     pub fn task(
         self,
         spec: &KernelSpec<ExchangeProblem>,

@@ -9,7 +9,7 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
-/// Every kernel of this file.
+/// All kernels of the two-step sum.
 pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[TWO_SHOT_KERNEL];
 
 const THREADS: usize = 512;
@@ -19,7 +19,7 @@ const PACKETS_AT_ONCE: usize = 2;
 /// Bytes of the flags of a GPU.
 pub const FLAG_BYTES: usize = 4 * 2 * MAX_WAITING_BLOCKS;
 
-/// The kernel. Every part is summed by so many blocks as it has work for.
+/// The kernel. Each GPU's part of the message is summed by as many blocks as its size needs.
 pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", PACKETS_AT_ONCE)],
@@ -37,7 +37,7 @@ pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     )
 };
 
-/// Packets that a GPU sums.
+/// Number of packets that one GPU sums in the two-step sum.
 pub const fn part(problem: &ExchangeProblem) -> usize {
     problem.bytes() / (PACKET * problem.gpus)
 }

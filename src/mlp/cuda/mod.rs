@@ -1,4 +1,5 @@
-//! The perceptron on the GPU: library GEMMs, and a kernel for each step between them.
+//! The multilayer perceptron on the GPU: library GEMMs, and a kernel for each step between the
+//! GEMMs.
 
 mod per_op;
 
@@ -9,7 +10,7 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
-/// Every kernel of the family.
+/// All kernels of the perceptron family.
 pub fn kernels() -> Vec<ListedKernel> {
     list(per_op::KERNELS)
 }

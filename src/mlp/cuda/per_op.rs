@@ -7,12 +7,12 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
-/// Every kernel of this file.
+/// All kernels of the row with one launch for each operation.
 pub const KERNELS: &[KernelSpec<Shape>] = &[ACTIVATE, ACTIVATE_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD];
 
 const THREADS: usize = 256;
 
-/// An element of the hidden layer a thread.
+/// Kernel of the activation: each thread computes one element of the hidden layer.
 const ACTIVATE: KernelSpec<Shape> = KernelSpec {
     defines: |_| vec!["ELEMENT_BF16".to_owned()],
     constants: |_| vec![("THREADS", THREADS)],
@@ -33,7 +33,7 @@ const SOFTMAX: KernelSpec<Shape> =
 const SOFTMAX_BACKWARD: KernelSpec<Shape> =
     KernelSpec { symbol: "mlp_per_op_softmax_backward", ..SOFTMAX };
 
-/// `p` from x and the weights.
+/// The launches that compute `p` from x and the weights.
 pub fn forward(shape: &Shape) -> Program {
     let mut program = Program::new();
     program.output("p", [shape.b, shape.c], Dtype::F32);

@@ -19,7 +19,7 @@ const FILTERS: usize = 128;
 
 /// Input element of a convolution: a spike or the value of a pixel.
 pub trait ConvolutionInput: Copy + Sync {
-    /// Value of the element; that of a spike is a multiple of the threshold.
+    /// Value of the element as a float; the value of a spike is a multiple of the threshold.
     fn element_value(self) -> f32;
 }
 
@@ -81,7 +81,8 @@ fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, fact
     multiply_f32(out, accumulate, a, b, factor);
 }
 
-/// Writes `factor·conv(input)` to the frames `[frames, side, side, out]`, or adds it to them.
+/// Computes `factor·conv(input)` and writes it to the output frames `[frames, side, side, out]`, or
+/// adds it to them.
 pub fn convolve<T: ConvolutionInput>(
     conv: &ConvolutionLayer,
     weight: &[f32],
@@ -102,7 +103,8 @@ pub fn convolve<T: ConvolutionInput>(
     });
 }
 
-/// Adds the gradient of the input of `factor·conv(input)`, from that of its output.
+/// Adds the gradient of a convolution's input, computed from the gradient of its output
+/// (`factor·conv(input)`).
 pub fn add_input_gradient(
     conv: &ConvolutionLayer,
     weight: &[f32],
@@ -136,7 +138,8 @@ pub fn add_input_gradient(
     );
 }
 
-/// Gradient of the weight `[out, taps, in]` of `factor·conv(input)`, from that of its output.
+/// Gradient of a convolution's weight `[out, taps, in]`, computed from the gradient of its output
+/// (`factor·conv(input)`).
 pub fn convolution_weight_gradient<T: ConvolutionInput>(
     conv: &ConvolutionLayer,
     input: &[T],

@@ -28,7 +28,7 @@ pub struct CpuNetwork {
     /// Spikes of each layer of neurons, `[T, N]`.
     pub spikes: Vec<Vec<i8>>,
     pooled: Vec<PooledSpikes>,
-    /// Spikes behind the pooling, `[T, B, map]`; empty without one.
+    /// Spikes after the pooling layer, `[T, B, map]`; empty for a network without pooling.
     pooled_spikes: Vec<i8>,
     features: Vec<f32>,
     gradient: Vec<f32>,
@@ -57,7 +57,7 @@ impl CpuNetwork {
         }
     }
 
-    /// Logits `[B, 10]` of the images.
+    /// Computes the logits `[B, 10]` of the images.
     pub fn forward(&mut self, inputs: &Tensors, logits: &mut [f32]) {
         let _pass =
             [RangeGuard::new("Model_Forward_Pass"), RangeGuard::new("Model_Compute_All_Layers")];
@@ -177,7 +177,7 @@ impl CpuNetwork {
         self.shape.fed() as f32 / self.shape.steps() as f32
     }
 
-    /// One step of SGD, all outputs.
+    /// Runs one training step of SGD and writes all outputs.
     pub fn train(&mut self, inputs: &Tensors, outputs: &mut Tensors) {
         self.forward(inputs, outputs.f32_mut("logits"));
         let labels = inputs.tensor("labels").to_f64(0, self.shape.b);
@@ -245,7 +245,7 @@ impl CpuNetwork {
         self.bias_gradient(stem, &currents, gradient);
     }
 
-    /// Gradients of the classifier; returns that of the last neurons' spikes.
+    /// Computes the gradients of the classifier; returns the gradient of the last neurons' spikes.
     fn classifier_gradients(
         &self,
         parameters: &[f32],
@@ -281,7 +281,7 @@ impl CpuNetwork {
         spikes
     }
 
-    /// Computes the gradient of the spikes that a block reads from that of its output spikes.
+    /// Computes the gradient of a block's input spikes from the gradient of its output spikes.
     fn block_gradient(
         &self,
         number: usize,
@@ -326,7 +326,7 @@ impl CpuNetwork {
         before
     }
 
-    /// Computes the gradient of a layer's currents from that of its spikes.
+    /// Computes the gradient of a layer's input currents from the gradient of its spikes.
     fn through(&self, layer: usize, spikes: &Tensor) -> Tensor {
         let mut currents = zeros(&self.currents[layer]);
         cpu::backward(self.neuron, &self.currents[layer], spikes, currents.tensor_data_mut());
@@ -346,7 +346,7 @@ impl CpuNetwork {
     }
 }
 
-/// Spikes that a block reads.
+/// The spikes that are the input of a block.
 fn input_of<'a>(number: usize, pooled: &'a [i8], spikes: &'a [Vec<i8>]) -> &'a [i8] {
     if number == 0 && !pooled.is_empty() { pooled } else { &spikes[2 * number] }
 }

@@ -46,7 +46,8 @@ fn largest(window: &ConvolutionWindow, sums: &[i8], at: usize) -> usize {
         .expect("a window reads its centre")
 }
 
-/// Gradient of the spikes `[T, B, input]` from that of the pooled ones `[T, B, output]`.
+/// Gradient of the spikes before pooling `[T, B, input]`, computed from the gradient of the spikes
+/// after pooling `[T, B, output]`.
 pub fn pool_gradient(
     window: &ConvolutionWindow,
     pooled: &[PooledSpikes],

@@ -8,7 +8,7 @@ use kernelgate::backend::Executable;
 use kernelgate::verify::{compare, verify};
 use kernelgate::workload::{Expected, Problem};
 
-/// Small, and with every kind of layer.
+/// A small test network with every kind of layer.
 fn shape(stem: NetworkStem, b: usize, t: usize, level: usize) -> NetworkShape {
     let sizes = NetworkSizes { stem, width: 8, blocks: 1, side: 16 };
     NetworkShape { sizes, b, t, level, draw: DrawDistribution::Dyadic, dtype: Dtype::F32 }
@@ -140,8 +140,9 @@ fn logits_and_training_steps_are_those_of_the_reference() {
 }
 
 /// Basis of the tolerance of gradients with other than dyadic weights. Rounding moves no spike, and
-/// the gradients are as close as with dyadic weights. Nudged by 1e-5, one or two spikes move in
-/// time and the gradients stay within the tolerance; if units end elsewhere, they do not.
+/// the gradients are as close as with dyadic weights. If inputs change by 1e-5, one or two spikes
+/// move in time and the gradients stay within the tolerance; if more neurons end with another spike
+/// count, the gradients do not.
 #[test]
 fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsewhere() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 16, blocks: 2, side: 32 };

@@ -1,6 +1,6 @@
-//! The forward pass in one launch: `kernels/resnet18/best.cu`. Training keeps the results of the
-//! stem, so its convolution is that of `fused`, and its neurons with the pooling are another
-//! launch.
+//! The forward pass of ResNet-18 in one launch: `kernels/resnet18/best.cu`. Training keeps the
+//! results of the stem, so its convolution is that of the row `fused`, and its neurons with the
+//! pooling are another launch.
 
 use super::fused::{
     ActivationRegion, Forward, MergedLayers, activation_regions, classifier_parameters,
@@ -81,8 +81,8 @@ const STEM: KernelSpec<TileGrid> = KernelSpec {
     ..LAYERS
 };
 
-/// Stages of the kernel, by their numbers there. Waiting for spikes of other blocks counts to the
-/// layer that waits.
+/// Names of the kernel's stages, by their numbers in the kernel source. Waiting for spikes of other
+/// blocks counts to the layer that waits.
 const STAGES: &[&str] = &[
     "start",
     "stem: images",
@@ -144,8 +144,8 @@ pub fn declare_weight_tiles(program: &mut Program, network: &Network) {
     }
 }
 
-/// Declares the lists and exchange buffers of the launch of all layers. It keeps spikes and
-/// currents of the layers that have regions for them.
+/// Declares the lists and exchange buffers of the launch of all layers. The regions keep spikes and
+/// currents of the layers for which the program declares regions.
 pub fn declare_layer_lists(
     program: &mut Program,
     shape: &NetworkShape,
@@ -172,7 +172,7 @@ fn zeroed_region(program: &mut Program, name: &'static str, bytes: usize) -> Poi
     program.packed(name, MemoryPurpose::Workspace, bytes, move |_| vec![0; bytes])
 }
 
-/// The list of layers: eight words each.
+/// Writes the list of layers that the kernel reads: eight words for each layer.
 fn layer_list_words(
     program: &Program,
     shape: &NetworkShape,
@@ -224,9 +224,9 @@ fn weight(program: &Program, conv: &ConvolutionLayer) -> TableWord {
         .into()
 }
 
-/// Regions that a forward pass writes: not the spikes of the stem, which stay on the chip, and
-/// those of later layers only if they are kept, as in training. The currents of the stem are
-/// written in training only.
+/// Regions that a forward pass writes: not the spikes of the stem, which stay on the chip, and the
+/// spikes of later layers only if a training step keeps them. The currents of the stem are written
+/// in training only.
 pub fn regions_written_forward(
     shape: &NetworkShape,
     network: &Network,
@@ -251,7 +251,7 @@ pub fn program(shape: &NetworkShape) -> Program {
     inference_launches(shape, false)
 }
 
-/// The launches of inference; the spikes of all layers are kept or not.
+/// The launches of inference; `keep` decides whether the spikes of all layers are kept.
 pub fn inference_launches(shape: &NetworkShape, keep: bool) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
@@ -309,8 +309,8 @@ fn stem(forward: &Forward, program: &mut Program) {
     program.add(launch.programmatic());
 }
 
-/// Writes the launch of the layers. With a null address of the logits it ends before the
-/// classifier.
+/// Adds the launch that computes all layers to the program. With a null address of the logits it
+/// ends before the classifier.
 fn layers(forward: &Forward, program: &mut Program, logits: Operand) {
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last_frame();

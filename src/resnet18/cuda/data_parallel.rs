@@ -1,5 +1,5 @@
-//! A training step over several GPUs: `best` on each, with the gradients of the last stages summed
-//! over the GPUs while the backward pass goes on.
+//! A training step of ResNet-18 over several GPUs: `best` on each, with the gradients of the last
+//! stages summed over the GPUs while the backward pass goes on.
 
 use super::fused_train;
 use crate::collective::InPlaceSum;
@@ -10,7 +10,7 @@ use kernelgate::backend::program::set::{self, RankProgram};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
-/// Memory on one GPU, bytes.
+/// Device memory of the training step on one GPU, bytes.
 pub fn device_bytes_per_gpu(problem: &DataParallel) -> u64 {
     let shape = problem.step_of_one_gpu().shape;
     let sums = fused_train::gradient_sums_by_bucket(&shape, problem.gpus);

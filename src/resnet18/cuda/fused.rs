@@ -1,5 +1,6 @@
-//! The forward pass, a kernel a layer: `kernels/resnet18/fused.cu`. The stem is computed once an
-//! image, by the library's GEMM, and the classifier reads the sum over time.
+//! The forward pass of ResNet-18 with one kernel for each layer: `kernels/resnet18/fused.cu`. The
+//! stem is computed once an image, by the library's GEMM, and the classifier reads the sum over
+//! time.
 
 use super::per_op::{
     POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name, declare_images_and_logits,
@@ -35,7 +36,7 @@ const CLASSIFIER_TAIL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fus
 /// A region of activations and its bytes.
 pub type ActivationRegion = (String, usize);
 
-/// Regions that a forward pass writes, and those that only a backward pass needs of it.
+/// Regions that a forward pass writes, and regions that only a backward pass needs.
 pub fn activation_regions(
     shape: &NetworkShape,
     network: &Network,
@@ -99,12 +100,12 @@ pub fn program(shape: &NetworkShape) -> Program {
     program
 }
 
-/// Launches that replace those of single layers.
+/// Launches that replace the launches of single layers.
 pub struct MergedLayers {
     /// The stem's neurons with the pooling, in training.
     pub stem: fn(&Forward, &mut Program),
-    /// All layers behind the pooling; with the stem in inference, and with the classifier where
-    /// the address of the logits is not null.
+    /// Adds a launch of all layers after the pooling; with the stem in inference, and with the
+    /// classifier if the address of the logits is not null.
     pub layers: fn(&Forward, &mut Program, Operand),
 }
 
@@ -114,7 +115,7 @@ pub struct Forward<'a> {
     pub shape: &'a NetworkShape,
     /// Layers of the network.
     pub network: &'a Network,
-    /// Whether a backward pass follows, and biases are those of the parameters.
+    /// Whether a backward pass follows and biases are unpacked parameters.
     pub training: bool,
     /// Launches that compute several layers at once.
     pub merged: Option<&'static MergedLayers>,
@@ -126,7 +127,8 @@ impl Forward<'_> {
         if self.training { program.at(name).into() } else { NULL }
     }
 
-    /// A convolution's bias. Those that are packed are divided by the steps, but the stem's.
+    /// A convolution's bias. The packed biases are divided by the number of time steps, except the
+    /// stem's bias.
     pub fn bias(&self, program: &Program, conv: &ConvolutionLayer) -> Operand {
         match self.training {
             true => training_parameter(program, conv.first_bias_element()),
@@ -134,13 +136,13 @@ impl Forward<'_> {
         }
     }
 
-    /// The grid over a map's tiles.
+    /// Launch grid over the tiles of a map.
     pub fn tiles(&self, pixels: usize, channels: usize) -> TileGrid {
         let groups = self.shape.b.div_ceil(TILE / self.shape.t);
         TileGrid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE] }
     }
 
-    /// The grid over this many elements, two a thread.
+    /// Launch grid over this number of elements, two elements for each thread.
     fn grid_of_pairs(&self, elements: usize) -> TileGrid {
         TileGrid { steps: self.shape.t, blocks: [elements.div_ceil(2 * THREADS), 1] }
     }
@@ -180,7 +182,7 @@ impl Forward<'_> {
         (0..3).for_each(|_| program.end());
     }
 
-    /// Every block, a launch a layer.
+    /// Adds all residual blocks to the program, one launch for each layer.
     fn stage_launches(&self, program: &mut Program) {
         for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
             program.in_range(STAGE_RANGES[stage], |program| {
@@ -312,7 +314,7 @@ impl Forward<'_> {
     }
 }
 
-/// A parameter of a training step.
+/// Operand of a parameter of a training step.
 pub fn training_parameter(program: &Program, index: usize) -> Operand {
     program.at("parameters").plus(index * Dtype::F32.bytes()).into()
 }
@@ -323,7 +325,8 @@ pub fn classifier_parameters(program: &Program, network: &Network) -> [Operand; 
     [network.classifier, bias].map(|index| training_parameter(program, index))
 }
 
-/// A convolution's weight, from tap 0 on. Taps before the first live one are neither held nor read.
+/// Operand of a convolution's weight, beginning at tap 0. Taps before the first live one are
+/// neither held nor read.
 pub fn weight(program: &Program, conv: &ConvolutionLayer) -> Operand {
     let before = conv.window.live_taps().start * conv.window.input.channels;
     program.at(&weight_region_name(conv)).address_before(before * Dtype::Bf16.bytes()).into()

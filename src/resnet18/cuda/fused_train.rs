@@ -1,6 +1,6 @@
-//! A training step with one kernel for each layer: `fused`'s forward pass with its currents kept,
-//! `kernels/resnet18/fused_backward.cu`, and the operations on all parameters at once in
-//! `kernels/resnet18/fused_step.cu`.
+//! A training step of ResNet-18 with one kernel for each layer: `fused`'s forward pass with its
+//! currents kept, `kernels/resnet18/fused_backward.cu`, and the operations on all parameters at
+//! once in `kernels/resnet18/fused_step.cu`.
 
 use std::rc::Rc;
 
@@ -32,7 +32,7 @@ use kernelgate::backend::program::{
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
-/// The kernels of the backward pass.
+/// All kernels of the backward pass.
 pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK_KERNEL, WIDE_BLOCK_KERNEL, STEM];
 /// Kernels over all parameters; their parameter is the number of blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SUM_PARTS, SGD];
@@ -69,7 +69,7 @@ struct BucketExchange {
     buckets: GradientBuckets,
     /// Lane of the sums.
     lane: Lane,
-    /// The sum of each bucket.
+    /// The sum over GPUs for each bucket of gradients.
     sums: Vec<Rc<InPlaceSum>>,
     /// Share of this GPU's images among all.
     share: f32,
@@ -126,12 +126,12 @@ fn declare(
     }
 }
 
-/// The launches, with the forward pass's layers one by one.
+/// The launches of a training step whose forward pass has one launch for each layer.
 pub fn program(shape: &NetworkShape) -> Program {
     write(Program::new(), shape, false, None)
 }
 
-/// The launches, with the forward pass's layers in one.
+/// The launches of a training step whose forward pass has all layers in one launch.
 pub fn merged_launches(shape: &NetworkShape) -> Program {
     write(Program::new(), shape, true, None)
 }
@@ -210,7 +210,7 @@ impl Step<'_> {
     ) {
         let [jobs, owners] = JobLists::regions(list);
         let launch = program.kernel(kernel, &self.jobs.blocks(list), (&jobs, &owners, rest));
-        // SGD waits for the other lane too.
+        // The SGD update also waits for the lane that exchanges gradients.
         let waits = self.exchanged.is_some() && list.starts_with("sgd");
         program.add(if waits { launch } else { launch.programmatic() });
     }
@@ -259,7 +259,8 @@ impl Step<'_> {
         );
     }
 
-    /// The loss and the classifier's gradients; that of the last currents is the tail's.
+    /// Adds the loss and the classifier's gradients to the program; the tail kernel computes the
+    /// gradient of the last currents.
     fn classifier(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.forward.network);
         let (b, channels) = (shape.b, network.last_frame().channels);
@@ -319,7 +320,7 @@ impl Step<'_> {
         program.in_range(&conv.name, |program| program.add(launch));
     }
 
-    /// The pooling's and the stem's neurons.
+    /// Adds the backward pass of the pooling and of the stem's neurons to the program.
     fn stem(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.forward.network);
         let map = network.stem.window.output;

@@ -41,7 +41,8 @@ impl JobList {
     }
 }
 
-/// Buckets of gradients that GPUs exchange: of the last stages one each, then all others.
+/// Number of gradient buckets that GPUs exchange: one for each of the last stages, then one for all
+/// other gradients.
 pub const GRADIENT_BUCKETS: usize = 3;
 
 /// The gradients that GPUs sum, in the order in which the backward pass computes them: a bucket is one
@@ -103,20 +104,21 @@ impl GradientBuckets {
     }
 }
 
-/// The lists; those of gradients by bucket, or one.
+/// Job lists of the weight kernels; the gradient lists are one for each bucket, or a single list.
 #[derive(Default)]
 pub struct JobLists {
     pack: JobList,
     gradients: Vec<JobList>,
-    /// Sums of parts, for buckets only.
+    /// Jobs that sum the parts of gradients; only with buckets.
     sums: Vec<JobList>,
     /// Updates behind all buckets but the last one, and behind that.
     sgd: [JobList; 2],
 }
 
 impl JobLists {
-    /// Jobs of a network whose regions are declared. Weights that have regions for tiles are packed
-    /// in tiles too. `mean` is the share of this GPU's images among all, for the mean over images.
+    /// Jobs of a network whose regions are declared. Weights that have regions in the tile layout
+    /// are also packed in that layout. `mean` is the share of this GPU's images among all, for the
+    /// mean over images.
     pub fn new(
         shape: &NetworkShape,
         network: &Network,
@@ -247,7 +249,7 @@ impl JobLists {
         self.sgd[last].push_job(elements.div_ceil(ELEMENTS), fields);
     }
 
-    /// Lists with jobs, by name.
+    /// The lists that have jobs, with their names.
     fn lists_by_name(&self) -> impl Iterator<Item = (String, &JobList)> {
         let by_bucket = |name: &'static str, lists: &'_ [JobList]| -> Vec<String> {
             (0..lists.len()).map(|bucket| format!("{name}{bucket}")).collect()
@@ -274,7 +276,7 @@ impl JobLists {
         [format!("{name}_jobs"), format!("{name}_owners")]
     }
 
-    /// Declares the regions of all lists.
+    /// Declares the regions of all job lists in the program.
     pub fn declare(&self, program: &mut Program) {
         for (name, list) in self.lists_by_name() {
             let [jobs, owners] = Self::regions(&name);
@@ -298,7 +300,8 @@ pub fn classifier_gradient_pointers(
     [weight, weight.plus(CLASS_COUNT * network.last_frame().channels * Dtype::F32.bytes())]
 }
 
-/// Declares the regions of the parts of all gradients; with buckets, of those with several parts.
+/// Declares the regions for the parts of all gradients; with buckets, only of gradients with
+/// several parts.
 pub fn declare_gradient_parts(
     program: &mut Program,
     shape: &NetworkShape,
@@ -340,7 +343,7 @@ fn gradient_parts(shape: &NetworkShape, network: &Network, conv: &ConvolutionLay
 
 /// The frames that the gradient of a weight is summed over.
 struct SummedFrames {
-    /// Region that the convolution reads.
+    /// Name of the region of frames that the convolution reads.
     frames: String,
     /// Layer of the neurons that its output goes to.
     layer: usize,
@@ -354,8 +357,8 @@ struct SummedFrames {
 }
 
 /// Every convolution with the frames that its gradient is summed over. The stem's operand, which is
-/// the same in every step, has been gathered: to it this is a convolution of one pixel and one
-/// step.
+/// the same in every time step, was gathered before: for this kernel the stem is a convolution of
+/// one pixel and one time step.
 fn convolutions<'a>(
     shape: &NetworkShape,
     network: &'a Network,

@@ -23,7 +23,7 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
-/// Every kernel of the family.
+/// All kernels of the ResNet-18 family.
 pub fn kernels() -> Vec<ListedKernel> {
     [
         list(per_op::KERNELS),

@@ -21,10 +21,10 @@ use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
 /// Threads a block.
 const THREADS: usize = 256;
-/// Columns of a thread that gathers.
+/// Number of columns that a gathering thread handles.
 const GATHERED_COLUMNS_PER_THREAD: usize = 8;
 
-/// Named ranges of the stages.
+/// Names of the ranges of the stages.
 pub const STAGE_RANGES: [&str; 4] =
     ["Layer1_ResBlocks", "Layer2_ResBlocks", "Layer3_ResBlocks", "Layer4_ResBlocks"];
 
@@ -61,7 +61,7 @@ const ADD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_add", ..ENC
 const ADD_SPIKES_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_per_op_add_spikes", ..ENCODE_KERNEL };
 const POOL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_pool", ..ENCODE_KERNEL };
-/// An image and class a block. Also of `fused`.
+/// Kernel of the classifier: each block computes one class of one image. Also of `fused`.
 pub const CLASSIFY_KERNEL: KernelSpec<usize> = KernelSpec {
     symbol: "resnet18_per_op_classify",
     blocks: |blocks| [*blocks, 1, 1],
@@ -81,7 +81,7 @@ pub enum SavedForwardRegions {
 pub const POOLED_TAPS: &str = "pooled_sources";
 
 impl SavedForwardRegions {
-    /// Region of a layer's currents, f32.
+    /// Name of the region of a layer's input currents, f32.
     pub fn currents(self, layer: usize) -> String {
         match self {
             Self::Nothing => "currents".to_owned(),
@@ -176,7 +176,7 @@ pub struct Forward<'a> {
     pub shape: &'a NetworkShape,
     /// Layers of the network.
     pub network: &'a Network,
-    /// Results that the backward pass reads.
+    /// Results of the forward pass that the backward pass reads.
     pub saved: SavedForwardRegions,
 }
 
@@ -206,8 +206,9 @@ impl Forward<'_> {
         program.in_range("Final_Layers", |program| self.classify(program, logits));
     }
 
-    /// The image in every step that is fed, zeros in the others. It is divided by the steps behind
-    /// the convolution: bf16 does not hold a third of it.
+    /// Adds the encoding to the program: the image in every time step that has an input, zeros in
+    /// the other steps. The image is divided by the number of steps after the convolution, because
+    /// bf16 cannot represent a third of it exactly.
     fn encode_images(&self, program: &mut Program) {
         let elements = self.shape.b * self.shape.sizes.image().elements();
         for t in 0..self.shape.t {
@@ -271,7 +272,8 @@ impl Forward<'_> {
         program.launch(&BIAS_KERNEL, &elements, arguments);
     }
 
-    /// A layer of neurons, a launch a step; behind each one that of the pooling, if there is one.
+    /// Adds a layer of neurons to the program, with one launch for each time step; if the layer has
+    /// pooling, each launch is followed by a pooling launch.
     fn neurons(&self, program: &mut Program, layer: usize, pool: Option<&ConvolutionWindow>) {
         let map: Map = self.network.neurons()[layer];
         let n = self.shape.b * map.elements();
@@ -283,7 +285,8 @@ impl Forward<'_> {
             let arguments = (regions, long(n), long(t), parameters::<Operand>(&neurons));
             program.launch(&PER_STEP_KERNEL, &neurons, arguments);
             if let Some(pool) = pool {
-                // The range of the pooling follows that of the stem and is not inside it.
+                // The named range of the pooling follows the range of the stem and is not nested in
+                // it.
                 program.end();
                 program.in_range("MaxPool", |program| self.pool(program, pool, t));
                 program.begin("Conv1_Block");
@@ -331,7 +334,7 @@ impl Forward<'_> {
         });
     }
 
-    /// Logits of each step, added up.
+    /// Adds the classifier to the program: logits of each time step, summed over time.
     fn classify(&self, program: &mut Program, logits: Pointer) {
         let (shape, map) = (self.shape, self.network.last_frame());
         let blocks = shape.b * CLASS_COUNT;

@@ -214,7 +214,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
         (best::inference_launches(&shape, true), 2, fused),
     ];
     for (row, (program, bytes, read)) in rows.into_iter().enumerate() {
-        // `best` has no spikes of the stem, but those of the layers behind.
+        // The row `best` does not write the spikes of the stem, but the spikes of later layers.
         let first = if row == 2 { 1 } else { 0 };
         let program = match program.load(&device, &inputs) {
             Err(BackendError::Unsupported(reason)) => {

@@ -4,12 +4,12 @@ use crate::resnet18::definition::NetworkShape;
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Device, KernelSpec, Source};
 
-/// The parameters of builds and grids.
+/// Parameters that determine a kernel build and its grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TileGrid {
-    /// Time steps: compiled for 4, 8 and 16.
+    /// Number of time steps, for which the kernel is compiled: 4, 8 or 16.
     pub steps: usize,
-    /// Blocks in x and y.
+    /// Grid size in blocks in x and y.
     pub blocks: [usize; 2],
 }
 

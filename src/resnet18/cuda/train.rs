@@ -24,7 +24,7 @@ use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
 /// Threads a block.
 const THREADS: usize = 256;
-/// Rows and columns of a tile.
+/// Number of rows and of columns of a tile.
 const TILE: usize = 32;
 /// Parts that sums over rows are computed in.
 const ROW_SUM_PARTS: usize = 64;
@@ -59,7 +59,7 @@ const SHARE_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_share", ..PACK_KERNEL };
 const FEATURES_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_features", ..PACK_KERNEL };
-/// `fused_train` has this kernel too.
+/// The row `fused_train` uses this kernel too.
 pub const CLASSIFIER_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_classifier", ..PACK_KERNEL };
 const LAST_LAYER_KERNEL: KernelSpec<usize> =
@@ -125,7 +125,7 @@ impl TrainingTensors {
     }
 }
 
-/// Declares everything but inputs and outputs.
+/// Declares all regions of a training step except inputs and outputs.
 fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network: &Network) {
     use MemoryPurpose::{Activations, Gradients, Weights, Workspace};
     let frames = shape.frame_count();
@@ -280,8 +280,8 @@ impl<'a> TrainStepWriter<'a> {
         program.launch(&LAST_LAYER_KERNEL, &elements, arguments);
     }
 
-    /// Computes the gradient of the spikes that a block reads from that of its output spikes, both
-    /// in `spike_gradient`.
+    /// Computes the gradient of a block's input spikes from the gradient of its output spikes; both
+    /// are in the region `spike_gradient`.
     fn block(&self, program: &mut Program, number: usize) {
         let network = self.network();
         let block = &network.blocks[number];
@@ -320,7 +320,7 @@ impl<'a> TrainStepWriter<'a> {
         });
     }
 
-    /// The pooling's and the stem's.
+    /// Adds the backward pass of the pooling and of the stem to the program.
     fn stem(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.network());
         let stem = &network.stem;
@@ -374,7 +374,8 @@ impl<'a> TrainStepWriter<'a> {
         self.convolution_weight_step(program, conv, self.theta);
     }
 
-    /// The step of a convolution whose operand is gathered: `factor` times it was convolved.
+    /// The step of a convolution whose operand is gathered: The convolution's output was multiplied
+    /// by `factor`, so its gradient is too.
     fn convolution_weight_step(&self, program: &mut Program, conv: &ConvolutionLayer, factor: f32) {
         let (shape, network) = (self.forward.shape, self.network());
         let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
@@ -407,7 +408,8 @@ impl<'a> TrainStepWriter<'a> {
         });
     }
 
-    /// The gradient of a convolution's input, which replaces a region or is added to it.
+    /// Adds the gradient of a convolution's input to the program; it replaces a region or is added
+    /// to the region.
     fn convolution_input_gradient(
         &self,
         program: &mut Program,
@@ -451,8 +453,8 @@ impl<'a> TrainStepWriter<'a> {
     }
 }
 
-/// Writes inside the range of a convolution in that of its stage. The ranges of its parameters
-/// follow and are not inside it.
+/// Writes launches inside the named range of a convolution, which is inside the range of its stage.
+/// The ranges of the convolution's parameters follow its range and are not nested in it.
 fn in_layer_range(
     program: &mut Program,
     conv: &ConvolutionLayer,

@@ -8,12 +8,12 @@ use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network};
 use kernelgate::backend::program::{MemoryPurpose, Program};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Columns of the stem's operand: those of its filters, rounded up to tiles of 64.
+/// Columns of the stem's gathered operand: the columns of its filters, rounded up to tiles of 64.
 pub fn padded_stem_columns(network: &Network) -> usize {
     network.stem.filter_elements().next_multiple_of(64)
 }
 
-/// A region of packed parameters.
+/// A region of device memory with packed parameters.
 pub struct PackedRegion {
     /// Name of the region.
     pub name: String,
@@ -23,7 +23,7 @@ pub struct PackedRegion {
     pub part: ParameterPart,
 }
 
-/// Some of the parameters, and how a region holds them.
+/// A subset of the parameters, and how a region holds it.
 #[derive(Debug, Clone, Copy)]
 pub enum ParameterPart {
     /// A weight `[filters, depth]` in bf16: a range of its columns.
@@ -34,7 +34,7 @@ pub enum ParameterPart {
         filters: usize,
         /// Columns of the weight.
         depth: usize,
-        /// The first column that is held.
+        /// Index of the first column that the region holds.
         first: usize,
         /// Columns that are held; those past the end of a row are zero.
         columns: usize,
@@ -51,7 +51,7 @@ pub enum ParameterPart {
 }
 
 impl ParameterPart {
-    /// The bytes of the part's region.
+    /// Packs the parameters into the bytes of the region.
     pub fn packed_bytes(self, inputs: &Tensors) -> Vec<u8> {
         let parameters = inputs.f32("parameters");
         match self {
@@ -72,7 +72,7 @@ impl ParameterPart {
     }
 }
 
-/// Every region of packed parameters.
+/// All regions of packed parameters.
 pub fn packed_regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegion> {
     let steps = shape.steps() as f32;
     let share = |name: String, at: usize, count: usize, divisor: f32| PackedRegion {
@@ -119,13 +119,14 @@ pub fn weight_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.weight", conv.name)
 }
 
-/// Region of the same in tiles of 32 filters by 64 columns, `[out/32, taps·in/64, 32, 64]`, in
-/// whose rows the 16-byte chunks are swizzled: a copy of a tile is as tensor cores read it.
+/// Name of the region that holds a weight in tiles of 32 filters by 64 columns, `[out/32,
+/// taps·in/64, 32, 64]`, in whose rows the 16-byte chunks are swizzled: a copied tile has the
+/// layout that tensor cores read.
 pub fn tiled_weight_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.tiles", conv.name)
 }
 
-/// The tiles of a packed weight.
+/// Rearranges a packed weight into tiles.
 pub fn tiled_weight(weight: &[u8], columns: usize) -> Vec<u8> {
     const FILTERS_PER_TILE: usize = 32;
     const ROW: usize = 128;
@@ -174,7 +175,7 @@ pub fn bias_share_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.bias", conv.name)
 }
 
-/// Columns of a weight's region.
+/// Number of columns of a weight's region.
 pub fn weight_columns(network: &Network, conv: &ConvolutionLayer) -> usize {
     let is_stem = conv.weight == network.stem.weight;
     if is_stem { padded_stem_columns(network) } else { live_weight_columns(conv) }

@@ -1,4 +1,4 @@
-//! ST-BIF backward: rows and launchers of `kernels/st_bif/backward_*`.
+//! Rows of the ST-BIF backward pass, and launchers of the kernels `kernels/st_bif/backward_*`.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ const ANY_REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     )
 };
 
-/// Neurons of a thread: eight bytes of input.
+/// Number of neurons that a thread simulates: eight bytes of input.
 fn any_replay_neurons_per_thread(neurons: &NeuronShape) -> usize {
     8 / neurons.dtype.bytes()
 }
@@ -113,7 +113,8 @@ fn prepare_saved(
     let membranes = device.allocate(4 * neurons.n * neurons.t)?;
     let tracers = device.allocate(neurons.n * neurons.t)?;
     {
-        // The forward pass that saves is not part of the problem: it runs once, here.
+        // The forward pass that saves membranes and tracers is not part of the problem: it runs
+        // once, in the preparation.
         let forward = FUSED.load(device, neurons)?;
         let x = device.upload(inputs.tensor("x").as_bytes())?;
         let spikes = device.allocate(neurons.n * neurons.t)?;
@@ -123,7 +124,7 @@ fn prepare_saved(
     }
     let kernel = SAVED_KERNEL.load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
-    // Membranes and tracers follow from x.
+    // Membranes and tracers are computed from x.
     let inputs = cuda::inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(KernelArgument::from);
@@ -157,8 +158,8 @@ fn prepare_replay(
     }))
 }
 
-/// The kernel that replays this many steps, and its arguments after the addresses of x, gy, the
-/// final membrane's gradient (null if that is zero) and gx.
+/// The kernel that replays this number of time steps, with its arguments after the addresses of x,
+/// gy, the final membrane's gradient (null if zero) and gx.
 pub fn replay_kernel<T: From<i64> + From<i32> + From<f32>>(
     neurons: &NeuronShape,
 ) -> (KernelSpec<NeuronShape>, Vec<T>) {

@@ -1,4 +1,4 @@
-//! ST-BIF forward: rows and launchers of `kernels/st_bif/forward_*`.
+//! Rows of the ST-BIF forward pass, and launchers of the kernels `kernels/st_bif/forward_*`.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> = st_bif_kernel(
     |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
 );
 
-/// Saves membranes and tracers, if it gets memory for them: the backward ladder's first rung starts
-/// from these.
+/// The kernel saves membranes and tracers if it gets memory for them: the first kernel version of
+/// the backward pass starts from saved values.
 pub const FUSED: KernelSpec<NeuronShape> = st_bif_kernel(
     "st_bif/forward_fused",
     include_str!("../../../kernels/st_bif/forward_fused.cu"),
@@ -74,7 +74,7 @@ fn streaming_defines(neurons: &NeuronShape) -> Vec<String> {
     std::iter::once(element(neurons)).chain(chunk.map(str::to_owned)).collect()
 }
 
-/// Neurons of a thread: 16 bytes of input.
+/// Number of neurons that a thread simulates: 16 bytes of input.
 fn streaming_neurons_per_thread(neurons: &NeuronShape) -> usize {
     16 / neurons.dtype.bytes()
 }
@@ -180,7 +180,7 @@ fn prepare_fused(
     ))
 }
 
-/// `forward_vectorized` and `forward_packed`: the same arguments.
+/// Launches the kernel `forward_vectorized` or `forward_packed`, which have the same arguments.
 fn prepare_streaming(
     problem: &StBifForward,
     inputs: &Tensors,
@@ -225,7 +225,8 @@ fn unpack_spikes(bytes: &[u8], shape: &[usize]) -> Tensor {
         0b00 => 0,
         0b01 => 1,
         0b11 => -1,
-        // Any other byte does not encode a spike: poison, or a fault of the kernel. Never equal to a reference.
+        // All other byte values do not encode a spike: poison, or a fault of the kernel. This value
+        // never equals a value of the reference.
         _ => 0x7f,
     };
     let mut spikes = vec![0i8; shape.iter().product()];
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn packed_spikes_unpack_row_by_row() {
-        // 0, 1, -1, poison | 1, 0 and padding.
+        // The packed spikes are 0, 1, -1, poison | 1, 0 and padding.
         let row = [0b10_11_01_00, 0b00_00_00_01];
         let tensor = unpack_spikes(&[row, row].concat(), &[2, 6]);
         assert_eq!(

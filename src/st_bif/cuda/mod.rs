@@ -13,7 +13,7 @@ pub use forward::{FORWARD, PER_STEP_KERNEL};
 use kernelgate_cuda::spec::{ListedKernel, list};
 pub use row::parameters;
 
-/// Every kernel of the family.
+/// All kernels of the ST-BIF family.
 pub fn kernels() -> Vec<ListedKernel> {
     [list(forward::KERNELS), list(backward::KERNELS)].concat()
 }

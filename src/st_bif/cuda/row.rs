@@ -42,7 +42,7 @@ pub fn element(neurons: &NeuronShape) -> String {
 /// A null pointer.
 pub const NULL_POINTER: KernelArgument = KernelArgument::Address(0);
 
-/// N, T: `long long` in every kernel.
+/// N, T: The sizes are `long long` arguments in every kernel.
 pub fn neuron_and_step_counts<T: From<i64>>(neurons: &NeuronShape) -> [T; 2] {
     [neurons.n, neurons.t].map(|size| T::from(size as i64))
 }

@@ -1,7 +1,7 @@
 //! The readout of a spiking network: the mean spike of each neuron over the time steps.
 //!
 //! Source: rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs of
-//! all steps. Spikes are ternary bytes, as `st_bif/forward` writes them.
+//! all steps. Spikes are bytes with the values -1, 0 and 1, as `st_bif/forward` writes them.
 //!
 //! Deliberately absent: the threshold, which the next layer's weights take in, and packed spikes.
 
@@ -12,7 +12,7 @@ use kernelgate::workload::{
     Unit, Work, Workload, random,
 };
 
-/// Mean spike of each neuron.
+/// Workload of the firing rate: mean spike of each neuron.
 pub const RATE_WORKLOAD: Workload<FiringRate> = Workload {
     name: "st_bif/rate",
     about: "mean of ternary spikes over T steps: the readout of a spiking network",
@@ -23,7 +23,7 @@ pub const RATE_WORKLOAD: Workload<FiringRate> = Workload {
     thorough: &["n=524288,4194304 t=4,8,16,32"],
     bind: |point| {
         let (n, t) = (point.number("n")?, point.number("t")?);
-        // Sums of spikes are exact in fp32 up to here.
+        // Sums of spikes up to 2^24 are exact in fp32.
         if t > 1 << 24 {
             return Err(AxisError::Combination(format!("t={t}: up to {} time steps", 1 << 24)));
         }
@@ -79,7 +79,7 @@ impl Problem for FiringRate {
 
     fn work(&self) -> Work {
         let (n, elements) = (self.n as u64, (self.t * self.n) as u64);
-        // An addition a spike, a division a neuron.
+        // The work counts one addition for each spike and one division for each neuron.
         Work::bytes(elements, 4 * n).with_flops(Unit::Vector, Dtype::F32, elements + n)
     }
 
@@ -89,7 +89,7 @@ impl Problem for FiringRate {
     }
 
     fn host_bytes(&self) -> u64 {
-        // Spikes; the reference and the output.
+        // Host memory counts the spikes, the reference, and the output.
         (self.t * self.n + (8 + 4) * self.n) as u64
     }
 }

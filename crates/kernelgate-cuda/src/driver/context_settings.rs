@@ -24,7 +24,7 @@ const CONTEXT_LIMITS: [(CUlimit, &str); 5] = [
 /// Settings of a CUDA context, such as its stack size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextSettings {
-    /// Limits in the order of [`LIMITS`]; absent if the driver lacks a limit.
+    /// Limits in the order of [`CONTEXT_LIMITS`]; absent if the driver lacks a limit.
     limits: [Option<usize>; CONTEXT_LIMITS.len()],
     cache: Option<CUfunc_cache>,
 }

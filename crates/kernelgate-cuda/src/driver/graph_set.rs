@@ -55,10 +55,10 @@ impl GraphSet {
     }
 
     /// Captures several launches of the same work. On each GPU no launch begins before the one
-    /// before it has ended, as in [`Graph::capture_repeated`].
+    /// before it has ended, as in [`ExecutableGraph::capture_repeated`].
     ///
     /// # Errors
-    /// Fails with the errors of [`Self::capture`].
+    /// Fails with the errors of [`Self::capture_on_devices`].
     pub fn capture_repeated_launches(
         devices: &Devices,
         times: u64,
@@ -92,7 +92,7 @@ impl GraphSet {
         &self.graphs
     }
 
-    /// Largest number of nodes on a GPU of the set, as [`Graph::nodes`].
+    /// Largest number of nodes on a GPU of the set, as [`ExecutableGraph::nodes`].
     pub fn nodes(&self) -> usize {
         self.graphs.iter().map(ExecutableGraph::nodes).max().unwrap_or(0)
     }

@@ -62,7 +62,7 @@ fn opened_library(library: Library) -> Option<&'static (OpenedLibrary, LoadedLib
 /// Opens a library, once, for the life of the process; `None` if it is not found.
 ///
 /// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
-/// libraries except those of the driver are of one major version of CUDA ([`nvrtc`]).
+/// libraries except those of the driver are of one major version of CUDA ([`choose_nvrtc`]).
 pub fn load(library: Library) -> Option<&'static LoadedLibrary> {
     opened_library(library).map(|(_, loaded)| loaded)
 }

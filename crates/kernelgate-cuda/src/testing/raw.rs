@@ -248,7 +248,7 @@ impl PinnedFloats {
             .map_err(|error| failed_driver_call("copy to the GPU", &error))
     }
 
-    /// Argument of the host function that [`Self::triple`] enqueues. The argument is leaked,
+    /// Argument of the host function that [`Self::triple_on_host`] enqueues. The argument is leaked,
     /// because it has to live until the host function has run.
     fn leaked_triple_argument(self) -> *mut c_void {
         Box::into_raw(Box::new(TripledArgument(self))).cast()

@@ -50,7 +50,7 @@ pub struct ChangePoint {
     pub confidence: f64,
 }
 
-/// The changes of a sequence of at most [`LONGEST`] finite values, in order; smaller ones than
+/// The changes of a sequence of at most [`MAX_SEQUENCE_VALUES`] finite values, in order; smaller ones than
 /// `smallest` are dropped. `least_noise` is a lower bound of the noise's standard deviation,
 /// because values may be rounded, or repeat by chance.
 pub fn change_points(values: &[f64], smallest: f64, least_noise: f64) -> Vec<ChangePoint> {

@@ -47,7 +47,7 @@ impl At<'_> {
     }
 
     /// Joins a stream of the row's own code, made in this context: work that is enqueued inside
-    /// [`JoinedStream::around`] counts as if it were enqueued on [`Self::stream`].
+    /// [`JoinedStreams::around`] counts as if it were enqueued on [`Self::stream`].
     ///
     /// # Errors
     /// Fails if the handle is null or no stream, or of another context or GPU.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 static LAUNCH_WATCHDOG: OnceLock<LaunchWatchdog> = OnceLock::new();
 
-/// Starts the watch: once launches that are [`watched`] take longer than the limit, another thread
+/// Starts the watch: once launches that are [`watch_host_launches`] take longer than the limit, another thread
 /// calls `ended` with the name of the case, which has to end the process. Only the first call in a
 /// process counts; without a call nothing is watched.
 pub fn start(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {

@@ -91,7 +91,7 @@ impl Baseline {
         self.insert(run, |baseline, key| baseline.belongs_to_same_code(key, run));
     }
 
-    /// The runs that a [`Self::merge`] of a run with these cases replaces, grouped by their code.
+    /// The runs that a [`Self::merge_run`] of a run with these cases replaces, grouped by their code.
     pub fn runs_replaced_by<'a>(
         &self,
         run: &ProcessRun,

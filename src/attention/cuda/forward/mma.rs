@@ -41,7 +41,7 @@ fn shared_bytes(extents: &Extents) -> usize {
     (QUERIES + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
 }
 
-/// The launch of [`FLASH_MMA`] over tensors at these addresses.
+/// The launch of [`FLASH_MMA_KERNEL`] over tensors at these addresses.
 pub fn launches(
     device: &Device,
     extents: &Extents,

@@ -301,7 +301,7 @@ impl ForwardOperands<'_> {
     }
 }
 
-/// The launch of [`FLASH_WGMMA`] over tensors at these addresses.
+/// The launch of [`FLASH_WGMMA_KERNEL`] over tensors at these addresses.
 pub fn launches(
     device: &Arc<Device>,
     extents: &Extents,

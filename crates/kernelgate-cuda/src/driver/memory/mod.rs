@@ -93,7 +93,7 @@ fn memory_pool_attribute(
     Ok(bytes)
 }
 
-/// Resets the maximum of memory use ([`MemoryUsage::pool_peak`]).
+/// Resets the maximum of memory use ([`DeviceMemoryUsage::pool_peak`]).
 ///
 /// # Errors
 /// Fails if the driver fails.

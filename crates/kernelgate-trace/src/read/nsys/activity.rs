@@ -40,7 +40,7 @@ fn push(builder: &mut TraceBuilder, operations: &mut Operations, row: &Row<'_, '
     true
 }
 
-/// The process, device, context and stream of a row with [`OPERATION`]'s columns.
+/// The process, device, context and stream of a row with [`OPERATION_COLUMNS`]'s columns.
 fn place(builder: &mut TraceBuilder, row: &Row<'_, '_>) -> PlaceId {
     let (key, pid, _) = split_global_id(row.integer_cell(2).unwrap_or(0));
     let process = builder.process(key, pid);

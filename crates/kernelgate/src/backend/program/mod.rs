@@ -4,13 +4,13 @@
 //!
 //! A [`Program`] is written without a device, so its memory is declared by the same list that is
 //! allocated later ([`Program::device_bytes`]), and tests read its steps without a GPU. A region is
-//! declared once with its [`MemoryUse`]; launches take [`Pointer`]s into regions, which become
+//! declared once with its [`MemoryPurpose`]; launches take [`Pointer`]s into regions, which become
 //! addresses when the program is loaded. [`Program::task`] makes a case of it: enqueued launch by
 //! launch, or captured once as a graph and replayed.
 //!
 //! ```
 //! use kernelgate::backend::cuda::{KernelSpec, Source};
-//! use kernelgate::backend::program::{MemoryUse, Program, long};
+//! use kernelgate::backend::program::{MemoryPurpose, Program, long};
 //! use kernelgate::workload::Dtype;
 //!
 //! const RELU: KernelSpec<usize> =
@@ -18,8 +18,8 @@
 //!
 //! let n = 1000;
 //! let mut program = Program::new();
-//! program.input("x", MemoryUse::Inputs, 4 * n);
-//! program.scratch("hidden", MemoryUse::Activations, 4 * n);
+//! program.input("x", MemoryPurpose::Inputs, 4 * n);
+//! program.scratch("hidden", MemoryPurpose::Activations, 4 * n);
 //! let y = program.output("y", [n], Dtype::F32);
 //! program.in_range("Layers", |program| {
 //!     program.launch(&RELU, &n, ("x", "hidden", long(n)));

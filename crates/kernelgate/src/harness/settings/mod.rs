@@ -1,4 +1,4 @@
-//! The boundary of a bench binary: its flags and environment variables become [`Settings`] here,
+//! The boundary of a bench binary: its flags and environment variables become [`BenchSettings`] here,
 //! once. No module below it reads flags or variables.
 
 pub mod args;

@@ -8,18 +8,18 @@
 //!
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|
-//! | [`commands::check_has_commands`] `L` | nothing on the stream | a captured launch, before the samples | [`Refusal::NothingEnqueued`] | |
-//! | [`passes`] `C` | nothing on the stream | held passes against events around nothing | [`Refusal::NothingEnqueued`] | |
-//! | [`commands::check_captured_commands_match`] `L` | launches that skip work | the graph of a batch against one launch | [`Refusal::CommandsDiffer`] | |
-//! | [`duration`] `L` `C` | launches of nothing, each time or sometimes | every sample against the least command | [`Refusal::TooShort`] | |
-//! | [`writes`] `L` | outputs written on another stream | samples of the outputs while a blocker holds the stream | [`Refusal::WritesWhileHeld`] | |
-//! | [`context`] `L` `C` | long work on another stream | time until the context is idle after the stream | [`Refusal::BusyAfterStream`] | |
-//! | [`cupti`] `L` `C` | any work on another stream | CUPTI's record of a launch behind a blocker, after the samples; of the third pass, held | [`Refusal::RecordedElsewhere`] | |
-//! | [`passes`] `C` | a host that waits for work elsewhere | the first pass against passes without a hold | [`Refusal::WaitsForWorkElsewhere`] | |
-//! | [`waits`] `L` `C` | a host that waits for the GPU | a launch or pass behind a hold; [`calls`]: CUPTI's record of its calls | [`Refusal::Waits`], [`Refusal::WaitsIn`] | `waits` |
-//! | [`allocations`] `L` | device memory, freed or not | nodes of a captured launch; free memory and the pool's peak around three launches | [`Refusal::AllocatesInOrder`], [`Refusal::Allocates`] | `allocations` |
-//! | [`reuse`] `L` | results computed once and returned later | first and second replay for new inputs; of short launches rounds of three | [`Refusal::Reuses`] | |
-//! | [`reuse`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`Refusal::ReusesInBatch`] | |
+//! | [`commands::check_has_commands`] `L` | nothing on the stream | a captured launch, before the samples | [`TimingRefusal::NothingEnqueued`] | |
+//! | [`passes`] `C` | nothing on the stream | held passes against events around nothing | [`TimingRefusal::NothingEnqueued`] | |
+//! | [`commands::check_captured_commands_match`] `L` | launches that skip work | the graph of a batch against one launch | [`TimingRefusal::CommandsDiffer`] | |
+//! | [`duration`] `L` `C` | launches of nothing, each time or sometimes | every sample against the least command | [`TimingRefusal::TooShort`] | |
+//! | [`writes`] `L` | outputs written on another stream | samples of the outputs while a blocker holds the stream | [`TimingRefusal::WritesWhileHeld`] | |
+//! | [`context`] `L` `C` | long work on another stream | time until the context is idle after the stream | [`TimingRefusal::BusyAfterStream`] | |
+//! | [`cupti`] `L` `C` | any work on another stream | CUPTI's record of a launch behind a blocker, after the samples; of the third pass, held | [`TimingRefusal::RecordedElsewhere`] | |
+//! | [`passes`] `C` | a host that waits for work elsewhere | the first pass against passes without a hold | [`TimingRefusal::WaitsForWorkElsewhere`] | |
+//! | [`waits`] `L` `C` | a host that waits for the GPU | a launch or pass behind a hold; [`calls`]: CUPTI's record of its calls | [`TimingRefusal::Waits`], [`TimingRefusal::WaitsIn`] | `waits` |
+//! | [`allocations`] `L` | device memory, freed or not | nodes of a captured launch; free memory and the pool's peak around three launches | [`TimingRefusal::AllocatesInOrder`], [`TimingRefusal::Allocates`] | `allocations` |
+//! | [`reuse`] `L` | results computed once and returned later | first and second replay for new inputs; of short launches rounds of three | [`TimingRefusal::Reuses`] | |
+//! | [`reuse`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`TimingRefusal::ReusesInBatch`] | |
 //!
 //! A Criterion bench has no check of its outputs and of what it reuses, because its inputs and
 //! outputs are its own. The check [`cupti`] also finds what [`writes`] would find. Its commands are
@@ -30,7 +30,7 @@
 //!
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|
-//! | `harness/after_timing.rs` `L` | outputs that do not follow from the inputs | outputs of the timed graph or launch for new inputs, against their reference | the comparison's; [`Refusal::ComputedByReset`] | |
+//! | `harness/after_timing.rs` `L` | outputs that do not follow from the inputs | outputs of the timed graph or launch for new inputs, against their reference | the comparison's; [`TimingRefusal::ComputedByReset`] | |
 //! | `kernelgate_cuda::driver::stream::thread_state` `L` | another current context, an open capture | around the first launches (`backend/cuda.rs`) | `BackendError::Launch` | `contexts` |
 //! | `kernelgate_cuda::driver::stream::foreign_stream` `C` | an open capture | at both events | `BackendError::NotTimed` | |
 //!

@@ -84,7 +84,7 @@ pub struct BaselineCase {
 /// present time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EarlierRuns {
-    /// Commit of the code that the earlier runs measured, as [`Provenance::short`] writes it.
+    /// Commit of the code that the earlier runs measured, as [`Provenance::short_commit`] writes it.
     pub commit: String,
     /// Median of each run, nanoseconds a launch; at least two.
     pub medians_ns: Vec<f64>,

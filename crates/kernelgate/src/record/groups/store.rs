@@ -141,7 +141,7 @@ impl From<RecordFileError> for StoreError {
 
 impl Store {
     /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it,
-    /// else as [`Self::around`] the working folder.
+    /// else as [`Self::store_around_folder`] the working folder.
     pub fn discover_store() -> Self {
         let package = process::nonempty_variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
         package.filter(|folder| folder.is_dir()).map_or_else(
