@@ -22,7 +22,7 @@ use super::audit::TimingRefusal;
 use super::clock::SampleClockWatch;
 use super::limits::Overhead;
 use super::power::{self, CapReading, Load, LoadSample, PowerMeter};
-use super::queue::{self, MAX_QUEUED_COMMANDS};
+use super::queue::{self, FoundBursts, MAX_QUEUED_COMMANDS};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
@@ -39,6 +39,8 @@ const SHORT_NS: f64 = 20_000.0;
 const GRAPH_NS: f64 = 100_000.0;
 /// Most short launches in a graph.
 const MAX_GRAPH: f64 = 64.0;
+/// Launches of a ceiling that show how long one is.
+const FIRST_LAUNCHES: usize = 3;
 /// Attempts a sample before a throttled one is kept.
 const ATTEMPTS: u64 = 4;
 /// Resolution of events: no launch takes less.
@@ -52,6 +54,7 @@ pub struct EventTimer {
     typical_clock_mhz: Option<f64>,
     clock: SampleClockWatch,
     power: Arc<PowerMeter>,
+    bursts: FoundBursts,
 }
 
 /// Times of a burst of launches.
@@ -122,6 +125,7 @@ impl EventTimer {
                 device.facts(),
                 devices.iter().skip(1).map(|other| other.facts()),
             )),
+            bursts: FoundBursts::default(),
             devices,
         };
         timer.overhead = timer.calibrate()?;
@@ -171,7 +175,29 @@ impl EventTimer {
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Ceiling<'a>, BackendError> {
         self.lanes.use_first(1);
-        self.ceiling_of_set(cache, launch)
+        let first = self.burst(FIRST_LAUNCHES, cache, 1, launch)?;
+        self.ceiling_of_set(cache, &first, launch)
+    }
+
+    /// As [`Self::ceiling`], unless the median of the first launches is more than `most_ns`. Returns
+    /// that median too, nanoseconds.
+    ///
+    /// # Errors
+    /// The errors of [`Self::launches_ns`].
+    pub fn ceiling_within<'a>(
+        &'a mut self,
+        cache: Cache,
+        most_ns: f64,
+        launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Option<(f64, Ceiling<'a>)>, BackendError> {
+        self.lanes.use_first(1);
+        let first = self.burst(FIRST_LAUNCHES, cache, 1, launch)?;
+        let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
+        if first_ns > most_ns {
+            return Ok(None);
+        }
+        let ceiling = self.ceiling_of_set(cache, &first, launch)?;
+        Ok(Some((first_ns.max(RESOLUTION_NS), ceiling)))
     }
 
     /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling`] for one.
@@ -184,15 +210,16 @@ impl EventTimer {
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Ceiling<'a>, BackendError> {
         self.lanes.use_first(gpus);
-        self.ceiling_of_set(Cache::Hot, launch)
+        let first = self.burst(FIRST_LAUNCHES, Cache::Hot, 1, launch)?;
+        self.ceiling_of_set(Cache::Hot, &first, launch)
     }
 
     fn ceiling_of_set<'a>(
         &'a mut self,
         cache: Cache,
+        first: &Burst,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Ceiling<'a>, BackendError> {
-        let first = self.burst(3, cache, 1, launch)?;
         let is_long = stats::median(&first.intervals_ns) > GRAPH_NS;
         let batch = if is_long { None } else { self.batch(cache, 1, launch)? };
         let launches = if is_long { 5 } else { 15 };

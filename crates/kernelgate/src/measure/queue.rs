@@ -21,6 +21,51 @@ pub const fn fits_queue(commands: usize, launches: usize) -> bool {
         <= MAX_QUEUED_COMMANDS + 3 * MAX_LAUNCHES_PER_BURST
 }
 
+/// Graphs with nodes that only order commands. Such nodes take entries of the queue in a number that
+/// CUDA does not state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrderedGraphs {
+    /// GPUs on which a graph is replayed.
+    pub gpus: usize,
+    /// Whether L2 is flushed before each replay.
+    pub flushed: bool,
+    /// Nodes of a graph.
+    pub nodes: usize,
+}
+
+/// How many replays of such graphs fit the queue, as trials have found it. A trial that does not
+/// fit takes half a second.
+#[derive(Debug, Default)]
+pub struct FoundBursts(Vec<(OrderedGraphs, usize)>);
+
+impl FoundBursts {
+    /// The longest burst of these graphs: `longest` or a half, a quarter, …, of it, down to 1. `fits`
+    /// tries a burst. A graph with more nodes has no longer burst.
+    ///
+    /// # Errors
+    /// Those of a trial.
+    pub fn find<E>(
+        &mut self,
+        graphs: OrderedGraphs,
+        longest: usize,
+        mut fits: impl FnMut(usize) -> Result<bool, E>,
+    ) -> Result<usize, E> {
+        let alike =
+            |found: &OrderedGraphs| (found.gpus, found.flushed) == (graphs.gpus, graphs.flushed);
+        let found = || self.0.iter().filter(|(found, _)| alike(found));
+        let with_fewer = found().filter(|(found, _)| found.nodes <= graphs.nodes);
+        let with_more = found().filter(|(found, _)| found.nodes >= graphs.nodes);
+        let mut burst = with_fewer.map(|(_, burst)| *burst).fold(longest, usize::min);
+        let certain = with_more.map(|(_, burst)| *burst).fold(1, usize::max);
+        while burst > certain && !fits(burst)? {
+            burst /= 2;
+        }
+        let burst = burst.max(1);
+        self.0.push((graphs, burst));
+        Ok(burst)
+    }
+}
+
 /// A launch as a graph; `None` if it cannot be captured, for example because it replays a graph of
 /// its own.
 ///
@@ -65,5 +110,37 @@ mod tests {
         // A pass of eight kernels, and a denoising step of some hundred.
         assert!(fits_queue(8, 15) && !fits_queue(260, 15));
         assert!(!fits_queue(usize::MAX, 2));
+    }
+
+    #[test]
+    fn a_burst_that_was_found_is_not_tried_again() {
+        let graphs = |flushed, nodes| OrderedGraphs { gpus: 2, flushed, nodes };
+        let mut bursts = FoundBursts::default();
+        // 200 nodes fit.
+        let mut find = |graphs: OrderedGraphs| {
+            let mut failed = 0;
+            let fits = |burst| {
+                let fits = burst * graphs.nodes <= 200;
+                failed += usize::from(!fits);
+                Ok::<_, ()>(fits)
+            };
+            (bursts.find(graphs, 63, fits).unwrap(), failed)
+        };
+        assert_eq!(find(graphs(false, 20)), (7, 3));
+        assert_eq!(find(graphs(false, 20)), (7, 0));
+        assert_eq!(find(graphs(false, 22)), (7, 0));
+        assert_eq!(find(graphs(false, 50)), (3, 1));
+        assert_eq!(find(graphs(false, 40)), (3, 1));
+        assert_eq!(find(graphs(false, 3)), (63, 0));
+        assert_eq!(find(graphs(false, 1000)), (1, 1));
+        assert_eq!(find(graphs(true, 20)), (7, 3));
+    }
+
+    #[test]
+    fn a_failed_trial_leaves_no_burst() {
+        let graphs = OrderedGraphs { gpus: 1, flushed: false, nodes: 9 };
+        let mut bursts = FoundBursts::default();
+        assert_eq!(bursts.find(graphs, 63, |_| Err("lost")), Err("lost"));
+        assert_eq!(bursts.find(graphs, 63, |_| Ok::<_, ()>(true)), Ok(63));
     }
 }

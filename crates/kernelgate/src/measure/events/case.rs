@@ -6,7 +6,7 @@ use super::{ATTEMPTS, Batch, EventTimer, RESOLUTION_NS, unless_held_up};
 use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reuse};
 use crate::measure::power::PowerMeter;
-use crate::measure::queue::{self, MAX_LAUNCHES_PER_BURST, MAX_QUEUED_COMMANDS};
+use crate::measure::queue::{self, MAX_LAUNCHES_PER_BURST, MAX_QUEUED_COMMANDS, OrderedGraphs};
 use crate::measure::{Cache, LaunchSample, Replay, SampleConditions, Stopwatch, launch_one_by_one};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
@@ -112,8 +112,8 @@ impl EventTimer {
     }
 
     /// Most launches, or replays of a batch, that the device's queue holds behind the blocker. Nodes
-    /// that only order commands, such as events, take entries too, in a number that CUDA does not
-    /// state: with them the count is halved until the host can enqueue all replays.
+    /// that only order commands, such as events, take entries too: with them the count is halved until
+    /// the host can enqueue all replays, once for each kind of graph.
     fn longest_burst(
         &mut self,
         batch: Option<&Batch>,
@@ -121,16 +121,23 @@ impl EventTimer {
         commands: usize,
     ) -> Result<usize, BackendError> {
         let entries = if batch.is_some() { 1 } else { commands };
-        let mut longest =
+        let longest =
             (MAX_QUEUED_COMMANDS / entries.max(1)).clamp(1, MAX_LAUNCHES_PER_BURST - 1);
         let Some(batch) = batch.filter(|batch| batch.graph.has_ordering_nodes()) else {
             return Ok(longest);
         };
+        let graphs = OrderedGraphs {
+            gpus: self.lanes.used(),
+            flushed: cache == Cache::Cold,
+            nodes: batch.graph.nodes(),
+        };
         let mut replay = || batch.graph.launch();
-        while longest > 1 && self.burst_once(longest, cache, 1, &mut replay)?.held_up {
-            longest /= 2;
-        }
-        Ok(longest)
+        let mut bursts = std::mem::take(&mut self.bursts);
+        let found = bursts.find(graphs, longest, |burst| {
+            self.burst_once(burst, cache, 1, &mut replay).map(|burst| !burst.held_up)
+        });
+        self.bursts = bursts;
+        found
     }
 
     /// Compares launches that are captured together with one that is captured alone, hot.
