@@ -29,8 +29,8 @@ use probes::InjectedDelaySizes;
 
 /// Processes before a comparison that measure the times from which delays are derived.
 const PROBE_PROCESSES: usize = 3;
-/// Time between two measurements of the anchors.
-const ANCHOR_INTERVAL: Duration = Duration::from_secs(10);
+/// Time between two measurements of the anchors, which are a process with several ceilings each.
+const ANCHOR_INTERVAL: Duration = Duration::from_secs(120);
 /// Number of layouts that alternate: on a GPU each of them is compiled once.
 const MAX_CODE_LAYOUTS: usize = 16;
 
