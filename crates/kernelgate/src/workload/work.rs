@@ -33,6 +33,13 @@ pub struct Flops {
     pub count: u64,
 }
 
+impl Flops {
+    /// Name of their unit and dtype among the ceilings: "matmul f32".
+    pub fn key(&self) -> String {
+        format!("{} {}", self.unit.name(), self.dtype.name())
+    }
+}
+
 /// Declared work of one launch of a problem: operations and bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Work {

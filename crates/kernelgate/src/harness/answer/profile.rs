@@ -60,7 +60,7 @@ pub fn profile_cases(
     // The event timer is made before recording begins, because recording slows launches.
     let mut events = EventTimer::new(devices)?;
     let works: Vec<CaseWork> = selection.groups.iter().flat_map(declared_work_with_parts).collect();
-    let limits = Limits::measure_cuda(&mut events, &works)?;
+    let limits = Limits::measure_cuda(&mut events, &works, Limits::default())?;
     drop(events);
     // Before anything is captured: graphs made earlier are recorded without their ranges.
     let (recorder, launch_cost_ns) = match record(device) {

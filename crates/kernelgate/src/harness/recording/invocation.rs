@@ -56,6 +56,13 @@ impl BenchInvocation {
         }
         unreachable!("numbers do not end")
     }
+
+    /// The runs of its benches so far, by the records in the folder of its session.
+    pub fn earlier_runs(&self, folder: &Path) -> Vec<ProcessRun> {
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let runs = files.filter_map(|entry| file::read::<ProcessRun>(&entry.path()).ok());
+        runs.filter(|run| run.invocation.as_deref() == Some(&self.id)).collect()
+    }
 }
 
 /// Start time and id of the cargo that runs this process, or of the process.

@@ -93,7 +93,8 @@ pub fn bench(
     announce_run(&progress, &run, place, selection, settings, store);
     let process = process_name(name, settings.shard);
     let path = store.run_record_path(&invocation.session, &process);
-    let used = deadline::time_since_first_bench(&invocation.id, path.parent().unwrap_or(&path));
+    let earlier = invocation.earlier_runs(path.parent().unwrap_or(&path));
+    let used = deadline::time_since_first_bench(&earlier);
     let deadline = settings.budget.map(|budget| TimeBudgetDeadline::deadline_after(budget, used));
     let baseline = settings
         .baselines
@@ -109,7 +110,8 @@ pub fn bench(
     drop(opening);
     let mut timer = SampleTimer::new(&target)?;
     run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
-    run.limits = measure_needed_ceilings(&mut timer, selection)?;
+    let measured_before = known_ceilings(&earlier, &run.environment);
+    run.limits = measure_needed_ceilings(&mut timer, selection, measured_before)?;
     progress.limits(&run.limits);
     trial::warn_of_injected_delays(&run);
     // The card is read after the ceilings were measured, when it still has its clock under load.
@@ -207,17 +209,27 @@ fn announce_run(
     }
 }
 
-/// Measures the ceilings that bound the selected work.
+/// Ceilings that earlier benches of this invocation measured here.
+fn known_ceilings(earlier: &[ProcessRun], here: &Environment) -> Limits {
+    let measured = earlier.iter().filter(|run| run.environment.same_place(here));
+    measured.fold(Limits::default(), |known, run| known.with(&run.limits))
+}
+
+/// Measures the ceilings that bound the selected work. Those of a GPU that are known stay; those of
+/// the host depend on its load, and are measured anew.
 fn measure_needed_ceilings(
     timer: &mut SampleTimer,
     selection: &CaseSelectionResult<'_>,
+    known: Limits,
 ) -> Result<Limits, HarnessError> {
     let _activity = phase_timer::start("ceilings");
     let works: Vec<CaseWork> =
         selection.groups.iter().flat_map(ProblemGroup::declared_works).collect();
     Ok(match timer {
         SampleTimer::Wall(_) => Limits::measure_cpu(&works),
-        SampleTimer::Events(events) => Limits::measure_cuda(events, &works)?,
+        SampleTimer::Events(events) => {
+            Limits::measure_cuda(events, &works, known.bounding(&works))?
+        }
     })
 }
 

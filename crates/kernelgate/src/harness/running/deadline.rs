@@ -1,13 +1,12 @@
 //! The deadline of a time budget, after which no case begins.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
 use crate::display::duration;
+use crate::record::ProcessRun;
 use crate::record::run::NOT_RUN_PREFIX;
-use crate::record::{ProcessRun, file};
 
 /// The time at which a budget ends.
 #[derive(Debug, Clone, Copy)]
@@ -30,13 +29,9 @@ impl TimeBudgetDeadline {
     }
 }
 
-/// Time since the first bench of an invocation began to run, by the records in its session's
-/// folder: benches of one `cargo bench` share a budget.
-pub fn time_since_first_bench(invocation: &str, folder: &Path) -> Duration {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let runs = files.filter_map(|entry| file::read::<ProcessRun>(&entry.path()).ok());
-    let of_it = runs.filter(|run| run.invocation.as_deref() == Some(invocation));
-    let starts = of_it.filter_map(|run| run.started.parse::<Timestamp>().ok());
+/// Time since the first of these runs began: benches of one `cargo bench` share a budget.
+pub fn time_since_first_bench(runs: &[ProcessRun]) -> Duration {
+    let starts = runs.iter().filter_map(|run| run.started.parse::<Timestamp>().ok());
     let first = starts.min().map(|first| Timestamp::now().duration_since(first));
     first.and_then(|used| Duration::try_from(used).ok()).unwrap_or_default()
 }

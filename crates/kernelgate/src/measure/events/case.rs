@@ -121,8 +121,7 @@ impl EventTimer {
         commands: usize,
     ) -> Result<usize, BackendError> {
         let entries = if batch.is_some() { 1 } else { commands };
-        let longest =
-            (MAX_QUEUED_COMMANDS / entries.max(1)).clamp(1, MAX_LAUNCHES_PER_BURST - 1);
+        let longest = (MAX_QUEUED_COMMANDS / entries.max(1)).clamp(1, MAX_LAUNCHES_PER_BURST - 1);
         let Some(batch) = batch.filter(|batch| batch.graph.has_ordering_nodes()) else {
             return Ok(longest);
         };

@@ -30,13 +30,18 @@ const MATMUL_SIZES: [u64; 2] = [4096, 8192];
 const REPEATS: usize = 16;
 
 impl Limits {
-    /// Measures those ceilings of the GPU that bound any of the works. Takes about 80 ms for each
-    /// distinct traffic and half a second for each dtype that is multiplied.
+    /// Measures those ceilings of the GPU that bound any of the works and are not known. Takes about
+    /// 80 ms for each distinct traffic and half a second for each dtype that is multiplied.
     ///
     /// # Errors
     /// Fails if the device fails. A unit whose library is missing is skipped.
-    pub fn measure_cuda(events: &mut EventTimer, works: &[CaseWork]) -> Result<Self, BackendError> {
-        let mut limits = Self::measure_cuda_in(events, works, PowerMode::Steady)?;
+    pub fn measure_cuda(
+        events: &mut EventTimer,
+        works: &[CaseWork],
+        known: Self,
+    ) -> Result<Self, BackendError> {
+        let mut limits = known;
+        limits.add_missing(events, works, PowerMode::Steady)?;
         limits.overhead = Some(events.overhead());
         Ok(limits)
     }
@@ -51,14 +56,27 @@ impl Limits {
         power: PowerMode,
     ) -> Result<Self, BackendError> {
         let mut limits = Self::default();
-        let traffic: Vec<Traffic> = Traffic::distinct(works).into_iter().collect();
-        limits.add_memory(events, &traffic, power)?;
-        limits.add_links(events, works)?;
+        limits.add_missing(events, works, power)?;
+        Ok(limits)
+    }
+
+    fn add_missing(
+        &mut self,
+        events: &mut EventTimer,
+        works: &[CaseWork],
+        power: PowerMode,
+    ) -> Result<(), BackendError> {
+        let is_known = |traffic: &Traffic| self.memory.iter().any(|it| it.traffic == *traffic);
+        let mut traffic: Vec<Traffic> = Traffic::distinct(works).into_iter().collect();
+        traffic.retain(|traffic| !is_known(traffic));
+        self.add_memory(events, &traffic, power)?;
+        self.memory.sort_by_key(|limit| limit.traffic);
+        self.add_links(events, works)?;
         let multiplied = |operands: &Operands| works.iter().any(|of| bounds(*operands, &of.work));
         for operands in Operands::ALL.into_iter().filter(multiplied) {
-            limits.add_matmul(events, operands, power)?;
+            self.add_matmul(events, operands, power)?;
         }
-        Ok(limits)
+        Ok(())
     }
 
     /// Measures the ceilings of these works, and matmuls of every dtype.
@@ -69,7 +87,7 @@ impl Limits {
         events: &mut EventTimer,
         works: &[CaseWork],
     ) -> Result<Self, BackendError> {
-        let mut limits = Self::measure_cuda(events, works)?;
+        let mut limits = Self::measure_cuda(events, works, Self::default())?;
         for operands in Operands::ALL {
             limits.add_matmul(events, operands, PowerMode::Steady)?;
         }
@@ -107,6 +125,9 @@ impl Limits {
         power: PowerMode,
     ) -> Result<(), BackendError> {
         let key = format!("{} {}", Unit::Matmul.name(), operands.name());
+        if self.flops_per_s.contains_key(&key) {
+            return Ok(());
+        }
         if let Some(rate) = matmul(events, operands, power)? {
             self.note_clock(&key, rate.clock_mhz);
             self.flops_per_s.insert(key, rate.per_s);

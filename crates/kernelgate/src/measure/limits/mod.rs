@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cache, plausibility};
 use crate::stats;
+use crate::workload::work::Flops;
 use crate::workload::{GpuLinkWork, Work};
 
 /// Measured ceilings of a device: memory, matmuls and links.
@@ -230,6 +231,38 @@ impl Limits {
         *self == Self::default()
     }
 
+    /// These ceilings, and those of `others` that are missing here.
+    #[must_use]
+    pub fn with(mut self, others: &Self) -> Self {
+        let is_new =
+            |limit: &&MemoryLimit| self.memory.iter().all(|it| it.traffic != limit.traffic);
+        let new: Vec<MemoryLimit> = others.memory.iter().filter(is_new).cloned().collect();
+        self.memory.extend(new);
+        for (unit, rate) in &others.flops_per_s {
+            self.flops_per_s.entry(unit.clone()).or_insert(*rate);
+        }
+        for (by, clock_mhz) in &others.clock_mhz {
+            self.clock_mhz.entry(by.clone()).or_insert(*clock_mhz);
+        }
+        self
+    }
+
+    /// The ceilings of memory and units that bound any of these works.
+    #[must_use]
+    pub fn bounding(mut self, works: &[CaseWork]) -> Self {
+        let traffic = Traffic::distinct(works);
+        self.memory.retain(|limit| traffic.contains(&limit.traffic));
+        let flops = || works.iter().flat_map(|of| &of.work.flops);
+        let units: BTreeSet<String> = flops().map(Flops::key).collect();
+        self.flops_per_s.retain(|unit, _| units.contains(unit));
+        let Self { memory, flops_per_s, .. } = &self;
+        let is_kept =
+            |by: &str| flops_per_s.contains_key(by) || (by == MEMORY && !memory.is_empty());
+        let clock_mhz = self.clock_mhz.iter().filter(|(by, _)| is_kept(by));
+        let clock_mhz = clock_mhz.map(|(by, mhz)| (by.clone(), *mhz)).collect();
+        Self { clock_mhz, links: Vec::new(), overhead: None, ..self }
+    }
+
     /// The least time for the work: the largest of memory and each unit.
     pub fn bound(&self, work: &Work, cache: Cache) -> Option<TimeLimit> {
         self.bounds(work, cache).into_iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
@@ -254,7 +287,7 @@ impl Limits {
     fn unit_bounds(&self, work: &Work) -> Vec<TimeLimit> {
         let mut bounds = Vec::new();
         for flops in &work.flops {
-            let key = format!("{} {}", flops.unit.name(), flops.dtype.name());
+            let key = flops.key();
             if let Some(rate) = self.flops_per_s.get(&key) {
                 bounds.push(TimeLimit { time_ns: flops.count as f64 / rate * 1e9, by: key });
             }
@@ -386,5 +419,33 @@ mod tests {
         );
         assert_eq!(Limits::default().bound(&work, Cache::Hot), None);
         assert_eq!(limits().bound(&Work::default(), Cache::Hot), None);
+    }
+
+    #[test]
+    fn known_ceilings_of_other_works_are_dropped() {
+        let traffic = |read_bytes| Traffic { read_bytes, write_bytes: 8, cache: Cache::Hot };
+        let memory = |read_bytes, time_ns| MemoryLimit {
+            traffic: traffic(read_bytes),
+            time_ns,
+            pass: String::new(),
+        };
+        let limits = |memory, units: &[(&str, f64)]| Limits {
+            memory,
+            flops_per_s: units.iter().map(|(unit, rate)| ((*unit).to_owned(), *rate)).collect(),
+            clock_mhz: units.iter().map(|(unit, rate)| ((*unit).to_owned(), *rate)).collect(),
+            ..Limits::default()
+        };
+        let first = limits(vec![memory(1, 10.0)], &[("matmul bf16", 1.0), ("matmul f32", 2.0)]);
+        let second = limits(vec![memory(1, 20.0), memory(2, 30.0)], &[("matmul bf16", 3.0)]);
+        let known = first.with(&second);
+        let all = limits(
+            vec![memory(1, 10.0), memory(2, 30.0)],
+            &[("matmul bf16", 1.0), ("matmul f32", 2.0)],
+        );
+        assert_eq!(known, all);
+        let work = Work::bytes(2, 8).with_flops(Unit::Matmul, Dtype::F32, 1);
+        let bounding = known.bounding(&[CaseWork { work, cache: Cache::Hot }]);
+        assert_eq!(bounding, limits(vec![memory(2, 30.0)], &[("matmul f32", 2.0)]));
+        assert!(all.bounding(&[]).is_empty());
     }
 }
