@@ -179,8 +179,8 @@ impl EventTimer {
         self.ceiling_of_set(cache, &first, launch)
     }
 
-    /// As [`Self::ceiling`], unless the median of the first launches is more than `most_ns`. Returns
-    /// that median too, nanoseconds.
+    /// Prepares a ceiling as [`Self::ceiling`] does, unless the median of the first launches is more
+    /// than `most_ns`. Returns that median too, nanoseconds.
     ///
     /// # Errors
     /// The errors of [`Self::launches_ns`].

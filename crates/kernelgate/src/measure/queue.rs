@@ -39,8 +39,8 @@ pub struct OrderedGraphs {
 pub struct FoundBursts(Vec<(OrderedGraphs, usize)>);
 
 impl FoundBursts {
-    /// The longest burst of these graphs: `longest` or a half, a quarter, …, of it, down to 1. `fits`
-    /// tries a burst. A graph with more nodes has no longer burst.
+    /// The longest burst of these graphs: `longest`, halved until `fits`, which tries a burst, agrees.
+    /// A graph with more nodes has no longer burst.
     ///
     /// # Errors
     /// Those of a trial.

@@ -437,14 +437,14 @@ mod tests {
         };
         let first = limits(vec![memory(1, 10.0)], &[("matmul bf16", 1.0), ("matmul f32", 2.0)]);
         let second = limits(vec![memory(1, 20.0), memory(2, 30.0)], &[("matmul bf16", 3.0)]);
-        let known = first.with(&second);
+        let both = first.with(&second);
         let all = limits(
             vec![memory(1, 10.0), memory(2, 30.0)],
             &[("matmul bf16", 1.0), ("matmul f32", 2.0)],
         );
-        assert_eq!(known, all);
+        assert_eq!(both, all);
         let work = Work::bytes(2, 8).with_flops(Unit::Matmul, Dtype::F32, 1);
-        let bounding = known.bounding(&[CaseWork { work, cache: Cache::Hot }]);
+        let bounding = both.bounding(&[CaseWork { work, cache: Cache::Hot }]);
         assert_eq!(bounding, limits(vec![memory(2, 30.0)], &[("matmul f32", 2.0)]));
         assert!(all.bounding(&[]).is_empty());
     }
