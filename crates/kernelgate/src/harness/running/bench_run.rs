@@ -211,7 +211,7 @@ fn announce_run(
 
 /// Ceilings that earlier benches of this invocation measured here.
 fn known_ceilings(earlier: &[ProcessRun], here: &Environment) -> Limits {
-    let measured = earlier.iter().filter(|run| run.environment.same_place(here));
+    let measured = earlier.iter().filter(|run| run.environment.can_reuse_results_of(here));
     measured.fold(Limits::default(), |known, run| known.with(&run.limits))
 }
 
