@@ -36,7 +36,7 @@ pub struct Model {
     pub head_dim: usize,
 }
 
-/// The steps of a loop in which a tensor has to be read.
+/// When a tensor has to be read in a loop of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadTime {
     /// The input is read in every step.

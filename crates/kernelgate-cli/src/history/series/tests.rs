@@ -307,5 +307,6 @@ fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
     assert!(f64::from(alarms) <= slack(0.01), "{alarms}");
     // The recorded sequences in their own order.
     let alarms = sequences.iter().filter(|values| !found(values).is_empty()).count();
-    assert_eq!((alarms, sequences.len()), (0, 640));
+    assert_eq!(alarms, 0, "of {}", sequences.len());
+    assert!(sequences.len() >= 64, "{}", sequences.len());
 }

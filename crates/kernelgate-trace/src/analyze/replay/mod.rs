@@ -34,7 +34,7 @@ pub struct GpuWaitCall {
     pub thread: u32,
     /// Time at which the host entered the call, nanoseconds.
     pub start: i64,
-    /// Time at which the call returned, nanoseconds.
+    /// When the call returned.
     pub end: i64,
 }
 
