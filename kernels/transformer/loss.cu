@@ -4,8 +4,8 @@
 //   dlogits[t,w] = (softmax(logits[t])[w] - [w = target[t]]) scale
 //
 // Layout: logits and gradients [tokens, stride] in the element, of which the first `vocabulary`
-// columns count; the padding behind them is written as 0. Targets are whole numbers in fp32. Any other target, or one
-// outside the vocabulary, makes the token's loss and gradients NaN.
+// columns count; the padding behind them is written as 0. Targets are whole numbers in fp32. Any
+// other target, or one outside the vocabulary, makes the token's loss and gradients NaN.
 // Threads: a block a token, which reads its row once, PACKETS packets of 16 bytes a thread, and
 // keeps it in registers. Blocks go from the last token to the first, as SwiGLU's do.
 // Shared memory: block reductions only.
@@ -26,15 +26,15 @@ using Values = float[kPacket];
 
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
-// Values of a packet from column `column` on, -inf behind the vocabulary.
-__device__ __forceinline__ void unpack_masked(const ElementPacket<kPacket>& packet, int column,
-                                              int vocabulary, Values& values) {
+// -inf in the places of a packet from column `column` on that lie behind the vocabulary.
+__device__ __forceinline__ void mask(ElementPacket<kPacket>& packet, int column, int vocabulary) {
+  Values values;
   unpack<kPacket>(packet, values);
-  if (column + kPacket <= vocabulary) return;
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     if (column + j >= vocabulary) values[j] = negative_infinity();
   }
+  packet = pack<kPacket>(values);
 }
 
 template <bool kGradient>
@@ -57,39 +57,37 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
   const bool valid = target >= 0.f && target < static_cast<float>(vocabulary) &&
                      target == static_cast<float>(static_cast<int>(target));
   const int hit = valid ? static_cast<int>(target) : -1;
+  Packet<kElementBytes> hit_packet;
+  if (valid && threadIdx.x == 0) hit_packet = load_coherent<kElementBytes>(logits + row + hit);
 
-  float top = negative_infinity(), hit_logit = 0.f;
-  bool holds_hit = false;
+  u32 largest = kLowestWord;
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {
     const int column = first + i * (kThreads * kPacket);
     if (column >= stride) break;
-    Values values;
-    unpack_masked(packets[i], column, vocabulary, values);
+    if (column + kPacket > vocabulary) mask(packets[i], column, vocabulary);
 #pragma unroll
-    for (int j = 0; j < kPacket; ++j) top = max_f32(top, values[j]);
-    if (hit >= column && hit < column + kPacket) {
-      holds_hit = true;
-#pragma unroll
-      for (int j = 0; j < kPacket; ++j) {
-        if (column + j == hit) hit_logit = values[j];
-      }
-    }
+    for (int word = 0; word < 4; ++word) largest = larger_halves(largest, packets[i].word[word]);
   }
-  top = block_max<kThreads>(top, scratch);
+  const float low = element_to_float<false>(largest), high = element_to_float<true>(largest);
+  const float top = block_max<kThreads>(max_f32(low, high), scratch);
+  const float shift = -top * kLog2E;
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {
     const int column = first + i * (kThreads * kPacket);
     if (column >= stride) break;
     Values values;
-    unpack_masked(packets[i], column, vocabulary, values);
+    unpack<kPacket>(packets[i], values);
 #pragma unroll
-    for (int j = 0; j < kPacket; ++j) sum += exp2_approx((values[j] - top) * kLog2E);
+    for (int j = 0; j < kPacket; ++j) sum += exp2_approx(fma_f32(values[j], kLog2E, shift));
   }
   sum = block_sum<kThreads>(sum, scratch);
-  if (holds_hit) losses[token] = logf(sum) + top - hit_logit;
-  if (!valid && threadIdx.x == 0) losses[token] = not_a_number();
+  if (threadIdx.x == 0) {
+    float hit_logit[1] = {not_a_number()};
+    if (valid) unpack<1>(hit_packet, hit_logit);
+    losses[token] = logf(sum) + top - hit_logit[0];
+  }
 
   const float factor = valid ? scale / sum : not_a_number();
 #pragma unroll
@@ -101,11 +99,19 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
     unpack<kPacket>(packets[i], values);
 #pragma unroll
     for (int j = 0; j < kPacket; ++j) {
-      if (kGradient) {
-        values[j] = exp2_approx((values[j] - top) * kLog2E) * factor;
+      if (kGradient) values[j] = exp2_approx(fma_f32(values[j], kLog2E, shift)) * factor;
+    }
+    if (kGradient && hit >= column && hit < column + kPacket) {
+#pragma unroll
+      for (int j = 0; j < kPacket; ++j) {
         if (column + j == hit) values[j] -= scale;
       }
-      if (column + j >= vocabulary) values[j] = 0.f;
+    }
+    if (column + kPacket > vocabulary) {
+#pragma unroll
+      for (int j = 0; j < kPacket; ++j) {
+        if (column + j >= vocabulary) values[j] = 0.f;
+      }
     }
     store_stream<16>(gradients + row + column, pack<kPacket>(values));
   }

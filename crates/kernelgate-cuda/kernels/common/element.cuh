@@ -55,6 +55,34 @@ __device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
   return word;
 }
 
+/// -inf in both halves of a word, or in the word of an f32.
+#if defined(ELEMENT_F32)
+constexpr unsigned int kLowestWord = 0xff800000u;
+#elif defined(ELEMENT_F16)
+constexpr unsigned int kLowestWord = 0xfc00fc00u;
+#else
+constexpr unsigned int kLowestWord = 0xff80ff80u;
+#endif
+
+/// The larger elements of two words, half by half; a NaN loses.
+__device__ __forceinline__ unsigned int larger_halves(unsigned int a, unsigned int b) {
+#if defined(ELEMENT_F32)
+  float value;
+  asm("max.ftz.f32 %0, %1, %2;"
+      : "=f"(value)
+      : "f"(__uint_as_float(a)), "f"(__uint_as_float(b)));
+  return __float_as_uint(value);
+#else
+  unsigned int larger;
+#if defined(ELEMENT_F16)
+  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+#else
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+#endif
+  return larger;
+#endif
+}
+
 template <int kCount>
 __device__ __forceinline__ void unpack(const ElementPacket<kCount>& packet,
                                        float (&value)[kCount]) {

@@ -22,6 +22,13 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+// sqrt(x), relative error 2^-23; subnormal x give 0.
+__device__ __forceinline__ float sqrt_approx(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ float max_f32(float a, float b) {
   float y;
   asm("max.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));

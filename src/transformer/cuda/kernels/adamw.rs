@@ -10,21 +10,18 @@ pub const KERNELS: &[KernelSpec<Shape>] = &[ADAMW_KERNEL];
 
 const THREADS: usize = 256;
 
-/// Groups of four elements a thread.
-const QUADS: usize = 2;
-
 /// The learning rate and the weight decay, the last two arguments.
 pub const ADAMW_RATES: [f32; 2] = [LEARNING_RATE as f32, WEIGHT_DECAY as f32];
 
 /// One step over the arena of parameters.
 pub const ADAMW_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
-    constants: |_| vec![("THREADS", THREADS), ("QUADS", QUADS)],
+    constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
         kernel_file("transformer/adamw", include_str!("../../../../kernels/transformer/adamw.cu")),
         "transformer_adamw",
         THREADS,
-        |shape| grid_covering(shape.parameters(), THREADS, 4 * QUADS),
+        |shape| grid_covering(shape.parameters(), THREADS, 4),
     )
 };
