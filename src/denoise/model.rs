@@ -36,7 +36,7 @@ pub struct Model {
     pub head_dim: usize,
 }
 
-/// When a tensor has to be read in a loop of steps.
+/// The steps of a loop in which a tensor has to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadTime {
     /// The input is read in every step.

@@ -11,7 +11,7 @@ fn main() -> std::process::ExitCode {
         let failed = |error: result::DriverError| BackendError::Launch(error.to_string());
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.map_err(failed)?;
         let axpy = unsafe { result::module::get_function(module, c"axpy".into()) };
-        let (axpy, stream) = (axpy.map_err(failed)?, at.stream().pointer::<sys::CUstream_st>());
+        let (axpy, stream) = (axpy.map_err(failed)?, at.stream().raw_pointer::<sys::CUstream_st>());
         let (mut a, mut x, mut y, mut out) = (A, x, y, out);
         let mut n = at.number("n")? as u32;
         Ok(Launches::new(move || unsafe {

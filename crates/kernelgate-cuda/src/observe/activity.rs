@@ -90,7 +90,7 @@ impl KernelRecord {
 /// A copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyRecord {
-    /// When the copy began.
+    /// Time at which the copy began, nanoseconds.
     pub start: u64,
     /// Time at which the copy had finished, nanoseconds.
     pub end: u64,
@@ -115,7 +115,7 @@ pub struct CopyRecord {
 /// Memory set to a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemsetRecord {
-    /// When the set began.
+    /// Time at which the set began, nanoseconds.
     pub start: u64,
     /// Time at which the memory set had finished, nanoseconds.
     pub end: u64,
@@ -136,7 +136,7 @@ pub struct CallRecord {
     pub name: u32,
     /// Time at which the host entered the call, nanoseconds.
     pub start: u64,
-    /// When the call returned.
+    /// Time at which the call returned, nanoseconds.
     pub end: u64,
     /// Operating-system id of the thread that made the call.
     pub thread: u32,
@@ -147,9 +147,9 @@ pub struct CallRecord {
 /// A wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitRecord {
-    /// When the wait began.
+    /// Time at which the wait began, nanoseconds.
     pub start: u64,
-    /// When the wait ended.
+    /// Time at which the wait ended, nanoseconds.
     pub end: u64,
     /// The context and, if the wait is for a stream, the stream.
     pub on: StreamId,

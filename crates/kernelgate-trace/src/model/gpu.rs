@@ -140,7 +140,7 @@ impl LaunchShape {
 /// Executions of kernels.
 #[derive(Debug, Clone, Default)]
 pub struct Kernels {
-    /// When and where.
+    /// Times of the operation, and the stream on which it ran.
     pub on_gpu: Operations,
     /// Index into [`super::Trace::functions`].
     pub function: PackedColumn<u32>,
@@ -165,7 +165,7 @@ impl Kernels {
 /// Copies between memories.
 #[derive(Debug, Clone, Default)]
 pub struct CopyTable {
-    /// When and where.
+    /// Times of the operation, and the stream on which it ran.
     pub on_gpu: Operations,
     /// Bytes.
     pub bytes: Vec<u64>,
@@ -212,7 +212,7 @@ impl MemoryKind {
 /// Table of memsets, which fill memory with one value.
 #[derive(Debug, Clone, Default)]
 pub struct MemsetTable {
-    /// When and where.
+    /// Times of the operation, and the stream on which it ran.
     pub on_gpu: Operations,
     /// Bytes.
     pub bytes: Vec<u64>,
@@ -221,7 +221,7 @@ pub struct MemsetTable {
 /// Executions of whole CUDA graphs, where the profiler did not record their nodes.
 #[derive(Debug, Clone, Default)]
 pub struct GraphLaunchTable {
-    /// When and where.
+    /// Times of the operation, and the stream on which it ran.
     pub on_gpu: Operations,
     /// The instantiated graph.
     pub executable: Vec<u32>,
@@ -363,7 +363,7 @@ impl StreamKindTable {
 pub struct PageFaultTable {
     /// When.
     pub start: Vec<i64>,
-    /// When the last fault of a group was served; the same as the start for the host's.
+    /// Time at which the last fault of the group was served; equal to the start for faults of the host.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::processes`].
     pub process: Vec<u32>,

@@ -19,7 +19,7 @@ pub struct HostThread {
 pub struct ApiCallTable {
     /// Time at which each call was entered, nanoseconds.
     pub start: Vec<i64>,
-    /// When the call returned.
+    /// Time at which the call returned, nanoseconds.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
@@ -92,7 +92,7 @@ impl RangeStyle {
 pub struct HostRangeTable {
     /// Time at which each range was opened, nanoseconds.
     pub start: Vec<i64>,
-    /// When the range was closed; the last time of the trace for one that was never closed.
+    /// Time at which the range was closed; for a range never closed, the last time of the trace.
     pub end: Vec<i64>,
     /// The thread that opened each range: an index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
@@ -189,9 +189,9 @@ pub struct HostMarkTable {
 /// Calls of the operating system that took long.
 #[derive(Debug, Clone, Default)]
 pub struct OsCallTable {
-    /// When the call was entered.
+    /// Time at which the call was entered, nanoseconds.
     pub start: Vec<i64>,
-    /// When the call returned.
+    /// Time at which the call returned, nanoseconds.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,

@@ -33,7 +33,7 @@ impl RangeRow {
 pub struct CallRow {
     /// Time at which the call was entered, nanoseconds.
     pub start: i64,
-    /// When the call returned.
+    /// Time at which the call returned, nanoseconds.
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,

@@ -27,7 +27,7 @@ pub trait Executable {
     /// for both, so that a launch finds caches and memory in the same state.
     ///
     /// # Errors
-    /// When device memory is short; when the device fails.
+    /// Fails if device memory is too small, or if the device fails.
     fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
         match with {
             OutputContent::Poison => self.poison_outputs(),

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use super::table::Table;
 use super::{joules_text, natural_sort_key, rate, time};
+use crate::measure::audit::reuse;
 use crate::measure::energy::LaunchEnergy;
 use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
@@ -40,7 +41,7 @@ fn host_is_slower(case: &CaseRecord) -> bool {
     })
 }
 
-const TABLE_REMARKS: [TableRemark; 10] = [
+const TABLE_REMARKS: [TableRemark; 11] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
         case.verification.value() == Verification::Unverified
     }),
@@ -80,6 +81,13 @@ const TABLE_REMARKS: [TableRemark; 10] = [
     ),
     ("without a record of a launch: short work on another stream may pass", |_, case| {
         case.samples.unrecorded.is_some()
+    }),
+    ("too short: a result that saves more than a quarter of a launch may pass", |run, case| {
+        let launches_ns = case.samples.per_launch_ns();
+        !run.environment.is_on_host()
+            && case.verification.after.is_some()
+            && !launches_ns.is_empty()
+            && !reuse::is_resolved(stats::median(&launches_ns))
     }),
 ];
 
@@ -344,6 +352,7 @@ fn shorten(ids: &[&str]) -> String {
 mod tests {
     use super::*;
     use crate::measure::limits::TimeLimit;
+    use crate::record::run::AfterTiming;
     use crate::record::{Environment, Provenance, SampleUnit};
 
     fn case(implementation: &str, cache: &str, elapsed_ns: f64) -> CaseRecord {
@@ -365,6 +374,20 @@ mod tests {
         let text = text(&[run], None);
         let line = text.lines().find(|line| line.starts_with("without a record")).unwrap();
         assert!(line.ends_with("may pass: w/f/n1/cuda/unseen/hot"), "{text}");
+    }
+
+    #[test]
+    fn a_launch_that_is_too_short_to_show_reuse_is_marked() {
+        let environment = Environment { device_kind: "cuda".to_owned(), ..Environment::cpu() };
+        let mut run = ProcessRun::start("b", "s", environment, Provenance::default());
+        for (name, elapsed_ns) in [("tiny", 1_500.0), ("long", 2_500.0)] {
+            let mut of = case(name, "hot", elapsed_ns);
+            of.verification.after = Some(AfterTiming::SAME_BITS_VERIFICATION);
+            run.cases.insert(format!("w/f/n1/{name}/hot"), of);
+        }
+        let text = text(&[run], None);
+        let line = text.lines().find(|line| line.starts_with("too short")).unwrap();
+        assert!(line.ends_with("may pass: w/f/n1/tiny/hot"), "{text}");
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl TestBench<'_> {
     /// Fails if the device fails.
     ///
     /// # Panics
-    /// When no case of the suite has these axes.
+    /// Fails if no case of the suite has these axes.
     pub fn errors(
         &self,
         suite: &Suite,

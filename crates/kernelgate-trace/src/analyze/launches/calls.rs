@@ -8,7 +8,7 @@ use crate::model::packed::PackedColumn;
 pub struct LaunchCall {
     /// Time at which the host entered the call, nanoseconds.
     pub start: i64,
-    /// When the call returned.
+    /// Time at which the call returned, nanoseconds.
     pub end: i64,
     /// Index into [`crate::model::Trace::threads`].
     pub thread: u32,

@@ -34,7 +34,7 @@ pub struct GpuWaitCall {
     pub thread: u32,
     /// Time at which the host entered the call, nanoseconds.
     pub start: i64,
-    /// When the call returned.
+    /// Time at which the call returned, nanoseconds.
     pub end: i64,
 }
 

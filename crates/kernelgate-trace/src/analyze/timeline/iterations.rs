@@ -65,7 +65,7 @@ pub struct IterationCandidate<K> {
 pub struct HostIterations<K> {
     /// The key of the ranges or marks.
     pub key: K,
-    /// When each one starts.
+    /// Start time of each iteration on the host, nanoseconds.
     pub starts: Vec<i64>,
     /// End of the last iteration in host time.
     pub end: i64,

@@ -20,7 +20,7 @@ const DEPTH: u32 = 3;
 pub struct HostIterations {
     /// The sign by which iterations were found: a range or a mark.
     pub sign: IterationEvidence,
-    /// When each one starts.
+    /// Start time of each iteration on the host, nanoseconds.
     pub starts: Vec<i64>,
     /// End of the last iteration in host time.
     pub end: i64,

@@ -28,7 +28,7 @@ struct State {
     pending_baseline: Option<String>,
 }
 
-/// When the record of a run is written to its file.
+/// The time at which the record of a run is written to its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordSaving {
     /// Writes at the start and after every case, synced to the disk.

@@ -67,6 +67,14 @@ const SHORT_NOISE: (f64, f64) = (0.10, 150.0);
 /// Additional time of the first of a round that is noise however short the launch is, nanoseconds:
 /// 0.2 to 0.4 µs for rows of 0.4 to 1.2 µs on an H100 and an H200, cause unknown.
 const TOUCHED_NS: f64 = 500.0;
+/// Share of a launch that reuse may save without an error.
+const MAX_SAVED: f64 = 0.25;
+
+/// Whether reuse that saves more than a quarter of such a launch is found: launches that are too short
+/// are marked.
+pub fn is_resolved(launch_ns: f64) -> bool {
+    TOUCHED_NS <= MAX_SAVED * launch_ns
+}
 
 /// Checks whether short launches for other inputs take longer than those for the same inputs,
 /// alternating between both sets of inputs. Returns whether it replaced inputs.
@@ -242,6 +250,11 @@ mod tests {
         assert!(why.contains("takes 1.0 µs longer") && why.contains("takes 5.0 µs"), "{why}");
         assert!(short(honest(400.0, 450.0)).is_ok());
         assert!(short(honest(400.0, 600.0)).is_err());
+    }
+
+    #[test]
+    fn a_launch_below_two_microseconds_is_too_short_to_show_reuse() {
+        assert!(!is_resolved(1900.0) && is_resolved(2100.0));
     }
 
     #[test]
