@@ -1,5 +1,6 @@
-// Weights as the persistent kernel and what runs before it take them: units of 8 columns and 64 of k,
-// bf16 or codes, [layers][k / 64][columns / 8] of them.
+// Layout of weight matrices [k][columns] in the persistent kernel and the kernels before it: an array
+// of units [layers][k / 64][columns / 8]. A unit holds 64 rows and 8 columns of the matrix, in bf16
+// or as codes of fp8 or int4.
 #pragma once
 #include "common/element16.cuh"
 #include "common/types.cuh"

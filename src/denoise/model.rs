@@ -41,7 +41,7 @@ pub struct Model {
 pub enum ReadTime {
     /// The input is read in every step.
     EachStep,
-    /// Once.
+    /// One read of the input in all steps together is enough.
     Once,
 }
 
@@ -54,7 +54,7 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// Dtype.
     pub dtype: Dtype,
-    /// How often the tensor has to be read.
+    /// Whether one read of the tensor is enough, or each step of the loop reads it again.
     pub read: ReadTime,
     /// Standard deviation of the tensor's elements; their mean is 0.
     pub deviation: f32,

@@ -6,7 +6,7 @@ use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 use super::network::{ConvolutionLayer, ConvolutionWindow};
 use crate::parallel;
 
-/// Output pixels that one task computes, about.
+/// Approximate number of output pixels that each CPU task computes.
 const ROWS: usize = 512;
 
 /// Frames of a task.

@@ -63,7 +63,7 @@ impl Regions<'_> {
         Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }
     }
 
-    /// A region in bf16 of a layer.
+    /// The bf16 matrix of this name that the workspace holds for a layer.
     fn activation(&self, name: &str, layer: usize, columns: usize) -> Matrix {
         self.layer_tensor(name, layer, columns, Dtype::Bf16)
     }

@@ -10,7 +10,8 @@ use kernelgate::stats::median;
 /// Relative half-width of the confidence interval assumed for a single run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SingleRunSpread {
-    /// The assumed half-width; a run whose own samples spread more gets a larger one.
+    /// Assumed half-width of the confidence interval of a single run, as a share of its median. A run
+    /// whose own samples spread more gets a wider interval.
     pub relative: f64,
     /// Source of the half-width.
     pub from: SpreadSource,

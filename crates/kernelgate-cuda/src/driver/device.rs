@@ -332,7 +332,7 @@ impl Device {
     /// pattern.
     ///
     /// # Errors
-    /// Fails if there is not enough.
+    /// Fails if the device has too little free memory.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, BackendError> {
         let buffer = self.allocate_uninitialised(bytes)?;
         if self.options.fills_memory {

@@ -302,8 +302,8 @@ impl PowerMeter {
         (!counts.is_empty()).then(|| counts.into_iter().sum())
     }
 
-    /// Reads all quantities that NVML reports for the card. The reading takes some milliseconds, so
-    /// it is never made while samples are taken.
+    /// Reads all quantities that NVML reports for the card. This call takes some
+    /// milliseconds, so it is never made while samples are taken.
     pub fn reading(&self) -> Option<CardReading> {
         self.telemetry.as_ref().map(CardTelemetry::read)
     }

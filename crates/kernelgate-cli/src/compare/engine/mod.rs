@@ -462,7 +462,7 @@ impl<'a> ComparisonEngine<'a> {
         }
     }
 
-    /// Average wall time of a block over every bench.
+    /// Wall time of one block of trials, averaged over the blocks so far: each block runs every bench.
     fn block_time(&self, round: u32) -> Duration {
         self.facts_of(round).map_or(Duration::ZERO, |facts| {
             Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)

@@ -100,7 +100,7 @@ pub struct RulesReport {
     pub thresholds: Vec<(String, usize)>,
     /// Acceptances of the rules file that apply to cases.
     pub accepted: Vec<AppliedAcceptance>,
-    /// Sentences about rules that have no effect.
+    /// Notes, one sentence for each rule of the rules file that has no effect.
     pub notes: Vec<String>,
     /// Patterns that match no case of a shard, in sentences: all shards together decide.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]

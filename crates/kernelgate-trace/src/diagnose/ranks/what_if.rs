@@ -33,7 +33,8 @@ pub struct JobChangeGain {
 pub struct JobCriticalPath {
     /// Time from when all ranks are recorded to the last end on any of them, nanoseconds.
     pub total_ns: i64,
-    /// Rank, what it did and how long, the longest first; the times add up to the total.
+    /// Segments of the critical path: rank, its activity, and nanoseconds, the longest first. The times
+    /// add up to the total.
     pub segments: Vec<(usize, String, i64)>,
     /// The largest first.
     pub gains: Vec<JobChangeGain>,

@@ -20,7 +20,7 @@ pub enum MemoryPurpose {
     Activations,
     /// Memory for gradients of activations and of parameters.
     Gradients,
-    /// Memory for everything else that the launches need.
+    /// Scratch memory of kernels and libraries, which belongs to none of the other uses.
     Workspace,
     /// Memory for inputs that every launch reads.
     Inputs,

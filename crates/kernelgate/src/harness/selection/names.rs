@@ -8,8 +8,8 @@ use crate::suite::Suite;
 /// Checks the name of a bench binary and the names of its workloads, axes and implementations.
 ///
 /// # Errors
-/// The error names the first that is empty, holds a control character, or has a `/` in the wrong
-/// place.
+/// The error states the first name that is empty, holds a control character, or has a `/` in the
+/// wrong place.
 pub fn check<'a>(bench: &str, suites: impl Iterator<Item = &'a Suite>) -> Result<(), HarnessError> {
     let refused =
         |of: String| move |problem: String| HarnessError::Name { of: of.clone(), problem };

@@ -15,7 +15,7 @@ pub(super) const MAX_HARMLESS_OVERLAP_NS: i64 = 20_000;
 /// Part of the busy time from which overlaps make all sums doubtful, in percent.
 const DOUBTFUL_OVERLAP_PERCENT: f64 = 5.0;
 
-/// An operation that overlaps the operations after it on its own stream.
+/// An operation that, by its times, ends after the next operation of its stream began.
 struct OverlappingOperation {
     id: OperationId,
     followers: usize,
