@@ -15,7 +15,8 @@ use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
 /// Passes of each traffic that are measured at length, the fastest in one burst first.
 const CONTESTANTS: usize = 3;
-/// A pass whose first launches take this many times as long as those of another is not tried further.
+/// A pass or algorithm whose first launches take this many times as long as those of another is not
+/// tried further.
 const SLOWER: f64 = 1.25;
 /// Bursts of each pass that is measured at length.
 const BURSTS: usize = 3;
@@ -147,6 +148,27 @@ fn bounds(operands: Operands, work: &Work) -> bool {
         .any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
 }
 
+/// Times one burst of each candidate and returns both, the fastest first. Those whose first launches
+/// take [`SLOWER`] times as long as another's are dropped.
+fn sort_by_burst<T: Copy>(
+    events: &mut EventTimer,
+    cache: Cache,
+    candidates: impl IntoIterator<Item = T>,
+    launch: impl Fn(T) -> Result<(), BackendError>,
+) -> Result<Vec<(f64, T)>, BackendError> {
+    let (mut timed, mut first_ns) = (Vec::new(), f64::INFINITY);
+    for candidate in candidates {
+        let mut launch = || launch(candidate);
+        let within = events.ceiling_within(cache, SLOWER * first_ns, &mut launch)?;
+        if let Some((candidate_ns, mut ceiling)) = within {
+            first_ns = first_ns.min(candidate_ns);
+            timed.push((ceiling.burst_ns()?, candidate));
+        }
+    }
+    timed.sort_by(|one, other| one.0.total_cmp(&other.0));
+    Ok(timed)
+}
+
 /// Times one burst of each memory pass, then several bursts of the fastest ones, and returns the
 /// fastest pass.
 fn memory_limit(
@@ -157,16 +179,7 @@ fn memory_limit(
 ) -> Result<MemoryLimit, BackendError> {
     let Traffic { read_bytes, write_bytes, cache } = traffic;
     let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
-    let (mut tried, mut first_ns) = (Vec::new(), f64::INFINITY);
-    for pass in Pass::ALL {
-        let mut launch = || passes.launch(pass, moved(0));
-        let within = events.ceiling_within(cache, SLOWER * first_ns, &mut launch)?;
-        if let Some((pass_ns, mut ceiling)) = within {
-            first_ns = first_ns.min(pass_ns);
-            tried.push((ceiling.burst_ns()?, pass));
-        }
-    }
-    tried.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let tried = sort_by_burst(events, cache, Pass::ALL, |pass| passes.launch(pass, moved(0)))?;
     let l2_bytes = events.device().facts().l2_bytes;
     let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.total_bytes());
     let places = if cache == Cache::Hot && near_l2 { &PLACES[..] } else { &PLACES[..1] };
@@ -280,21 +293,10 @@ impl LibraryGemm {
         let Some(gemm) = SquareGemm::new(events.device(), operands, size, [&a, &b])? else {
             return Ok(None);
         };
-        let (mut fastest, mut first_ns) = (None::<(f64, usize)>, f64::INFINITY);
-        for algorithm in 0..gemm.algorithms() {
-            // An algorithm that the library proposes and then rejects does not count.
-            if gemm.launch(algorithm).is_err() {
-                continue;
-            }
-            let mut launch = || gemm.launch(algorithm);
-            let within = events.ceiling_within(Cache::Hot, SLOWER * first_ns, &mut launch)?;
-            let Some((algorithm_ns, mut ceiling)) = within else { continue };
-            first_ns = first_ns.min(algorithm_ns);
-            let launch_ns = ceiling.burst_ns()?;
-            if fastest.is_none_or(|(fastest_ns, _)| launch_ns < fastest_ns) {
-                fastest = Some((launch_ns, algorithm));
-            }
-        }
+        // An algorithm that the library proposes and then rejects does not count.
+        let accepted = (0..gemm.algorithms()).filter(|&algorithm| gemm.launch(algorithm).is_ok());
+        let launch = |algorithm| gemm.launch(algorithm);
+        let fastest = sort_by_burst(events, Cache::Hot, accepted, launch)?.first().copied();
         Ok(fastest.map(|(launch_ns, algorithm)| (launch_ns, Self { gemm, size, algorithm })))
     }
 
