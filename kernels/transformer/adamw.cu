@@ -50,9 +50,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResidentThreads / kThrea
   // Gradients, unpacked behind the last load.
   Packet<16> packed;
   ElementPacket<4> own;
-  const bool is_f32 = at < f32_elements;
+  const bool is_f32 = kElementBytes == sizeof(float) || at < f32_elements;
   if (is_f32) {
-    packed = load_coherent<16>(gradient_f32 + at);
+    const float* from = gradient_f32 + at;
+    if (at >= f32_elements) from = reinterpret_cast<const float*>(gradient + (at - f32_elements));
+    packed = load_coherent<16>(from);
   } else {
     own = load_packed_quad(gradient + (at - f32_elements));
   }
