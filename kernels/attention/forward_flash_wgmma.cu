@@ -139,8 +139,7 @@ struct Tile {
   }
 };
 
-// Where a thread block finds its tiles: in a list that the host made, or by a counter that all
-// blocks share.
+// Source of a thread block's tiles: a list that the host made, or a counter that all blocks share.
 struct Source {
   const int4* list;
   u32* taken;

@@ -3,7 +3,7 @@
 //
 //   p[j] = exp(x[j] - max_j x) / sum_j exp(x[j] - max_j x), 16-bit
 //
-// Threads: a warp computes a row. Of every 128 neighbouring keys a lane has four: 16 bytes are
+// Threads: a warp computes a row. A lane has four of every 128 neighbouring keys: 16 bytes are
 // loaded and 8 stored. Up to MAX_KEYS / 32 scores a lane are in flight before the first is used.
 // Shared memory: none, and no barrier.
 // Bound: memory, 4 bytes read and 2 written for each score. The loads and stores leave time for
