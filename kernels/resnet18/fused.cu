@@ -28,7 +28,7 @@ __device__ __forceinline__ void wait_for_previous_layer() {
 }
 
 // Spikes are [T, B, side², filters]. The second operand is a 1x1 convolution with its own stride;
-// its weight is null if there is none. `identity` and `currents`, both [T, B, side², filters], may
+// its weight is null without one. `identity` and `currents`, both [T, B, side², filters], may
 // be null.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_block(const u16* first, const u16* weight, int depth, int first_side,
