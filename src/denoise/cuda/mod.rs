@@ -32,7 +32,7 @@ pub const STEP: &[Implementation<DenoiseStep>] = &implementation_ladder();
 /// Ladder of the denoising loop: the rows of a step, and one from which only a loop can gain.
 ///
 /// `fused_overlap_l2` extends the fastest rung with several kernels a layer, so that its gain is
-/// relative to the best alternative. Of the 641 MB that a step reads, 18 MB are keys and values. At
+/// relative to the best alternative. A step reads 641 MB, 18 MB of them keys and values. At
 /// memory bandwidth, keeping them in L2 saves at most 4 µs a step, and `fused_overlap` prefetches
 /// most of them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &{
