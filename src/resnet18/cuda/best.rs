@@ -250,12 +250,12 @@ pub fn regions_written_forward(
     regions
 }
 
-/// The launches of inference.
+/// Program of ResNet-18 inference that stores no spikes of layers.
 pub fn program(shape: &NetworkShape) -> Program {
     inference_launches(shape, false)
 }
 
-/// The launches of inference; `keep` decides whether the spikes of all layers are kept.
+/// Program of ResNet-18 inference; `keep` decides whether the spikes of all layers are stored.
 pub fn inference_launches(shape: &NetworkShape, keep: bool) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
@@ -269,7 +269,7 @@ pub fn inference_launches(shape: &NetworkShape, keep: bool) -> Program {
     program
 }
 
-/// Declares parameters as the kernel reads them: weights in tiles, the stem's as fragments.
+/// Declares parameters in the kernel's layouts: weights in tiles, those of the stem as fragments.
 fn declare_packed(program: &mut Program, shape: &NetworkShape, network: &Network) {
     for PackedRegion { name, bytes, part } in packed_regions(shape, network) {
         let conv = network.block_convolutions().find(|conv| weight_region_name(conv) == name);
@@ -313,8 +313,8 @@ fn stem(forward: &Forward, program: &mut Program) {
     program.add(launch.programmatic());
 }
 
-/// Adds the launch that computes all layers to the program. With a null address of the logits it
-/// ends before the classifier.
+/// Adds the launch that computes all layers to the program. With a null address of the logits the
+/// launch ends before the classifier.
 fn layers(forward: &Forward, program: &mut Program, logits: Operand) {
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last_frame();

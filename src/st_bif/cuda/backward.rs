@@ -13,7 +13,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
-/// The kernels.
+/// Kernels of the ST-BIF backward pass.
 pub const KERNELS: &[KernelSpec<NeuronShape>] = &[SAVED_KERNEL, REPLAY_KERNEL, ANY_REPLAY_KERNEL];
 
 const SAVED_BLOCK_THREADS: usize = 128;
@@ -29,7 +29,8 @@ const SAVED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     )
 };
 
-/// Most steps that `backward_replay` unrolls into registers; more go through its tiled sibling.
+/// Maximum number of steps that `backward_replay` unrolls into registers; `backward_replay_any`
+/// handles more.
 const MAX_UNROLLED_STEPS: usize = 16;
 
 const REPLAY_BLOCK_THREADS: usize = 128;
@@ -54,7 +55,8 @@ const REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     )
 };
 
-/// Neurons of a thread: as many as fit in registers beside the coefficients of all steps.
+/// Number of neurons of a thread: as many as fit into registers besides the coefficients of all
+/// steps.
 fn replay_neurons_per_thread(neurons: &NeuronShape) -> usize {
     if neurons.dtype == Dtype::F32 || neurons.t > 8 { 2 } else { 4 }
 }
@@ -80,7 +82,7 @@ fn any_replay_neurons_per_thread(neurons: &NeuronShape) -> usize {
     8 / neurons.dtype.bytes()
 }
 
-/// Backward ladder.
+/// Ladder of the ST-BIF backward pass.
 pub const BACKWARD: &[Implementation<StBifBackward>] = &[
     Implementation {
         name: "cuda/saved",
@@ -124,7 +126,7 @@ fn prepare_saved(
     }
     let kernel = SAVED_KERNEL.load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
-    // Membranes and tracers are computed from x.
+    // Membranes and tracers are computed from x, so gy is the only input that may change.
     let inputs = cuda::inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(KernelArgument::from);
@@ -158,8 +160,8 @@ fn prepare_replay(
     }))
 }
 
-/// The kernel that replays this number of time steps, with its arguments after the addresses of x,
-/// gy, the final membrane's gradient (null if zero) and gx.
+/// Loads the kernel that replays this number of time steps. Also returns its arguments after the
+/// addresses of x, gy, the final membrane's gradient (null if zero) and gx.
 pub fn replay_kernel<T: From<i64> + From<i32> + From<f32>>(
     neurons: &NeuronShape,
 ) -> (KernelSpec<NeuronShape>, Vec<T>) {

@@ -1,16 +1,16 @@
-//! Rotary position embedding.
+//! Kernel row of the rotary position embedding (RoPE).
 
 use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering, packet_elements};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::{ROPE_BASE, Shape};
 use kernelgate_cuda::KernelSpec;
 
-/// The kernel.
+/// Kernel of RoPE in the list of all kernels.
 pub const KERNELS: &[KernelSpec<Shape>] = &[ROPE_KERNEL];
 
 const THREADS: usize = 256;
 
-/// Rotates queries and keys.
+/// Kernel that rotates queries and keys.
 pub const ROPE_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS)],

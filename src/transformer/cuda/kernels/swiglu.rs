@@ -1,19 +1,19 @@
-//! SwiGLU.
+//! Kernel rows of SwiGLU and its gradient.
 
 use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering, packet_elements};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate_cuda::KernelSpec;
 
-/// The kernels.
+/// Kernels of SwiGLU.
 pub const KERNELS: &[KernelSpec<Shape>] = &[SWIGLU_KERNEL, SWIGLU_BACKWARD_KERNEL];
 
 const THREADS: usize = 256;
 
-/// Packets of 16 bytes a thread.
+/// Number of 16-byte packets that a thread handles.
 const PACKETS_PER_THREAD: usize = 2;
 
-/// The hidden layer from gates and ups.
+/// Kernel that computes the hidden layer from gates and ups.
 pub const SWIGLU_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS), ("PACKETS", PACKETS_PER_THREAD)],
@@ -35,6 +35,6 @@ pub const SWIGLU_KERNEL: KernelSpec<Shape> = KernelSpec {
     )
 };
 
-/// Gradients of gates and ups.
+/// Kernel that computes the gradients of gates and ups.
 pub const SWIGLU_BACKWARD_KERNEL: KernelSpec<Shape> =
     KernelSpec { symbol: "transformer_swiglu_backward", ..SWIGLU_KERNEL };
