@@ -26,19 +26,9 @@ const NAIVE_TILE_SIDE: usize = 16;
 /// First of the three kernels of `forward_naive`: the scores.
 pub const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE_SIDE)],
-    ..kernel(
-        "attention/forward_naive",
-        include_str!("../../../kernels/attention/forward_naive.cu"),
-        "attention_forward_naive_scores",
-        THREADS,
-        |extents| {
-            [
-                extents.s.div_ceil(NAIVE_TILE_SIDE),
-                extents.s.div_ceil(NAIVE_TILE_SIDE),
-                extents.heads,
-            ]
-        },
-    )
+    ..kernel("attention/forward_naive", "attention_forward_naive_scores", THREADS, |extents| {
+        [extents.s.div_ceil(NAIVE_TILE_SIDE), extents.s.div_ceil(NAIVE_TILE_SIDE), extents.heads]
+    })
 };
 pub const NAIVE_SOFTMAX: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_naive_softmax",
@@ -66,7 +56,6 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     },
     ..kernel(
         "attention/softmax_vectorized",
-        include_str!("../../../kernels/attention/softmax_vectorized.cu"),
         "attention_softmax_vectorized",
         THREADS,
         // Each warp computes one row.

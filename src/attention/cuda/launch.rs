@@ -61,16 +61,11 @@ impl From<&components::ComponentShape> for Extents {
 /// for each of their values.
 pub const fn kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     threads: usize,
     blocks: fn(&Extents) -> [usize; 3],
 ) -> KernelSpec<Extents> {
-    KernelSpec {
-        defines,
-        variants,
-        ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
-    }
+    KernelSpec { defines, variants, ..KernelSpec::new(kernel_file(file), symbol, threads, blocks) }
 }
 
 /// Values of the macros of `kernels/attention/shape.cuh`.

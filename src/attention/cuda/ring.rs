@@ -47,15 +47,9 @@ const PLACES: usize = 2;
 const BARRIER_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     defines: |ring| vec![format!("GPUS={}", ring.gpus)],
     variants: || variants().into_iter().take(1).collect(),
-    ..KernelSpec::new(
-        kernel_file(
-            "attention/ring_barrier",
-            include_str!("../../../kernels/attention/ring_barrier.cu"),
-        ),
-        "attention_ring_barrier",
-        32,
-        |_| [1, 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("attention/ring_barrier"), "attention_ring_barrier", 32, |_| {
+        [1, 1, 1]
+    })
 };
 
 const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
@@ -66,10 +60,7 @@ const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     constants: |_| vec![("THREADS", MERGE_THREADS)],
     variants,
     ..KernelSpec::new(
-        kernel_file(
-            "attention/ring_merge",
-            include_str!("../../../kernels/attention/ring_merge.cu"),
-        ),
+        kernel_file("attention/ring_merge"),
         "attention_ring_merge",
         MERGE_THREADS,
         |ring| {

@@ -25,10 +25,7 @@ pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: sums::variants,
     ..KernelSpec::new(
-        kernel_file(
-            "collective/all_reduce_one_shot",
-            include_str!("../../../kernels/collective/all_reduce_one_shot.cu"),
-        ),
+        kernel_file("collective/all_reduce_one_shot"),
         "collective_all_reduce_one_shot",
         THREADS,
         |problem| {

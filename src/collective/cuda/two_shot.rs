@@ -27,10 +27,7 @@ pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", PACKETS_AT_ONCE)],
     variants: sums::variants,
     ..KernelSpec::new(
-        kernel_file(
-            "collective/all_reduce_two_shot",
-            include_str!("../../../kernels/collective/all_reduce_two_shot.cu"),
-        ),
+        kernel_file("collective/all_reduce_two_shot"),
         "collective_all_reduce_two_shot",
         THREADS,
         |problem| {

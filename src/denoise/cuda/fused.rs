@@ -39,12 +39,9 @@ const QKV: KernelSpec<Items> = KernelSpec {
     shared_bytes: |items| gemm_shared_bytes(items.model.width, QKV_K_SPLIT),
     cluster: Some(QKV_K_SPLIT),
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    ..model_kernel(
-        "denoise/fused_project",
-        include_str!("../../../kernels/denoise/fused_project.cu"),
-        "denoise_fused_project_qkv",
-        |items| tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_K_SPLIT),
-    )
+    ..model_kernel("denoise/fused_project", "denoise_fused_project_qkv", |items| {
+        tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_K_SPLIT)
+    })
 };
 const OUT: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_out",
@@ -134,18 +131,13 @@ const ATTENTION_KERNEL: KernelSpec<Items> = KernelSpec {
     shared_bytes: attention_shared_bytes,
     cluster: Some(BLOCKS_PER_ATTENTION_CLUSTER),
     requires: RequiredArchitecture::AtLeast(90),
-    ..model_kernel(
-        "denoise/fused_attention",
-        include_str!("../../../kernels/denoise/fused_attention.cu"),
-        "denoise_fused_attention",
-        |items| {
-            [
-                items.items.div_ceil(QUERY_ROWS_PER_CLUSTER) * BLOCKS_PER_ATTENTION_CLUSTER,
-                1,
-                items.layers,
-            ]
-        },
-    )
+    ..model_kernel("denoise/fused_attention", "denoise_fused_attention", |items| {
+        [
+            items.items.div_ceil(QUERY_ROWS_PER_CLUSTER) * BLOCKS_PER_ATTENTION_CLUSTER,
+            1,
+            items.layers,
+        ]
+    })
 };
 
 /// Shared memory of attention: rows of q, of 128 keys and values, each of at least 128 bytes; the
@@ -155,12 +147,8 @@ fn attention_shared_bytes(items: &Items) -> usize {
     (QUERY_ROWS_PER_CLUSTER + 2 * 128) * row_bytes + QUERY_ROWS_PER_CLUSTER * 128 * 2
 }
 
-const BEGIN_KERNEL: KernelSpec<Items> = model_kernel(
-    "denoise/fused_rows",
-    include_str!("../../../kernels/denoise/fused_rows.cu"),
-    "denoise_fused_rows_begin",
-    a_row_a_block,
-);
+const BEGIN_KERNEL: KernelSpec<Items> =
+    model_kernel("denoise/fused_rows", "denoise_fused_rows_begin", a_row_a_block);
 const END: KernelSpec<Items> = KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN_KERNEL };
 
 /// Inputs that are stored with space for the suffix after each layer's prefix.

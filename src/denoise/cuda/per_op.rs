@@ -54,12 +54,9 @@ pub const EMBED: KernelSpec<Items> = KernelSpec {
             ("INT4_GROUP", int4::GROUP),
         ]
     },
-    ..kernel(
-        "denoise/per_op",
-        include_str!("../../../kernels/denoise/per_op.cu"),
-        "denoise_per_op_embed",
-        |items| [embed_blocks(&items.model) * items.items, 1, items.layers],
-    )
+    ..kernel("denoise/per_op", "denoise_per_op_embed", |items| {
+        [embed_blocks(&items.model) * items.items, 1, items.layers]
+    })
 };
 
 /// Kernel of the bias, with one thread for each packet.

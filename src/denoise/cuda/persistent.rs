@@ -42,12 +42,7 @@ const PERSISTENT_KERNEL: KernelSpec<Items> = KernelSpec {
     requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
     stages: STAGES,
-    ..model_kernel(
-        "denoise/persistent",
-        include_str!("../../../kernels/denoise/persistent.cu"),
-        "denoise_persistent",
-        |_| [CLUSTER_COUNT * RANKS, 1, 1],
-    )
+    ..model_kernel("denoise/persistent", "denoise_persistent", |_| [CLUSTER_COUNT * RANKS, 1, 1])
 };
 
 /// Names of the stages of the kernel's timer, in the order of the kernel's enum `Stage`.
@@ -98,12 +93,7 @@ const SHIFTS_KERNEL: KernelSpec<Items> = KernelSpec {
     shared_bytes: |_| shifts_shared_bytes(16),
     requires: RequiredArchitecture::AtLeast(90),
     variants: PERSISTENT_KERNEL.variants,
-    ..model_kernel(
-        "denoise/streamed_rows",
-        include_str!("../../../kernels/denoise/streamed_rows.cu"),
-        "denoise_streamed_shifts",
-        |_| [STREAMED_BLOCKS, 1, 1],
-    )
+    ..model_kernel("denoise/streamed_rows", "denoise_streamed_shifts", |_| [STREAMED_BLOCKS, 1, 1])
 };
 const SHIFTS_FP8_KERNEL: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,

@@ -22,14 +22,13 @@ pub const THREADS: usize = 256;
 /// Declares a kernel of the family that has one build for all models.
 pub const fn kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     blocks: fn(&Items) -> [usize; 3],
 ) -> KernelSpec<Items> {
     KernelSpec {
         constants: |_| vec![("THREADS", THREADS)],
         variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
-        ..KernelSpec::new(kernel_file(file, text), symbol, THREADS, blocks)
+        ..KernelSpec::new(kernel_file(file), symbol, THREADS, blocks)
     }
 }
 
@@ -37,7 +36,6 @@ pub const fn kernel(
 /// carve-out to 100 %, so that blocks of one kernel and of the next one can be co-resident.
 pub const fn model_kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     blocks: fn(&Items) -> [usize; 3],
 ) -> KernelSpec<Items> {
@@ -48,7 +46,7 @@ pub const fn model_kernel(
         constants: |items| with_model(items, &[("THREADS", THREADS)]),
         whole_shared: true,
         variants: || [PI05_MODEL, TINY].map(|model| Items { model, items: 1, layers: 1 }).to_vec(),
-        ..kernel(file, text, symbol, blocks)
+        ..kernel(file, symbol, blocks)
     }
 }
 

@@ -17,12 +17,9 @@ const ACTIVATE: KernelSpec<Shape> = KernelSpec {
     defines: |_| vec!["ELEMENT_BF16".to_owned()],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![Shape { b: 1, i: 1, h: 1, c: 1, dtype: Dtype::Bf16 }],
-    ..KernelSpec::new(
-        kernel_file("mlp/per_op", include_str!("../../../kernels/mlp/per_op.cu")),
-        "mlp_per_op_activate",
-        THREADS,
-        |shape| [(shape.b * shape.h).div_ceil(THREADS), 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("mlp/per_op"), "mlp_per_op_activate", THREADS, |shape| {
+        [(shape.b * shape.h).div_ceil(THREADS), 1, 1]
+    })
 };
 const ACTIVATE_BACKWARD: KernelSpec<Shape> =
     KernelSpec { symbol: "mlp_per_op_activate_backward", ..ACTIVATE };

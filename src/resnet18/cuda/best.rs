@@ -65,12 +65,9 @@ const LAYERS: KernelSpec<TileGrid> = KernelSpec {
     requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || [4, 8, 16].map(|steps| TileGrid { steps, blocks: [BLOCKS_PER_GROUP, 1] }).to_vec(),
     stages: STAGES,
-    ..KernelSpec::new(
-        kernel_file("resnet18/best", include_str!("../../../kernels/resnet18/best.cu")),
-        "resnet18_best_layers",
-        THREADS,
-        |grid| [grid.blocks[0], 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("resnet18/best"), "resnet18_best_layers", THREADS, |grid| {
+        [grid.blocks[0], 1, 1]
+    })
 };
 
 const STEM: KernelSpec<TileGrid> = KernelSpec {

@@ -23,10 +23,7 @@ use kernelgate_cuda::KernelSpec;
 /// Kernels of the rung `fused`.
 pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, CLASSIFIER_TAIL];
 
-const BLOCK: KernelSpec<TileGrid> = tiled(
-    kernel_file("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu")),
-    "resnet18_fused_block",
-);
+const BLOCK: KernelSpec<TileGrid> = tiled(kernel_file("resnet18/fused"), "resnet18_fused_block");
 const BLOCK_WIDE: KernelSpec<TileGrid> = wide_build(BLOCK);
 const STEM: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..BLOCK };

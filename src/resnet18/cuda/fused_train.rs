@@ -37,13 +37,8 @@ pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK_KERNEL, WIDE_BLOCK_KERNEL, 
 /// Kernels over all parameters; their parameter is the number of blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SUM_PARTS, SGD];
 
-const BLOCK_KERNEL: KernelSpec<TileGrid> = tiled(
-    kernel_file(
-        "resnet18/fused_backward",
-        include_str!("../../../kernels/resnet18/fused_backward.cu"),
-    ),
-    "resnet18_fused_block_backward",
-);
+const BLOCK_KERNEL: KernelSpec<TileGrid> =
+    tiled(kernel_file("resnet18/fused_backward"), "resnet18_fused_block_backward");
 const WIDE_BLOCK_KERNEL: KernelSpec<TileGrid> = wide_build(BLOCK_KERNEL);
 const STEM: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK_KERNEL };
@@ -53,7 +48,7 @@ const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
     shared_bytes: |_| SHARED_BYTES_PER_GROUP,
     variants: || vec![1],
     ..KernelSpec::new(
-        kernel_file("resnet18/fused_step", include_str!("../../../kernels/resnet18/fused_step.cu")),
+        kernel_file("resnet18/fused_step"),
         "resnet18_fused_weight_gradients",
         GROUP,
         |blocks| [*blocks, 1, 1],

@@ -45,7 +45,7 @@ const ENCODE_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        kernel_file("resnet18/per_op", include_str!("../../../kernels/resnet18/per_op.cu")),
+        kernel_file("resnet18/per_op"),
         "resnet18_per_op_encode",
         THREADS,
         |elements| [elements.div_ceil(THREADS), 1, 1],

@@ -50,12 +50,9 @@ pub const KERNELS: &[KernelSpec<usize>] = &[
 const PACK_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![1],
-    ..KernelSpec::new(
-        kernel_file("resnet18/train", include_str!("../../../kernels/resnet18/train.cu")),
-        "resnet18_train_pack",
-        THREADS,
-        |elements| [elements.div_ceil(THREADS), 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("resnet18/train"), "resnet18_train_pack", THREADS, |elements| {
+        [elements.div_ceil(THREADS), 1, 1]
+    })
 };
 const SHARE_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_share", ..PACK_KERNEL };

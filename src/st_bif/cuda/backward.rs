@@ -22,7 +22,6 @@ const SAVED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     constants: |_| vec![("BLOCK", SAVED_BLOCK_THREADS), ("PER_THREAD", SAVED_NEURONS_PER_THREAD)],
     ..st_bif_kernel(
         "st_bif/backward_saved",
-        include_str!("../../../kernels/st_bif/backward_saved.cu"),
         "st_bif_backward_saved",
         SAVED_BLOCK_THREADS,
         |neurons| [neurons.n.div_ceil(SAVED_BLOCK_THREADS * SAVED_NEURONS_PER_THREAD), 1, 1],
@@ -46,7 +45,6 @@ const REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     variants: || neuron_variants(&[4, 8, 16]),
     ..st_bif_kernel(
         "st_bif/backward_replay",
-        include_str!("../../../kernels/st_bif/backward_replay.cu"),
         "st_bif_backward_replay",
         REPLAY_BLOCK_THREADS,
         |neurons| {
@@ -68,7 +66,6 @@ const ANY_REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     },
     ..st_bif_kernel(
         "st_bif/backward_replay_any",
-        include_str!("../../../kernels/st_bif/backward_replay_any.cu"),
         "st_bif_backward_replay_any",
         ANY_REPLAY_THREADS,
         |neurons| {

@@ -19,23 +19,17 @@ pub const KERNELS: &[KernelSpec<NeuronShape>] =
 const THREADS: usize = 256;
 
 /// Kernel with one launch for each time step, and membranes and tracers in memory.
-pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> = st_bif_kernel(
-    "st_bif/forward_per_step",
-    include_str!("../../../kernels/st_bif/forward_per_step.cu"),
-    "st_bif_forward_per_step",
-    THREADS,
-    |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
-);
+pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> =
+    st_bif_kernel("st_bif/forward_per_step", "st_bif_forward_per_step", THREADS, |neurons| {
+        [neurons.n.div_ceil(THREADS), 1, 1]
+    });
 
 /// Kernel that computes all time steps in one launch. It saves membranes and tracers if it gets
 /// memory for them, for the first rung of the backward pass.
-pub const FUSED: KernelSpec<NeuronShape> = st_bif_kernel(
-    "st_bif/forward_fused",
-    include_str!("../../../kernels/st_bif/forward_fused.cu"),
-    "st_bif_forward_fused",
-    THREADS,
-    |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
-);
+pub const FUSED: KernelSpec<NeuronShape> =
+    st_bif_kernel("st_bif/forward_fused", "st_bif_forward_fused", THREADS, |neurons| {
+        [neurons.n.div_ceil(THREADS), 1, 1]
+    });
 
 /// Threads of a block, for kernels in which a thread computes 16 bytes of neurons.
 const STREAMING_BLOCK_THREADS: usize = 128;
@@ -45,7 +39,6 @@ const VECTORIZED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     constants: streaming_constants,
     ..st_bif_kernel(
         "st_bif/forward_vectorized",
-        include_str!("../../../kernels/st_bif/forward_vectorized.cu"),
         "st_bif_forward_vectorized",
         STREAMING_BLOCK_THREADS,
         streaming_blocks,
@@ -57,7 +50,6 @@ const PACKED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     constants: streaming_constants,
     ..st_bif_kernel(
         "st_bif/forward_packed",
-        include_str!("../../../kernels/st_bif/forward_packed.cu"),
         "st_bif_forward_packed",
         STREAMING_BLOCK_THREADS,
         streaming_blocks,

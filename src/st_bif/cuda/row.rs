@@ -9,7 +9,6 @@ use kernelgate_cuda::{KernelArgument, KernelSpec};
 /// Declares a kernel of the family, with one build for each element type.
 pub const fn st_bif_kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     threads: usize,
     blocks: fn(&NeuronShape) -> [usize; 3],
@@ -17,7 +16,7 @@ pub const fn st_bif_kernel(
     KernelSpec {
         defines: |neurons| vec![element(neurons)],
         variants: || neuron_variants(&[8]),
-        ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
+        ..KernelSpec::new(kernel_file(file), symbol, threads, blocks)
     }
 }
 

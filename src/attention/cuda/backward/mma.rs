@@ -47,13 +47,9 @@ pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
     variants: strided_variants,
     constants: |extents| flash_mma_macros(extents, 2),
     shared_bytes: |extents| flash_mma_shared_bytes(extents, 2),
-    ..kernel(
-        "attention/backward_flash_mma",
-        include_str!("../../../../kernels/attention/backward_flash_mma.cu"),
-        "attention_backward_flash_mma",
-        THREADS,
-        |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
-    )
+    ..kernel("attention/backward_flash_mma", "attention_backward_flash_mma", THREADS, |extents| {
+        [extents.s.div_ceil(KEYS) * extents.heads, 1, 1]
+    })
 };
 pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_prepare",

@@ -39,13 +39,9 @@ const NAIVE_TILE: usize = 16;
 
 const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
-    ..kernel(
-        "attention/backward_naive",
-        include_str!("../../../../kernels/attention/backward_naive.cu"),
-        "attention_backward_naive_delta",
-        THREADS,
-        |extents| [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1],
-    )
+    ..kernel("attention/backward_naive", "attention_backward_naive_delta", THREADS, |extents| {
+        [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1]
+    })
 };
 const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_naive_scores",

@@ -26,7 +26,6 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     requires: RequiredArchitecture::Exactly("sm_90a"),
     ..kernel(
         "attention/backward_flash_wgmma",
-        include_str!("../../../../kernels/attention/backward_flash_wgmma.cu"),
         "attention_backward_flash_wgmma",
         THREADS,
         |extents| [blocks(extents, extents.share), 1, 1],

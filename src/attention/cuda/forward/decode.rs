@@ -92,7 +92,6 @@ const FLASH_DECODE_KERNEL: KernelSpec<Extents> = KernelSpec {
     variants: || variants(&[1, MAX_DECODE_QUERIES]),
     ..kernel(
         "attention/forward_flash_decode",
-        include_str!("../../../../kernels/attention/forward_flash_decode.cu"),
         "attention_forward_flash_decode",
         THREADS,
         // The launcher sets as many blocks as the device holds at once.

@@ -28,13 +28,9 @@ pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
         ]
     },
     shared_bytes,
-    ..kernel(
-        "attention/forward_flash_mma",
-        include_str!("../../../../kernels/attention/forward_flash_mma.cu"),
-        "attention_forward_flash_mma",
-        THREADS,
-        |extents| [extents.s.div_ceil(QUERIES) * extents.heads, 1, 1],
-    )
+    ..kernel("attention/forward_flash_mma", "attention_forward_flash_mma", THREADS, |extents| {
+        [extents.s.div_ceil(QUERIES) * extents.heads, 1, 1]
+    })
 };
 
 /// Shared memory of the kernel: the queries, and two stages of 64 keys and values.

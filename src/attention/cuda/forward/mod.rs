@@ -32,13 +32,9 @@ const TILE: usize = 64;
 
 const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", TILE)],
-    ..kernel(
-        "attention/forward_tiled",
-        include_str!("../../../../kernels/attention/forward_tiled.cu"),
-        "attention_forward_tiled_scores",
-        THREADS,
-        |extents| [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads],
-    )
+    ..kernel("attention/forward_tiled", "attention_forward_tiled_scores", THREADS, |extents| {
+        [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads]
+    })
 };
 const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_tiled_softmax",
@@ -56,13 +52,9 @@ const FLASH_KERNEL: KernelSpec<Extents> = KernelSpec {
         vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared_bytes(extents))]
     },
     shared_bytes: flash_shared_bytes,
-    ..kernel(
-        "attention/forward_flash",
-        include_str!("../../../../kernels/attention/forward_flash.cu"),
-        "attention_forward_flash",
-        THREADS,
-        |extents| [extents.s.div_ceil(TILE) * extents.heads, 1, 1],
-    )
+    ..kernel("attention/forward_flash", "attention_forward_flash", THREADS, |extents| {
+        [extents.s.div_ceil(TILE) * extents.heads, 1, 1]
+    })
 };
 
 /// Shared memory of `forward_flash`: tiles of q, of k or v, and of p, in fp32, with four padding

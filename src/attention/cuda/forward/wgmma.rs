@@ -125,7 +125,6 @@ pub const FLASH_WGMMA_KERNEL: KernelSpec<Extents> = KernelSpec {
 
 const ANY_KEYS_KERNEL: KernelSpec<Extents> = kernel(
     "attention/forward_flash_wgmma",
-    include_str!("../../../../kernels/attention/forward_flash_wgmma.cu"),
     "attention_forward_flash_wgmma",
     THREADS,
     // The launcher sets one block for each multiprocessor.
@@ -183,7 +182,6 @@ const TRANSPOSE_VALUES_KERNEL: KernelSpec<Extents> = KernelSpec {
     variants: || vec![fp8_variant(false)],
     ..kernel(
         "attention/transpose_values",
-        include_str!("../../../../kernels/attention/transpose_values.cu"),
         "attention_transpose_values",
         TRANSPOSE_THREADS,
         |extents| [extents.heads * padded_key_count(extents) / 32, 1, 1],

@@ -18,10 +18,7 @@ pub const ADAMW_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(
-        kernel_file("transformer/adamw", include_str!("../../../../kernels/transformer/adamw.cu")),
-        "transformer_adamw",
-        THREADS,
-        |shape| grid_covering(shape.parameters(), THREADS, 4),
-    )
+    ..KernelSpec::new(kernel_file("transformer/adamw"), "transformer_adamw", THREADS, |shape| {
+        grid_covering(shape.parameters(), THREADS, 4)
+    })
 };

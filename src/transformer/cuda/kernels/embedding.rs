@@ -24,15 +24,9 @@ pub const EMBED_KERNEL: KernelSpec<Shape> = KernelSpec {
         vec![("THREADS", THREADS), ("QUADS", QUADS), ("TOKENS", TOKENS_IN_SHARED_MEMORY)]
     },
     variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(
-        kernel_file(
-            "transformer/embedding",
-            include_str!("../../../../kernels/transformer/embedding.cu"),
-        ),
-        "transformer_embed",
-        THREADS,
-        |shape| grid_covering(shape.tokens() * shape.d, THREADS, 4),
-    )
+    ..KernelSpec::new(kernel_file("transformer/embedding"), "transformer_embed", THREADS, |shape| {
+        grid_covering(shape.tokens() * shape.d, THREADS, 4)
+    })
 };
 
 /// Kernel that computes the whole gradient of the embedding, with the same bits in every run.

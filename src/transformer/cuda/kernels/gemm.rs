@@ -132,10 +132,7 @@ pub const SWIGLU: KernelSpec<Product> = KernelSpec {
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![SAVING, NOT_SAVING, Product { saved: true, ..XL }, XL],
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/gemm_swiglu",
-            include_str!("../../../../kernels/transformer/gemm_swiglu.cu"),
-        ),
+        kernel_file("transformer/gemm_swiglu"),
         "transformer_gemm_swiglu",
         THREADS,
         |product| Tile::swiglu(product).blocks(product, 2 * product.shape.ff),
@@ -151,10 +148,7 @@ pub const SWIGLU_BACKWARD: KernelSpec<Product> = KernelSpec {
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![SAVING, LONG, XL],
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/gemm_swiglu_backward",
-            include_str!("../../../../kernels/transformer/gemm_swiglu_backward.cu"),
-        ),
+        kernel_file("transformer/gemm_swiglu_backward"),
         "transformer_gemm_swiglu_backward",
         THREADS,
         |product| Tile::swiglu_backward(product).blocks(product, product.shape.ff),
@@ -172,10 +166,7 @@ pub const ROPE: KernelSpec<Product> = KernelSpec {
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![NOT_SAVING, LONG, XL, Product { shape: WIDE, ..NOT_SAVING }],
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/gemm_rope",
-            include_str!("../../../../kernels/transformer/gemm_rope.cu"),
-        ),
+        kernel_file("transformer/gemm_rope"),
         "transformer_gemm_rope",
         THREADS,
         |product| Tile::rope(product).blocks(product, 3 * product.shape.d),

@@ -22,12 +22,9 @@ pub const LOSS_KERNEL: KernelSpec<Shape> = KernelSpec {
         let shapes = vocabularies.map(|vocabulary| Shape { vocabulary, ..SMALL });
         shapes.into_iter().flat_map(both_dtypes).collect()
     },
-    ..KernelSpec::new(
-        kernel_file("transformer/loss", include_str!("../../../../kernels/transformer/loss.cu")),
-        "transformer_loss",
-        THREADS,
-        |shape| [shape.tokens(), 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("transformer/loss"), "transformer_loss", THREADS, |shape| {
+        [shape.tokens(), 1, 1]
+    })
 };
 
 /// Kernel of the tokens' losses alone.

@@ -38,7 +38,7 @@ pub const NORM_KERNEL: KernelSpec<Shape> = KernelSpec {
         widths.into_iter().flat_map(|d| both_dtypes(Shape { d, ..SMALL })).collect()
     },
     ..KernelSpec::new(
-        kernel_file("transformer/norm", include_str!("../../../../kernels/transformer/norm.cu")),
+        kernel_file("transformer/norm"),
         "transformer_norm",
         THREADS_PER_NORM_ROW,
         |shape| [shape.tokens(), 1, 1],

@@ -15,12 +15,9 @@ pub const ROPE_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(
-        kernel_file("transformer/rope", include_str!("../../../../kernels/transformer/rope.cu")),
-        "transformer_rope",
-        THREADS,
-        |shape| grid_covering(2 * shape.tokens() * shape.d, THREADS, packet_elements(shape)),
-    )
+    ..KernelSpec::new(kernel_file("transformer/rope"), "transformer_rope", THREADS, |shape| {
+        grid_covering(2 * shape.tokens() * shape.d, THREADS, packet_elements(shape))
+    })
 };
 
 /// Cosine and sine of each angle, `[context, head_dim / 2, 2]`.

@@ -18,10 +18,7 @@ pub const SOFTMAX_KERNEL: KernelSpec<Shape> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/softmax",
-            include_str!("../../../../kernels/transformer/softmax.cu"),
-        ),
+        kernel_file("transformer/softmax"),
         "transformer_causal_softmax",
         THREADS,
         |shape| [(shape.heads * shape.batch * shape.context).div_ceil(THREADS / 32), 1, 1],

@@ -18,21 +18,13 @@ pub const SWIGLU_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS), ("PACKETS", PACKETS_PER_THREAD)],
     variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(
-        kernel_file(
-            "transformer/swiglu",
-            include_str!("../../../../kernels/transformer/swiglu.cu"),
-        ),
-        "transformer_swiglu",
-        THREADS,
-        |shape| {
-            grid_covering(
-                shape.tokens() * shape.ff,
-                THREADS,
-                PACKETS_PER_THREAD * packet_elements(shape),
-            )
-        },
-    )
+    ..KernelSpec::new(kernel_file("transformer/swiglu"), "transformer_swiglu", THREADS, |shape| {
+        grid_covering(
+            shape.tokens() * shape.ff,
+            THREADS,
+            PACKETS_PER_THREAD * packet_elements(shape),
+        )
+    })
 };
 
 /// Kernel that computes the gradients of gates and ups.
