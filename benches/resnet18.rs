@@ -3,5 +3,8 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::run_bench(&kernelgate_suite::resnet18::FAMILY)
+    kernelgate_suite::run_bench(
+        &kernelgate_suite::resnet18::FAMILY,
+        kernelgate_suite::kernel_files!("../kernels"),
+    )
 }

@@ -10,7 +10,7 @@ use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Parameters of a kernel, types and names, from its source.
 pub fn parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
-    kernel_parameters_in(kernel.source.text, kernel.symbol)
+    kernel_parameters_in(kernel.source.text(), kernel.symbol)
 }
 
 fn kernel_parameters_in(source: &str, symbol: &str) -> Vec<String> {
@@ -28,7 +28,7 @@ pub fn check_program_launches(program: &Program) {
         let Step::Launch(launch) = step else { continue };
         let PlannedKernel { symbol, build, shape, .. } = launch.kernel();
         assert!(shape.is_ok(), "{symbol}");
-        let parameters = kernel_parameters_in(build.source.text, symbol);
+        let parameters = kernel_parameters_in(build.source.text(), symbol);
         assert_eq!(parameters.len(), launch.arguments().len(), "{symbol}");
         for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
             let fits = match operand {
@@ -64,7 +64,7 @@ fn every_kernel_file_has_a_row_and_every_header_a_user() {
         kernels().iter().filter(|kernel| !kernel.build.source.file.starts_with("measure/"))
     {
         embedded.insert(format!("{}.cu", kernel.build.source.file));
-        let own = kernel.build.source.headers;
+        let own = kernel.build.source.files;
         let included =
             kernel.build.headers_of_build().into_iter().filter(|header| own.contains(header));
         embedded.extend(included.map(|(name, _)| name.to_owned()));
@@ -79,7 +79,7 @@ fn rows_of_a_file_agree_and_names_are_unique() {
         let (name, build) = (kernel.name(), kernel.build);
         assert!(names.insert(name.clone()), "{name}");
         assert!(
-            build.source.text.contains(&format!("{}(", kernel.symbol)),
+            build.source.text().contains(&format!("{}(", kernel.symbol)),
             "{name}: no such kernel in the file"
         );
         assert!(kernel.threads % 32 == 0 || kernel.threads == 1, "{name}");
@@ -94,7 +94,7 @@ fn rows_of_a_file_agree_and_names_are_unique() {
         for (constant, _) in &build.constants {
             let used = |text: &str| text.contains(constant);
             let in_headers = headers.iter().any(|(_, text)| used(text));
-            assert!(in_headers || used(build.source.text), "{name}: nothing takes {constant}");
+            assert!(in_headers || used(build.source.text()), "{name}: nothing takes {constant}");
         }
         new.insert(build);
     }

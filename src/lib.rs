@@ -34,6 +34,7 @@ use std::process::ExitCode;
 pub use family::WorkloadFamily;
 use kernelgate::harness::Harness;
 use kernelgate::suite::Suite;
+use kernelgate_cuda::compiler::source::KernelFile;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// Every family, in the order in which its cases are shown.
@@ -57,11 +58,13 @@ pub fn kernels() -> Vec<ListedKernel> {
     FAMILIES.iter().flat_map(|family| (family.kernels)()).collect()
 }
 
-/// `main` of a bench binary of this package; a filter may name a case of another binary.
-pub fn run_bench(family: &WorkloadFamily) -> ExitCode {
+/// `main` of a bench binary of this package, which embeds the kernel files
+/// ([`kernel_files!`](crate::kernel_files)); a filter may name a case of another binary.
+pub fn run_bench(family: &WorkloadFamily, kernel_files: &'static [KernelFile]) -> ExitCode {
     Harness::new(family.name, (family.suites)())
         .siblings(all())
         .peers(FAMILIES.iter().filter_map(|family| family.peers).collect())
         .kernels((family.kernels)())
+        .kernel_files(kernel_files)
         .main()
 }

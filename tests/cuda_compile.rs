@@ -10,10 +10,16 @@ use kernelgate_cuda::compiler::cubin;
 use kernelgate_cuda::compiler::nvrtc::{
     CompileError, compile, compile_source_text, supports, version,
 };
-use kernelgate_cuda::compiler::source::{KernelBuild, included_headers};
+use kernelgate_cuda::compiler::source::{KernelBuild, KernelFile, included_headers};
+use kernelgate_cuda::spec::ListedKernel;
 use kernelgate_cuda::{RequiredArchitecture, Source};
-use kernelgate_suite::kernels;
 use rayon::prelude::*;
+
+/// All kernels, with the text of their files.
+fn kernels() -> Vec<ListedKernel> {
+    const FILES: &[KernelFile] = kernelgate_suite::kernel_files!("../kernels");
+    kernelgate_suite::kernels().into_iter().map(|kernel| kernel.with_files(FILES)).collect()
+}
 
 /// Whether NVRTC is available; prints a message if it is not.
 fn is_compiler_available() -> bool {
@@ -226,7 +232,7 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
     if !is_compiler_available() {
         return;
     }
-    let some = |kernel: &kernelgate_cuda::spec::ListedKernel| {
+    let some = |kernel: &ListedKernel| {
         ["measure/spin", "denoise/fused_rows MODEL=Tiny", "denoise/persistent MODEL=Pi05"]
             .contains(&kernel.build.name().as_str())
     };

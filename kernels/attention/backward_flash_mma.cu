@@ -7,27 +7,32 @@
 //             dv += P^T dout;  dk += dS^T q;  dq_sum += dS k
 //   finish:   dq = dq_sum / sqrt(d), dk is scaled where it is stored
 //
-// Threads of main: eight warps, one block an SM. Four score warps compute P^T and own dv; four
-// gradient warps compute dP^T and dS^T and own dk; each warp holds 32 keys x d of its gradient in
-// registers. Everything is transposed (keys are rows), so that P^T and dS^T are A operands straight
-// from the accumulators. P^T goes to the partner warp through shared memory in fragment order
-// (16-bit), dS^T to all warps, swizzled, because dq sums over all keys of the block: each of the
-// eight warps computes a 32x32 piece of it, one step late. The gradient warps do so while the score
-// warps compute P^T, the score warps while the gradient warps compute dS^T.
+// Threads of the main kernel: a thread block has eight warps and runs alone on its SM. Four score
+// warps compute P^T and accumulate dv; four gradient warps compute dP^T and dS^T and accumulate dk.
+// Each warp keeps its 32 keys x d of dv or dk in registers. Scores and their gradients are stored
+// transposed (keys are rows), so that P^T and dS^T are A operands straight from the accumulators. A
+// score warp passes P^T to its gradient warp through shared memory in fragment order (16-bit). Each
+// gradient warp passes dS^T to all warps through swizzled shared memory, because dq sums over all
+// keys of the block. Each of the eight warps computes one 32x32 piece of dq, one step late: the
+// gradient warps while the score warps compute P^T, the score warps while the gradient warps
+// compute dS^T.
 // Shared memory, 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T
-// [2][128][M]; lse and delta; M, the queries a step, is 64 at d = 128 and 128 at d = 64. There is
-// one block barrier a step and one pair barrier for P^T. If a block has less memory (sm_80), there
-// is one stage: a step's tiles are copied once the tiles of the step before have been read.
-// Order of addition: dk and dv are the same bits each run. dq is summed by fp32 reductions in the
-// L2, whose order is not fixed: its low bits may differ between runs. (dq by a kernel of its own
-// would be repeatable at seven GEMMs instead of five.)
-// Full attention: blocks start at different steps, so that they do not all add to the same rows at
-// once.
-// Layout: tensors are dense [b, h, s, d]; with -DSTRIDED=1 batches, heads and rows have any strides,
-// those of the rows of q and dout as constants. The statistics and the dq accumulator are dense.
+// [2][128][M]; lse and delta. M is the number of queries a step: 64 at d = 128 and 128 at d = 64.
+// Each step has one block barrier and, for P^T, one barrier of each warp pair. On sm_80 a block has
+// less shared memory and one stage: the tiles of a step are copied after the tiles of the previous
+// step were read.
+// Order of addition: dk and dv are bitwise equal in every run. dq is summed by fp32 reductions in
+// L2, whose order is not fixed, so the low bits of dq may differ between runs. (A separate kernel
+// for dq would make it repeatable, at the cost of seven GEMMs instead of five.)
+// Full attention: thread blocks start at different query steps, so that they do not all add to the
+// same rows of dq at once.
+// Layout: tensors are dense [b, h, s, d]. With -DSTRIDED=1 batches, heads and rows have any
+// strides; the row strides of q and dout are compile-time constants. The row statistics and the dq
+// accumulator are dense.
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close
-// behind: one mma reads 128 to 256 bytes of it.
-// Against naive: no s^2 traffic, tensor cores, one pass; P is recomputed from lse too.
+// behind: one mma reads 128 to 256 bytes of shared memory.
+// Against backward_naive: no s^2 traffic, tensor cores, one pass. Both kernels recompute P from
+// lse.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"
@@ -67,16 +72,16 @@ static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles tak
 static_assert(kSharedBytes <= 227 * 1024,
               "one block's tiles must fit the 227 KiB of shared memory a block can have");
 
-// dQ of a step, [kTileM x d], is split among the eight warps as 32 x kDqColumns.
+// The dQ of a step, [kTileM x d], is split among the eight warps as pieces of 32 x kDqColumns.
 constexpr int kDqWarpsM = kTileM / 32;
 constexpr int kDqColumns = kHeadDim / (8 / kDqWarpsM);
 static_assert(kDqColumns == 32, "the layout of the dQ accumulator assumes 32x32 warp tiles");
 
-// dQ accumulator, floats: [head][step][warp 0-7][fragment (i, j) 0-7][lane][4]; one step is kTileM
-// * d floats.
+// Layout of the dQ accumulator in floats: [head][step][warp 0-7][fragment (i, j) 0-7][lane][4]. The
+// dQ of one step takes kTileM * d floats.
 
-// If dq_sum is null, nothing is set to zero.
-// d/8 lanes a row of b*h*padded with padded = ceil(s/M)*M, 16 bytes each
+// The kernel computes delta and zeroes dq_sum, unless dq_sum is null. Each of the b*h*padded rows,
+// where padded = ceil(s/M)*M, is handled by d/8 lanes that read 16 bytes each.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __restrict__ dout,
                                          const float* __restrict__ lse, float* __restrict__ stats,
@@ -108,7 +113,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   sum = lanes_sum<kLanes>(sum);
   if (lane == 0) {
-    // [head][step][2][kTileM]: the row's log2-sum-exp, then minus its delta; padding rows are zero
+    // The statistics are stored as [head][step][2][kTileM]: a row's log2-sum-exp, then its negated
+    // delta; padding rows are zero.
     const i64 slot = head * padded * 2 + static_cast<i64>(at / kTileM) * (2 * kTileM) + at % kTileM;
     stats[slot] =
         at < seqlen ? lse[number_offset(lse_strides, head, heads, seqlen, at, 0)] * kLog2E : 0.f;
@@ -120,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   zero[kLanes] = make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
-// This warp's 32x32 piece of dq of one step: dS[32 queries][128 keys] k[128][32 columns], added to
-// the accumulator.
+// Computes this warp's 32x32 piece of one step's dq, dS[32 queries][128 keys] k[128][32 columns],
+// and adds the piece to the dq accumulator.
 __device__ __forceinline__ void add_dq(u32 ds_lane, u32 k_lane, float* dq_at) {
   float acc[2][4][4];
   clear(acc);
@@ -160,7 +166,7 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[2][kHeadDim / 
   }
 }
 
-// a tile of keys of a head a block
+// Each thread block computes one tile of keys of one head.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_mma(
     const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v,
     const u16* __restrict__ dout, const float* __restrict__ stats, float* __restrict__ dq_sum,
@@ -195,8 +201,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
 
   const int first_step = kCausal ? key0 / kTileM : 0;
   const int step_count = steps - first_step;
-  // full attention: blocks start at different steps, so that they do not all add to the same dQ at
-  // once
+  // With full attention, thread blocks start at different query steps, so that they do not all add
+  // to the same rows of dQ at once.
   const int rotation = kCausal ? 0 : key_block * (kTileN / kTileM) % steps;
   auto step_at = [&](int t) {
     if (kCausal) return first_step + t;
@@ -231,7 +237,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
   load_step(step_at(0), 0);
 
   const int warp_row = role_warp * 32;
-  // score warps: A = K, B = Q, then B = dO; gradient warps: A = V, B = dO, then B = Q
+  // A score warp multiplies A = K by B = Q, then by B = dO; a gradient warp multiplies A = V by B =
+  // dO, then by B = Q.
   const u32 a_lane =
       base + (is_score ? kKOffset : kVOffset) + lane_by_row<kRowBytes>(warp_row, lane);
   const u32 first_b = base + (is_score ? kQOffset : kDoOffset) + lane_by_column<kRowBytes>(0, lane);
@@ -260,7 +267,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     }
     cp_async_wait<0>();
     __syncthreads();  // this step's tiles have arrived, the last step's dS is whole, and what it
-                      // read may be overwritten
+                      // The tiles of the previous step have been read by all warps and may be
+                      // overwritten.
     if (kStages == 2 && t + 1 < step_count) load_step(step_at(t + 1), copied ^ 1);
     const u32 q_stage = copied * kQBytes, stats_at = stats_lane + copied * kStatsBytes;
     if (is_score) {
@@ -303,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
         multiply_step_ab(acc, p[ks], second_b + q_stage + ks * 16 * kRowBytes);
     } else {
       if (t > 0) add_dq_of(t - 1);
-      // dP - delta: the accumulators start at -delta of their column
+      // The accumulators start at -delta of their column, so that the GEMM yields dP - delta.
       float dp[2][kTileM / 8][4];
 #pragma unroll
       for (int j = 0; j < kTileM / 8; ++j) {
@@ -349,7 +357,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
                    seqlen - key0, lane);
 }
 
-// dq = scale * the accumulator, out of its fragment order. One warp a 16x32 fragment row.
+// The finishing kernel computes dq = scale * accumulator and undoes the fragment order. Each warp
+// handles one fragment row of 16x32 elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_mma_finish(const float* __restrict__ dq_sum, u16* __restrict__ dq,
                                         int seqlen, int batch_heads, int heads,
@@ -367,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     upper[j] = Element::pack(x.x * kScale, x.y * kScale);
     lower[j] = Element::pack(x.z * kScale, x.w * kScale);
   }
-  // 4x4 transpose inside the quad: lane t of a quad ends with all eight columns of fragment t
+  // The four lanes of a quad transpose 4x4 values, so that lane t of the quad ends with all eight
+  // columns of fragment t.
   const int t = lane & 3;
 #pragma unroll
   for (int mask = 1; mask < 4; mask *= 2) {

@@ -1,46 +1,53 @@
-// Attention backward for sm_90a: tensor cores through wgmma, tiles by tensor copies; dk and dv of a
-// block of keys stay in registers, dq is summed in memory.
+// Attention backward for sm_90a: GEMMs use wgmma and tensor copies (TMA) load the tiles. The dk and
+// dv of a key block stay in registers, dq is summed in device memory.
 //
 //   per block of 128 keys, for each step of 64 queries:
 //     p^T = exp(k q^T / sqrt(d) - lse);  dp^T = v dout^T;  ds^T = p^T (dp^T - delta)
 //     dv += p^T dout;  dk += ds^T q;  dq_sum += ds k
 //
-// The kernels before and after it, and the layouts of their row statistics and of dq_sum, are those
-// of backward_flash_mma.
+// backward_flash_mma has the kernels that run before and after this one, and defines the layouts of
+// the row statistics and of dq_sum.
 //
-// Threads: two warpgroups of 64 keys each compute, with 240 registers a thread; one thread of a
-// third, which keeps 24, copies. Keys are rows, so that p^T and ds^T are operands in the registers
-// where they were computed; ds^T goes to shared memory too, because dq sums over the keys of both
-// warpgroups: each computes half of its columns, or at d = 64 all columns of every other step.
-// Heads of queries that share keys follow one another in a block's steps, so that dk and dv are
-// summed over them in registers. With -DGROUPED=1 a block has only some of them: blocks add to sums
-// in memory, which a second kernel rounds. This way few heads of keys make enough blocks, and
-// concurrent blocks work on fewer heads of queries, whose tiles L2 holds.
-// With -DWHOLE=1, for short heads, a block stays on its multiprocessor and takes whole heads, one
-// block of keys after the other. A step's dq is summed over these in a fixed order, by the thread
-// that owns it, in memory of the block that L2 holds, and rounded at the last: there are no
-// additions of other blocks, no zeroing before and no kernel after. Keys and values have two
-// stages.
-// Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
-// ds^T, so that a step's is written while the last one's may still be read. All but the statistics
-// are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
+// Threads: two compute warpgroups own 64 keys each and have 240 registers a thread. In a third
+// warpgroup, which keeps 24 registers a thread, one thread issues the copies. Keys are rows, so
+// that p^T and ds^T are wgmma operands in the registers where they were computed. Each warpgroup
+// also writes ds^T to shared memory, because dq sums over the keys of both warpgroups. Each
+// warpgroup computes half of dq's columns, or at d = 64 all columns of every other step. A thread
+// block steps through all query heads that share its keys, so that dk and dv are summed over these
+// heads in registers.
+// With -DGROUPED=1 a thread block handles only some of the query heads that share its keys. Thread
+// blocks then add dk and dv to sums in device memory, which a second kernel rounds. GROUPED makes
+// enough thread blocks where there are few key heads. Concurrent blocks then work on fewer query
+// heads, whose tiles L2 holds.
+// With -DWHOLE=1, for short heads, a thread block stays on its multiprocessor and computes whole
+// heads, one key block after the other. One thread sums its elements of a step's dq over these key
+// blocks in a fixed order. The dq sum lies in device memory of the thread block, which L2 holds,
+// and is rounded after the last key block. WHOLE needs no additions by other blocks, no zeroing
+// before and no kernel after. Keys and values have two stages.
+// Shared memory: keys, values; two stages of queries with their row statistics; two stages of dout;
+// two stages of ds^T, so that a step can write its ds^T while the previous one is still read. All
+// tiles but the statistics are columns of 64 elements, whose rows of 128 bytes have wgmma's
+// swizzle.
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 //
-// Overlap: the exponentials are computed while dp runs, ds while dv does, and dq is added while dk
-// does; the other warpgroup fills the remaining gaps. Starting the next step's q k^T before this
-// step's dq needs more registers than there are; with dk's operand in shared memory instead it is
-// slower. Order of addition: as in backward_flash_mma, dq's order is not fixed, nor that of dk and
-// dv in blocks that add to the same sums. With -DDETERMINISTIC=1 it is fixed: each step of queries
-// has a counter in memory that names the block of keys which may add to it next. A thread beside
-// the copying one waits for the counter and advances it, so that computing threads wait only if
-// another block is next. Blocks add in the order in which they start, so that no block waits for
-// one that cannot start: upwards, one step behind the block before. With a causal mask the order
-// goes downwards from the diagonal, where every block starts and no block waits.
+// Overlap: a warpgroup computes the exponentials while the GEMM of dp runs, ds while the GEMM of dv
+// runs, and adds dq while the GEMM of dk runs. The other warpgroup fills the remaining gaps of the
+// tensor cores. Starting the next step's q k^T before this step's dq would need more registers than
+// a thread has. Reading dk's operand from shared memory would free the registers, but is slower.
+// Order of addition: as in backward_flash_mma, the order of additions to dq is not fixed. With
+// GROUPED the order of additions to dk and dv is not fixed either. With -DDETERMINISTIC=1 the order
+// is fixed: a counter in memory for each query step names the key block that may add to dq next. A
+// second thread of the copying warpgroup waits for this counter and advances it, so that compute
+// threads wait only if it is another block's turn. Key blocks add in the order in which they start,
+// so that no thread block waits for one that has not started. With full attention the order goes
+// upwards, each key block one step behind the previous key block. With a causal mask the order goes
+// downwards from the diagonal, where every key block starts, and no thread block waits.
 //
-// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal), with shared memory close behind: a GEMM
-// of 64 columns reads 128 bytes of it a cycle, or half where one operand is in registers, as keys
-// and values are where d = 64. Against flash_mma: operands come to the tensor cores from shared
-// memory without passing through registers, copies take no thread's time.
+// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared memory is close behind: a GEMM
+// of 64 columns reads 128 bytes of it a cycle. The GEMM reads half of that where one operand is in
+// registers, as keys and values are at d = 64.
+// Against backward_flash_mma: tensor cores read operands from shared memory without loading them
+// into registers, and copies take no time of compute threads.
 #include "attention/shape.cuh"
 #include "attention/warpgroup/gemm.cuh"
 #include "common/math.cuh"
@@ -53,16 +60,17 @@ constexpr bool kDeterministic = DETERMINISTIC != 0;
 constexpr bool kGrouped = GROUPED != 0;  // a block has some of the heads that share keys
 constexpr bool kWhole = WHOLE != 0;      // a block has all keys of a head
 constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
-// Rows of the tiles of row statistics and of dq_sum: two steps where d = 64.
+// Rows in one tile of row statistics and of dq_sum: one query step at d = 128, two at d = 64.
 constexpr int kTileRows = TILE_QUERIES;
-// At d = 64 registers are left: warpgroups keep their keys and values there as operands, and
-// alternate in adding dq. Otherwise they read both from shared memory, and share each step's dq.
+// At d = 64 there are registers left: warpgroups keep keys and values in registers as operands, and
+// take turns in adding dq. At d = 128 both warpgroups read keys and values from shared memory, and
+// each adds half of every step's dq.
 constexpr bool kRegistersLeft = kHeadDim == 64;
 constexpr int kDqGroups = kRegistersLeft ? 1 : kGroups;  // of a step
 constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
 constexpr int kColumns = kHeadDim / 64;
-// Blocks of the heads that run together with a causal mask: about as many as a GPU has
-// multiprocessors.
+// With a causal mask, thread blocks are ordered in sets of heads that run together: about as many
+// blocks as a GPU has multiprocessors.
 constexpr int kBlocksTogether = 128;
 constexpr int kManySteps = 64;  // of a head from which blocks keep in step
 constexpr int kStatsBytes = 2 * kQueries * 4;
@@ -83,11 +91,13 @@ static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles tak
 
 using Inputs = Ring<kInputStages, 2 * kKeysBytes, kWhole ? kGroups : 1>;
 using Steps = Ring<2, kQueriesBytes, kGroups * kGroupThreads / kWarpSize>;
-// Full once it is the block's turn, empty once the warps that add have done so.
+// Ring of one slot for the fixed order of additions to dq: full when it is this block's turn, empty
+// when its adding warps have finished.
 using Turn = Ring<1, 0, kDqGroups * kGroupThreads / kWarpSize>;
 
-// Barriers by number: ds of a step is written, one of even steps and one of odd; a warpgroup's
-// gradient is in shared memory; both have read all keys.
+// Numbers of named barriers. Barrier 1 (even steps) or 2 (odd steps): ds of a step is written.
+// Barrier 3 + group: the gradient of a warpgroup is in shared memory. Barrier 5: both warpgroups
+// have read all keys.
 constexpr u32 kWrittenBarrier = 1, kStoreBarrier = 3, kReadBarrier = 5;
 struct Rings {
   Inputs inputs;  // keys and values, filled once for each block of keys
@@ -103,16 +113,17 @@ struct Rings {
         stats(base + kStatsOffset) {}
 };
 
-// A step over queries: its head, counted over all batches, and the first of its queries.
+// One step of the loop over queries: the query head, counted over all batches, and the first query
+// of the step.
 struct Step {
   int head, query;
 };
 
-// A block of keys, with the steps of queries that see some of them: the work of a block.
+// Work of a thread block: one block of keys, and the query steps that attend to some of these keys.
 //
-// With a causal mask, the work of a block is between one step and all steps. Blocks that run
-// together belong to a few heads, and the longest of these start first, so that few multiprocessors
-// are idle at the end.
+// With a causal mask, a key block has between one query step and all of them. Thread blocks that
+// run together belong to a few heads. Among these blocks, the key blocks with most steps start
+// first, so that few multiprocessors are idle at the end.
 struct Work {
   int head;               // of keys, among those of all batches
   int first_head, heads;  // of queries that read it, those of the block
@@ -152,12 +163,12 @@ struct Work {
     return static_cast<int>(blockIdx.x) * 3 % count;
   }
   __device__ __forceinline__ int steps() const { return heads * count; }
-  // Whether no later block of keys adds to a step's dq.
+  // Returns whether this key block is the last one that adds to dq of `step`.
   __device__ __forceinline__ bool is_last(const Step& step) const {
     return kCausal ? step.query / kKeys == key / kKeys : key + kKeys >= seqlen;
   }
-  // Index of the thread's sum of a step's dq, from a column on, in memory of all blocks:
-  // [block][step][columns / 64][8][128 threads][4].
+  // Index of this thread's partial sum of a step's dq, beginning at a column. The layout for all
+  // thread blocks is [block][step][columns / 64][8][128 threads][4].
   __device__ __forceinline__ int sum_of(const Step& step, int column) const {
     const int of_head = (seqlen + kQueries - 1) / kQueries;
     const int part = (blockIdx.x * of_head + step.query / kQueries) * kColumns + column / 64;
@@ -169,14 +180,15 @@ struct Work {
   __device__ __forceinline__ BoxOrigin queries_at(int column, const Step& step) const {
     return {column, step.query, step.head - batch * key_heads * share, batch};
   }
-  // Number of a row of a head of queries among those of all heads, padded to whole tiles.
+  // Index of a query row among the rows of all heads, where each head is padded to whole tiles.
   __device__ __forceinline__ i64 row(int head, int query) const {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
-  // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
-  // Blocks of long heads with keys of their own start at the same step: L2 then reads each tile of
-  // queries once for all blocks, which saves more time than additions to the same rows cost. With a
-  // causal mask that is the last step, which all blocks see, and each goes down to its diagonal.
+  // Thread blocks of a head start at different query steps, so that they do not all add to the same
+  // rows of dq. For long heads that share no keys, thread blocks start at the same step: L2 then
+  // reads each query tile once for all blocks. Those L2 reads saved outweigh the cost of additions
+  // to the same rows. With a causal mask the common first step is the last one, to which all key
+  // blocks are visible; each thread block goes down to its diagonal.
   __device__ __forceinline__ Step step(int n) const {
     const int of_heads = heads == 1 ? 0 : n / count;
     int index = n - of_heads * count;
@@ -192,12 +204,12 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, int rows
     copy_box(to + column * rows * kColumnBytes, map, at, barrier);
 }
 
-// Blocks of keys and steps that a block has done before its work.
+// Number of key blocks and of query steps that a thread block completed before its current work.
 struct Before {
   int works = 0, steps = 0;
 };
 
-// The work of the thread that copies.
+// Copies the tiles of a block's work; executed by one thread of the copying warpgroup.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
                                         const TensorMap& v, const TensorMap& dout,
                                         const float* stats, const Work& work,
@@ -213,7 +225,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
     rings.queries.begin_fill(n, kQueriesBytes + kStatsBytes);
     copy_tile(rings.queries.stage(n), q, kQueries, work.queries_at(0, step),
               rings.queries.full(n));
-    // A tile has all lse of its rows, then all delta.
+    // A tile of row statistics holds the lse of all its rows, then the delta of all its rows.
     const float* from = stats + work.row(step.head, step.query) * 2 - step.query % kTileRows;
     const u32 to = rings.stats + n % 2 * kStatsBytes;
     copy_bulk(to, from, kStatsBytes / 2, rings.queries.full(n));
@@ -223,8 +235,8 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
   }
 }
 
-// The work of the thread that keeps the order of addition. `turns` has the blocks that have added to
-// each step of each head, and is left as it was found: zero.
+// Keeps the order of additions to dq; executed by one thread. `turns` counts the key blocks that
+// have added to each query step of each head; the counters are zero before and after the kernel.
 __device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const Work& work) {
   const int block = work.key / kKeys;
   const bool last = kCausal ? block == 0 : work.key + kKeys >= work.seqlen;
@@ -234,7 +246,7 @@ __device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const
     const Step step = work.step(n);
     const int index = step.query / kQueries;
     u32* turn = turns + static_cast<i64>(step.head) * steps + index;
-    // If causal, the last block that sees a step is the first to add.
+    // With a causal mask, the last key block that is visible to a query step adds first.
     const u32 before = kCausal ? index / (kKeys / kQueries) - block : block;
     while (load_acquire(turn) != before) {
     }
@@ -244,7 +256,8 @@ __device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const
   }
 }
 
-// Replaces the scores of a step by probabilities; the lane's rows are `key` and `key` + 8.
+// Replaces the scores of a query step by probabilities; the lane holds the key rows `key` and `key`
+// + 8.
 template <bool kMask>
 __device__ __forceinline__ void exponentials(float (&s)[kQueries / 2], u32 stats, int key,
                                              int query, int seqlen) {
@@ -262,7 +275,7 @@ __device__ __forceinline__ void exponentials(float (&s)[kQueries / 2], u32 stats
   }
 }
 
-// Replaces the gradients of the probabilities by those of the scores.
+// Replaces the gradients of the probabilities (dp) by the gradients of the scores (ds).
 __device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
                                                 const float (&p)[kQueries / 2], u32 stats) {
 #pragma unroll
@@ -277,8 +290,8 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
   }
 }
 
-// The columns of dq of a step from the warpgroup's first on, in memory a tile's
-// [32 x 32 pieces][16 x 8 fragments][lane][4].
+// Adds the warpgroup's columns of a step's dq, beginning at `column`, to the accumulator in device
+// memory. A tile of the accumulator is stored as [32 x 32 pieces][16 x 8 fragments][lane][4].
 __device__ __forceinline__ void add_dq(const float (&dq)[kDqColumns / 2], float* dq_sum,
                                        const Work& work, const Step& step, int column) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
@@ -292,7 +305,7 @@ __device__ __forceinline__ void add_dq(const float (&dq)[kDqColumns / 2], float*
   }
 }
 
-// Adds the sum of the blocks of keys before, which the same thread stored.
+// Adds to dq the sum of the previous key blocks, which the same thread stored.
 __device__ __forceinline__ void add_sum(float (&dq)[kDqColumns / 2], const float* from) {
   constexpr int kAtATime = 4;  // more take too many registers
 #pragma unroll
@@ -315,11 +328,12 @@ __device__ __forceinline__ void store_sum(const float (&dq)[kDqColumns / 2], flo
         make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
 }
 
-// The warpgroup's columns of a step's dq, through its part of the step's gradients, to memory.
+// Stores the warpgroup's columns of a step's dq to device memory. The values pass through the
+// warpgroup's part of the tile of score gradients.
 __device__ __forceinline__ void store_dq(float (&dq)[kDqColumns / 2], u32 tile,
                                          const TensorMap& map, const Work& work, const Step& step,
                                          int column, int group) {
-  // The other warpgroup has read the gradients too.
+  // The barrier ensures that the other warpgroup has read the score gradients as well.
   if (kDqGroups == kGroups) barrier_sync(kReadBarrier, kGroups * kGroupThreads);
 #pragma unroll
   for (int i = 0; i < kDqColumns / 2; ++i) dq[i] *= kScale;
@@ -334,8 +348,8 @@ __device__ __forceinline__ void store_dq(float (&dq)[kDqColumns / 2], u32 tile,
   }
 }
 
-// A warpgroup's 64 rows of keys or values, an operand in every step. A GEMM of 64 columns whose
-// operands are both in shared memory takes all that it can read.
+// The 64 rows of keys or values of a warpgroup, which are an operand in every query step. A GEMM of
+// 64 columns with both operands in shared memory uses the whole shared-memory bandwidth.
 template <bool kInRegisters>
 struct Rows;
 template <>
@@ -355,7 +369,8 @@ struct Rows<true> {
   }
 };
 
-// Stores the warpgroup's gradient to memory, through its rows of a tile that is no longer read.
+// Stores the warpgroup's dk or dv to device memory, through its rows of a shared tile that is no
+// longer read.
 __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float scale, u32 tile,
                                                const TensorMap& map, const Work& work, int group) {
 #pragma unroll
@@ -373,8 +388,8 @@ __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float s
   }
 }
 
-// The warpgroup's gradient of the block's heads of queries, added to the sum of all that share the
-// keys.
+// Adds the warpgroup's dk or dv, summed over the block's query heads, to the sum over all query
+// heads that share the keys.
 __device__ __forceinline__ void add_gradient(const float (&d)[kHeadDim / 2], float scale,
                                              float* sum, const Work& work, int key) {
   const i64 row = static_cast<i64>(work.head) * work.seqlen + key;
@@ -388,7 +403,7 @@ __device__ __forceinline__ void add_gradient(const float (&d)[kHeadDim / 2], flo
   }
 }
 
-// The work of a warpgroup that computes.
+// Computes the gradients of a block's work; executed by each compute warpgroup.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_map,
                                         const TensorMap& dv_map, const TensorMap& dq_map,
                                         float* dq_sum, float* dk_sum, float* dv_sum,
@@ -397,7 +412,8 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
   const int first_key = work.key + group * kGroupRows;
   const int key = first_key + static_cast<int>(warp * 16 + lane / 4);
   const u32 keys = rings.inputs.stage(before.works), values = keys + kValuesOffset;
-  // The columns of dq that are this warpgroup's, and of the keys for them.
+  // First column of dq that this warpgroup computes, and the address of the same column of the
+  // keys.
   const int dq_column = group % kDqGroups * kDqColumns;
   const u32 dq_keys = keys + dq_column / 64 * kKeys * kColumnBytes;
   float dk[kHeadDim / 2], dv[kHeadDim / 2], s[kQueries / 2];
@@ -417,7 +433,8 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     key_rows.times(s, rings.queries.stage(n));
     rings.dout.wait(n);
     value_rows.times(dp, rings.dout.stage(n));
-    // The gradients of the keys before have left from where these keys' will be.
+    // The stores of the previous key block's gradients have read the tile that the next keys
+    // overwrite.
     if (kWhole && i == 0 && before.works > 0 && threadIdx.x % kGroupThreads == 0) {
       store_box_wait_read();
       rings.inputs.release(before.works - 1);
@@ -430,21 +447,22 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
       exponentials<false>(s, stats, key, step.query, work.seqlen);
     round_to_operand(p, s);
     multiply_ab(dv, p, rings.dout.stage(n));
-    // dp is there.
+    // The GEMM of dp has finished.
     wgmma_wait<1>();
     settle(dp);
     score_gradients(dp, s, stats);
     round_to_operand(ds, dp);
     const u32 gradients = rings.gradients + n % 2 * kGradientsBytes;
     if (kWhole) {
-      // The store of dq of the step before the last one must have read this buffer.
+      // The store of dq of two steps ago must have read this buffer.
       if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
       barrier_sync(kStoreBarrier + group, kGroupThreads);
     }
     store_operand<kKeys>(gradients, ds, group * kGroupRows);
     fence_async();
-    // If two warpgroups alternate, the one that does not add goes on. Its part of the next step,
-    // for which the other one waits, signals that this step's tile may be overwritten.
+    // If the warpgroups alternate in adding dq, the one that does not add goes on to the next step.
+    // It arrives there at the barrier that the adding warpgroup waits for, which signals that this
+    // step's tile may be overwritten.
     const bool adds = kDqGroups == kGroups || n % kGroups == group;
     const u32 written = kWrittenBarrier + (kDqGroups == kGroups ? 0 : n % 2);
     if (adds) {
@@ -452,7 +470,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
       barrier_sync(written, kGroups * kGroupThreads);
       multiply_atb<kKeys>(dq, gradients, dq_keys);
       multiply_ab(dk, ds, rings.queries.stage(n));
-      // dq is there, and dv.
+      // The GEMMs of dq and of dv have finished.
       wgmma_wait<1>();
       settle(dq);
       rings.dout.release_by_warp(n);
@@ -490,13 +508,13 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     return;
   }
   store_gradient(dv, 1.f, values, dv_map, work, group);
-  // Both warpgroups have read all keys for dq.
+  // The barrier ensures that both warpgroups have read all keys for dq.
   barrier_sync(kReadBarrier, kGroups * kGroupThreads);
   store_gradient(dk, kScale, keys, dk_map, work, group);
   if (!kWhole && threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// Calls `visit` with each block of keys of each head that a block has, of `items`.
+// Calls `visit` with each key block of each head that this thread block computes, of `items` heads.
 template <class Visit>
 __device__ __forceinline__ void visit_heads(int seqlen, int key_heads, int share, int items,
                                             Visit visit) {
@@ -513,10 +531,10 @@ __device__ __forceinline__ void visit_heads(int seqlen, int key_heads, int share
   }
 }
 
-// A batch has `key_heads` heads of keys, and `share` heads of queries read each. A block has a block
-// of its keys, and `heads` of its heads of queries: all of them but with GROUPED, the only build
-// that reads dk_sum and dv_sum. With WHOLE, the only build that reads dq, a block has some of the
-// `items` heads; dq_sum is zero before but there.
+// A batch has `key_heads` key heads, each read by `share` query heads. A thread block computes one
+// key block for `heads` of the query heads that share it: for all of them except with GROUPED. Only
+// a GROUPED build uses dk_sum and dv_sum. Only a WHOLE build stores dq; its thread blocks compute
+// some of the `items` heads. Every build but WHOLE needs dq_sum zeroed before.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
@@ -535,11 +553,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     barrier_init_fence();
   }
   __syncthreads();
-  // The same for all lanes, which the compiler has to know.
+  // The shuffle makes the index uniform over the warp, so that the compiler can rely on it.
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
     registers_down<24>();
-    // By warps, or the two would share registers and spill.
+    // The two tasks run in different warps: in one warp they would share registers and spill.
     const int warp = __shfl_sync(kFullWarp, threadIdx.x / kWarpSize % 4, 0);
     if (warp == 0) {
       if (threadIdx.x % kWarpSize == 0) {
@@ -569,8 +587,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
 }
 
 #if GROUPED
-// dk and dv from their sums, which are zero afterwards as before: eight elements a thread, of
-// `key_heads` heads a batch.
+// Rounds dk and dv from their fp32 sums and zeroes the sums for the next launch. Each thread
+// handles eight elements; a batch has `key_heads` heads.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_wgmma_round(float* __restrict__ dk_sum, float* __restrict__ dv_sum,
                                          u16* __restrict__ dk, u16* __restrict__ dv,
@@ -585,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 at = first ? thread : thread - eights;
   float4* const from = reinterpret_cast<float4*>(first ? dk_sum : dv_sum) + 2 * at;
   const float4 x = from[0], y = from[1];
-  // Memory holds fewer than 2^32 rows.
+  // Device memory holds fewer than 2^32 rows, so a row index fits in 32 bits.
   const u32 row_of_all = static_cast<u32>(at / kEights), heads = static_cast<u32>(key_heads);
   const u32 head = row_of_all / static_cast<u32>(seqlen), row = row_of_all - head * seqlen;
   const u32 batch = head / heads;

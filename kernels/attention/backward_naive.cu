@@ -1,5 +1,5 @@
-// Attention backward in four kernels, one thread a result, with P and dS in device memory as fp32
-// [b,h,s,s].
+// Attention backward in four kernels, one thread for each result, with P and dS in device memory as
+// fp32 [b,h,s,s].
 //
 //   delta:    delta[i] = sum_c dout[i,c] out[i,c]
 //   scores:   P[i,j] = exp(q[i] . k[j] / sqrt(d) - lse[i])      (0 where j > i if causal)
@@ -7,11 +7,12 @@
 //   dq:       dq[i] = sum_j dS[i,j] k[j] / sqrt(d)
 //   dkv:      dk[j] = sum_i dS[i,j] q[i] / sqrt(d);   dv[j] = sum_i P[i,j] dout[i]
 //
-// P is recomputed from the forward's lse, not stored by it.
-// Threads: delta, a warp a row; scores, a 16x16 block a tile of that size; dq and dkv, a block of
-// d x (256/d) threads, one an element of dq, or of dk and of dv. No shared memory.
-// Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in practice the loads.
-// Device memory moved at least: 8 b h s^2 bytes written, 12 read.
+// The scores kernel recomputes P from the lse of the forward pass.
+// Threads: delta has a warp for each row, scores a block of 16x16 threads for each tile of that
+// size. dq and dkv have blocks of d x (256/d) threads, one thread for each element of dq, or of dk
+// and dv. There is no shared memory.
+// Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in practice the loads. The kernels move at least
+// 8 b h s^2 bytes written and 12 b h s^2 bytes read.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -22,7 +23,7 @@ constexpr int kRows = kThreads / kHeadDim;
 static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
 static_assert(kThreads % kHeadDim == 0, "a block has whole rows of a gradient");
 
-// a row a warp
+// Each warp sums delta of one row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_delta(const u16* __restrict__ out, const u16* __restrict__ dout,
                                    float* __restrict__ delta, int seqlen, int batch_heads) {
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % kWarpSize == 0) delta[row] = sum;
 }
 
-// a tile of scores a block, z is the head
+// Each thread block computes one tile of scores; blockIdx.z is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k,
                                     const u16* __restrict__ v, const u16* __restrict__ dout,
@@ -64,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   ds[query_row * seqlen + key] = probability * (dp - delta[query_row]);
 }
 
-// kRows rows a block, y is the head
+// Each thread block computes kRows rows of dq; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict__ k,
                                 u16* __restrict__ dq, int seqlen) {
@@ -81,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   dq[row * kHeadDim + column] = Element::from_f32(sum * kScale);
 }
 
-// kRows rows a block, y is the head
+// Each thread block computes kRows rows of dk and dv; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_dkv(const float* __restrict__ p, const float* __restrict__ ds,
                                  const u16* __restrict__ q, const u16* __restrict__ dout,

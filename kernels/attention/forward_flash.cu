@@ -1,18 +1,20 @@
-// Attention forward in one kernel with an online softmax, on the CUDA cores: scores stay on chip.
+// Attention forward in one kernel on the CUDA cores, with an online softmax: scores never leave the
+// chip.
 //
 //   for each block of 64 keys:  S = q k^T;  m' = max(m, max_j S);  P = exp((S - m') / sqrt(d))
 //                               l = l exp((m - m') / sqrt(d)) + sum_j P
 //                               o = o exp((m - m') / sqrt(d)) + P v;  m = m'
 //   out = o / l,  lse = m / sqrt(d) + ln(l)
 //
-// Threads: 256 as 16x16 for 64 queries; thread (x, y) owns queries 4y..4y+3, the scores of keys
-// 4x..4x+3, and output columns 4x + 64c..+3. The sixteen threads of a query row are half a warp, so
-// row maxima and sums are shuffles.
-// Shared memory, fp32: q transposed [d][68], k transposed [d][68] and then v [64][d] in the same
-// place, P transposed [64][68]: 85 KiB at d = 128, two blocks an SM.
-// Bound: fp32 FMA, 4 b h s^2 d FLOPs (half if causal); the inner loop needs two 16-byte shared
+// Threads: a block of 16x16 threads computes 64 queries. Thread (x, y) owns queries 4y..4y+3, the
+// scores of keys 4x..4x+3, and output columns 4x + 64c..+3. The sixteen threads of a query row are
+// half a warp, so shuffles compute the row's maximum and sum.
+// Shared memory, fp32: q transposed [d][68]; k transposed [d][68], overwritten by v [64][d]; P
+// transposed [64][68]. It is 85 KiB at d = 128, for two blocks an SM.
+// Bound: fp32 FMA, 4 b h s^2 d FLOPs (half if causal). The inner loop needs two 16-byte shared
 // loads for 16 FMAs.
-// Against tiled: no s^2 traffic, 8 b h s d bytes and the re-reads of k and v instead; one launch.
+// Against forward_tiled: one launch and no s^2 traffic; instead 8 b h s d bytes and repeated reads
+// of k and v.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -31,7 +33,8 @@ static_assert(kTile * kVPitch <= kQFloats, "v must fit where k was");
 static_assert(kSharedBytes <= 227 * 1024,
               "the tiles must fit the 227 KiB of shared memory a block can have");
 
-// 64 rows of a [rows, d] matrix, transposed to [d][kPitch]; rows past the end become zero.
+// Copies 64 rows of a [rows, d] matrix to shared memory, transposed to [d][kPitch]; rows past the
+// end become zero.
 __device__ __forceinline__ void load_transposed(float* to, const u16* from, int row0, int rows) {
   const int row = threadIdx.x % kTile;
   for (int chunk = threadIdx.x / kTile; chunk < kHeadDim / 8; chunk += kThreads / kTile) {
@@ -63,7 +66,8 @@ __device__ __forceinline__ void load_rows(float* to, const u16* from, int row0, 
   }
 }
 
-// a tile of queries of a head a block, the tile fastest; lse may be null
+// Each block computes one tile of queries of one head; neighbouring blocks have neighbouring tiles.
+// lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     attention_forward_flash(const u16* __restrict__ q, const u16* __restrict__ k,
                             const u16* __restrict__ v, u16* __restrict__ out,
@@ -116,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         if (key >= seqlen || (kCausal && key > query)) s[i][j] = negative_infinity();
         best = max_f32(best, s[i][j]);
       }
-      // every row has a visible key in its first block, so the new maximum is finite
+      // Every query row has a visible key in its first block of keys, so the new maximum is finite.
       const float m = max_f32(top[i], lanes_max<16>(best));
       const float scale = exp2_approx((top[i] - m) * kScaleLog2);
       top[i] = m;

@@ -1,5 +1,5 @@
-// Attention forward of few queries over many keys, in one kernel, on the tensor cores through
-// mma.sync.m16n8k16: decoding over a cache of keys and values, with grouped heads.
+// Decoding: attention forward of few queries over a long cache of keys and values, with grouped
+// query heads. One kernel, on the tensor cores through mma.sync.m16n8k16.
 //
 //   c = log2(e) / sqrt(d); for the share * queries rows of q that see the same keys:
 //     S^T = k q^T;  m' = max(m, max_j S);  P^T = exp2((S^T - m') c)
@@ -7,19 +7,21 @@
 //   out = sum_w o_w exp2((m_w - m) c) / sum_w l_w exp2((m_w - m) c) over those that shared the
 //   keys
 //
-// Keys and values are the A operands, so that a matrix tile has eight columns, which a group of
-// heads fills, instead of sixteen rows. The rows of a group are neighbours in memory.
+// Keys and values are the A operands of mma. The eight columns of its B operand are query rows of a
+// group of heads, which fills eight columns better than sixteen rows. The query rows of a group are
+// neighbours in memory.
 //
-// Threads: each warp takes STEP_KEYS of a tile of keys, with copies, maxima and sums of its own:
-// there is no barrier until a block has seen its last key of a head. All tiles of all heads are one
-// list, of which each block has an equal, contiguous part. If several blocks share a head, the last
-// of them combines their parts, always in the same order.
-// Shared memory: for each warp STAGES of its keys and values, 16-bit rows of d, 16-byte chunks
-// XOR-swizzled by row; then each warp's o, m and l.
-// Bound: memory, 4 keys d bytes a head of keys and values; the copies keep (STAGES - 1) of STAGES
+// Threads: each warp processes STEP_KEYS keys of every tile, with copies, maxima and sums of its
+// own. There is no block barrier until the block has seen its last key of a head. The key tiles of
+// all heads form one list, and each block gets an equal, contiguous part of it. If several blocks
+// share a head, the last of them to finish combines their partial outputs, always in the same
+// order.
+// Shared memory: STAGES steps of keys and values for each warp, 16-bit rows of d with 16-byte
+// chunks XOR-swizzled by row; afterwards o, m and l of each warp.
+// Bound: memory, 4 keys d bytes for each key-value head. The copies keep STAGES - 1 of STAGES steps
 // in flight.
-// Against flash_mma: a group of heads reads its keys once, blocks share a head's keys, a tile has
-// eight rows of queries instead of 128.
+// Against forward_flash_mma: a group of query heads reads its keys once, several blocks can share a
+// head's keys, and a tile has eight query rows instead of 128.
 #include "attention/shape.cuh"
 #include "common/fragments.cuh"
 #include "common/math.cuh"
@@ -51,8 +53,8 @@ static_assert(kStepKeys % kCopyRows == 0, "a warp copies whole rows");
 static_assert(kWarps * (kStages * kStageBytes + kRows * (kPitch + 2) * 4) == SHARED_BYTES,
               "the row declares what the tiles take");
 
-// Total work: `units` tiles of rows, each with `tiles` of keys, dealt out to the blocks in equal
-// parts.
+// List of key tiles of all units: each of the `units` tiles of query rows has `tiles` key tiles.
+// Blocks get equal parts of the list.
 struct Work {
   int units, tiles;
   __device__ __forceinline__ i64 total() const { return static_cast<i64>(units) * tiles; }
@@ -64,7 +66,8 @@ struct Work {
   }
 };
 
-// Sums of a block whose part of a head is not all of it: o, then m and l of each row.
+// Partial results in device memory of blocks that process only a part of a unit's keys: o, then m
+// and l of each row.
 struct Partials {
   float* sums;
   int slots;
@@ -77,7 +80,8 @@ struct Partials {
   }
 };
 
-// The sum of parts, each relative to its own maximum: four elements of a row, a piece.
+// Four elements of an output row, accumulated over partial results that are relative to different
+// maxima.
 struct Merged {
   float top = negative_infinity(), sum = 0.f, x[4] = {};
   __device__ __forceinline__ void add(float part_top, float part_sum, float4 part) {
@@ -99,7 +103,8 @@ struct Merged {
   }
 };
 
-// A warp's running softmax and output; of matrix tile j, columns lane % 4 * 2 and the next.
+// Running softmax and output of a warp. A lane holds columns lane % 4 * 2 and the next one of
+// matrix tile j.
 struct Rows {
   float o[kN][kD][4];
   float top[kN][2];  // running maximum of the raw scores, the same in lanes of the same columns
@@ -117,7 +122,7 @@ struct Rows {
     }
   }
 
-  // Rescales the sums for maxima that the step's scores have raised.
+  // Rescales the output and sums of a query row if the step's scores raise its maximum.
   __device__ __forceinline__ void raise(const float (&s)[kM][kN][4]) {
     float best[kN][2];
     bool grow = false;
@@ -154,8 +159,8 @@ struct Rows {
   }
 };
 
-// One step: keys and values of a warp, from shared memory. `key` is the first of this lane's, and
-// with `mask`, keys from seen on are hidden from a row.
+// Processes one step of a warp's keys and values from shared memory. `key` is the lane's first key.
+// With `mask`, a row attends only to keys below `seen`.
 __device__ __forceinline__ void process(Rows& rows, const u32 (&q)[kN][kD][2], u32 k_lane,
                                         u32 v_lane, int key, const int (&seen)[kN][2], bool mask) {
   float s[kM][kN][4];
@@ -208,9 +213,10 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q)[kN][kD][2], u
     }
 }
 
-// q and out [batch][heads_kv][share * queries][d], k and v [batch][heads_kv][keys][d]; units are
-// batch * heads_kv * row_tiles; arrived, one a unit, are zero before and after; causal is 1 or 0:
-// then the last query sees all keys, and each before it one less than the next.
+// The tensors are q and out [batch][heads_kv][share * queries][d], k and v
+// [batch][heads_kv][keys][d]. There are batch * heads_kv * row_tiles units; `arrived` has a counter
+// for each unit, which is zero before and after. If `causal` is 1, the last query sees all keys and
+// each earlier query one key less than the next.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_flash_decode(const u16* __restrict__ q, const u16* __restrict__ k,
                                    const u16* __restrict__ v, u16* __restrict__ out,
@@ -225,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   float* const warps_o = reinterpret_cast<float*>(shared + kWarps * kStages * kStageBytes);
   float* const warps_stats = warps_o + kWarps * kRows * kPitch;
 
-  // Copies run ahead of the computation, from one head to the next.
+  // Copies run ahead of the computation, also across the end of a head.
   const u32 ring = shared_address(shared) + warp * kStages * kStageBytes;
   const int copy_row = lane / kRowChunks, copy_chunk = lane % kRowChunks;
   int copy_unit = static_cast<int>(begin / work.tiles);
@@ -291,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
               key + kStepKeys > unmasked);
     }
 
-    // The warps' parts, put together.
+    // Combines the outputs of the block's warps in shared memory.
 #pragma unroll
     for (int j = 0; j < kN; ++j)
 #pragma unroll

@@ -1,5 +1,5 @@
-// Attention forward in one kernel with an online softmax, on the tensor cores through
-// mma.sync.m16n8k16.
+// Attention forward in one kernel on the tensor cores through mma.sync.m16n8k16, with an online
+// softmax.
 //
 //   c = log2(e) / sqrt(d)
 //   for each block of keys, the last first:
@@ -7,25 +7,25 @@
 //     l = l exp2((m - m') c) + sum_j P;  o = o exp2((m - m') c) + P v;  m = m'
 //   out = o / l,  lse = m / sqrt(d) + ln(l)
 //
-// The three rescalings are skipped while no row's maximum has grown by more than 2^8 in P: m is
-// then only a reference point that is a little too small, the result is the same, and P stays below
-// 2^8.
+// The three rescalings are skipped while no row's maximum has grown by more than 2^8 in P. The
+// reference m is then a little smaller than the true maximum; the result is the same and P stays
+// below 2^8.
 //
-// Threads: four warps for 128 queries, 32 a warp as two 16-row matrix tiles, so that each B
-// fragment of k or v read from shared memory serves two mma. P never leaves the registers: the
-// accumulator layout of S is the A layout of P v. Two blocks an SM, so that each scheduler has one
-// warp in its softmax while another is in its GEMMs.
-// Shared memory, 16-bit, rows of d, 16-byte chunks XOR-swizzled by row: q [128][d], k and
-// v [2 stages][64][d] each: 96 KiB at d = 128. The next block's cp.async are issued between the
-// steps of q k^T, a whole block's time ahead. One barrier a block of keys.
-// Blocks: full, the query tiles of a head are neighbours; causal, heads in groups whose k and v fit
-// the L2, and within a group the longest tiles first.
-// Layout: tensors are dense [b, h, s, d]; with -DSTRIDED=1 batches, heads and rows have any strides,
-// those of the rows of k and v as constants.
-// Bound: tensor cores, 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of what
-// wgmma can on this architecture.
-// Against flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in shared memory, lazy
-// rescaling.
+// Threads: four warps compute 128 queries. A warp has 32 queries as two 16-row matrix tiles, so
+// that each B fragment of k or v read from shared memory serves two mma. P never leaves the
+// registers: the accumulator layout of S is the A layout of P v. Two blocks run on an SM, so that
+// each scheduler has one warp in its softmax while another is in its GEMMs.
+// Shared memory, 16-bit rows of d with 16-byte chunks XOR-swizzled by row: q [128][d], k and v [2
+// stages][64][d] each, 96 KiB at d = 128. The cp.async of the next key block are issued between the
+// steps of q k^T, one block ahead of their use. Each key block takes one block barrier.
+// Order of blocks: with full attention the query tiles of a head are neighbours. With a causal mask
+// heads form groups whose k and v fit into L2; within a group the longest tiles come first.
+// Layout: tensors are dense [b, h, s, d]. With -DSTRIDED=1 batches, heads and rows have any
+// strides; the row strides of k and v are compile-time constants.
+// Bound: tensor cores, 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of wgmma's
+// rate on this architecture.
+// Against forward_flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in shared
+// memory, lazy rescaling.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"
@@ -76,8 +76,8 @@ struct Rows {
   float sum[kM * 2];  // this lane's share of the row sum
 };
 
-// One block of keys; row0 is the last key that the warp's first row sees, if causal. `copy(step)`
-// is called between the steps of q k^T.
+// Processes one block of keys. With a causal mask, `row0` is the last key that the warp's first row
+// sees. The function calls `copy(step)` between the steps of q k^T.
 template <bool kMask, typename Copy>
 __device__ __forceinline__ void process(Rows& rows,
                                         const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4],
@@ -136,7 +136,7 @@ __device__ __forceinline__ void process(Rows& rows,
 #pragma unroll
     for (int r = 0; r < kM * 2; ++r) {
       const float top = max_f32(rows.top[r], best[r]);
-      // a row that has seen no key yet has no maximum
+      // A query row that has seen no key yet has no maximum.
       const float alpha =
           kMask && rows.top[r] == top ? 1.f : exp2_approx((rows.top[r] - top) * kScaleLog2);
       const int i = r / 2, h = (r % 2) * 2;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void process(Rows& rows,
   for (int r = 0; r < kM * 2; ++r)
     shift[r] = kMask && rows.top[r] == negative_infinity() ? 0.f : -rows.top[r] * kScaleLog2;
 
-  // P of 16 keys, as an A fragment
+  // Computes P of 16 keys, as an A fragment of the GEMM P v.
   auto exponentials = [&](int step, u32(&p)[kM][4]) {
 #pragma unroll
     for (int i = 0; i < kM; ++i)
@@ -172,14 +172,15 @@ __device__ __forceinline__ void process(Rows& rows,
   exponentials(0, p[0]);
 #pragma unroll
   for (int step = 0; step < kTileN / 16; ++step) {
-    // the next step's exponentials run concurrently with this step's GEMMs
+    // The exponentials of the next step run concurrently with this step's GEMMs.
     if (step + 1 < kTileN / 16) exponentials(step + 1, p[(step + 1) & 1]);
     multiply_step_ab(rows.o, p[step & 1], v_lane + step * 16 * kRowBytes);
   }
 }
 
-// a tile of queries of a head a block; `share` heads of queries read one of the `key_heads` heads of
-// keys a batch, and if causal the last query sees the last key; lse may be null
+// Each block computes one tile of queries of one head. `share` query heads read one of the
+// `key_heads` key heads of a batch. With a causal mask the last query sees the last key. lse may be
+// null.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_forward_flash_mma(
     const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v,
     u16* __restrict__ out, float* __restrict__ lse, int queries, int keys, int batch_heads,
@@ -257,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
                     (q_lane ^ (step * 32)) + i * 16 * kRowBytes);
   }
 
-  // The share of the next block's copy that goes with a step of q k^T.
+  // Issues the part of the next key block's copies that belongs to one step of q k^T.
   auto copy_step = [&](int step) {
     if (block == 0) return;
     const u32 to = copy_to + (stage ^ kStageBytes);
@@ -306,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
     end();
   }
 
-  // each warp rounds its rows into the place of its queries, which only it has read, and stores
-  // whole rows
+  // Each warp rounds its output rows into the place of its own queries, which no other warp has
+  // read, and stores whole rows.
   const u32 out_tile = base + warp * kWarpRows * kRowBytes;
   __syncwarp();
 #pragma unroll

@@ -1,4 +1,5 @@
-// Attention forward in one kernel for sm_90a: tensor cores through wgmma, tiles by tensor copies.
+// Attention forward in one kernel for sm_90a: GEMMs use wgmma, and tensor copies (TMA) load the
+// tiles.
 //
 //   c = log2(e) / sqrt(d)
 //   for each block of keys, last first:
@@ -6,34 +7,38 @@
 //     sum = a sum + sum p;  o = a o + p v
 //   out = o / sum;  lse = top / sqrt(d) + ln(sum)
 //
-// Threads: three warpgroups of 64 queries each compute, with 160 registers a thread; one thread of
-// a fourth warpgroup, which keeps 32, copies. A block stays on its multiprocessor and takes tiles
-// of up to 192 queries from a list that the host made, because with a causal mask their weights
-// differ much. With another number of parts than PARTS=3 a tile is a whole head of up to 256
-// queries and keys, which are copied once. Warpgroups take its parts one after another and go on
-// with the next head, so that they seldom wait for each other. All keys of a head of four parts are
-// in shared memory at a time; otherwise the second part of a warpgroup would wait for keys that the
-// first has released. One more thread copies queries. Blocks take such heads from a counter, as
-// they get through them at different speeds; the tile goes through shared memory.
+// Threads: three compute warpgroups process 64 queries each and have 160 registers a thread. In a
+// fourth warpgroup, which keeps 32 registers a thread, one thread issues the copies. A thread block
+// is persistent and takes tiles of up to 192 queries from a list. The host makes this list, because
+// with a causal mask the work of tiles differs much.
+// With any number of parts but PARTS=3 a tile is a whole head of up to 256 queries and keys, which
+// are copied once. Warpgroups take the parts of a tile one after another and go on to the next
+// head, so that they seldom wait for each other. All keys of a head of four parts are in shared
+// memory at a time; otherwise the second part of a warpgroup would wait for keys that its first
+// part has released. One more thread copies queries. Thread blocks process such heads at different
+// speeds, so they take heads from a counter and pass the tile to their threads through shared
+// memory.
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
-// Shared memory: copies of queries, so that those of the next tile arrive in time, and blocks of
-// keys and of values. A warpgroup's output leaves from the place of its queries. All of them are
-// columns of 64 elements, whose rows of 128 bytes are swizzled for wgmma. Each stage has a barrier
-// for full and one for empty.
+// Shared memory: stages of queries, so that the queries of the next tile arrive in time, stages of
+// keys and stages of values. A warpgroup writes its output to the place of its queries. All tiles
+// are columns of 64 elements, whose rows of 128 bytes are swizzled for wgmma. Each stage has a
+// barrier for full and one for empty.
 //
-// Overlap: a warpgroup starts q k^T of the next block, then p v of this one, and computes the next
-// block's exponentials while p v runs; the other warpgroups use the tensor cores at that time. p
-// stays in registers: the accumulator of q k^T has the layout of the operand of p v. o is rescaled
-// only if a row's maximum grows by more than 2^8: below that p is at most 256.
+// Overlap: a warpgroup starts q k^T of the next key block, then p v of the current one, and
+// computes the next block's exponentials while p v runs. The other warpgroups use the tensor cores
+// meanwhile. The weights p stay in registers: the accumulator of q k^T has the layout of the
+// operand of p v. The output o is rescaled only if a row's maximum grows by more than 2^8: below
+// that p is at most 256.
 //
-// With -DFP8=1 operands are e4m3 with a scale a head (warpgroup/gemm_e4m3.cuh): blocks of values
-// come transposed from attention_transpose_values, p is rounded to e4m3 and is 2^6 for a row's top,
-// as the smallest number above zero is 2^-9; there are registers for a second p, so that it is
-// rounded while p v runs. There is no lse.
+// With -DFP8=1 operands are e4m3 with one scale a head (warpgroup/gemm_e4m3.cuh). The kernel
+// attention_transpose_values transposes blocks of values before. The weights p are rounded to e4m3.
+// At a row's maximum p is 2^6, because the smallest positive e4m3 number is 2^-9. There are
+// registers for a second p, which is rounded while p v runs. An fp8 build writes no lse.
 //
-// Bound: tensor cores, d = 64 also exp2. Against flash_mma: operands come to the tensor cores from
-// shared memory without passing through registers, copies take no thread's time, and three
-// warpgroups share a block of keys, which is a third of the traffic to L2 of 64 queries alone.
+// Bound: tensor cores, at d = 64 also exp2.
+// Against forward_flash_mma: tensor cores read operands from shared memory without loading them
+// into registers, and copies take no time of compute threads. Three warpgroups share a key block,
+// which takes a third of the L2 traffic of 64 queries alone.
 #include "attention/shape.cuh"
 #include "attention/warpgroup/gemm.cuh"
 #include "attention/warpgroup/gemm_e4m3.cuh"
@@ -49,14 +54,14 @@ constexpr int kQueryStages = QUERY_STAGES, kKeyStages = KEY_STAGES, kValueStages
 constexpr int kKeys = TILE_KEYS;  // of a block
 constexpr int kParts = PARTS;     // of a tile, 64 queries each
 constexpr bool kTurns = kParts != kGroups;  // a warpgroup's part changes from tile to tile
-// Copies of queries are of a part, or of all parts of a tile.
+// Number of parts in one copy of queries: one part, or all parts of a tile.
 constexpr int kPartsACopy = kTurns ? 1 : kParts;
 constexpr int kCopiesATurn = kTurns ? kGroups : 1;  // from a warpgroup's queries to its next ones
 constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
 constexpr int kColumns = kRowBytes / kColumnBytes;
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
 constexpr int kOutputColumns = kHeadDim / 64;
-// Memory of a warpgroup's queries, and of its output after them.
+// Shared memory that holds a warpgroup's queries and later its output.
 constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;
 constexpr int kBlockBytes = kKeys * kRowBytes;
 constexpr int kTileStages = TILE_STAGES, kTileBytes = 16;
@@ -66,7 +71,8 @@ constexpr int kBarriersOffset = kValuesOffset + kValueStages * kBlockBytes;
 constexpr int kTilesOffset = kBarriersOffset + 16 * (kQueryStages + kKeyStages + kValueStages);
 constexpr int kSharedBytes = kTilesOffset + (kTurns ? (kTileBytes + 16) * kTileStages : 0);
 // The largest weight is 2^8. Until o is rescaled, a row's maximum may grow by 2^kGrowth, so weights
-// are computed relative to a maximum that is 2^kGrowth lower: in fp8 small weights vanish.
+// are computed relative to a maximum that is 2^kGrowth lower. In fp8 kGrowth is small, because
+// small weights would round to zero.
 constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
@@ -74,15 +80,15 @@ static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles tak
 static_assert(!kFp8 || kHeadDim == 128, "in fp8 a row is a column of 128 bytes");
 static_assert(kQueryStages > kCopiesATurn, "a copy is released once the next one is read");
 
-// The warps of all parts read keys and values. Those of a warpgroup without a part of a tile wait
-// for them too, because a barrier shows only whether its last phase was even or odd. Queries are a
-// warpgroup's, whose first thread releases them.
+// Warps that release a stage of keys or values: those of all parts of a tile. A warpgroup that has
+// no part of a tile waits for its keys and values too, because a barrier shows only whether its
+// last phase was even or odd. Queries belong to one warpgroup, whose first thread releases them.
 constexpr int kReaders = kParts > kGroups ? kParts : kGroups;
 constexpr int kReadingWarps = kReaders * kGroupThreads / kWarpSize;
 using Queries = Ring<kQueryStages, kPartsACopy * kQueriesBytes, kPartsACopy>;
 using Keys = Ring<kKeyStages, kBlockBytes, kReadingWarps>;
 using ValueBlocks = Ring<kValueStages, kBlockBytes, kReadingWarps>;
-// The warps that compute read tiles, and the thread that copies queries.
+// Ring of tile descriptions, read by all compute warps and by the thread that copies queries.
 using Tiles = Ring<kTileStages, kTileBytes, kGroups * kGroupThreads / kWarpSize + 1>;
 struct Rings {
   Queries queries;
@@ -96,10 +102,11 @@ struct Rings {
         tiles{base + kTilesOffset, base + kTilesOffset + kTileStages * kTileBytes} {}
 };
 
-// Values as they come: a tensor, or blocks that lie in memory as they shall in shared memory.
+// Type of the values argument: a tensor map, or for fp8 blocks in device memory that already have
+// the layout of shared memory.
 using Values = Choose<kFp8, const u8*, TensorMap>::Type;
 
-// Factors of the numbers of each head in fp8.
+// Scales of each head's queries, keys and values in fp8.
 struct Scales {
   const float *q, *k, *v;
 };
@@ -110,34 +117,36 @@ struct Shape {
   int total;          // heads of queries of all batches
 };
 
-// Queries from `row` on of a head, 64 for each of the first `groups` parts.
+// A tile of queries: rows of one head from `row` on, 64 for each of the first `groups` parts.
 struct Tile {
   int row, groups, head, batch;
 
-  // Every block's list has the same length. A tile without groups ends it.
+  // Reads a tile from the block's list. The lists of all blocks have the same length; a tile
+  // without groups ends a list.
   static __device__ __forceinline__ Tile listed(const int4* tiles, int index) {
     const int4 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
     return {entry.x, entry.y, entry.z, entry.w};
   }
-  // A head of all batches. Behind the last one there are no groups.
+  // Returns head number `of_all`, counted over all batches, as one tile. Beyond the last head the
+  // tile has no groups.
   static __device__ __forceinline__ Tile whole(const Shape& shape, int of_all) {
     const int batch = of_all / shape.heads;
     return {0, of_all < shape.total ? kParts : 0, of_all - batch * shape.heads, batch};
   }
-  // Heads of the batches before are counted too.
+  // Index of the tile's head over all batches.
   __device__ __forceinline__ int head_of_all(const Shape& shape) const {
     return batch * shape.heads + head;
   }
 };
 
-// How a block comes to its tiles: a list that the host made, or a counter of all blocks.
+// Source of a thread block's tiles: a list that the host made, or a counter that all blocks share.
 struct Source {
   const int4* list;
   u32* taken;
 
-  // The next head that no block has. A block begins with the head of its own number and takes one
-  // more with each head, which counts every head once: the last wraps the counter to zero, where the
-  // next launch finds it.
+  // Returns the next head that no block has taken. A block begins with the head of its own number
+  // and takes one head after each, so that each head increments the counter once. The last
+  // increment wraps the counter to zero for the next launch.
   __device__ __forceinline__ int take(const Shape& shape) const {
     return static_cast<int>(atomicInc(taken, shape.total - 1) + gridDim.x);
   }
@@ -149,7 +158,7 @@ __device__ __forceinline__ void publish(const Tiles& ring, u32 n, const Tile& ti
   barrier_arrive_one(ring.full(n));
 }
 
-// A block's tile, for the threads that do not take it.
+// Returns tile number `index` of a block, for the threads that did not take it from the counter.
 __device__ __forceinline__ Tile tile_at(const Rings& rings, const Source& source, int index) {
   if (kTurns) {
     rings.tiles.wait(index);
@@ -161,7 +170,7 @@ __device__ __forceinline__ Tile tile_at(const Rings& rings, const Source& source
   }
 }
 
-// Blocks of keys of which a query before `end` sees something. The last query sees all keys.
+// Number of key blocks that are visible to any query before `end`. The last query sees all keys.
 __device__ __forceinline__ int blocks_seen(const Shape& shape, int end) {
   const int seen = kCausal ? min_of(shape.keys, end + shape.keys - shape.queries) : shape.keys;
   return seen > 0 ? (seen + kKeys - 1) / kKeys : 0;
@@ -190,7 +199,7 @@ __device__ __forceinline__ void copy_values(const ValueBlocks& ring, u32 n, cons
             kBlockBytes, ring.full(n));
 }
 
-// The queries of parts from `first` on, as copy n.
+// Starts copy number n of the queries, which has `count` parts from `first` on.
 __device__ __forceinline__ void copy_queries(const Queries& ring, u32 n, const TensorMap& map,
                                              const Tile& tile, int first, int count) {
   ring.begin_fill(n, count * kGroupRows * kRowBytes);
@@ -204,7 +213,7 @@ __device__ __forceinline__ void copy_queries(const Queries& ring, u32 n, const T
   }
 }
 
-// The work of the thread that copies queries where warpgroups take turns.
+// Copies queries if the warpgroups' parts change from tile to tile; executed by one thread.
 __device__ __forceinline__ void produce_queries(const Rings& rings, const TensorMap& q,
                                                 const Source& source) {
   for (int index = 0;; ++index) {
@@ -217,7 +226,7 @@ __device__ __forceinline__ void produce_queries(const Rings& rings, const Tensor
   }
 }
 
-// The work of the thread that copies.
+// Copies keys and values, and by default queries; executed by one thread.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
                                         const Values& v, const Source& source,
                                         const Shape& shape) {
@@ -231,7 +240,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
     if (!kTurns) copy_queries(rings.queries, index, q, tile, 0, tile.groups);
     const int head = tile.head / shape.share;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
-    // Keys are needed a block ahead of values.
+    // Keys are copied one block ahead of values, because the scores of the next block start first.
     for (int block = blocks; block >= 0; --block) {
       if (block > 0) copy_block(rings.keys, n + blocks - block, k, block - 1, head, tile.batch);
       if (block < blocks) copy_values(rings.values, n + blocks - block - 1, v, shape, block, tile);
@@ -240,7 +249,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
   }
 }
 
-// A lane's part of its two rows, lane / 4 and 8 further, of its warp's 16.
+// A lane's elements of its two rows, lane / 4 and lane / 4 + 8 of its warp's 16 rows.
 struct Rows {
   float o[kHeadDim / 2];
   float s[kKeys / 2];
@@ -248,16 +257,16 @@ struct Rows {
   float top[2], sum[2];
   float scale, growth;  // in fp8
 
-  // log2(e) times what makes scores of q k^T.
+  // Product of log2(e) and the factor that turns q k^T into scores.
   __device__ __forceinline__ float scale_log2() const { return kFp8 ? scale : kScaleLog2; }
-  // By how much q k^T may exceed a row's top.
+  // Amount by which q k^T may exceed a row's running maximum before o is rescaled.
   __device__ __forceinline__ float allowed() const {
     return kFp8 ? growth : kGrowth / kScaleLog2;
   }
 };
 
-// Replaces the scores of a block by probabilities. Returns whether o has to be scaled, by `alpha`.
-// The lane's row r sees the keys before limit[r], counted from the lane's first.
+// Replaces the scores of a key block by probabilities. Returns whether o must be scaled, by
+// `alpha`. Row r of the lane sees the keys before limit[r], counted from the lane's first key.
 template <bool kMask>
 __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int (&limit)[2]) {
   float best[2] = {negative_infinity(), negative_infinity()};
@@ -274,7 +283,7 @@ __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int
       best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], lanes));
   const bool grow = __any_sync(kFullWarp, best[0] > rows.top[0] + rows.allowed() ||
                                               best[1] > rows.top[1] + rows.allowed());
-  // A row that has seen no key has no top.
+  // A query row that has seen no key yet has no maximum.
   auto finite = [](float top) { return kMask && top == negative_infinity() ? 0.f : top; };
   if (grow) {
 #pragma unroll
@@ -299,7 +308,7 @@ __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int
   return grow;
 }
 
-// A warpgroup's place in its tile.
+// Position of a lane in the tile of its warpgroup.
 struct Place {
   Shape shape;
   int row;     // the lane's first
@@ -314,7 +323,7 @@ struct Place {
   }
 };
 
-// Scores of fill n of the keys.
+// Starts the GEMM of the scores with fill n of the ring of keys.
 __device__ __forceinline__ void start_scores(Rows& rows, const Rings& rings, u32 q, u32 n) {
   rings.keys.wait(n);
   Gemm::scores(rows.s, q, rings.keys.stage(n));
@@ -327,8 +336,8 @@ __device__ __forceinline__ void start_values(Rows& rows, const Rings& rings, u32
 }
 
 // Adds p v of fill n, with weights p[kOf], and computes the weights p[kNext] of fill n + 1, the
-// block of keys before. If the two differ, the next ones are rounded while p v still reads the
-// first.
+// next key block downwards. If kOf and kNext differ, p[kNext] is rounded while p v still reads
+// p[kOf].
 template <bool kMask, int kOf, int kNext>
 __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place& place, u32 q,
                                      u32 n, int block) {
@@ -352,14 +361,16 @@ __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place
   if (kOf == kNext) Gemm::round(rows.p[kNext], rows.s);
 }
 
-// Lets the queries of a copy be replaced, once their output has left from there.
+// Releases a stage of queries once the output, which was written to the same place, has been read
+// by its store.
 __device__ __forceinline__ void reuse_queries(const Rings& rings, int index) {
   if (threadIdx.x % kGroupThreads != 0 || index < 0) return;
   store_box_wait_read();
   rings.queries.release(index);
 }
 
-// The rows of a warpgroup over all the blocks that they see, `seen` of them, from fill n on.
+// Computes the attention of a warpgroup's rows over the `seen` key blocks that they see, from fill
+// n on.
 __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Place& place, u32 q,
                                        u32 n, int seen, int whole, int copy) {
   start_scores(rows, rings, q, n);
@@ -392,7 +403,7 @@ __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Pla
   rings.values.release_by_warp(n);
 }
 
-// Divides by the sums, writes the lse and lets a copy write the output.
+// Divides o by the sums, writes the lse and starts the store of the output.
 __device__ __forceinline__ void finish(Rows& rows, const Place& place, const TensorMap& out,
                                        float* lse, const Strides& lse_strides, float value_scale,
                                        u32 staging, int group, int first_row, const Tile& tile) {
@@ -409,7 +420,7 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
     for (int i = 0; i < kHeadDim / 2; ++i)
       if (i / 2 % 2 == r) rows.o[i] *= inverse;
   }
-  // All warps are through with the queries.
+  // The barrier ensures that all warps of the warpgroup have read the queries.
   barrier_sync(1 + group, kGroupThreads);
   u32 words[kHeadDim / 4];
   round_to_operand(words, rows.o);
@@ -424,7 +435,7 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
   }
 }
 
-// Blocks from fill n on that a warpgroup does not read.
+// Waits for and releases key blocks from fill n on that this warpgroup does not read.
 __device__ __forceinline__ void skip(const Rings& rings, u32 n, int blocks) {
   for (int i = 0; i < blocks; ++i, ++n) {
     rings.keys.wait(n);
@@ -434,7 +445,7 @@ __device__ __forceinline__ void skip(const Rings& rings, u32 n, int blocks) {
   }
 }
 
-// The work of a warpgroup that computes.
+// Computes the attention of a warpgroup's parts of all tiles; executed by each compute warpgroup.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
                                         const Strides& lse_strides, const Scales& scales,
                                         const Source& source, const Shape& shape, int group) {
@@ -465,7 +476,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     const int seen = used ? blocks_seen(shape, first_row + kGroupRows) : 0;
     const u32 queries = rings.queries.stage(copy) + (kTurns ? 0 : group) * kQueriesBytes;
     rings.queries.wait(copy);
-    // Blocks that only later parts see.
+    // Skips the key blocks that only later parts of the tile see.
     skip(rings, first_fill, blocks - seen);
     const u32 n = first_fill + blocks - seen;
     Rows rows;
@@ -486,7 +497,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     const Place place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
                       static_cast<int>(lane % 4) * 2};
     if (seen > 0) {
-      // Blocks before this one are seen whole by every row.
+      // Key blocks before number `whole` are visible to every row, so they need no mask.
       const int whole = kCausal ? (first_row + 1 + shape.keys - shape.queries) / kKeys : seen;
       attend(rows, rings, place, queries, n, seen, whole, copy);
     } else {
@@ -500,8 +511,8 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// Blocks find their tiles in `tiles`, or in `taken`, which is zero before and after (see Source). lse
-// may be null.
+// Thread blocks find their tiles in the list `tiles`, or by the counter `taken`, which is zero
+// before and after (see Source). lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ Values v, const __grid_constant__ TensorMap out,
@@ -520,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     barrier_init_fence();
   }
   __syncthreads();
-  // The same for all lanes, which the compiler has to know.
+  // The shuffle makes the index uniform over the warp, so that the compiler can rely on it.
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
     registers_down<32>();

@@ -1,19 +1,19 @@
-// Attention forward in three kernels, the component form: scores in device memory, one thread an
-// output element.
+// Attention forward in three kernels, one for each component: scores in device memory, one thread
+// for each output element.
 //
 //   scores:   S[b,h,i,j] = q[i] . k[j] / sqrt(d), -inf where j > i if causal      fp32, [b,h,s,s]
 //   softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S)                       16-bit, [b,h,s,s]
 //             lse = max + ln(sum)
 //   values:   out[i] = sum_j P[i,j] v[j]
 //
-// Threads: scores, a 16x16 block for each tile of S; softmax, a block a row, in three passes over
-// it; values, a block of d x (256/d) threads, one an output element. Shared memory: only the
-// softmax's eight floats.
-// Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory; in practice the loads,
-// because only the caches reuse data.
-// Least device memory traffic: scores write 4 b h s^2 bytes, softmax reads them and writes half as
-// many, values read those.
-// First rung: nothing before it.
+// Threads: the scores kernel has a block of 16x16 threads for each tile of S. Softmax has a block
+// for each row, with three passes over the row. The values kernel has blocks of d x (256/d)
+// threads, one thread for each output element.
+// Shared memory: only the eight floats of the softmax.
+// Bound: in theory fp32 FMA, 2 b h s^2 d FLOPs each for scores and values; in practice the loads,
+// because only the caches reuse data. The least device memory traffic is 4 b h s^2 bytes written by
+// scores, read by softmax, half as many written by softmax and read by values.
+// This kernel is the first rung of the ladder.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -24,7 +24,7 @@ constexpr int kValueRows = kThreads / kHeadDim;
 static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
 static_assert(kThreads % kHeadDim == 0, "a block has whole rows of values");
 
-// a tile of scores a block, z is the head
+// Each block computes one tile of scores; blockIdx.z is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k,
                                    float* __restrict__ scores, int seqlen) {
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       kCausal && key > query ? negative_infinity() : sum * kScale;
 }
 
-// a row a block; lse may be null
+// Each block computes the softmax of one row; lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_naive_softmax(const float* __restrict__ scores,
                                     u16* __restrict__ probabilities, float* __restrict__ lse,
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = best + log2_approx(sum) * kLn2;
 }
 
-// kValueRows queries a block, y is the head
+// Each block computes the output of kValueRows queries; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_naive_values(const u16* __restrict__ probabilities, const u16* __restrict__ v,
                                    u16* __restrict__ out, int seqlen) {

@@ -1,20 +1,20 @@
-// The three kernels of forward_naive, with tiles in shared memory and a 4x4 block of results in
-// each thread's registers.
+// Attention forward in three kernels as in forward_naive, with tiles in shared memory and a 4x4
+// tile of results in each thread's registers.
 //
 //   scores:   S = q k^T / sqrt(d), -inf where j > i if causal
 //   softmax:  in place, lse
 //   values:   out = P v
 //
-// Threads: 256 as 16x16; thread (x, y) owns rows 4y..4y+3 and columns 4x..4x+3 of a 64x64 tile.
-// Shared memory: both operands of a 32-deep slice as fp32, k-major, [32][68] each (17 KiB): a
+// Threads: 16x16 threads compute a 64x64 tile; thread (x, y) owns rows 4y..4y+3 and columns
+// 4x..4x+3. In the softmax, 256 threads compute a row: one pass finds maximum and sum together, a
+// second pass rescales.
+// Shared memory: both operands of a 32-deep slice as fp32, k-major, [32][68] each (17 KiB). A
 // thread's four rows or columns are one 16-byte load, and the padding keeps rows 16-byte aligned.
-// Softmax: a block of 256 a row; one pass finds maximum and sum together, a second rescales.
-// Bound: fp32 FMA; a slice step costs two 16-byte shared loads for 16 FMAs.
-// Device memory: 4 b h s^2 bytes written by scores, read twice and written once by softmax, read by
-// values.
-// Against naive: each loaded element serves 64 results instead of one; softmax reads the row twice,
-// not three times; tiles above the causal diagonal are not computed; P takes the place of S, in
-// fp32.
+// Bound: fp32 FMA; one step of a slice takes two 16-byte shared loads for 16 FMAs. Device memory: 4
+// b h s^2 bytes written by scores, read twice and written once by softmax, read by values.
+// Against forward_naive: each loaded element serves 64 results instead of one. Softmax reads the
+// row twice instead of three times, and tiles above the causal diagonal are not computed. P
+// overwrites S in fp32.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -32,7 +32,7 @@ struct Slice {
   float b[kSlice][kPitch];
 };
 
-// acc += a^T b over one slice
+// Adds the GEMM of one slice to a thread's results: acc += a^T b.
 __device__ __forceinline__ void multiply_slice(float (&acc)[4][4], const Slice& slice, int x,
                                                int y) {
 #pragma unroll 8
@@ -47,12 +47,12 @@ __device__ __forceinline__ void multiply_slice(float (&acc)[4][4], const Slice& 
   }
 }
 
-// Rows row0.. of a [rows, d] matrix, columns c0..c0+31, transposed into shared memory; rows past
-// the end become zero.
+// Copies rows row0.. and columns c0..c0+31 of a [rows, d] matrix to shared memory, transposed; rows
+// past the end become zero.
 __device__ __forceinline__ void load_transposed(float (&to)[kSlice][kPitch], const u16* from,
                                                 int row0, int rows, int c0) {
-  // 64 rows x 4 chunks of eight columns: one chunk a thread, neighbouring threads in neighbouring
-  // rows
+  // The slice has 64 rows of 4 chunks of eight columns; each thread loads one chunk, neighbouring
+  // threads from neighbouring rows.
   const int row = threadIdx.x % kTile, chunk = threadIdx.x / kTile;
   uint4 x = make_uint4(0u, 0u, 0u, 0u);
   if (row0 + row < rows)
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_transposed(float (&to)[kSlice][kPitch], con
   }
 }
 
-// a tile of scores a block, z is the head
+// Each block computes one tile of scores; blockIdx.z is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_tiled_scores(const u16* __restrict__ q, const u16* __restrict__ k,
                                    float* __restrict__ scores, int seqlen) {
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// a row a block; lse may be null
+// Each block computes the softmax of one row; lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_tiled_softmax(float* __restrict__ scores, float* __restrict__ lse,
                                     int seqlen) {
@@ -125,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = top + log2_approx(sum) * kLn2;
 }
 
-// a tile of the output a block: x its queries, y its columns, z the head
+// Each block computes one tile of the output: blockIdx.x gives its queries, y its columns, z the
+// head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_tiled_values(const float* __restrict__ probabilities,
                                    const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
@@ -138,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int keys = kCausal ? min_of(seqlen, query0 + kTile) : seqlen;
   float acc[4][4] = {};
   for (int key0 = 0; key0 < keys; key0 += kSlice) {
-    // P, 64 x 32, transposed: 32 neighbouring lanes read a row
+    // Copies a 64 x 32 slice of P to shared memory, transposed: 32 neighbouring lanes read one row.
 #pragma unroll
     for (int pass = 0; pass < kTile / 8; ++pass) {
       const int row = pass * 8 + threadIdx.x / 32, column = threadIdx.x % 32;
@@ -146,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       slice.a[column][row] =
           valid ? p[static_cast<i64>(query0 + row) * seqlen + key0 + column] : 0.f;
     }
-    // V, 32 x 64: eight columns a thread
+    // Copies a 32 x 64 slice of V to shared memory, eight columns a thread.
     const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
     uint4 w = make_uint4(0u, 0u, 0u, 0u);
     if (key0 + row < keys)

@@ -1,9 +1,11 @@
-// Holds the stream of a GPU until all GPUs have come here: first, so that the keys and values of
-// all are there, and last, so that nobody reads them any more.
+// Barrier between the streams of all GPUs of a ring. The barrier at the start ensures that the keys
+// and values of all GPUs are ready, the one at the end that no GPU still reads them.
 //
-//   of every GPU p: flags_p[which][rank] = n ; then wait until flags_rank[which][p] >= n
+// On each GPU: for every GPU p set flags_p[which][rank] = n, then wait until flags_rank[which][p]
+// >= n.
 //
-// Threads: a warp, one thread for each GPU. n is the number of the launch, which each GPU counts.
+// Threads: a warp, one thread for each GPU. Each GPU counts its launches; n is the number of the
+// current one.
 // Bound: latency of a store to another GPU.
 #include "common/peers.cuh"
 #include "common/types.cuh"

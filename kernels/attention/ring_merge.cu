@@ -1,13 +1,16 @@
-// Outputs of a GPU's queries from those over the keys of each GPU.
+// Combines the partial outputs of a GPU's queries, one over the keys of each GPU, to the attention
+// output.
 //
 //   top = max over p of lse_p,  w_p = exp(lse_p - top)
 //   out = sum over p of w_p o_p / sum over p of w_p          (of each row)
 //
-// The first half of the rows of a head has `first` parts: under a causal mask the others hold keys
-// that it does not see. The second half has all of them.
+// In the first half of a head's rows only the first `first` partial outputs count: under a causal
+// mask the keys of the other GPUs are hidden from these rows. In the second half all partial
+// outputs count.
 //
-// Threads: one for eight elements of a row; all parts are loaded before the first is used.
-// Bound: memory; kParts outputs and their lse read, one written.
+// Threads: one for eight elements of a row; all partial outputs are loaded before the first is
+// used.
+// Bound: memory; kParts outputs and their lse are read, one output is written.
 #include "attention/shape.cuh"
 
 constexpr int kThreads = THREADS;
@@ -16,7 +19,8 @@ constexpr int kWords = 4;  // of two elements, in a packet
 constexpr int kRowPackets = kHeadDim / (2 * kWords);
 static_assert(kParts >= 2, "one part is the output itself");
 
-// parts [kParts][rows][d] and lse [kParts][rows]; `length` rows a head
+// The partial outputs are parts [kParts][rows][d] with lse [kParts][rows]; a head has `length`
+// rows.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_ring_merge(const uint4* __restrict__ parts, const float* __restrict__ lse,
                          uint4* __restrict__ out, int rows, int length, int first) {

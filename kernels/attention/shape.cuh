@@ -1,4 +1,5 @@
-// Macros of every attention kernel: -DDTYPE=Bf16|F16 -DHEAD_DIM=64|128 -DCAUSAL=0|1.
+// Macros that select the build of every attention kernel: -DDTYPE=Bf16|F16 -DHEAD_DIM=64|128
+// -DCAUSAL=0|1.
 #pragma once
 #include "common/element16.cuh"
 #include "common/types.cuh"
@@ -19,12 +20,13 @@ constexpr bool kCausal = CAUSAL != 0;
 static_assert(kHeadDim == 64 || kHeadDim == 128,
               "attention kernels support a head dimension of 64 or 128");
 
-// 1/sqrt(d), and the same folded with log2(e) so that exp(scale * (s - m)) is one FMA and one ex2.
+// The softmax scale 1/sqrt(d), and its product with log2(e), with which exp(scale * (s - m)) is one
+// FMA and one ex2.
 constexpr float kScale = kHeadDim == 64 ? 0.125f : 0.08838834764831845f;
 constexpr float kScaleLog2 = kScale * kLog2E;
 
-// Elements from a batch, a head and a row of a tensor to the next one. Elements of a row are
-// contiguous.
+// Distances in elements from one batch, head and row of a tensor to the next one. The elements of a
+// row are contiguous.
 struct Strides {
   i64 batch, head, row;
 
@@ -34,8 +36,8 @@ struct Strides {
 };
 
 // Kernels without tensor maps have a build for dense tensors [b, h, s, d], which reads no strides,
-// and with -DSTRIDED=1 one for any. Strides of rows that a loop needs are constants there, because
-// no registers are left for them.
+// and with -DSTRIDED=1 a build for any strides. Row strides that a loop needs are compile-time
+// constants in the STRIDED build, because no registers are left for them.
 #ifndef STRIDED
 #define STRIDED 0
 #endif
@@ -43,20 +45,20 @@ constexpr bool kStrided = STRIDED != 0;
 
 using Stride = Choose<kStrided, i64, int>::Type;
 
-// Offset of a head, counted over all batches, in a tensor of `heads` heads a batch and `rows` rows a
-// head.
+// Offset of a head in a tensor of `heads` heads a batch and `rows` rows a head; `head` counts over
+// all batches.
 __device__ __forceinline__ i64 head_offset(const Strides& strides, i64 head, int heads, int rows) {
   if (!kStrided) return head * rows * kHeadDim;
   const int batch = static_cast<int>(head) / heads;
   return strides.first_row(batch, static_cast<int>(head) - batch * heads);
 }
-// Offset of row `row` of the tile that begins at row `first`.
+// Offset of row `row` of the tile whose first row is `first`.
 __device__ __forceinline__ i64 row_offset(const Strides& strides, i64 head, int heads, int rows,
                                           int first, int row) {
   if (!kStrided) return (head * rows + first + row) * kHeadDim;
   return head_offset(strides, head, heads, rows) + (first + row) * strides.row;
 }
-// The same in a tensor of one number a row.
+// Offset of row `row` of the tile whose first row is `first`, in a tensor with one number a row.
 __device__ __forceinline__ i64 number_offset(const Strides& strides, i64 head, int heads, int rows,
                                              int first, int row) {
   if (!kStrided) return head * rows + first + row;

@@ -3,13 +3,14 @@
 //
 //   p[j] = exp(x[j] - max_j x) / sum_j exp(x[j] - max_j x), 16-bit
 //
-// Threads: a warp a row; of every 128 neighbouring keys a lane has four, 16 bytes loaded and 8
-// stored. Up to MAX_KEYS / 32 scores a lane are in flight before the first is used.
-// Shared memory: none, no barrier.
-// Bound: memory, 4 bytes read and 2 written a score; the loads and stores leave time for three
-// times its 15 instructions. Changed from forward_naive's softmax: one pass over the row instead of
-// three, a warp a row instead of a block, 16-byte loads. It needs rows of whole accesses: a
-// multiple of four keys, at most MAX_KEYS.
+// Threads: a warp computes a row. A lane has four of every 128 neighbouring keys: 16 bytes are
+// loaded and 8 stored. Up to MAX_KEYS / 32 scores a lane are in flight before the first is used.
+// Shared memory: none, and no barrier.
+// Bound: memory, 4 bytes read and 2 written for each score. The loads and stores leave time for
+// three times the 15 instructions of a score.
+// Against the softmax of forward_naive: one pass over the row instead of three, a warp for each row
+// instead of a block, 16-byte loads. The number of keys must be a multiple of four and at most
+// MAX_KEYS.
 #include "common/element16.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -29,7 +30,7 @@ static_assert(MAX_KEYS % (static_cast<int>(kWarpSize) * kPacket) == 0,
               "a row of MAX_KEYS is whole accesses of a warp");
 static_assert(kThreads % static_cast<int>(kWarpSize) == 0, "a block is whole warps");
 
-// kWarps rows a block; scores and probabilities [rows][keys], 16-byte aligned
+// Each block computes kWarps rows. Scores and probabilities are [rows][keys] and 16-byte aligned.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_softmax_vectorized(const float* __restrict__ scores, u16* __restrict__ probabilities,
                                  i64 rows, int keys) {

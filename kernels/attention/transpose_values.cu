@@ -1,9 +1,11 @@
-// Values of 8 bits [heads][keys][d] as attention_forward_flash_wgmma takes them in fp8: blocks of
-// kKeys keys [heads][blocks], each in columns [kKeys / 32][d][32 keys] of rows of 32 bytes,
-// swizzled and in the order of warpgroup/gemm_e4m3.cuh; zeros after the last key.
+// Transposes the fp8 values [heads][keys][d] of attention for the kernel
+// attention_forward_flash_wgmma. The result has blocks of kKeys keys [heads][blocks]; each block is
+// [kKeys / 32][d][32 keys] in rows of 32 bytes. The rows are swizzled, and keys have the order
+// described in warpgroup/gemm_e4m3.cuh. Keys after the last one are zero.
 //
-// A block of threads transposes a column, by way of shared memory: it reads and writes 16 bytes a
-// thread. Bound: memory, twice the values.
+// Threads: a block transposes one column of 32 keys through shared memory; each thread reads and
+// writes 16 bytes.
+// Bound: memory; the values are read once and written once.
 #include "attention/shape.cuh"
 
 constexpr int kThreads = THREADS, kKeys = TILE_KEYS;
@@ -13,7 +15,7 @@ constexpr int kStride = kHeadDim + kPiece;    // of a key's bytes in shared memo
 static_assert(kKeys % kColumnKeys == 0, "a block is whole columns");
 static_assert(kThreads == kColumnKeys * kHeadDim / kPiece, "a piece a thread");
 
-// a column a block
+// Each thread block transposes one column of 32 keys.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_transpose_values(const u8* __restrict__ values, u8* __restrict__ transposed,
                                int keys) {
@@ -29,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<uint4*>(column + key * kStride + piece * kPiece) = x;
   }
   __syncthreads();
-  // Sixteen keys of a row of the result: a word has two neighbours and the two eight further.
+  // Each thread writes sixteen keys of a row of the result: each word has two neighbouring keys and
+  // the two keys eight further.
   const int row = thread % kHeadDim, half = thread / kHeadDim;
   u32 words[4];
 #pragma unroll

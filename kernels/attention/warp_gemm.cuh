@@ -1,12 +1,12 @@
-// GEMMs of one warp, and the copies of their tiles. Deliberately absent: barriers, softmax.
+// GEMMs of one warp, and the copies of their tiles. Barriers and softmax are excluded on purpose.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/memory.cuh"
 #include "common/warp_gemm.cuh"
 
-// Copies kRows rows of a [rows, d] tile: pass p of this thread moves row + p * kRowsPerPass.
-// `global` and `shared` already point at the thread's (row, chunk), and a row of `global` is
-// `stride` elements after the one before. With kGuard, rows at or past `rows_left` become zero.
+// Copies kRows rows of a [rows, d] tile to shared memory: pass p of this thread copies row + p *
+// kRowsPerPass. `global` and `shared` already point at the thread's row and chunk; consecutive rows
+// of `global` are `stride` elements apart. With kGuard, rows at or past `rows_left` become zero.
 template <int kRows, int kRowsPerPass, bool kGuard>
 __device__ __forceinline__ void copy_rows(u32 shared, const u16* global, Stride stride,
                                           int rows_left) {

@@ -1,17 +1,21 @@
-// Sum over GPUs of short messages, in one step over peer memory.
+// All-reduce (sum over GPUs) for short messages, in one step over peer memory.
 //
-//   y_r = sum over p of x_p       (summed in the order of the ranks, so that all y are the same)
+// y_r = sum over p of x_p       (summed in rank order, so that y is bitwise equal on all GPUs)
 //
-// Every GPU stores its message into a buffer of every other GPU, as packets of 16 bytes: two words
-// of the message, each beside a flag, the number of the launch. Eight bytes arrive together, so a
-// word is there if its flag is. A receiver needs no other synchronisation.
+// Every GPU stores its message into a buffer of every other GPU, as packets of 16 bytes. A packet
+// has two words of the message, each beside a flag, which is the number of the launch. Eight bytes
+// arrive together, so a word has arrived if its flag has. The receiver needs no other
+// synchronisation.
 //
-// Launches alternate between two halves of the buffers. A GPU stores for launch n only after it has
-// received for launch n - 1, which its peer sent after it had read all of launch n - 2.
+// Launches alternate between the two halves of a buffer. A GPU stores for launch n only after it
+// has received the message of launch n - 1. The peer sent that message after it had read all of
+// launch n - 2.
 //
-// Threads: stride over the packets. A block counts its own launches, so all launches of a buffer
-// have the same grid. Blocks wait for the same block of the peers: all must be resident.
-// Bound: latency of a store to the peer and a load of local memory; twice the message on the link.
+// Threads: each thread strides over the packets. A block counts its own launches, so all launches
+// that use a buffer must have the same grid. A block waits for the same block of each peer, so all
+// blocks must be resident.
+// Bound: latency of a store to the peer and of a load from local memory. The link carries twice the
+// message.
 #include "collective/sum.cuh"
 
 constexpr int kThreads = THREADS;

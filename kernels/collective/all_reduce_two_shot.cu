@@ -1,17 +1,17 @@
-// Sum over GPUs, in two steps over peer memory.
+// All-reduce (sum over GPUs) in two steps over peer memory.
 //
 //   part r of y_q = part r of sum over p of x_p, for every q        (on GPU r)
 //
-// A GPU loads its part of every message, sums in the order of the ranks, and stores the sum into the
-// output of every GPU. A block first waits until the same block of every GPU has begun: then all
-// messages are there. At its end it waits until they have stored: then its parts of the output are
-// there, and nobody reads its message any more.
+// A GPU loads its part of every message, sums in rank order, and stores the sum into the output of
+// every GPU. A block first waits until the same block of every GPU has begun: then all messages are
+// ready. At its end the block waits until the same blocks of all GPUs have stored. After that wait
+// its parts of the output are complete, and no GPU still reads its message.
 //
-// Threads: stride over the packets of the part, kAtOnce each at a time. A block counts its own
-// launches, so all launches have the same grid. All blocks must be resident.
-// Bound: the link; (g - 1) / g of the message each way in each step.
-// Change from all_reduce_one_shot: plain packets instead of flags beside words, half of the bytes
-// on the link, and two waits.
+// Threads: each thread strides over the packets of the part, kAtOnce packets at a time. A block
+// counts its own launches, so all launches must have the same grid. All blocks must be resident.
+// Bound: the link; each step moves (g - 1) / g of the message in each direction.
+// Against all_reduce_one_shot: plain packets instead of words with flags, half of the bytes on the
+// link, and two waits.
 #include "collective/sum.cuh"
 #include "common/peers.cuh"
 

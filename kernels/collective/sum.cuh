@@ -1,4 +1,4 @@
-// Sums of the elements in a word: one f32, or two bf16 each rounded once.
+// Sum of all elements in a 32-bit word: one f32, or two bf16 that are rounded once each.
 #pragma once
 #include "common/element.cuh"
 #include "common/types.cuh"

@@ -1,9 +1,9 @@
-// GEMVs of a row with the matrices between actions and the residual stream. Deliberately absent:
-// norms, biases of the way out, barriers.
+// GEMVs between one row of actions and the residual stream: action_in and action_out. Norms, the
+// bias of action_out and barriers are excluded on purpose.
 #pragma once
 #include "denoise/model.cuh"
 
-// y: four columns of x [32] action_in + b, from `column` on
+// Computes y = x [32] action_in + bias for four columns, from `column` on.
 __device__ __forceinline__ void project_in(const float* x, const u16* action_in, const float* bias,
                                            int column, float (&y)[4]) {
   const float4 b = *reinterpret_cast<const float4*>(bias + column);
@@ -18,8 +18,8 @@ __device__ __forceinline__ void project_in(const float* x, const u16* action_in,
   }
 }
 
-// A thread's part of eight columns of y [width] action_out, from threadIdx.x % 4 * 8 on: four
-// threads a row of action_out
+// Computes this thread's part of eight columns of y [width] action_out, from threadIdx.x % 4 * 8
+// on. Four threads share each row of action_out.
 template <int kThreads>
 __device__ __forceinline__ void project_out(const float* y, const u16* action_out,
                                             float (&sums)[8]) {

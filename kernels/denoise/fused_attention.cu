@@ -1,20 +1,20 @@
-// Attention of all heads on the one key-value head, prefix and suffix in one sequence of keys,
-// split over a cluster.
+// Attention of all query heads on the single key-value head. Prefix and suffix form one sequence of
+// keys, which is split over a cluster.
 //
 //   o = softmax(q k^T / sqrt(e)) v
 //   q [rows = S heads][e], k and v [context][e], o in panels of 64 columns of [S][heads e]
 //
-// A cluster of 8 blocks shares 32 query rows: the heads of a token are rows like any other, so that
-// k and v are read once for all of them. Each block takes every eighth block of up to 128 keys with
-// an online softmax (up to 1024 keys that is one block, and all its copies are in flight at once),
-// leaves its unnormalised output, maxima and sums in shared memory, and finishes 4 of the 32 rows
-// from the eight parts.
-// Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16 if there are fewer), each
-// all 32 rows.
-// Shared memory, rows of e (128 bytes at least), 16-byte chunks XOR-swizzled by row: q [32],
-// k [128], v [128]; p [32][128]; the output in fp32 over k when the last GEMM is done.
-// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about 4 us a layer,
-// independent of other work.
+// A cluster of 8 blocks shares 32 query rows. A query row is one head of one token, so that k and v
+// are read once for all heads. Each block takes every eighth tile of up to 128 keys with an online
+// softmax. Up to 1024 keys a block has only one tile, and all its copies are in flight at once.
+// Each block leaves its unnormalised output, maxima and sums in shared memory, and then combines
+// the eight parts of 4 of the 32 rows.
+// Threads: 8 warps. For q k^T a warp computes 16 keys, for p v 32 columns (16 if there are fewer),
+// each for all 32 rows.
+// Shared memory, rows of e elements (at least 128 bytes), 16-byte chunks XOR-swizzled by row: q
+// [32], k [128], v [128]; p [32][128]. The fp32 output overwrites k after the last GEMM.
+// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys. Together they take about 4
+// us a layer, independent of other work.
 #include "common/cluster.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"
@@ -48,12 +48,12 @@ static_assert(kRows == 32, "a warp has all rows as two matrix tiles");
 static_assert(kKeys == kWarps * 16 && kSharedBytes <= 227 * 1024,
               "a warp has 16 keys, a block 227 KiB of shared memory");
 
-// 1/sqrt(e) and log2(e), so that a probability is one FMA and one ex2.
+// Product of 1/sqrt(e) and log2(e), with which a probability is one FMA and one ex2.
 __device__ __forceinline__ float scale_log2() {
   return kLog2E * rsqrtf(static_cast<float>(kHeadDim));
 }
 
-// Starts the copies of `count` rows, of which those at or past `left` become zero.
+// Starts the copies of `count` rows to shared memory; rows at or past `left` become zero.
 template <int kCount>
 __device__ __forceinline__ void copy_rows(u32 to, const u16* from, int left) {
   for (int i = threadIdx.x; i < kCount * kRowChunks; i += kThreads) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void copy_rows(u32 to, const u16* from, int left) {
   }
 }
 
-// a cluster a tile of rows
+// Each cluster computes one tile of 32 query rows.
 extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows,
                             int context, int prefix) {
@@ -76,7 +76,7 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
   const u32 lane = threadIdx.x % kWarpSize;
   const int rank = static_cast<int>(cluster_rank());
   const int row0 = blockIdx.x / kSplit * kRows, rows_left = min_of(kRows, rows - row0);
-  // Up to 1024 keys every block has the same share of them, in whole 16.
+  // Up to 1024 keys every block of the cluster has the same number of keys, a multiple of 16.
   const int block_keys = min_of(kKeys, ceil_div(ceil_div(context, kSplit), 16) * 16);
 
   auto copy_block = [&](int first) {
@@ -86,7 +86,8 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
     copy_rows<kKeys>(base + kVOffset, values + static_cast<i64>(first) * kHeadDim, seen);
     cp_async_commit();
   };
-  // The prefix exists before: keys that lie entirely in it do not depend on the kernel before.
+  // The prefix of the keys existed before this step: keys that lie entirely in it do not depend on
+  // the previous kernel.
   const int own = rank * block_keys;
   const bool early = own + block_keys <= prefix;
   if (early) copy_block(own);

@@ -1,5 +1,5 @@
-// The expert's projections, each with what stands before and after it: the norm before, rotation,
-// GELU or the gated residual after.
+// GEMMs of the action expert, each fused with its neighbours: the norm before it, and after it the
+// rotation, GELU or gated residual.
 //
 //   qkv      q, k, v = adaRMS(h) [q_proj k_proj v_proj]; q and k rotated;
 //            k and v written behind the cached prefix
@@ -9,13 +9,14 @@
 //   time     silu(x W + b): the two layers of the time's embedding, a row a step
 //   style    cond W + b in fp32: scale, shift and gate of all steps and layers, before the loop
 //
-// Threads, shared memory, layouts and the split over clusters: denoise/skinny_gemm.cuh. In the
-// packed weights, eight columns of q, k or v and the eight that they rotate with, and eight of gate
-// and of up, are neighbours in a tile: one thread finishes both.
-// Bound: latency. 35 MB of weights a layer take 8 us, and each byte of them is read once; the
-// launch, x, and the exchange between the blocks of a cluster, one after the other, take longer.
+// denoise/skinny_gemm.cuh describes threads, shared memory, layouts and the split over clusters. In
+// the packed weights, eight columns of q, k or v lie beside the eight columns with which they
+// rotate, and eight columns of gate beside those of up. One thread therefore finishes both columns
+// of a pair.
+// Bound: latency. Reading 35 MB of weights a layer, each byte once, takes 8 us. The launch, loading
+// x and the exchange between the blocks of a cluster follow one another and take longer.
 // Against the library's GEMMs: no launches for norm, rotation, activation and residual, no round
-// trips of y, and enough blocks for every multiprocessor for any number of columns.
+// trips of y through memory, and enough blocks for every multiprocessor for any number of columns.
 #include "denoise/skinny_gemm.cuh"
 
 using Qkv = SkinnyGemm<kWidth, TILE_COLUMNS, QKV_SPLIT>;
@@ -37,7 +38,8 @@ static_assert(Out::kRankRows * 32 == kThreads && Down::kRankRows * 32 == kThread
 static_assert(Qkv::kRankRows * 16 == kThreads && Linear::kRankRows * 16 == kThreads,
               "a thread finishes four elements");
 
-// a cluster a tile of columns, y is a tile of rows; keys and values are [prefix + rows][head_dim]
+// Each cluster computes a tile of columns; blockIdx.y is a tile of rows. Keys and values are
+// [prefix + rows][head_dim].
 extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_qkv(const u16* h, const float* squares, const float* style,
                               const u16* __restrict__ weights, const float2* angles, u16* q,
@@ -71,9 +73,9 @@ extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__
   }
 }
 
-// h += gate x W for 64 columns of this block's rows; the sum of squares of the 64 next to it. A
-// warp has a row: the lower half of its lanes adds the parts of one half of the cluster, the upper
-// half those of the other.
+// Adds gate x W to h for 64 columns of this block's rows, and sums the squares of these 64 columns.
+// Each warp handles one row: the lower half of its lanes adds the partial sums of one half of the
+// cluster, the upper half those of the other.
 template <typename P>
 __device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, const float* style,
                                           u16* h, float* squares) {
@@ -90,7 +92,7 @@ __device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, con
   if (!mine) return;
   const float4 part =
       total_of<P, P::kSplit / 2>(work, half * (P::kSplit / 2), in_part, lane % 16 * 4);
-  // Each lane keeps two of the four elements and gives the others to its partner.
+  // Each lane keeps two of the four elements and sends the other two to its partner lane.
   const float given_x = half == 0 ? part.z : part.x, given_y = half == 0 ? part.w : part.y;
   const float taken_x = __shfl_xor_sync(kFullWarp, given_x, 16),
               taken_y = __shfl_xor_sync(kFullWarp, given_y, 16);
@@ -104,7 +106,7 @@ __device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, con
   if (lane == 0) squares[token * kSquares + work.tile] = sum;
 }
 
-// a cluster a tile of columns, y is a tile of rows
+// Each cluster computes a tile of columns of `out`; blockIdx.y is a tile of rows.
 extern "C" __global__ void __cluster_dims__(Out::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_out(const u16* attended, const u16* __restrict__ weights,
                               const float* style, u16* h, float* squares, int rows) {
@@ -114,7 +116,7 @@ extern "C" __global__ void __cluster_dims__(Out::kSplit, 1, 1) __launch_bounds__
   add_gated(work, attended, style, h, squares);
 }
 
-// a cluster a tile of columns, y is a tile of rows
+// Each cluster computes a tile of columns of `down`; blockIdx.y is a tile of rows.
 extern "C" __global__ void __cluster_dims__(Down::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights,
                                const float* style, u16* h, float* squares, int rows) {
@@ -124,7 +126,7 @@ extern "C" __global__ void __cluster_dims__(Down::kSplit, 1, 1) __launch_bounds_
   add_gated(work, hidden, style, h, squares);
 }
 
-// a cluster a tile of columns, y is a tile of rows
+// Each cluster computes a tile of columns of gate and up; blockIdx.y is a tile of rows.
 extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style,
                                   const u16* __restrict__ weights, u16* hidden, int rows) {
@@ -148,7 +150,7 @@ extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bound
   }
 }
 
-// Four neighbouring elements of x W + b, and their position.
+// Four neighbouring elements of x W + b, and their row and column.
 struct Quad {
   float4 value;
   int row, column;
@@ -170,7 +172,7 @@ __device__ __forceinline__ float silu(float x) {
   return x * reciprocal_approx(1.f + exp2_approx(-x * kLog2E));
 }
 
-// a cluster a tile of columns, y is a tile of rows
+// Each cluster computes a tile of columns of the time embedding; blockIdx.y is a tile of rows.
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_time(const u16* x, const u16* __restrict__ weights,
                                const float* __restrict__ bias, u16* out, int rows) {
@@ -183,7 +185,8 @@ extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bound
         Bf16::pack(silu(y.value.x), silu(y.value.y)), Bf16::pack(silu(y.value.z), silu(y.value.w)));
 }
 
-// a cluster a tile of columns, y is a tile of rows, z the layer; out is [layers][rows][3 width]
+// Each cluster computes a tile of columns of the styles; blockIdx.y is a tile of rows, blockIdx.z
+// the layer. The output is [layers][rows][3 width].
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_style(const u16* cond, const u16* __restrict__ weights,
                                 const float* __restrict__ bias, float* out, int rows) {

@@ -1,13 +1,13 @@
-// Work on each row of actions between two passes through the layers.
+// Work on each row of actions before the first and after each pass through the layers.
 //
 //   begin  x = noise;  h = x action_in + b
 //   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;
 //          h = x action_in + b for the next step
 //
-// Threads: a block a row; for action_in four columns a thread, for action_out eight of a 64th of
-// the rows.
+// Threads: one block for each row of actions. For action_in a thread computes four columns; for
+// action_out a thread computes eight columns of a 64th of the rows.
 // Shared memory: the row of 32 actions, the normalised row in fp32, partial sums.
-// Bound: latency; 64 KB of weights for each GEMM, in the L2.
+// Bound: latency. Each of the two GEMVs reads 64 KB of weights from L2.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "denoise/actions.cuh"
@@ -17,8 +17,8 @@ constexpr int kThreads = THREADS;
 constexpr int kWarps = kThreads / 32;
 static_assert(kWidth % (kThreads / 4) == 0, "four threads a row of action_out, in whole passes");
 
-// h [width] = x [32] action_in + b, and its sums of squares: the whole in the first place, zeros in
-// the others
+// Computes h [width] = x [32] action_in + b and the sum of squares of h. The first of the row's
+// entries of `squares` gets the whole sum, all others become zero.
 __device__ __forceinline__ void enter(const float* x, const u16* action_in, const float* bias,
                                       u16* h, float* squares, float* scratch) {
   float sum = 0.f;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void enter(const float* x, const u16* action_in, cons
   if (threadIdx.x < kSquares) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
 }
 
-// a row a block; `state` may be null: then the noise is not copied
+// Each block handles one row of actions. With null `state` the noise is not copied.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in,
                              const float* __restrict__ bias, float* state, u16* h, float* squares) {
@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   enter(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
 }
 
-// a row a block; writes the velocity to `velocity`, or moves `state` if that is null; with `more`,
-// enters the next step
+// Each block handles one row of actions. The kernel writes the velocity to `velocity`, or moves
+// `state` by it if `velocity` is null; with `more`, it computes h for the next step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_end(u16* h, float* squares, const float* style,
                            const u16* __restrict__ action_out, const float* __restrict__ out_bias,

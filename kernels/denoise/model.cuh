@@ -1,4 +1,5 @@
-// The expert that a denoise kernel is compiled for: its numbers, as macros from the kernel's row.
+// Dimensions of the action expert for which a denoise kernel is compiled, as macros from the
+// kernel's row in Rust.
 #pragma once
 #include "common/element16.cuh"
 #include "common/math.cuh"
@@ -14,13 +15,14 @@ constexpr int kHalfHead = kHeadDim / 2;
 constexpr int kAction = ACTION;
 constexpr float kNormEpsilon = 1e-6f;
 
-// Sums of squares that are kept for each row of the residual stream: one for 64 columns.
+// Number of sums of squares that are stored for each row of the residual stream: one for every 64
+// columns.
 constexpr int kSquares = kWidth / 64;
 
 static_assert(kWidth % 64 == 0 && kMlp % 64 == 0 && kHeadDim % 16 == 0,
               "rows are whole tiles of 64 columns, heads whole pairs of 8");
 
-// 1 / rms of a row, from the sums of squares of its parts.
+// Returns 1 / rms of a row, from the sums of squares of its parts.
 __device__ __forceinline__ float inverse_rms(const float* squares) {
   float sum = 0.f;
   if constexpr (kSquares % 4 == 0) {
@@ -37,7 +39,7 @@ __device__ __forceinline__ float inverse_rms(const float* squares) {
   return rsqrtf(sum / kWidth + kNormEpsilon);
 }
 
-// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x sigmoid(2 u)
+// Computes GELU by tanh, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x sigmoid(2 u).
 __device__ __forceinline__ float gelu_tanh(float x) {
   return x * reciprocal_approx(
                  1.f + exp2_approx(-1.5957691216057308f * kLog2E * (x + 0.044715f * x * x * x)));

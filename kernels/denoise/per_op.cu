@@ -1,12 +1,13 @@
-// Operations of the expert other than GEMMs, one kernel each, as a framework launches them in eager
-// mode.
+// All operations of the action expert except GEMMs, one kernel each, as a framework launches them
+// in eager mode.
 //
-// Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are
-// fp32.
-// Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a packet of
-// eight neighbours, which every extent of a model but the actions is a multiple of, or one element.
+// Activations are bf16 in memory, arithmetic is fp32. Styles, norms, scores and the Euler state are
+// fp32 in memory too.
+// Threads: norm, softmax and action_out use one block for each row. The other kernels use one
+// thread for each packet of eight neighbours, which divides every extent of the model except the
+// actions, or one thread for each element.
 // Shared memory: block reductions only.
-// Bound: launching. A tensor of 50 rows moves in less time than a kernel takes to start.
+// Bound: launch latency. A tensor of 50 rows moves in less time than a kernel takes to start.
 #include "common/cluster.cuh"
 #include "common/element16.cuh"
 #include "common/math.cuh"
@@ -23,9 +24,9 @@ __device__ __forceinline__ i64 thread_index() {
 constexpr int kPacket = PACKET;
 static_assert(kPacket == 8, "a packet is one 16-byte access");
 
-// Every kernel begins with this wait: under programmatic dependent launch (PDL) its blocks start
-// early, and wait here. Pointers to the results of earlier kernels are not __restrict__, because
-// loads of constants could move above the wait.
+// Waits for the previous kernel; every kernel begins with this call. Under programmatic dependent
+// launch (PDL) the blocks start early. Pointers to results of earlier kernels are not __restrict__,
+// because the compiler could move constant loads above the wait.
 __device__ __forceinline__ void wait_for_previous() {
   allow_next_kernel();
   wait_for_previous_kernels();
@@ -57,7 +58,7 @@ __device__ __forceinline__ void store_packet(float* to, const float (&x)[kPacket
   reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-// style + bias, which lie alike
+// Loads style + bias of a packet of columns; both arrays have the same layout.
 __device__ __forceinline__ void load_style(const float* style, const float* bias, int column,
                                            float (&x)[kPacket]) {
   float more[kPacket];
@@ -69,10 +70,10 @@ __device__ __forceinline__ void load_style(const float* style, const float* bias
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_approx(-x * kLog2E)); }
 
-// out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3
-// to 4 in geometric steps. The time of a row is times[row], or *time if times is null. With
-// `panels`, out has the layout of a GEMM operand of the fused kernels, else it is row by row.
-// row_blocks blocks a row
+// Computes the sinusoidal time embedding out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in
+// fp64. The width / 2 periods go from 4e-3 to 4 in geometric steps. The time t of a row is
+// times[row], or *time if times is null. With `panels`, out has the layout of a GEMM operand of the
+// fused kernels; otherwise it is row-major. row_blocks blocks compute each row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out,
                          int width, int row_blocks, int panels) {
@@ -91,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       Bf16::from_f32(static_cast<float>(cosine));
 }
 
-// x += bias, in place; with `silu`, then x sigmoid(x); a thread a packet
+// Adds `bias` to x in place; with `silu`, x then becomes x sigmoid(x). Each thread handles one
+// packet.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets,
                         int silu) {
@@ -109,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   x[i] = packet_of(y);
 }
 
-// out = bf16(x)
+// Converts x to bf16: out = bf16(x).
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_cast(const float* x, u16* out, i64 elements) {
   wait_for_previous();
@@ -117,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) out[i] = Bf16::from_f32(x[i]);
 }
 
-// out = x
+// Copies x to out.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_copy(const float* x, float* out, i64 elements) {
   wait_for_previous();
@@ -125,8 +127,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) out[i] = x[i];
 }
 
-// angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) of positions first..; angles are
-// reduced in fp64
+// Computes the rotation angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) for positions
+// from `first` on. Angles are reduced in fp64.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
   wait_for_previous();
@@ -139,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
-// out = h / sqrt(mean h^2 + 1e-6); a block a row, a thread four neighbours, which it keeps in
-// registers if a row has no more for it
+// Computes out = h / sqrt(mean h^2 + 1e-6) with one block for each row. A thread keeps its four
+// neighbours in registers if the row has no more elements for it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_norm(const uint2* h, float4* out, int width) {
   wait_for_previous();
@@ -165,8 +167,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// y = x (1 + scale) + shift, with (scale, shift) the first two thirds of style + bias; `y` is bf16,
-// or `exact` fp32: the other is null; a thread a packet
+// Computes y = x (1 + scale) + shift, where scale and shift are the first two thirds of style +
+// bias. The output is `y` in bf16 or `exact` in fp32; the other pointer is null. Each thread
+// handles one packet.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias,
                             uint4* y, float* exact, int width, int packets) {
@@ -186,7 +189,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     y[i] = packet_of(value);
 }
 
-// h += gate branch, with the gate the last third of style + bias; a thread a packet
+// Adds gate * branch to h, where gate is the last third of style + bias. Each thread handles one
+// packet.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_residual(uint4* h, const uint4* branch, const float* style,
                             const float* __restrict__ bias, int width, int packets) {
@@ -203,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Rotates the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of k
-// [rows, head_dim], in place; a thread a packet of pairs
+// [rows, head_dim] in place. Each thread handles one packet of pairs.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads,
                         int head_dim) {
@@ -222,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   load_packet(turn + kPacket, turns[1]);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
-    // Cosine and sine of a pair are neighbours.
+    // The cosine and sine of a pair are stored next to each other.
     const float cosine = turns[2 * j / kPacket][2 * j % kPacket],
                 sine = turns[2 * j / kPacket][2 * j % kPacket + 1];
     const float turned = a[j] * cosine - b[j] * sine;
@@ -233,8 +237,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   x[i + half] = packet_of(b);
 }
 
-// keys = [k_cache; k; zeros], values = [v_cache; v; zeros]: `padded` rows of head_dim, packets of 8
-// elements
+// Concatenates keys = [k_cache; k; zeros] and values = [v_cache; v; zeros] into `padded` rows of
+// head_dim, in packets of 8 elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache,
                           const uint4* k, const uint4* v, uint4* keys, uint4* values, int prefix,
@@ -249,8 +253,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   values[i] = i < cached ? v_cache[i] : i < seen ? v[i - cached] : zero;
 }
 
-// p = softmax(scores * scale) of the first `context` of `padded` columns, zero beyond; a block a
-// row, a thread four neighbours, which it keeps in registers if a row has no more for it
+// Computes p = softmax(scores * scale) over the first `context` of `padded` columns and zeroes the
+// remaining columns. Each block handles one row; a thread keeps its four neighbours in registers if
+// the row has no more elements for it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
   wait_for_previous();
@@ -290,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// gate = gelu_tanh(gate) up, in place; a thread a packet
+// Computes gate = gelu_tanh(gate) * up in place. Each thread handles one packet.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
   wait_for_previous();
@@ -301,15 +306,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   unpack(up[i], y);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
-    // x/2 (1 + tanh(u)) = x sigmoid(2 u)
+    // The formula x/2 (1 + tanh(u)) equals x sigmoid(2 u).
     x[j] = x[j] * sigmoid(1.5957691216057308f * (x[j] + 0.044715f * x[j] * x[j] * x[j])) * y[j];
   }
   gate[i] = packet_of(x);
 }
 
-// velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. A lane takes a
-// packet of one row out of eight neighbouring rows of `out`; the sums of lanes and warps are added
-// at the end.
+// Computes velocity [rows, 32] = y [rows, width] out [width, 32] + bias with one block for each
+// row. Eight neighbouring rows of `out` are read at once, one packet by each lane; the sums of
+// lanes and warps are added at the end.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias,
                               float* velocity, int width) {
@@ -342,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   velocity[static_cast<i64>(blockIdx.x) * kColumns + lane] = total;
 }
 
-// x += dt velocity
+// Euler step of the state: x += dt velocity.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_euler(float* x, const float* velocity, float dt, i64 elements) {
   wait_for_previous();
@@ -350,8 +355,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) x[i] += dt * velocity[i];
 }
 
-// A layer [k][columns] of a quantised matrix as bf16: the values of the codes (e4m3) times two to
-// the exponent of their column, which is exact.
+// Decodes one layer [k][columns] of an fp8 matrix to bf16: each e4m3 code is multiplied by two to
+// the exponent of its column, which is exact.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_dequantize(const uint2* codes, const signed char* exponents, uint4* values,
                               int columns, int packets) {
@@ -364,15 +369,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     const u32 code = (j < 4 ? packet.x : packet.y) >> j % 4 * 8;
-    // With f16's exponent field instead of its own a code is 2^-8 of its value.
+    // If the bits of an e4m3 code are placed in the fields of an f16, its value is 2^-8 of the
+    // code's value.
     const u16 f16 = static_cast<u16>((code & 0x80) << 8 | (code & 0x7f) << 7);
     x[j] = F16::to_f32(f16) * bits_to_f32(static_cast<u32>(exponent[j] + 8 + 127) << 23);
   }
   values[i] = packet_of(x);
 }
 
-// Decodes int4: four-bit numbers, 8 added to each, times the scale of their column and of their
-// group of k, which is exact. Scales are [k / INT4_GROUP][columns], the last row of fewer k.
+// Decodes one layer of an int4 matrix: each four-bit number, stored plus 8, is multiplied by the
+// scale of its column and group of k, which is exact. Scales are [k / INT4_GROUP][columns]; the
+// last group may have fewer k.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_dequantize_int4(const u32* codes, const uint4* scales, uint4* values,
                                    int columns, int packets) {

@@ -1,5 +1,5 @@
-// The loop in one persistent kernel: clusters of eight blocks, and a grid barrier between two
-// GEMMs.
+// The whole denoising loop in one persistent kernel: clusters of eight blocks, and a grid barrier
+// between two GEMMs.
 //
 //  a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated;
 //                      k and v written behind the cached prefix
@@ -10,23 +10,27 @@
 //  a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;
 //                      h = x action_in + b
 //
-// The norm needs no pass of its own: its scale is multiplied in by whoever wrote h, 1 / rms and the
-// shift (times W, computed before the loop) come after the GEMM. How it is split, and how the data
-// moves: persistent.cuh.
+// The norm has no pass of its own. The phase that writes h also multiplies it by the norm's (1 +
+// scale). The factor 1 / rms and the shift (times W, computed before the loop) are applied after
+// the GEMM. persistent.cuh describes the split of the work and the movement of data.
 //
-// Threads: 384; 256 compute, of the others one produces weights and one warp activations. With
-// weights of eight or four bits 512, of which 128 decode these.
-// Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
-// Bound: latency. Two fifths of a layer are five exchanges through the L2, 1.7 to 2.2 us each, from
-// a block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, what is
-// exchanged in the cluster and follows it 3.5. Reading the weights is 8 us, concurrent with all
-// that. So weights of eight or four bits gain nothing by themselves: handing them through one more
-// warpgroup takes longer than the bytes that they save (docs/results).
+// Threads: 384, of which 256 compute; one thread produces weights and one warp produces
+// activations. With weights of eight or four bits there are 512 threads, of which 128 decode the
+// weights.
+// Shared memory: the weights of a GEMM, its input x, and the data that the other blocks of the
+// cluster send; see persistent.cuh.
+// Bound: latency. Two fifths of a layer are five exchanges through L2, 1.7 to 2.2 us each, measured
+// from a block's last store to the first copy of that data elsewhere. GEMMs take 5.5 us, attention
+// 2.5 us, exchanges within the cluster and the work after them 3.5 us. Reading the weights takes 8
+// us, concurrent with all of these. Weights of eight or four bits therefore gain nothing by
+// themselves: the decoding warpgroup takes longer than reading the saved bytes would
+// (docs/results).
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
 
-// Between two steps, a block a row: the velocity, the new actions and their way in.
+// Phase between two denoising steps, one block for each row: computes the velocity, the new actions
+// and their input projection.
 __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, int step,
                                            float* scratch) {
   float *x = scratch, *parts = x + kAction,
@@ -81,7 +85,7 @@ __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, i
   if (b.lane == 0) a.squares[row * 16 + warp] = sum, a.squares[row * 16 + 8 + warp] = 0.f;
 }
 
-// The workers' way through a layer.
+// The phases of one layer, as the compute threads execute them.
 struct Layer {
   const Arguments& a;
   int layer, step;
@@ -159,7 +163,8 @@ struct Layer {
           if (i >= units.count) continue;
           const float4 other = load_shared_f32x4(b.base + kPartsAt + i * 2048 + b.thread * 16),
                        turn = turns[i];
-          // Two columns, and those half a head further, with which they rotate.
+          // Two neighbouring columns, and the two columns half a head further with which they
+          // rotate.
           const float l0 = r * (mine[i].x + other.x) + shifts[i][0].x,
                       l1 = r * (mine[i].y + other.y) + shifts[i][0].y;
           const float r0 = r * (mine[i].z + other.z) + shifts[i][1].x,
@@ -174,7 +179,7 @@ struct Layer {
   }
 
   // Loads keys and values of the prefix. The loads are issued before the GEMM qkv, so that they
-  // arrive while qkv waits for its x.
+  // complete while qkv waits for its x.
   __device__ __forceinline__ Fragments prefix(const Block& b) const {
     const Share share(a, b);
     Fragments fragments;
@@ -218,7 +223,8 @@ struct Layer {
   }
 
   __device__ __forceinline__ void gate_up(Block& b, float* inverse) const {
-    // Each warpgroup computes its own columns, because their instructions differ in width.
+    // Each warpgroup computes its own columns, because the two warpgroups use wgmma instructions of
+    // different width.
     if (b.group == 0)
       gate_up_group<kFirstGroupUnits>(b, inverse);
     else
@@ -227,8 +233,8 @@ struct Layer {
   }
 
  private:
-  // Address of a unit's columns of q, k or v: a pair of them. `write` finds their partners half a
-  // head further on.
+  // Address of a pair of columns of q, k or v in unit `unit`. `write` finds the partners of the
+  // pair half a head further on.
   __device__ __forceinline__ u16* place(u32 unit, u32 row, u32 pair) const {
     const u32 head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
     if (head < kHeads) return a.q + query_at(row * kHeads + head, column);
@@ -248,8 +254,8 @@ struct Layer {
     }
   }
 
-  // Multiplies a slice of k for all the cluster's columns, in the first warpgroup; if `read` is not
-  // 0, arrives on that barrier once the weights have been read.
+  // Multiplies a slice of k for all columns of the cluster; executed by the first warpgroup. If
+  // `read` is not 0, it arrives on that barrier once the weights have been read.
   template <int kPanels, u32 kPanel>
   __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read,
                                                Stage stage) const {
@@ -286,14 +292,14 @@ struct Layer {
       if (i < count)
         shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16),
         shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
-    // A warpgroup exchanges its own columns, so that the first one does so while the second still
-    // multiplies.
+    // Each warpgroup exchanges its own columns, so that the first one exchanges while the second
+    // one still multiplies.
     const u32 parts_full = kBefore == 0 ? b.parts_full : b.second_parts_full,
               parts_parity = kBefore == 0 ? b.parts_parity : parity;
     if (b.thread == 0) barrier_expect(parts_full, kUnits * kGateUpPartBytes);
     barrier_wait(b.x_full + 2 * 8, b.x_parity);
     if (kBefore != 0) {
-      // The second warpgroup normalises while the first one uses the tensor cores.
+      // The second warpgroup computes the norm while the first one uses the tensor cores.
       Norm norm;
       norm.request(a.squares + kMaxRows * 16, b.thread);
       norm.finish(inverse, b.thread);
@@ -309,7 +315,7 @@ struct Layer {
     else
       hold_weights(b);
 
-    // To the block with the other slice of k its half of the rows, two units at a time.
+    // Sends half of the rows to the block that has the other slice of k, two units at a time.
     const u32 parts = b.base + kPartsAt + kBefore * 1024;
     const u32 peer = cluster_address(parts, b.rank ^ 4),
               barrier = cluster_address(parts_full, b.rank ^ 4);
@@ -350,8 +356,9 @@ struct Layer {
   }
 };
 
-// all blocks at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each
-// launch needs the shifts' kernel before it, which also sets the counter to 0.
+// All blocks must be resident at once, with no second launch of this kernel on the GPU. Either
+// `velocity` or `state` is null. Each launch needs the kernel of the shifts before it, which also
+// resets `counter` to 0.
 extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
     denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down,
                        const float* styles1, const float* styles2, const float* final_styles,

@@ -1,4 +1,4 @@
-// The parts of the persistent kernel: the mapping of work to blocks, the memory layout, and the two
+// Parts of the persistent kernel: the mapping of work to blocks, the memory layout, and the two
 // producers.
 //
 // Columns are assigned in units of 8 columns (out, down) or 16 (qkv, gate_up) to 15 clusters of
@@ -7,22 +7,23 @@
 //   qkv, gate_up   two slices of k, four quarters of the cluster's columns
 //   out, down      eight slices of k; all of the cluster's columns, up to 72
 //
-// and the owner of a row adds up the slices: a slice's sums go to the owner's shared memory, as
-// bf16 (qkv: as fp32). Block r of a cluster owns rows 8 r to 8 r + 7 of h for the cluster's columns
-// and keeps them in registers.
+// The owner of a row adds up the slices of k: each block sends its sums to the owner's shared
+// memory, as bf16 (in qkv as fp32). Block r of a cluster owns rows 8 r to 8 r + 7 of h for the
+// cluster's columns and keeps them in registers.
 //
-// Threads: two consumer warpgroups; in a third, one thread is the weight producer and one warp the
-// activation producer.
+// Threads: two consumer warpgroups; in a third warpgroup, one thread is the weight producer and one
+// warp the activation producer.
 //
 // Weights are bf16, or codes: fp8 (e4m3) with a power of two for each column, or four-bit integers
-// with a scale for each column of half a group (128 of k). A fourth warpgroup decodes codes in
-// place, where the tensor cores then find bf16. The decoding is exact, so the rest is the same for
-// both.
+// with a scale for each column of half a group (128 of k). A fourth warpgroup decodes the codes in
+// place, so that the tensor cores read bf16. The decoding is exact; all other code is the same for
+// both kinds of weights.
 //
-// Weights do not wait for the grid barriers: each GEMM's weights are requested as soon as their
+// Weights are loaded across grid barriers: the weights of each GEMM are requested as soon as their
 // place in shared memory is free, a few pieces at a time. A memory fence waits for all copies in
-// flight to its multiprocessor (with 32 KB from memory 1700 cycles instead of 600). Therefore no
-// weights are requested from the end of a block's GEMMs until it has signalled its end.
+// flight to its multiprocessor: with 32 KB in flight it takes 1700 cycles instead of 600. Therefore
+// no weights are requested from the end of a block's GEMMs until the block has arrived at the grid
+// barrier.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -36,27 +37,28 @@
 static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256,
               "the split is this model's");
 constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;
-// Whether x is announced and the layer's keys are loaded ahead, and one lane copies x: 3.5 and 3.0 %
-// faster on an H200 (S = 25 and 10), where fp8 was 2.8 % slower.
+// Whether barriers expect x before it arrives, keys of the layer are loaded early, and one lane
+// issues all copies of x. With bf16 weights this is 3.5 % (S = 25) and 3.0 % (S = 10) faster on an
+// H200; with fp8 it was 2.8 % slower.
 constexpr bool kAhead = !kCoded;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
 
-// A panel: 64 of k of an activation. The tile's rows 56 to 63 hold unrelated data, and so do their
-// sums.
+// A panel holds 64 columns (k) of an activation. Rows 56 to 63 of the tensor cores' tile hold
+// unrelated data, and their sums are never used.
 constexpr int kPanelElements = kMaxRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
-// Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them;
-// those of qkv and gate_up have 16 columns.
+// Number of units of each GEMM, and the maximum that one cluster has (for qkv and gate_up a quarter
+// of a cluster). Units of qkv and gate_up have 16 columns.
 constexpr int kWidthUnits = kWidth / 8, kMaxWidthUnits = 9;
 constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMaxQkvUnits = 3;
 constexpr int kGateUpUnits = 2 * kMlp / 16, kMaxGateUpUnits = 9;
 constexpr int kFirstGroupUnits =
     5;  // of gate_up's, by the first warpgroup; the others by the second
 
-// Shared memory. Weights lie in panels of k; qkv's are where gate_up's panels 0 to 2 will be,
-// down's where 4 to 7 will be.
+// Regions of shared memory. Weights lie in panels of k. The weights of qkv use the place of
+// gate_up's panels 0 to 2, those of down the place of gate_up's panels 4 to 7.
 constexpr u32 kGateUpAt = 0, kGateUpPanel = kMaxGateUpUnits * 2048;
 constexpr u32 kQkvAt = 0, kQkvPanel = kMaxQkvUnits * 2048;
 constexpr u32 kDownAt = 4 * kGateUpPanel, kDownPanel = kMaxWidthUnits * 1024;
@@ -101,17 +103,17 @@ struct Arguments {
   int rows, prefix, layers, steps;
 };
 
-// Offset of element k of a row of an activation: [k / 64][56 rows][64], swizzled.
+// Offset of element k of a row of an activation, [k / 64][56 rows][64] with swizzled chunks.
 __device__ __forceinline__ u32 activation_at(u32 row, u32 k) {
   return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
-// Offset of element k of a row of queries: [4][56 8 rows (token, head)][64].
+// Offset of element k of a row of the queries, [4][56 8 rows (token, head)][64].
 __device__ __forceinline__ u32 query_at(u32 row, u32 k) {
   return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
-// Offset of a key's or value's column in the fragments of a layer, 16 keys x 16 columns each: in
-// the order in which a lane holds them for wgmma_columns. Keys have neighbours along the columns,
-// values along the keys.
+// Offset of one element of the keys or values of a layer, which are stored as fragments of 16 keys
+// x 16 columns. A fragment has the order in which a lane holds it for wgmma_columns. In fragments
+// of keys neighbours are columns, in fragments of values neighbours are keys.
 __device__ __forceinline__ u32 key_at(u32 key, u32 column) {
   return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 +
          (key % 16 / 8 + column % 16 / 8 * 2) * 2 + column % 2;
@@ -121,7 +123,7 @@ __device__ __forceinline__ u32 value_at(u32 key, u32 column) {
          (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
 }
 
-// A share of a GEMM's units.
+// Range of a GEMM's units that one part of the grid computes.
 struct Units {
   int first, count;
   __device__ __forceinline__ Units(int units, int part, int parts) {
@@ -130,7 +132,7 @@ struct Units {
   }
 };
 
-// Position of a block in the grid, and its barriers.
+// Position of a thread block in the grid, and the addresses of its barriers.
 struct Block {
   u32 base;    // of shared memory
   u32 x_full;  // four: a quarter of the panels each
@@ -160,8 +162,8 @@ struct Block {
     coded = hold + 8, pieces = coded + kSlots * 8;
     cluster = blockIdx.x / kRanks, rank = blockIdx.x % kRanks;
     thread = threadIdx.x % 128, lane = threadIdx.x % 32;
-    // Uniform over the warp as far as the compiler can see, so that a branch on them does not
-    // diverge at the tensor-core instructions.
+    // The shuffles make the values uniform over the warp for the compiler, so that a branch on them
+    // does not diverge at tensor-core instructions.
     group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0),
     warp = __shfl_sync(kFullWarp, thread / 32, 0);
   }
@@ -176,8 +178,8 @@ struct Block {
     store_shared_volatile(hold, 0);
     barrier_init_fence();
   }
-  // Rematerializes what derives from these in each phase: kept in registers across phases, it would
-  // fill them.
+  // Makes the compiler compute the values derived from these again in each phase: kept across
+  // phases, they would fill the registers.
   __device__ __forceinline__ void rematerialize() {
     asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread), "+r"(cluster), "+r"(rank));
   }
@@ -196,8 +198,8 @@ struct Block {
   __device__ __forceinline__ bool owns_rows(const Arguments& a) const { return rank * 8 < a.rows; }
 };
 
-// Queries and keys of a block: a cluster has 32 rows (token, head), a block of it an eighth of the
-// keys.
+// Queries and keys that a block attends to: a cluster has 32 query rows (token, head), and each of
+// its blocks has an eighth of the keys.
 struct Share {
   int row0, first, seen;  // first query; first key, and how many
   bool active;
@@ -210,24 +212,27 @@ struct Share {
   }
 };
 
-// Stages in the order of the row's names. Each phase has three: until the first of what it reads is
-// there, until it is computed, and until it is written.
+// Stages of the kernel's timer, in the order of the names in the kernel's row. Each phase has three
+// stages: until its first input is available, until its results are computed, and until they are
+// written.
 enum Stage : int { kStart = 0, kQkv = 1, kAttention = 4, kOut = 7, kGateUp = 10, kDown = 13, kRows = 16 };
 
-// The named barriers of the block.
+// Numbers of the named barriers of a thread block.
 enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4, kNormedHere = 5, kDecoding = 6 };
 
-// Called by all consumers when the block is done with a phase. Does not wait.
+// Signals the end of a phase to the activation producer; called by all consumers. Does not wait.
 __device__ __forceinline__ void arrive() {
   fence_async();
   barrier_arrive(kArrived, kWorkers + 32);
 }
-// No weights from here until the block has arrived; by one thread of a warpgroup.
+// Stops requests for weights until the block has arrived at the grid barrier; the first thread of a
+// warpgroup writes the flag.
 __device__ __forceinline__ void hold_weights(const Block& b) {
   if (b.thread == 0) store_shared_volatile(b.hold, 1);
 }
 
-// Weights in the order in which they are needed, by one thread.
+// Producer that copies weights to shared memory in the order in which the GEMMs need them; executed
+// by one thread.
 class WeightProducer {
  public:
   __device__ __forceinline__ WeightProducer(const Arguments& a, const Block& b)
@@ -252,8 +257,8 @@ class WeightProducer {
   u32 requested[kMost] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
   u32 slot = 0;
 
-  // Requests a piece of this many units when fewer than kPieces (for codes: twice as many) are in
-  // flight.
+  // Requests a piece of `units` units once fewer than kPieces pieces (for codes: twice as many) are
+  // in flight.
   template <int kPieces>
   __device__ __forceinline__ void request(u32 to, const u16* from, u32 units, u32 barrier) {
     const u32 oldest = requested[kMost - kPieces * kShare];
@@ -291,8 +296,8 @@ class WeightProducer {
     for (int i = 0; i < 8; ++i)
       request<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 2 * kStored),
                  qkv.count * 2, b.qkv_full + i * 8);
-    // Keys and values go from the L2 to registers: here they are prefetched into it. A layer's are
-    // 128 pieces of 4096 bytes.
+    // Consumers load keys and values from L2 to registers: this loop prefetches a layer's keys and
+    // values into L2, in 128 pieces of 4096 bytes.
     for (int piece = blockIdx.x; piece < 128; piece += kBlocks) {
       prefetch_bulk(a.keys + layer * kCache + piece * 2048, 4096);
       prefetch_bulk(a.values + layer * kCache + piece * 2048, 4096);
@@ -314,7 +319,8 @@ class WeightProducer {
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) request_gate_up(from_gate_up, i);
 
-    // down's have to come between gate_up's GEMMs and its own: the L2 has them by then.
+    // The weights of down must arrive between gate_up's GEMMs and down's own: by then the prefetch
+    // has brought them into L2.
     from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * kStored;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
@@ -332,20 +338,22 @@ class WeightProducer {
   }
 };
 
-// Eight k of a column, as bf16: number `half` of the two that a lane has of a unit.
+// Decodes eight codes along k of one column to bf16: half number `half` of a lane's sixteen codes
+// of a unit.
 __device__ __forceinline__ uint4 decode_eight(const uint4& codes, int half, u32 factor) {
   if (kInt4) return decode_int4(half == 0 ? codes.x : codes.y, factor);
   const uint2 low = decode(half == 0 ? codes.x : codes.z, factor),
               high = decode(half == 0 ? codes.y : codes.w, factor);
   return make_uint4(low.x, low.y, high.x, high.y);
 }
-// Sixteen codes of a lane of a unit; of int4, the upper half is nothing.
+// Loads a lane's sixteen codes of a unit; for int4 the upper half of the result is unused.
 __device__ __forceinline__ uint4 load_codes(u32 unit, int lane) {
   if (!kInt4) return load_shared_b128(unit + lane * 16);
   return make_uint4(load_shared_b32(unit + lane * 8), load_shared_b32(unit + lane * 8 + 4), 0, 0);
 }
 
-// Weights as the tensor cores take them, from codes, piece after piece; by a warpgroup.
+// Decodes weights from codes to the bf16 units that the tensor cores read, piece after piece;
+// executed by a warpgroup.
 class Decoder {
  public:
   __device__ __forceinline__ Decoder(const Arguments& a, const Block& b) : a(a), b(b) {}
@@ -370,7 +378,8 @@ class Decoder {
   const Arguments& a;
   const Block& b;
 
-  // The codes lie at the end of their place: all are read before any is written over.
+  // The codes lie at the end of the place of the decoded piece, so all codes are read before the
+  // first result is written.
   __device__ __forceinline__ void decode_piece(u32 to, int units, u32 barrier) const {
     const u32 from = to + units * (kUnitBytes - kStoredBytes), column = b.lane % 8,
               chunk = b.lane / 8 * 2;
@@ -402,8 +411,8 @@ class Decoder {
   }
 };
 
-// True in one lane of a warp whose lanes all call this. The compiler knows that it is one lane, and
-// makes no loop over lanes for the copies that it starts.
+// Returns true in one lane of a warp whose lanes all call this. The compiler knows that only one
+// lane continues, and generates no loop over lanes for the copies that it starts.
 __device__ __forceinline__ bool elect_lane() {
   u32 elected;
   asm volatile(
@@ -416,7 +425,8 @@ __device__ __forceinline__ bool elect_lane() {
   return elected != 0;
 }
 
-// Copies the results that the blocks write for each other, as soon as all have arrived; one warp.
+// Producer that copies the activations which blocks write for each other, as soon as all blocks
+// have arrived; executed by one warp.
 class ActivationProducer {
  public:
   __device__ __forceinline__ ActivationProducer(const Arguments& a, const Block& b)
@@ -449,8 +459,8 @@ class ActivationProducer {
   const Share share;
   u32 arrived = 0;  // blocks, when all will have
 
-  // Waits for this block's consumers, then for all blocks. Afterwards what they wrote can be read
-  // and copied: the next x, of kPanels panels.
+  // Grid barrier: waits for this block's consumers, then for all blocks. After it the writes of all
+  // blocks can be read and copied; kPanels panels of x are expected next.
   template <int kPanels>
   __device__ __forceinline__ void await() {
     arrived += kBlocks;
@@ -465,7 +475,8 @@ class ActivationProducer {
       do
         asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter));
       while (seen < arrived);
-      // Acquired once all have come, as an acquire costs more than a load.
+      // The loop polls with relaxed loads and acquires once at the end, because an acquire costs
+      // more than a load.
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
     }
     if (!kAhead) __syncwarp();
@@ -473,7 +484,7 @@ class ActivationProducer {
     if (kAhead) __syncwarp();
   }
   __device__ __forceinline__ void arrive_at_counter() const {
-    // Before an addition the compiler counts the lanes that add.
+    // For red.add the compiler would generate code that counts the active lanes; red.inc avoids it.
     if (kAhead)
       asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(a.counter), "r"(0xffffffffu)
                    : "memory");
@@ -486,9 +497,9 @@ class ActivationProducer {
       barrier_expect(b.x_full + b.lane * 8, kPanels / 4 * row_bytes());
   }
   __device__ __forceinline__ u32 row_bytes() const { return a.rows * 128; }  // of a panel
-  // Panels of x, a copy each of the rows that there are, counted in four parts; part kFirst is
-  // requested first: the order in which the consumers take them. The rows of shared memory behind
-  // are whatever lies there, and so are their sums.
+  // Copies the existing rows of kPanels panels of x, one copy for each panel, counted on four
+  // barriers. Part kFirst is requested first, in the order in which consumers use the parts. The
+  // remaining rows in shared memory hold unrelated data, and their sums are never used.
   template <int kPanels, int kFirst>
   __device__ __forceinline__ void copy_x(const u16* from) {
     constexpr int kChunk = kPanels / 4;
@@ -517,9 +528,10 @@ class ActivationProducer {
   }
 };
 
-// acc[64][kN] = x w over the block's k; by a warpgroup. kStride: barriers a panel of weights.
-// Begins at chunk kFirst; if that is the third, signals when the upper half of the weights has been
-// read. Ends two stages, from `stage` on.
+// Computes acc[64][kN] = x w over this block's slice of k; executed by a warpgroup. kStride is the
+// number of barriers for each panel of weights. The first chunk is kFirst; if kFirst is 2, lanes
+// signal when the upper half of the weights has been read. Stages `stage` and `stage` + 1 of the
+// timer end here.
 template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirst = 0>
 __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u32 weights,
                                          u32 weights_full, u32 weights_parity, Stage stage) {
@@ -551,14 +563,14 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
   wgmma_wait<0>();
   stage_ends(stage + 1);
 }
-// For warps that do not multiply: waits until all of x has come, so that the next wait is for the
-// next x.
+// Waits until all of x has arrived, in warps that do not multiply, so that their next wait is for
+// the next x.
 __device__ __forceinline__ void skip_x(const Block& b) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) barrier_wait(b.x_full + i * 8, b.x_parity);
 }
 
-// 1 / rms of each row of h, by a warpgroup.
+// Computes 1 / rms of each row of h; executed by a warpgroup.
 struct Norm {
   float4 x = {}, y = {};
   __device__ __forceinline__ void request(const float* squares, int thread) {
@@ -573,7 +585,7 @@ struct Norm {
   }
 };
 
-// Which of h a thread owns: two neighbouring columns in each of two units of a row.
+// Elements of h that a thread owns: two neighbouring columns in each of two units of one row.
 struct Place {
   int row, column;  // of the first; the others are 1, 8 and 9 further
   bool has[2];
@@ -586,7 +598,7 @@ struct Place {
       has[e] = b.lane < 20 && row < a.rows && b.lane / 4 * 2 + e < width.count;
   }
 };
-// A value for each of four columns.
+// One value for each of the four columns of a `Place`.
 struct Four {
   float x[4];
 };
@@ -612,8 +624,8 @@ __device__ __forceinline__ Four load_h(const Arguments& a, const Place& at) {
   return f;
 }
 
-// Publishes the inputs of the next norm and its GEMM: h (1 + scale) and the sums of squares. Whole
-// warps.
+// Writes the inputs of the next norm and its GEMM for other blocks: h (1 + scale) and the sums of
+// squares. All lanes of a warp must call this.
 __device__ __forceinline__ void publish(const Arguments& a, const Block& b, const Place& at,
                                         const Four& h, const Four& scale, float* squares) {
   float sum = 0.f;
@@ -628,7 +640,7 @@ __device__ __forceinline__ void publish(const Arguments& a, const Block& b, cons
   sum = lanes_sum<32>(sum);
   if (b.lane == 0 && at.row < a.rows) squares[at.row * 16 + b.cluster] = sum;
 }
-// Publishes h itself, for the last norm.
+// Writes h itself and its sums of squares for other blocks, for the last norm.
 __device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, const Place& at,
                                           const Four& h) {
   float sum = 0.f;
@@ -643,8 +655,8 @@ __device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, co
   if (b.lane == 0 && at.row < a.rows) a.squares[at.row * 16 + b.cluster] = sum;
 }
 
-// out and down: sums over this block's k, to the owners of the rows. By the warpgroup that has
-// them.
+// Sends the sums over this block's slice of k in `out` and `down` to the owners of the rows;
+// executed by the warpgroup that computed them.
 __device__ __forceinline__ void send_rows(const Arguments& a, const Block& b,
                                           const float (&acc)[36]) {
 #pragma unroll
@@ -665,7 +677,7 @@ __device__ __forceinline__ void send_rows(const Arguments& a, const Block& b,
     send_b32(to + 128 + b.lane % 4 * 4, pairs[8], barrier);
   }
 }
-// h += gate times the sum over the cluster.
+// Adds gate times the sum of the cluster's slices to h.
 __device__ __forceinline__ void add_gated(Block& b, const Place& at, const Four& gate, Four& h) {
   barrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;

@@ -1,11 +1,11 @@
-// softmax(q k^T) v of 32 rows in a cluster: each block its keys, with the tensor cores' rows along
-// keys and head_dim, so that keys and values are register operands, which are loaded before the
-// queries are available.
+// Computes softmax(q k^T) v of 32 query rows in a cluster, where each block has its share of the
+// keys. The tensor cores' rows lie along keys and head_dim, so that keys and values are register
+// operands. They are loaded before the queries are available.
 //
 //   s [128 keys][32 rows] = k q^T;  p = 2^(s - top of the block);  o [256][32] = v^T p
 //
-// The parts, tops and sums of the eight blocks go to the blocks' shared memory: block r finishes
-// columns 32 r to 32 r + 31 of head_dim.
+// Each block sends its partial outputs, maxima and sums to the shared memory of the blocks.
+// Block r combines columns 32 r to 32 r + 31 of head_dim.
 #pragma once
 #include "denoise/persistent.cuh"
 
@@ -17,10 +17,12 @@ constexpr u32 kStatesAt =
     kPartsAt + kRanks * 2048;  // behind the parts: top and sum of each row, from each block
 static_assert(kFactorsAt + 1024 <= kOutAt, "out's weights come meanwhile");
 
-// Keys and values as operands: a warp's 16 keys, and its 2 16 of 256 columns for all 128 keys.
+// Register operands of keys and values: a warp's 16 keys, and its 2 16 of 256 columns of the values
+// for all 128 keys.
 struct Fragments {
   u32 k[16][4] = {}, v[2][8][4] = {};
-  // Sixteen keys at a time: those of the prefix, or those that came in this layer.
+  // Loads sixteen keys at a time: either those of the prefix, or those that this layer has
+  // computed.
   __device__ __forceinline__ void load(const Arguments& a, const Block& b, const Share& share,
                                        const u16* keys, const u16* values, bool fresh) {
     const int mine = share.first / 16 + b.group * 4 + b.warp;
@@ -40,8 +42,8 @@ struct Fragments {
   }
 };
 
-// Reduces eight values in each of the lanes l, l ^ 4, l ^ 8, l ^ 16. The result of a lane is that
-// of value (l / 16) 4 + (l / 8 % 2) 2 + l / 4 % 2, over all eight lanes.
+// Reduces eight values over each set of eight lanes l with equal l % 4. The result of a lane is that
+// of value (l / 16) 4 + (l / 8 % 2) 2 + l / 4 % 2 over all eight lanes.
 template <typename Op>
 __device__ __forceinline__ float transpose_reduce(const float (&v)[8], int lane, Op op) {
   float four[4], two[2];
@@ -58,7 +60,8 @@ __device__ __forceinline__ float transpose_reduce(const float (&v)[8], int lane,
   const float other = __shfl_xor_sync(kFullWarp, lane & 4 ? two[0] : two[1], 4);
   return op(lane & 4 ? two[1] : two[0], other);
 }
-// Which row value i of a lane is of, and which one that lane has after transposing.
+// row_of gives the query row of value i of a lane; transposed_row gives the row that the lane has
+// after the transposition.
 __device__ __forceinline__ int row_of(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
 __device__ __forceinline__ int transposed_row(int lane) {
   return row_of(lane, (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1));
@@ -71,14 +74,16 @@ __device__ __forceinline__ void store_shared_f32(u32 shared, float x) {
   store_shared_b32(shared, __float_as_uint(x));
 }
 
-// All workers of the cluster; the queries are there.
+// Computes the attention of the block's `share`; called by all compute threads of the cluster once
+// the queries have arrived.
 __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share& share,
                                        const Fragments& f) {
   const float scale = kLog2E * rsqrtf(static_cast<float>(kHeadDim));
   const int warp = b.group * 4 + b.warp, own_row = transposed_row(b.lane);
   if (threadIdx.x == 0) barrier_expect(b.parts_full, kPartsBytes);
 
-  // s[4 j + 2 h + i]: key 8 h + lane / 4 of the warp's, row 8 j + lane % 4 * 2 + i.
+  // Element s[4 j + 2 h + i] is the score of the warp's key 8 h + lane / 4 and row 8 j + lane % 4 *
+  // 2 + i.
   float s[16] = {};
   const u64 queries = operand(b.base + kQueriesAt);
   wgmma_fence();
@@ -112,7 +117,7 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
     s[at] = exp2_approx(s[at] - m), s[at + 2] = exp2_approx(s[at + 2] - m);
     sums[i] = s[at] + s[at + 2];
   }
-  // p as [keys / 64][32 rows][64 keys].
+  // The probabilities p are stored as [keys / 64][32 rows][64 keys].
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
     u32 p[4];
@@ -144,11 +149,11 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum += load_shared_f32(b.base + kSumsAt + i * 128 + b.lane * 4);
-  // Each warp sends to one block.
+  // Each warp sends the maxima and sums to one block of the cluster.
   send_f32x2(cluster_address(b.base + kStatesAt + b.rank * 256 + b.lane * 8, warp), top, sum,
              cluster_address(b.parts_full, warp));
   wgmma_wait<0>();
-  // o[half]: columns group 128 + half 64 + warp 16 and the fifteen after it.
+  // Accumulator o[half] has the 16 columns from group 128 + half 64 + warp 16 on.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const u32 owner = b.group * 4 + half * 2 + b.warp / 2;
@@ -165,7 +170,7 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   barrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
 
-  // Each warp the factors of one block's part, each lane of a row.
+  // Each warp computes the rescaling factors of one block's part, each lane those of one row.
   {
     float2 states[kRanks];
 #pragma unroll
@@ -197,7 +202,8 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
     y[4] += up.x * Bf16::low(part.z), y[5] += up.y * Bf16::high(part.z),
         y[6] += up.x * Bf16::low(part.w), y[7] += up.y * Bf16::high(part.w);
   }
-  // Through shared memory, [32 rows][32 columns], to have a row's columns together.
+  // The output passes through shared memory as [32 rows][32 columns], to bring a row's columns
+  // together.
   const auto staged_at = [&](int row, int chunk) {
     return b.base + kStagedAt + row * 64 + (chunk ^ (row / 2 & 3)) * 16;
   };

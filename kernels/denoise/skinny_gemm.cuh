@@ -1,20 +1,19 @@
-// GEMMs of a few rows with a large weight matrix: y[64 rows][tile] = x[64 rows][k] W[k][tile], the
-// weights streamed once.
+// GEMMs of a few rows with a large weight matrix, y[64 rows][tile] = x[64 rows][k] W[k][tile],
+// where each weight is read once.
 //
-// A cluster of kSplit blocks shares a tile of kTileN columns; block r takes the r-th slice of k.
-// The whole slice of the weights fits the block's shared memory and is contiguous in memory, so
-// that one thread requests all of it before x is available: bytes in flight hide the memory's
-// latency, and no ring buffer is needed. Then x is loaded (or computed: the norm and its
-// modulation), the tensor cores multiply group after group of weight rows, and every block sends
-// each of its peers the rows that the peer finishes, 64 / kSplit of them: a fixed order of sums, no
-// atomics, no second kernel.
+// A cluster of kSplit blocks shares a tile of kTileN columns; block r computes the r-th slice of k.
+// The slice's weights are contiguous in memory and fit into the block's shared memory. One thread
+// therefore requests all of them before x is available, and no ring buffer is needed: the bytes in
+// flight hide the memory latency. Then x is loaded, or computed (the norm and its modulation), and
+// the tensor cores multiply group after group of weight rows. Every block then sends each peer the
+// sums of the 64 / kSplit rows that the peer finishes: the order of additions is fixed, without
+// atomics and without a second kernel.
 //
-// Weights: packed once, when they are loaded:
-// [tile][k / group][panel of 64 columns][group of up to 64 rows][64], rows of 128 bytes, their
-// 16-byte chunks XOR-swizzled by row.
-// Activations between two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64],
-// swizzled likewise.
-// Threads: two warpgroups, half of the tile's columns each; thread 0 asks for copies.
+// Weights are packed once, when they are loaded, as [tile][k / group][panel of 64 columns][group of
+// up to 64 rows][64]: rows of 128 bytes whose 16-byte chunks are XOR-swizzled by row. Activations
+// between two GEMMs have the layout that x needs: [64 rows][k / 64 panels][64 rows][64], swizzled
+// in the same way.
+// Threads: two warpgroups, each with half of the tile's columns; thread 0 requests the copies.
 // Shared memory: up to four panels of x, the slice of W, then the parts that the cluster sent:
 // [rank][64 / kSplit rows][kTileN] fp32.
 #pragma once
@@ -52,15 +51,15 @@ struct SkinnyGemm {
                 "a block has 227 KiB of shared memory, some of it static");
 };
 
-// Tile of a block of a GEMM, and its barriers.
+// Tile and slice of k that a block computes in a GEMM, and its barriers.
 template <typename P>
 struct Work {
   int tile, rank, k0, row0, rows_left;
   bool active;
   u32 base, weights_come, x_comes, parts_come;
 
-  // Starts the copies of the weights. `barriers` has room for 8 bytes a group, a panel of x, and
-  // one more.
+  // Initialises the barriers and starts the copies of the weights. `barriers` has room for 8 bytes
+  // for each weight group, for each panel of x, and for the parts.
   __device__ __forceinline__ Work(int rows, const void* shared, const void* barriers,
                                   const u16* weights) {
     tile = blockIdx.x / P::kSplit;
@@ -99,7 +98,7 @@ struct Work {
 template <typename P>
 constexpr int kBarriers = P::kGroups + P::kAtOnce + 1;
 
-// x as the GEMM before left it: copied panel by panel.
+// Input x that an earlier GEMM wrote in panels; it is copied panel by panel.
 template <typename P>
 struct Panels {
   const u16* x;
@@ -123,12 +122,12 @@ struct Panels {
     barrier_wait(work.x_comes + panel * 8, round);
   }
 
-  // A slice of k that is thinner than a panel begins inside a panel.
+  // A slice of k that is smaller than a panel begins inside a panel.
   __device__ __forceinline__ u32 offset(const Work<P>& work) const { return work.k0 % 64 * 2; }
 };
 
-// adaRMS of the residual stream, x / rms (1 + scale) + shift: read into registers at once,
-// modulated on the way to shared memory.
+// Input x computed by adaRMS from the residual stream, h / rms (1 + scale) + shift. A thread reads
+// h into registers at once and modulates it on the way to shared memory.
 template <typename P>
 struct Modulated {
   static constexpr int kChunks = P::kAtOnce * P::kGroup / 8, kRowsPerPass = kThreads / kChunks,
@@ -195,8 +194,9 @@ struct Modulated {
   __device__ __forceinline__ u32 offset(const Work<P>&) const { return 0; }
 };
 
-// Multiplies, and sends every block of the cluster the rows that it finishes. Afterwards all parts
-// of this block's rows are in its shared memory, and no block reads another block's memory.
+// Multiplies the block's slice, and sends every block of the cluster the sums of the rows that it
+// finishes. Afterwards all parts of this block's rows are in its own shared memory, and no block
+// reads another block's memory.
 template <typename P, typename X>
 __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   const int warp = threadIdx.x / kWarpSize, group = warp / 4;
@@ -248,14 +248,14 @@ __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   barrier_wait(work.parts_come, 0);
 }
 
-// Offset of an element of the parts in each part: row of this block's rows.
+// Offset of an element within each received part; `row` counts this block's rows.
 template <typename P>
 __device__ __forceinline__ u32 part_at(const Work<P>& work, int row, int column) {
   return work.base + P::kPartsOffset + row * P::kPartRowBytes +
          (((column / 4) ^ ((row & 7) * 2)) << 4) + column % 4 * 4;
 }
 
-// Two neighbouring elements, summed over the cluster.
+// Two neighbouring elements of y, summed over the blocks of the cluster.
 template <typename P>
 __device__ __forceinline__ float2 total(const Work<P>& work, int row, int column) {
   float2 sum = make_float2(0.f, 0.f);
@@ -268,7 +268,7 @@ __device__ __forceinline__ float2 total(const Work<P>& work, int row, int column
   return sum;
 }
 
-// Four neighbouring elements, summed over kRanks blocks of the cluster.
+// Four neighbouring elements of y, summed over kRanks blocks of the cluster.
 template <typename P, int kRanks>
 __device__ __forceinline__ float4 total_of(const Work<P>& work, int first_rank, int row,
                                            int column) {

@@ -1,15 +1,15 @@
-// GEMMs of a few rows, one a step, with weights that are read once and do not depend on the
-// actions: the persistent kernel finds their results in memory when it starts.
+// GEMMs with few rows, one for each denoising step. Their weights are read once and the inputs do
+// not depend on the actions: the persistent kernel finds the results in memory when it starts.
 //
 //   styles  cond W + b in fp32: scale, shift and gate of all steps and layers
 //   shifts  shift W: what a norm's shift adds to each column of the GEMM after it; the shift as the
 //           sum of two bf16, which keeps 16 bits of it
 //
-// A block has a share of the units (8 columns) of all layers, in tasks of up to 16 units of a
-// layer, and goes through k in panels of 64. Its weights come through a ring of pieces in shared
-// memory, a panel of a task each, which one thread keeps full across tasks: bytes under way hide
-// the memory's latency. Two blocks a multiprocessor.
-// Threads: eight warps that multiply, two units of a task each; one thread that asks for copies.
+// A block computes a share of the units (8 columns) of all layers, in tasks of up to 16 units of
+// one layer. For each task it steps through k in panels of 64. Its weights pass through a ring of
+// slots in shared memory, one panel of a task in each slot. One thread keeps the ring full across
+// tasks: the bytes in flight hide the memory latency. Two blocks run on each multiprocessor.
+// Threads: eight warps that multiply, two units of a task each; one thread that requests copies.
 // Shared memory: x [parts][16 steps][1024], the ring.
 // Bound: reading the weights once.
 #include "common/bulk.cuh"
@@ -28,7 +28,8 @@ constexpr u32 kWorking = 1;       // a named barrier
 static_assert(kThreads == kWorkers + 32, "eight warps multiply, one copies");
 static_assert(kStoredBytes % 16 == 0, "units are copied in bulk");
 
-// out [layers][steps][columns] = x W + bias [layers][columns], or without a bias.
+// The GEMMs of all layers with one kind of weights: out [layers][steps][columns] = x W + bias
+// [layers][columns]; `bias` may be null.
 struct Stack {
   const u16* weights;
   const float* bias;  // or null
@@ -36,8 +37,8 @@ struct Stack {
   int columns, layers;
 };
 
-// A block's share of the units of all stacks, task after task: up to 16 units of a layer, up to 16
-// steps.
+// A block's share of the units of all stacks, one task after the other: a task has up to 16 units
+// of a layer and up to 16 denoising steps.
 template <int kStacks>
 struct Tasks {
   const Stack (&stacks)[kStacks];
@@ -52,7 +53,7 @@ struct Tasks {
     end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
   }
   static __device__ __forceinline__ int size(const Stack& of) { return of.columns / 8 * of.layers; }
-  // The stack of the task. Not by its number as an index, which would put the stacks into memory.
+  // Stack of the current task. Comparing instead of indexing keeps the stacks in registers.
   __device__ __forceinline__ Stack of() const {
     Stack found = stacks[0];
 #pragma unroll
@@ -60,8 +61,8 @@ struct Tasks {
       if (stack == i) found = stacks[i];
     return found;
   }
-  // The next one: the same units for further steps, or further units, as even in size as their
-  // layer allows.
+  // Moves to the next task: further denoising steps of these units, or further units. Tasks of a
+  // layer are as even in size as possible.
   __device__ __forceinline__ bool advance() {
     if (count > 0 && first_step + kSteps < steps) {
       first_step += kSteps;
@@ -82,7 +83,7 @@ struct Tasks {
   }
 };
 
-// Ring of pieces; each piece has one barrier for full and one for free.
+// Ring of weight slots in shared memory; each slot has a barrier for full and one for free.
 template <int kSlots>
 struct Ring {
   u32 pieces, full, free;
@@ -100,13 +101,13 @@ struct Ring {
   }
 };
 
-// Offset of a chunk of eight k of a step in a part of x: rows of odd steps have the halves of a
-// panel exchanged, so that neighbouring rows are in different banks.
+// Offset of eight elements along k of a step in a part of x. In rows of odd steps the halves of a
+// panel are exchanged, so that neighbouring rows lie in different banks.
 __device__ __forceinline__ u32 x_at(u32 step, u32 chunk) {
   return step * kRowBytes + (chunk ^ (step % 2 * 4)) * 16;
 }
 
-// Eight k of a column of a unit in shared memory, as bf16.
+// Loads eight elements along k of a column of a unit from shared memory, as bf16.
 __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
   if (!kCoded) return load_shared_b128(unit + column * 128 + (chunk ^ column) * 16);
   const u32 factor =
@@ -119,7 +120,8 @@ __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
-// x is put in shared memory by `Rows`, whose parts are added. W as the persistent kernel takes it.
+// Multiplies x by the weights of all stacks. `Rows` writes x to shared memory, in parts whose
+// products are added. W has the layout of the persistent kernel.
 template <int kSlots, typename Rows, int kStacks>
 __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stacks)[kStacks],
                                             int steps) {
@@ -189,7 +191,8 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
                             load_shared_b128(from + x_at(group + 8, panel * 8 + turn)),
                             load_shared_b128(from + x_at(group, panel * 8 + turn + 4)),
                             load_shared_b128(from + x_at(group + 8, panel * 8 + turn + 4))};
-        // The order of k within the GEMM does not matter, as long as both operands have the same.
+        // The order of k within the GEMM does not matter, as long as both operands have the same
+        // order.
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint4 left = w[i][0], right = w[i][1];
@@ -200,7 +203,7 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
         }
       }
       // Every lane arrives: if one lane arrived for its warp, racecheck would not see that the
-      // others have read.
+      // other lanes have read.
       barrier_arrive_one(ring.free + ring.slot * 8);
     }
     const Stack of = tasks.of();
@@ -225,7 +228,8 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
 }
 
 #if WEIGHT_BITS == 16
-// cond [64 steps][1024] in panels (denoise/panel.cuh), the same for all layers.
+// Input of the styles: cond [64 steps][1024] in panels (denoise/panel.cuh), the same for all
+// layers.
 struct Cond {
   static constexpr int kParts = 1;
   static constexpr bool kOfLayer = false;
@@ -237,7 +241,8 @@ struct Cond {
   }
 };
 
-// Before attention, before the feed-forward (`layers` each) and after all layers (one).
+// Computes the styles of the norms before attention and before the feed-forward (`layers` each) and
+// of the final norm (one).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     denoise_streamed_styles(const u16* cond, const u16* weights1, const u16* weights2,
                             const u16* final_weights, const float* bias1, const float* bias2,
@@ -252,7 +257,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 #endif
 
-// styles [layers][steps][3 width]: scale, shift, gate.
+// Input of the shifts: the shift third of styles [layers][steps][3 width], which hold scale, shift,
+// gate.
 struct Shifts {
   static constexpr int kParts = 2;
   static constexpr bool kOfLayer = true;
@@ -279,8 +285,8 @@ struct Shifts {
   }
 };
 
-// GEMMs after the norms before attention and before the feed-forward; resets the persistent
-// kernel's counter to 0.
+// Multiplies the shifts by the weights of the GEMMs after the norms before attention and before the
+// feed-forward. The kernel also resets the persistent kernel's counter to 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     denoise_streamed_shifts(const float* styles1, const float* styles2, const u16* qkv,
                             const u16* gate_up, float* shift_qkv, float* shift_gate_up,
@@ -290,6 +296,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Stack stacks[2] = {{qkv, nullptr, shift_qkv, (kHeads + 2) * kHeadDim, layers},
                            {gate_up, nullptr, shift_gate_up, 2 * kMlp, layers}};
   stream_rows<SHIFTS_SLOTS>(Shifts{styles1, styles2}, stacks, steps);
-  // The kernels before have ended, because a worker has waited for them.
+  // All earlier kernels have ended at this point, because a worker has waited for them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
 }

@@ -1,4 +1,4 @@
-// Operations of a two-layer perceptron other than GEMMs: activation and softmax, forward and
+// All operations of a two-layer perceptron except GEMMs: activation and softmax, forward and
 // backward.
 //
 // Equations, rows r of C classes, elements i of the hidden layer, s = 1 / (1 + e^-z):

@@ -1,23 +1,25 @@
-// The network from images to logits in one launch: eight blocks compute some images, and hand
-// spikes on through the L2. For training, the stem's neurons with the pooling behind them in a
-// launch of their own, and the layers from the pooled spikes.
+// Inference of the whole network from images to logits in one launch: groups of eight blocks
+// compute a few images each and exchange spikes through L2. In training, a separate launch computes
+// the stem's neurons and the pooling after them; this launch then computes the layers from the
+// pooled spikes.
 //
 //   x[t] = theta · (conv(s)[t] + conv1x1(r)[t] or r[t]) + [t < fed] bias / divisor
 //   spikes[t] = neurons(x[0..t])
 //   logits = weight · scale · Σ_t spikes + share · bias
 //
-// A pixel is 16 rows: all time steps of 16 / T images. A block has some pixels and filters of each
-// layer and all time steps of its neurons; it begins a layer as soon as the spikes that its part
-// reads are there. So all blocks have to be resident at once; they process images one after
-// another.
-// the depth; then a thread has the neurons of two filters. One more warp has weights copied to a
-// ring of slots, 32 filters by 64 channels each, ahead of all layers.
-// Shared memory: the ring; sums, of each part of the depth; three packed maps, which take turns; the
-// layers; barriers.
-// Bound: tensor cores, which take 64 cycles for an instruction whose operand x is in registers,
-// whatever its filters up to 64; then latency of the exchange and of the neurons.
-// Changed from fused: no launch between layers, packed spikes between blocks, a tenth of the bytes
-// from L2.
+// Sixteen rows belong to each pixel: all time steps of 16 / T images. In each layer a block has
+// some pixels and filters, with all time steps of their neurons. It begins a layer as soon as the
+// spikes that its part reads have arrived, so all blocks have to be resident at once. A group of
+// blocks processes its images one after another.
+// Threads: four warpgroups multiply, with 32 or 64 filters and one warp for each pixel; they share
+// the pixels and the depth. Afterwards a thread computes the neurons of two filters. One more warp
+// copies weights to a ring of slots, 32 filters by 64 channels each, ahead of all layers.
+// Shared memory: the ring; the sums of each part of the depth; three packed maps, used in rotation;
+// the layers' parameters; barriers.
+// Bound: tensor cores. An instruction whose operand x is in registers takes 64 cycles, for any
+// number of filters up to 64. Next come the latencies of the exchange and of the neurons.
+// Against fused: no launch between layers, packed spikes between blocks, a tenth of the bytes from
+// L2.
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
 #include "common/element16.cuh"
@@ -31,12 +33,13 @@
 #include "resnet18/neurons.cuh"
 #include "resnet18/packed.cuh"
 
-// Number of the thread's warpgroup, in a form that the compiler knows to be uniform in a warp.
+// Index of the thread's warpgroup; the shuffle shows the compiler that it is uniform in a warp.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 }
 
-// Has a layer's weights copied to the slots; `slot` counts all of them. One thread.
+// Copies the weights of a layer to the ring of slots; `slot` counts all slots used so far. Executed
+// by one thread.
 template <int kSide>
 __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
   using Own = Share<kSide>;
@@ -66,8 +69,8 @@ __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
   }
 }
 
-// A warpgroup's doubled sums of a layer. While tensor cores are at a step, other warpgroups unpack
-// spikes for theirs.
+// Computes a warpgroup's sums of a layer, doubled as the spikes are. While tensor cores work for
+// one warpgroup, the others unpack spikes for their next step.
 template <int kSide>
 __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 2], int number,
                                          int rank, int& slot) {
@@ -85,8 +88,8 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
     const int side = operand.side, steps = operand.steps();
     const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
     const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
-    // Address of a step's spikes, and whether the pixel exists: outside of the map zeros are used,
-    // and any pixel is read.
+    // Address of the spikes that a step reads, and whether the tap's pixel exists. Outside of the
+    // map spikes are zero, and the address is that of any pixel.
     bool exists;
     u32 words;
     const auto find = [&](int number) {
@@ -104,8 +107,8 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
       int tile[kOfStep];
 #pragma unroll
       for (int k = 0; k < kOfStep; ++k) {
-        // If a tap has one group of channels, there is no second one: it gets zeros, with the
-        // weights of the first.
+        // A tap with only one group of channels has no second group: zeros stand for its spikes,
+        // multiplied by the first group's weights.
         tile[k] = k / kOfTile < operand.step_groups ? k / kOfTile : 0;
         const u32 bits = exists && tile[k] == k / kOfTile ? kTopBits : 0;
         load_spikes(a[k], (words + tile[k] * kGroupBytes) ^ (k % kOfTile * 16), factor, bits);
@@ -125,8 +128,9 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
   }
 }
 
-// Place of a sum, by part of the depth, pixel of the block, row, and filter of the block. The order
-// of filters depends on the row, so that the rows of a fragment are in different banks.
+// Layout of the sums in shared memory: part of the depth, pixel of the block, row, filter of the
+// block. The order of filters depends on the row, so that the rows of a fragment lie in different
+// banks.
 template <int kSide>
 struct Sums {
   using Own = Share<kSide>;
@@ -135,14 +139,14 @@ struct Sums {
   static constexpr int kTurns = 4, kTurnBytes = 32;  // orders of filters, by row
   static_assert(kRowBytes >= kTurns * kTurnBytes, "an order permutes a row");
 
-  // Offset of the first sum of a row. The sum of a filter lies `4 · filter ^ row % kTurns · kTurnBytes`
-  // further; the second term is a constant where rows are unrolled.
+  // Address of the first sum of a row. The sum of a filter lies `4 · filter ^ row % kTurns ·
+  // kTurnBytes` further; the second term is a constant in unrolled loops over rows.
   static __device__ __forceinline__ char* at(int part, int pixel, int row) {
     return shared + kSumsAt + part * kPartBytes + pixel * kPixelBytes + row * kRowBytes;
   }
 };
 
-// Writes a warpgroup's sums to shared memory, where all threads read them.
+// Writes a warpgroup's sums to shared memory, from which all threads read them.
 template <int kSide>
 __device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilters / 2]) {
   using Own = Share<kSide>;
@@ -164,14 +168,14 @@ __device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilter
   }
 }
 
-// Address of the words of a layer's output that this block's group sends: a map of this many
-// pixels.
+// Address where this group of blocks sends its map of a layer's output, which has `pixels` pixels.
 __device__ __forceinline__ u64* sent_at(const Layer& layer, int pixels, int channels) {
   const i64 map_words = static_cast<i64>(pixels) * channels;
   return layer.sent + blockIdx.x / kRanks * map_words;
 }
 
-// Receives what rows of pixels `first` to `last` have, of a map that was sent, into map `number`.
+// Waits for the pixel rows `first` to `last` of a map that other blocks send, and copies them to
+// the packed map `number`.
 __device__ __forceinline__ void receive(const u64* from, int number, int side, int channels,
                                         int first, int last, u32 tag) {
   constexpr int kMost = 2;  // pieces of two words of a thread: 4x4 pixels of 128 channels
@@ -208,7 +212,7 @@ struct Neurons {
   u32 tag;  // of the round
 };
 
-// A layer: waits for its input, sends its spikes.
+// Computes one layer: waits for its input, multiplies, advances the neurons and sends their spikes.
 template <int kSide>
 __device__ __forceinline__ void compute(int number, int rank, int& slot, const Neurons& with) {
   using Own = Share<kSide>;
@@ -240,7 +244,7 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
     const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
     const int pixel = share.first_pixel + own_pixel;
     float v[2], u[2];
-    // Addresses of the rows of the unit, in the order of filters.
+    // Addresses of the unit's rows, one for each order of filters.
     using At = Sums<kSide>;
     const char* sums_at[At::kTurns];
 #pragma unroll
@@ -253,7 +257,8 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
       const u32 of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
       const u32 before =
           identity ? load_shared_b32(map_at(number + 2) + of_pixel + offset) : 0;
-      // All currents before the first step: their loads do not wait for the neurons.
+      // All currents are loaded before the first step, so that the loads do not wait for the
+      // neurons.
       float2 x[kOctet];
       float low[kOctet], high[kOctet];
       const auto row = [&](int r) { return unit * kUnit + octet * kOctet + r; };
@@ -290,7 +295,7 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
         low[r] = advance<false>(neuron, x[r].x, step(r), v[0], u[0]).spike;
         high[r] = advance<false>(neuron, x[r].y, step(r), v[1], u[1]).spike;
       }
-      // As two's complement, a spike's two bits are whether there is one, and its sign.
+      // In two's complement, the two bits of a spike are its presence and its sign.
       const u32 word = spikes_to_two_bit(low) | spikes_to_two_bit(high) << 16;
       send_word(sent + (of_pixel + offset) / 4, word, with.tag);
       if (layer.spikes == nullptr) continue;
@@ -307,14 +312,15 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   }
 }
 
-// Biases of a block's filters in layer `number`, which a thread reads and divides later: of the
-// layer itself and of its shortcut.
+// Biases of one filter of the block in layer `number`: of the layer and of its shortcut. A thread
+// loads them early and divides them later.
 struct Bias {
   int number, own;
   float bias, second;
 };
 
-// The bias of a block's filters with number `i` in their order by stages, layers and filters.
+// Finds the layer and filter of bias number `i` of the block; biases are ordered by stage, layer
+// and filter.
 template <int kSide>
 __device__ __forceinline__ void find_bias(Bias& of, int& filter, int& i, int first, int rank) {
   using Own = Share<kSide>;
@@ -339,8 +345,8 @@ __device__ __forceinline__ Bias load_bias(int i, int rank) {
   if (layer.second_bias != nullptr) of.second = layer.second_bias[filter];
   return of;
 }
-// As each step that is fed gets it: divided once, as a division takes as long as a layer's
-// additions.
+// Stores the bias as each fed time step adds it. It is divided only once, because a division takes
+// as long as a layer's additions.
 __device__ __forceinline__ void divide_bias(const Bias& of, float divisor) {
   if (of.number < 0) return;
   float shift = __fdiv_rn(of.bias, divisor);
@@ -348,7 +354,7 @@ __device__ __forceinline__ void divide_bias(const Bias& of, float divisor) {
   shifts_at(of.number)[of.own] = shift;
 }
 
-// Packs the pooled spikes [T, B, 64, 64] that the block's part of the first layer reads.
+// Packs the pooled spikes, [T, B, 64, 64], that the block's part of the first layer reads.
 __device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int images,
                                             int image0) {
   const Share<8> share(rank);
@@ -360,7 +366,8 @@ __device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int ima
     uint4 spikes[kOctet];
 #pragma unroll
     for (int r = 0; r < kOctet; ++r) {
-      // Images past the last one are copies of it, so that no load needs a branch.
+      // Indices of images past the last one are replaced by the last image's, so that no load needs
+      // a branch.
       const int row = octet * kOctet + r, image = min_of(image0 + row / kSteps, images - 1);
       const i64 frame = static_cast<i64>(row % kSteps) * images + image;
       spikes[r] = *reinterpret_cast<const uint4*>(
@@ -381,7 +388,7 @@ __device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int ima
   }
 }
 
-// A warp of the group an image and class.
+// Computes the logits: each warp of the group of blocks computes one image and class at a time.
 __device__ __forceinline__ void classify(const float* weight, const float* bias, float* logits,
                                          int images, int image0, int classes, float scale,
                                          float share, int rank) {
@@ -416,9 +423,10 @@ __device__ __forceinline__ void classify(const float* weight, const float* bias,
   }
 }
 
-// Neurons of the stem and pool(Σ_t s) - pool(Σ_{t-1} s), all steps; a thread two channels of [B,
-// out_side², channels], for which it computes the neurons of nine pixels. A neuron's tracer is the
-// sum of its spikes. `sources` may be null, else it gets the tap of the first largest sum.
+// Computes the stem's neurons and their pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s), for all time
+// steps. A thread has two channels of [B, out_side², channels], for which it computes the neurons
+// of nine pixels. A neuron's tracer is the sum of its spikes. `sources` may be null; otherwise it
+// gets the tap of the first maximum.
 extern "C" __global__ void __launch_bounds__(STEM_THREADS)
     resnet18_best_stem(const float* conv, const float* bias, u16* pooled, unsigned char* sources,
                        i64 outputs, int side, int channels, int out_side, int fed, float divisor,
@@ -476,9 +484,9 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
   }
 }
 
-// Computes logits from images or, if these are null, from pooled spikes. If there are images,
-// `pooled` is written, unless it is null. `logits` may be null: another kernel then computes the
-// classifier. `rounds` counts, for each block, those of all launches.
+// Computes logits from images or, if these are null, from pooled spikes. With images, `pooled` is
+// written unless it is null. `logits` may be null: then another kernel computes the classifier.
+// `rounds` counts the rounds of each block over all launches.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     resnet18_best_layers(const Layer* layers, const float* inputs, const uint4* stem_filters,
                          const float* stem_bias, u64* stem_sent, float stem_divisor, u16* pooled,
@@ -517,7 +525,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     return;
   }
   registers_up<112>();
-  // A thread has two biases at most. They are divided while nothing waits for it.
+  // Each thread has at most two biases. They are divided at a time when no other thread waits for
+  // it.
   const Bias low = load_bias(threadIdx.x, rank), high = load_bias(threadIdx.x + kMultiplying, rank);
   stage_ends(0);
   bool divided = false;
@@ -563,7 +572,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       multiplying_barrier();
       classify(weight, bias, logits, images, image0, classes, scale, share, rank);
     }
-    // The maps are written again.
+    // The barrier ensures that all threads have read the maps before they are overwritten.
     multiplying_barrier();
     stage_ends(4 + kLayers);
   }

@@ -1,5 +1,5 @@
-// Shares of a block of resnet18_best_layers: its shared memory, its part of each layer, the depth
-// of its sums. Deliberately absent: the computation.
+// Work distribution of resnet18_best_layers: the layout of shared memory, the part of each layer
+// that a block computes, the depth of its sums. The computation is excluded on purpose.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/memory.cuh"
@@ -34,7 +34,8 @@ __device__ __forceinline__ void arrive_times(u32 barrier, u32 count) {
                : "memory");
 }
 
-// acc[64][64] += x[64][16] w[64][16]^T, x in registers: see the one of 32 columns.
+// Computes acc[64][64] += x[64][16] w[64][16]^T with x in registers; common/wgmma/tile.cuh
+// describes the layouts.
 __device__ __forceinline__ void wgmma_columns(float (&d)[32], const u32 (&x)[4], u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -55,7 +56,7 @@ static_assert(kBarriersAt + 2 * kSlots * 8 <= SHARED_BYTES, "all of it fits");
 __device__ __forceinline__ const Layer& layer_at(int n) {
   return reinterpret_cast<const Layer*>(shared + kLayersAt)[n];
 }
-// Addends of the currents of the block's filters of a layer in a step that is fed.
+// Biases of the block's filters in a layer, as they are added to the currents of a fed time step.
 __device__ __forceinline__ float* shifts_at(int layer) {
   return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMostFilters;
 }
@@ -68,15 +69,16 @@ __device__ __forceinline__ u32 map_at(int n) {
 }
 __device__ __forceinline__ void multiplying_barrier() { barrier_sync(1, kMultiplying); }
 
-// A block's share of a layer whose output has this many pixels a side; 512 / side filters.
+// The part of a layer that a block computes, where the layer's output has kSide pixels a side and
+// 512 / kSide filters.
 template <int kSide>
 struct Share {
   static constexpr int kParts = kSide == 8 ? 8 : kSide == 4 ? 4 : 1;  // of the pixels
   static constexpr int kPixels = kSide * kSide / kParts, kAllFilters = 512 / kSide;
   static constexpr int kFilters = kAllFilters * kParts / kRanks;
-  // A warpgroup has up to four pixels and a part of the depth.
+  // A warpgroup computes up to four pixels and one part of the depth.
   static constexpr int kPixelGroups = ceil_div(kPixels, 4), kDepthGroups = kGroups / kPixelGroups;
-  // A step is 64 channels of 64 filters, or up to 128 of 32.
+  // A step of the GEMM has 64 channels of 64 filters, or up to 128 channels of 32 filters.
   static constexpr int kTileRows = kFilters / kTileFilters, kStepGroups = 2 / kTileRows;
   static_assert(kDepthGroups * kPixels * kRows * kFilters * 4 <= kSumsBytes, "the sums fit");
   int first_pixel, first_filter;
@@ -88,8 +90,8 @@ struct Share {
 
 constexpr int kOfStage = kLayers / 4;
 
-// Whether a layer is the first of a stage that halves the sides, or the second, which has the
-// shortcut's convolution.
+// Returns whether a layer is the first of a stage that halves the side. The second layer of such a
+// stage has two operands: its own convolution and that of the shortcut.
 template <int kSide>
 __device__ __forceinline__ bool starts_stage(int number) {
   return kSide < 8 && number % kOfStage == 0;
@@ -99,10 +101,10 @@ __device__ __forceinline__ int operands_of(int number) {
   return kSide < 8 && number % kOfStage == 1 ? 2 : 1;
 }
 
-// Operand of a layer's sums: its convolution, then that of the shortcut, if it has one, in steps of
-// some channels of a tap. Only taps that read a pixel somewhere count: a window of `kernel`² that
-// begins at offset `first` from the pixel. All of it follows from the layer's number, so that the
-// compiler sees that a warpgroup does not diverge.
+// Operand of a layer's sums: its convolution or that of its shortcut, in steps of some channels of
+// one tap. The window has `kernel`² taps and begins at offset `first` from the pixel; taps that
+// read no pixel anywhere are not part of it. Everything is derived from the layer's number, so that
+// the compiler sees that a warpgroup does not diverge.
 template <int kSide>
 struct Operand {
   int first, kernel, stride, side, groups, map;
@@ -124,7 +126,7 @@ struct Operand {
   __device__ __forceinline__ int steps() const { return kernel * kernel << steps_shift; }
 };
 
-// Position of a step.
+// Position of a GEMM step: tap, channels and tile of the weight.
 struct Piece {
   int down, right, group;  // off the pixel; its first 64 channels
   int tile;                // of a row of the weight's tiles

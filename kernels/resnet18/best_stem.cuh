@@ -1,10 +1,10 @@
-// The stem of the network in the launch of its layers: 7x7 convolution with stride 2, neurons, 3x3
-// pooling with stride 2. A block has a row of the pooled map, for which it computes three rows of
-// the convolution, and sends the spikes as those of a layer. Deliberately absent: state for a
-// backward pass.
+// The network's stem, computed in the launch of its layers: 7x7 convolution with stride 2, neurons,
+// 3x3 pooling with stride 2. A block computes one row of the pooled map, which needs three rows of
+// the convolution, and sends its spikes as a layer does. State for a backward pass is excluded on
+// purpose.
 //
-// Images are copied to shared memory as bf16 with four channels a pixel, the last one zero, so that
-// 16 columns of the GEMM, [7][8][4] of rows, pixels and channels, lie as ldmatrix reads them.
+// Images are copied to shared memory as bf16 with four channels a pixel, the last one zero. Sixteen
+// columns of the GEMM, [7][8][4] of rows, pixels and channels, are then contiguous for ldmatrix.
 #pragma once
 #include "common/element16.cuh"
 #include "common/memory.cuh"
@@ -37,19 +37,20 @@ constexpr int kStemPixels = kImages * kImageRows * kImageColumns;
 constexpr int kPixelsOfThread = ceil_div(kStemPixels, kMultiplying);
 
 // Data that a thread of the stem reads from device memory: pixels of the images, its filters as B
-// fragments and the biases of its channels. All of it is requested at once.
+// fragments and the biases of its channels. All of these loads are issued at once.
 struct StemInputs {
   float x[kPixelsOfThread][kImageChannels];
   uint4 b[kStemSteps / 2];
   float2 shift;
 };
 
-// The pair of channels whose neurons a thread computes.
+// Index of the pair of channels whose neurons a thread computes.
 __device__ __forceinline__ int stem_pair() {
   return threadIdx.x % (kMultiplying / 2) / 32 * 4 + threadIdx.x % 32 / kPooledSide;
 }
 
-// Filters are [8 filters each][pair of steps][lane][two words of each].
+// Loads the stem's filters, stored as [8 filters each][pair of steps][lane][two words of each], and
+// its biases.
 __device__ __forceinline__ void load_stem_parameters(StemInputs& in, const uint4* filters,
                                                      const float* bias) {
   const int lane = threadIdx.x % 32, eight = threadIdx.x / 32 % 8;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void load_stem_parameters(StemInputs& in, const uint4
   in.shift = make_float2(bias[2 * stem_pair()], bias[2 * stem_pair() + 1]);
 }
 
-// The rows of images, [B, 32, 32, 3], that the block reads, and zeros around them.
+// Loads the rows of images, [B, 32, 32, 3], that the block reads, surrounded by zeros.
 __device__ __forceinline__ void load_images(StemInputs& in, const float* images, int rank,
                                             int count, int image0) {
   constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
@@ -71,7 +72,7 @@ __device__ __forceinline__ void load_images(StemInputs& in, const float* images,
     const int row = i / kImageColumns % kImageRows + 4 * rank - 5, column = i % kImageColumns - 3;
     const bool inside = i < kPixels && row >= 0 && row < kImageSide && column >= 0 &&
                         column < kImageSide;
-    // Images that there are not are copies of the last one.
+    // Indices of images past the last one are replaced by the last image's.
     const i64 image = min_of(image0 + local, count - 1);
     const float* from =
         images + ((image * kImageSide + (inside ? row : 0)) * kImageSide + (inside ? column : 0)) *
@@ -95,13 +96,13 @@ __device__ __forceinline__ void store_images(const StemInputs& in) {
   }
 }
 
-// Address of a filter's sum for a pixel of a row tile.
+// Address of the sum of a filter for one pixel of a row tile.
 __device__ __forceinline__ float* stem_sums_at(int tile, int pixel, int filter) {
   return reinterpret_cast<float*>(shared + kSumsAt) + (tile * kConvSide + pixel) * kStemPitch +
          filter;
 }
 
-// Sums of the convolution: a warp eight filters of half of the row tiles.
+// Computes the sums of the convolution: each warp has eight filters and half of the row tiles.
 __device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]) {
   constexpr int kHalf = ceil_div(kStemRowTiles, 2);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -109,7 +110,7 @@ __device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]
   const u32 own = map_at(1) + first / kConvRows * kImageBytes +
                   first % kConvRows * 2 * kImageRowBytes +
                   (lane % 16 + lane / 16) * 2 * kPixelBytes;
-  // From the first tile to another; of tiles that there are not, the first one's again.
+  // Offset from the warp's first row tile to its i-th; 0 if the i-th does not exist.
   const auto tile = [&](int i) {
     return first + i < kStemRowTiles
                ? i / kConvRows * kImageBytes + i % kConvRows * 2 * kImageRowBytes
@@ -142,9 +143,10 @@ __device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]
   }
 }
 
-// Neurons of the stem and pool(Σ_t s) - pool(Σ_{t-1} s): a thread two channels of a pooled pixel, one
-// after the other, of whose three columns it computes two; its neighbour has the third. A neuron's
-// tracer is the sum of its spikes.
+// Computes the stem's neurons and their pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s). A thread
+// computes two channels of a pooled pixel, one after the other. It computes two of the three
+// columns of the pooling window; the neighbouring lane has the third. A neuron's tracer is the sum
+// of its spikes.
 __device__ __forceinline__ void pool_stem(const StemNeurons& stem, u16* pooled, int rank,
                                           int images, int image0, int fed, float theta, int tmax,
                                           u32 tag) {
@@ -187,7 +189,7 @@ __device__ __forceinline__ void pool_stem(const StemNeurons& stem, u16* pooled, 
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             advance<false>(neuron, t < fed ? x[i][j] : 0.f, t, v[i][j], u[i][j]);
-            // The first block has no row above its own two.
+            // The first block has no convolution row above its first two.
             if (i > 0 || rank > 0) largest[j] = fmaxf(largest[j], u[i][j]);
           }
         const float left = __shfl_up_sync(kFullWarp, largest[1], 1, kPooledSide);

@@ -1,19 +1,19 @@
-// A layer a kernel: convolution, bias, residual and neurons over all time steps.
+// One kernel for each layer of the network: convolution, bias, residual and neurons over all time
+// steps.
 //
 //   x[t] = theta · (conv(s)[t] + conv1x1(r)[t] or r[t]) + [t < fed] bias / divisor
 //   spikes[t] = neurons(x[0..t])
 //
 // An implicit GEMM on bf16 tensor cores: spikes are bf16, which holds them exactly, and sums are
-// fp32. A tile holds all time steps of its neurons; after the GEMM it passes through shared memory,
-// a thread two neurons.
-// Threads, shared memory: see tiles.cuh. Two groups a block; four (GROUPS=4) if every block has a
-// multiprocessor of its own.
+// fp32. A tile holds all time steps of its neurons. After the GEMM the sums pass through shared
+// memory, so that a thread has two neurons.
+// Threads and shared memory: see tiles.cuh. A block has two groups of threads, or four (GROUPS=4)
+// if every block has a multiprocessor of its own.
 // Bound: latency. At B = 32 a layer is a microsecond of tensor cores in at most 18 steps, and its
-// weights and spikes are in L2.
-// Every kernel is launched with programmatic dependent launch: its blocks start while those of the
-// layer before end, and wait for them.
-// Changed from per_op: no operand or membrane in memory, currents only where the backward pass
-// needs them, a launch a layer in place of T + 4, no multiplications with the padding.
+// weights and spikes are in L2. Every kernel is launched with programmatic dependent launch (PDL):
+// its blocks start while those of the previous layer end, and wait for them.
+// Against per_op: no GEMM operand or membrane in memory, currents stored only if the backward pass
+// needs them, one launch a layer instead of T + 4, no multiplications with the padding.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "resnet18/neurons.cuh"
@@ -27,9 +27,9 @@ __device__ __forceinline__ void wait_for_previous_layer() {
   wait_for_previous_kernels();
 }
 
-// spikes [T, B, side², filters]; the second operand is a 1x1 convolution with a stride of its own,
-// and absent where its weight is null; `identity` [T, B, side², filters] may be null too, and so
-// may `currents`, of the same shape.
+// Spikes are [T, B, side², filters]. The second operand is a 1x1 convolution with its own stride;
+// its weight is null without one. `identity` and `currents`, both [T, B, side², filters], may
+// be null.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_block(const u16* first, const u16* weight, int depth, int first_side,
                          int first_channels, int kernel, int stride, const u16* second,
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   rows.image0 = blockIdx.x % groups * kImages;
   const int filter0 = blockIdx.y * kTile;
 
-  // The addends of the sums are loaded while the sums are computed.
+  // The addends of the sums are loaded while the GEMM runs.
   using Own = Pair<kSteps>;
   const i64 step_elements = static_cast<i64>(images) * pixels * filters;
   u32 residual[Own::kOfThread][kSteps] = {};
@@ -94,8 +94,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 #ifndef GROUPS  // blocks of more groups are for the layers above alone
-// Neurons of the stem, all steps: x[t] = [t < fed] (conv + bias) / divisor, with the convolution
-// once an image; a thread two neurons of [B, pixels, channels]
+// Computes the stem's neurons over all time steps from currents x[t] = [t < fed] (conv + bias) /
+// divisor. The convolution is computed once for each image. Each thread has two neurons of [B,
+// pixels, channels].
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_stem(const float* conv, const float* bias, u16* spikes, i64 neurons,
                         int channels, int fed, float divisor, float theta, int tmax) {
@@ -116,8 +117,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// pool(Σ_t s) - pool(Σ_{t-1} s) of all steps; a thread two channels of [B, out_side², channels].
-// `sources` may be null, else it gets the tap of the first largest sum.
+// Computes pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s), of all time steps. Each thread has two
+// channels of [B, out_side², channels]. `sources` may be null; otherwise it gets the tap of the
+// first maximum.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_pool(const u16* spikes, u16* pooled, unsigned char* sources, i64 outputs,
                         i64 inputs, int side, int channels, int out_side) {
@@ -158,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  // Behind all loads, which a store between them would hold back.
+  // The stores come after all loads, because a store between loads would delay them.
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
     float before[2] = {};
@@ -171,9 +173,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// logits [B, classes] = weight · features + share · bias, with features = scale · Σ over steps and
-// pixels of spikes; and, if there are labels, the features and the gradient of mean cross-entropy
-// with respect to the last currents; a block an image
+// Computes logits [B, classes] = weight · features + share · bias, with features = scale · Σ over
+// steps and pixels of spikes. If there are labels, it also writes the features and the gradient of
+// the mean cross entropy with respect to the last currents. Each block computes one image.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_tail(const u16* spikes, const float* weight, const float* bias, float* logits,
                         const signed char* labels, float* features, const float* currents,

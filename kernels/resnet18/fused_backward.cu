@@ -1,24 +1,24 @@
-// Backward pass of a layer in one kernel: the transpose of a convolution, the gradient of the
-// shortcut, and the neurons that wrote the convolution's input, by replay of their currents.
+// Backward pass of a layer in one kernel: the transposed convolution, the gradient of the shortcut,
+// and the backward of the neurons that wrote the convolution's input, which replays their currents.
 //
 //   spikes' gradient = theta · (convT(g) + conv1x1T(h) or h)
 //   currents' gradient = neurons backward(currents, spikes' gradient)
 //
-// An implicit GEMM on bf16 tensor cores, like the forward one: a tile holds all time steps of its
-// neurons. Gradients are bf16 in memory, sums and what neurons carry fp32.
-// Threads, shared memory: see tiles.cuh.
-// Bound: latency at small batches, the currents' bytes at large ones.
-// Changed from train: no gathered gradient, no fp32 gradient of spikes in memory, no transposed
-// copy.
+// An implicit GEMM on bf16 tensor cores, like the forward pass: a tile holds all time steps of its
+// neurons. Gradients are bf16 in memory. Sums, and the gradients that neurons carry between steps,
+// are fp32.
+// Threads and shared memory: see tiles.cuh.
+// Bound: latency for small batches, memory traffic of the currents for large ones.
+// Against train: no gathered gradient, no fp32 gradient of spikes in memory, no transposed copy.
 #include "common/cluster.cuh"
 #include "resnet18/neurons.cuh"
 #include "resnet18/tiles.cuh"
 
 constexpr int kImages = kTile / kSteps;
 
-// gradient [T, B, side², channels], bf16, of the currents of the neurons that were read; where
-// there are no currents, `spikes_gradient`, fp32, of the spikes. The second operand and `identity`
-// as in the forward pass.
+// The output `gradient`, bf16 [T, B, side², channels], is that of the currents of the neurons whose
+// spikes the convolution reads. If there are no currents, the output is `spikes_gradient`, the fp32
+// gradient of the spikes. The second operand and `identity` are those of the forward pass.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_block_backward(const u16* first, const u16* weight, int depth, int first_side,
                                   int first_channels, int kernel, int stride, const u16* second,
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   rows.image0 = blockIdx.x % groups * kImages;
   const int channel0 = blockIdx.y * kTile;
 
-  // The operands that the sums are combined with are loaded while the sums are computed.
+  // The operands that are combined with the sums are loaded while the GEMM runs.
   using Own = Pair<kSteps>;
   const i64 step_elements = static_cast<i64>(images) * pixels * channels;
   u32 residual[Own::kOfThread][kSteps] = {};
@@ -91,12 +91,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 #ifndef GROUPS  // blocks of more groups are for the layers above alone
-// Gradient of the stem's currents, summed over the steps that are fed, in which they are the same:
-// bf16, a thread two neurons of [B, side², channels]. `spikes_gradient` is that of the pooled
-// spikes, [T, B, out_side², channels], with the source pixel of each; without pooling it is that of
-// the stem's spikes.
-// A spike counts in the sums of all later steps. So the gradient at the pooling of a step, less
-// that of the next step, goes to the spikes before it.
+// Computes the gradient of the stem's currents, summed over the fed time steps, in which the
+// currents are equal: bf16, two neurons of [B, side², channels] for each thread. `spikes_gradient`
+// is the gradient of the pooled spikes, [T, B, out_side², channels], with the source pixel of each.
+// Without pooling it is the gradient of the stem's spikes. A spike counts in the sums of all later
+// time steps. Spikes of a step therefore get the gradient at the pooling of that step minus that of
+// the next step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_stem_backward(const float* conv, const float* bias,
                                  const float* spikes_gradient, const unsigned char* sources,
@@ -115,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int t = 0; t < kSteps; ++t) g[t] = spikes_gradient[t * neurons + i];
   } else {
     const int row = pixel / side, column = pixel % side;
-    // The windows that an element is in: two along an axis where its index is odd, else one.
+    // Pooling windows that contain an element: along an axis two if the element's index is odd,
+    // otherwise one.
 #pragma unroll
     for (int window = 0; window < 4; ++window) {
       const int y = row / 2 + window / 2, x = column / 2 + window % 2;

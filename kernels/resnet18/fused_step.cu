@@ -1,17 +1,17 @@
-// Work of a training step on all parameters at once: weights rounded to bf16, gradients of all
-// weights and biases, SGD. Each kernel has a list of jobs, and a list with the job of each block:
-// one launch instead of one for each parameter.
+// Kernels of a training step that process all parameters at once: rounding weights to bf16,
+// gradients of all weights and biases, SGD. Each kernel reads a list of jobs and a list of the job
+// of each block, so that one launch replaces one launch for each parameter.
 //
 //   weight gradient [filters, taps, channels] = Σ over frames and pixels of g · what the tap read
 //   m' = momentum · m + factor · Σ over parts of gradient ; p' = p - rate · m'
 //
-// Gradients of weights are implicit GEMMs on bf16 tensor cores, fp32 sums, whose rows are split
-// into parts, each with a copy of the result; SGD adds up the parts in their order, so every run has
-// the same bits.
-// Threads: those of tiles.cuh for GEMMs; else four elements each.
-// Bound: tensor cores and L2 in the GEMMs; memory bandwidth in the others, SGD's by 16 bytes a
-// parameter.
-// Changed from train: no gathered or transposed operands, three launches instead of seven for each
+// Gradients of weights are implicit GEMMs on bf16 tensor cores with fp32 sums. The rows of a GEMM
+// are split into parts, each with its own copy of the result. SGD adds these parts in a fixed
+// order, so every run has the same bits.
+// Threads: in GEMMs as in tiles.cuh, in all other kernels one for four elements.
+// Bound: tensor cores and L2 in the GEMMs; memory bandwidth in the other kernels, of which SGD
+// moves 16 bytes a parameter.
+// Against train: no gathered or transposed operands, three launches instead of seven for each
 // convolution.
 #include "common/cluster.cuh"
 #include "resnet18/tiles.cuh"
@@ -25,8 +25,9 @@ __device__ __forceinline__ void wait_for_the_others() {
   wait_for_previous_kernels();
 }
 
-// packed [filters, columns] = columns first.. of a weight [filters, depth], zeros behind; and, if
-// there are tiles, the same in tiles of 32 by 64, whose 16-byte chunks are swizzled by their row
+// Job that rounds a weight to bf16: packed [filters, columns] gets the columns from `first` on of
+// the weight [filters, depth], followed by zeros. If `tiles` is not null, it gets the same values in
+// tiles of 32 by 64, whose 16-byte chunks are swizzled by row.
 struct Packing {
   i64 first_block;
   const float* weight;
@@ -65,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The gradient of a convolution's weight, and of its bias: parts [parts, filters, columns], behind
-// them [parts, filters].
+// Gradient of a convolution's weight and bias: parts [parts, filters, columns] of the weight's
+// gradient, followed by parts [parts, filters] of the bias's gradient.
 struct Gradient {
   i64 first_block;
   const u16* gradient;  // [steps, B, out_side², filters]
@@ -78,12 +79,12 @@ struct Gradient {
   i64 first_tap, columns;
 };
 
-// Sums of 64 filters' gradients over the rows of some tiles and the steps that are fed.
+// Sums the gradients of 64 filters' biases over the rows of some tiles and over the fed time steps.
 __device__ __forceinline__ void sum_rows(const Gradient& job, float* sums, int filter0,
                                          int begin, int end) {
   const int steps = job.steps, images = job.images, pixels = job.out_side * job.out_side;
   const int groups = ceil_div(images * steps, kTile);
-  // Eight filters of every 16th row.
+  // Each thread sums eight filters of every 16th row.
   const int chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
   float sum[8] = {};
   for (int tile = begin; tile < end; ++tile) {
@@ -115,7 +116,8 @@ __device__ __forceinline__ void sum_rows(const Gradient& job, float* sums, int f
   sums[filter0 + threadIdx.x] = total;
 }
 
-// A block a part of 64 filters by 64 columns, or of their biases.
+// Each block computes one part of a gradient: of 64 filters by 64 columns, or of the bias of 64
+// filters.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_weight_gradients(const Gradient* jobs, const int* job_of) {
   wait_for_the_others();
@@ -176,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// The parts of a gradient, `apart` elements apart, and their sum.
+// Parts of a gradient, which are `apart` elements apart, and their sum.
 struct Parts {
   i64 first_block;
   const float* parts;
@@ -184,7 +186,7 @@ struct Parts {
   i64 count, apart, elements;
 };
 
-// What GPUs exchange: SGD then finds one part.
+// Sums the parts of all gradients before GPUs exchange them: SGD then finds a single part.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_sum_parts(const Parts* jobs, const int* job_of) {
   wait_for_the_others();
@@ -203,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A parameter [elements / depth, depth], of whose gradient the columns first.. are held, in parts
-// `apart` elements apart.
+// Update of one parameter [elements / depth, depth]. Its gradient has the columns from `first` on,
+// in parts that are `apart` elements apart.
 struct Update {
   i64 first_block;
   i64 first_element, elements;

@@ -1,5 +1,5 @@
-// Neurons over all time steps in registers, spikes and gradients as bf16. Deliberately absent:
-// where their currents come from.
+// Neurons over all time steps in registers, with spikes and gradients in bf16. The source of their
+// currents is excluded on purpose.
 #pragma once
 #include "common/element16.cuh"
 #include "common/types.cuh"
@@ -7,21 +7,22 @@
 
 constexpr int kSteps = STEPS;
 
-// Two neighbouring elements.
+// Loads two neighbouring 16-bit elements as one word.
 __device__ __forceinline__ u32 load_pair(const u16* p) { return *reinterpret_cast<const u32*>(p); }
 __device__ __forceinline__ void store_pair(u16* p, u32 pair) { *reinterpret_cast<u32*>(p) = pair; }
 
-// Two spikes (s·q) as bf16, which holds -1, 0 and 1 exactly.
+// Converts two spikes (s·q) to bf16, which holds -1, 0 and 1 exactly.
 __device__ __forceinline__ u32 spike_pair(float low, float high) {
   return Bf16::pack(low * kPerQuantum, high * kPerQuantum);
 }
 
-// Current of the stem's neurons in a step that is fed.
+// Current of the stem's neurons in a fed time step.
 __device__ __forceinline__ float stem_current(float conv, float bias, float divisor) {
   return __fdiv_rn(conv + bias, divisor);
 }
 
-// From the gradient of a neuron's spikes, in `g`, to that of its currents, by replaying these.
+// Replaces the gradient of a neuron's spikes in `g` by the gradient of its currents, by replaying
+// the currents.
 __device__ __forceinline__ void neurons_backward(const Neuron& neuron, const Surrogate& surrogate,
                                                  const float (&x)[kSteps], float (&g)[kSteps]) {
   Coefficients k[kSteps];

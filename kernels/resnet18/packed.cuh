@@ -1,11 +1,12 @@
-// Maps of spikes of sixteen rows, all time steps of some images, two bits a spike, laid out as
-// tensor cores' fragments are read; and how blocks hand them on. Deliberately absent: what makes
-// spikes.
+// Packed maps of spikes with two bits a spike. A map has sixteen rows, all time steps of some
+// images, in the layout of the tensor cores' fragments. Blocks exchange maps by tagged words. The
+// neurons are excluded on purpose.
 //
-// A word is two neighbouring channels in eight rows, an octet: bit 2r of its halves is whether the
-// channel has a spike in row r, bit 2r + 1 its sign. Moved to the top of the halves these bits are
-// a bf16 of twice the spike: 2 is a single bit of it. A pixel's 64 channels are 256 bytes, in which
-// each of the four lanes that share rows of a fragment finds its words of 16 channels in 16 bytes.
+// A word has two neighbouring channels in eight rows, called an octet. In each half of the word,
+// bit 2r says whether the channel has a spike in row r, and bit 2r + 1 is the spike's sign. Moved
+// to the top of a half, these two bits are a bf16 of twice the spike, because the bf16 number 2 has
+// a single bit set. A pixel's 64 channels take 256 bytes: four lanes share the rows of a fragment,
+// and each of them finds its words of 16 channels in 16 bytes.
 #pragma once
 #include "common/memory.cuh"
 #include "common/types.cuh"
@@ -14,18 +15,20 @@ constexpr int kRows = 16, kOctet = 8;
 constexpr int kChannels = 64, kGroupBytes = kChannels * kRows / 4;  // of a pixel
 constexpr u32 kTopBits = 0xc000c000u;
 
-// Bytes from a pixel's first word to that of a pair of channels in an octet.
+// Offset in bytes from a pixel's first word to the word of a pair of channels in an octet.
 __device__ __forceinline__ u32 word_offset(int pair, int octet) {
   const u32 group = pair / 32, step = pair / 8 % 4, half = pair / 4 % 2, lane = pair % 4;
-  // Lanes 2 and 3 have their steps in another order: so four lanes read from all banks.
+  // Lanes 2 and 3 have their steps in a different order, so that four lanes together read from all
+  // banks.
   return group * kGroupBytes + lane * 64 + ((step ^ lane / 2) << 4) + half * 8 + octet * 4;
 }
 
-// Two doubled spikes of a row, 0 to 7, as bf16, into a word of zeros there, and out of it.
+// Packs two doubled bf16 spikes into the bits of row 0 to 7 of a word that is zero there; the
+// inverse unpacks them.
 __device__ __forceinline__ u32 packed_pair(u32 doubled, int row) {
   return (doubled & kTopBits) >> (2 * (kOctet - 1 - row));
 }
-// Spikes as bf16, of which 1 is several bits, as the top bits of doubled ones.
+// Doubles two bf16 spikes: a doubled spike consists of its top bits, while 1 has several bits set.
 __device__ __forceinline__ u32 doubled(u32 spikes) {
   return (spikes & 0x00800080u) << 7 | (spikes & 0x80008000u);
 }
@@ -33,15 +36,16 @@ __device__ __forceinline__ u32 unpacked_pair(u32 word, int row) {
   return word << (2 * (kOctet - 1 - row)) & kTopBits;
 }
 
-// Offset of a lane's words of the first 16 channels from the start of a pixel's group; moving on by
-// n times 16 channels is then `^ (n * 16)`.
+// Offset of a lane's words of the first 16 channels from the start of a pixel's group; `^ (n * 16)`
+// advances by n times 16 channels.
 __device__ __forceinline__ u32 lane_words(u32 lane) { return lane % 4 * 64 + lane % 4 / 2 * 16; }
 
-// Factor that moves the rows of a lane's fragments to the top of a word: multiplications run on
-// another pipe than the logic beside them.
+// Factor whose multiplication shifts the rows of a lane's fragments to the top of a word.
+// Multiplications run on a different pipe than the logic instructions around them.
 __device__ __forceinline__ u32 lane_factor(u32 lane) { return 1u << 2 * (kOctet - 1 - lane / 4); }
 
-// An A fragment, 16 rows by 16 channels, of doubled spikes; `bits` are kTopBits, or 0 for zeros.
+// Loads an A fragment of 16 rows by 16 channels of doubled spikes; `bits` is kTopBits, or 0 for a
+// fragment of zeros.
 __device__ __forceinline__ void load_spikes(u32 (&a)[4], u32 words, u32 factor, u32 bits) {
   const uint4 packed = load_shared_b128(words);
   a[0] = packed.x * factor & bits;
@@ -50,7 +54,7 @@ __device__ __forceinline__ void load_spikes(u32 (&a)[4], u32 words, u32 factor, 
   a[3] = packed.w * factor & bits;
 }
 
-// Spikes of a word's two channels, summed over the rows whose bits 2r are set.
+// Sums the spikes of a word's two channels over the rows whose bits 2r are set in `rows`.
 __device__ __forceinline__ float2 spike_sums(u32 word, u32 rows) {
   const u32 first = word & rows, second = word >> 16 & rows;
   const int minus_first = __popc(first & word >> 1), minus_second = __popc(second & word >> 17);
@@ -59,14 +63,14 @@ __device__ __forceinline__ float2 spike_sums(u32 word, u32 rows) {
 }
 
 // Sends a word to other blocks through device memory, as 64 bits with a tag that differs in every
-// round: a reader that sees the tag has the word, without a fence.
+// round. A reader that sees the tag has the word, without a memory fence.
 __device__ __forceinline__ void send_word(u64* to, u32 word, u32 tag) {
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to),
                "l"(static_cast<u64>(tag) << 32 | word)
                : "memory");
 }
 
-// Two words, if both have come.
+// Receives two words; returns false if they have not both arrived.
 __device__ __forceinline__ bool receive_words(const u64* from, u32 (&words)[2], u32 tag) {
   u64 first, second;
   asm volatile("ld.relaxed.gpu.global.v2.b64 {%0,%1}, [%2];"

@@ -1,12 +1,12 @@
-// Operations of the network other than GEMMs and neurons, one kernel each, as a framework launches
+// All operations of the network except GEMMs and neurons, one kernel each, as a framework launches
 // them in eager mode.
 //
 // Frames are time-major, [T, B, side, side, channels]; spikes are bytes, currents fp32, operands of
-// GEMMs bf16, which holds spikes, and the images and weights of the problem, exactly.
-// Threads: one an element; those that gather take eight neighbouring columns.
-// Shared memory: the logits' reduction only.
-// Bound: launching, at the batch sizes of the guides; gathering writes a convolution's operand
-// kernel² times, so it is memory bandwidth at large ones.
+// GEMMs bf16. The bf16 operands hold spikes, and the images and weights of the problem, exactly.
+// Threads: one for each element; gathering kernels use one for eight neighbouring columns.
+// Shared memory: only for the reduction of the logits.
+// Bound: launch latency at the usual batch sizes. For large batches memory bandwidth, because
+// gathering writes a convolution's operand kernel² times.
 #include "common/element16.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -36,7 +36,8 @@ __device__ __forceinline__ Source source_of(int pixel, int tap, int side, int ou
   return source;
 }
 
-// frames[t] = t < fed ? images : 0, for one step; `frames` is that step's
+// Writes one time step of the input, frames[t] = t < fed ? images : 0; `frames` points to that
+// step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_encode(const float* __restrict__ images, float* __restrict__ frames,
                            i64 elements, int fed) {
@@ -44,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) frames[i] = fed != 0 ? images[i] : 0.f;
 }
 
-// rows [frames · out_side², padded] of a window over fp32 frames, every tap, zeros in the padding
-// and behind the last column; a thread eight columns of a row
+// Gathers rows [frames · out_side², padded] of a convolution window over fp32 frames, with every
+// tap. The padding and the columns after the last one are zero. Each thread writes eight columns of
+// a row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_gather(const float* __restrict__ frames, uint4* __restrict__ rows, i64 packets,
                            int side, int channels, int out_side, int kernel, int stride,
@@ -75,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                        Bf16::pack(x[6], x[7]));
 }
 
-// Gathers spikes, for the taps from `first` on; a thread copies eight channels of a row.
+// Gathers spikes for the taps from `first` on. Each thread copies eight channels of a row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_gather_spikes(const uint2* __restrict__ spikes, uint4* __restrict__ rows,
                                   i64 packets, int side, int channels, int out_side, int kernel,
@@ -95,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   rows[i] = bf16x8_of_spikes(bytes.x, bytes.y);
 }
 
-// x = (factor · x + [i < fed] bias) / divisor, in place; `fed` elements of the first frames
+// Computes x = (factor · x + [i < fed] bias) / divisor in place.
+// The first `fed` elements, which belong to the fed frames, get the bias.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_bias(float* x, const float* __restrict__ bias, i64 elements, i64 fed,
                          int channels, float factor, float divisor) {
@@ -104,14 +107,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   x[i] = __fdiv_rn(fmaf(factor, x[i], i < fed ? bias[i % channels] : 0.f), divisor);
 }
 
-// x += y
+// Adds y to x: x += y.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_add(float* x, const float* __restrict__ y, i64 elements) {
   const i64 i = thread_index();
   if (i < elements) x[i] += y[i];
 }
 
-// x += theta · spikes
+// Adds scaled spikes to x: x += theta · spikes.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_add_spikes(float* x, const signed char* __restrict__ spikes, i64 elements,
                                float theta) {
@@ -119,9 +122,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) x[i] = fmaf(theta, static_cast<float>(spikes[i]), x[i]);
 }
 
-// spikes = pool(tracers) - before; before = pool(tracers): one step of the telescoped max-pooling,
-// with the tracers that the neurons carry, which are the sums of their spikes; `sources` may be
-// null, else it gets the tap of the first largest
+// One step of the telescoped max pooling: spikes = pool(tracers) - before; before = pool(tracers).
+// The neurons' tracers are the sums of their spikes. `sources` may be null; otherwise it gets the
+// tap of the first maximum.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_pool(const int* __restrict__ tracers, int* __restrict__ before,
                          signed char* __restrict__ spikes, unsigned char* __restrict__ sources,
@@ -147,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   before[i] = largest;
 }
 
-// logits [B, classes] = or += Σ over `frames` frames of (weight · mean over pixels of theta · s),
-// and the bias times `fed`; a block an image and class
+// Computes logits [B, classes] = or += Σ over `frames` frames of (weight · mean over pixels of
+// theta · s), plus the bias times `fed`. Each block computes one image and class.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_classify(const signed char* __restrict__ spikes,
                              const float* __restrict__ weight, const float* __restrict__ bias,

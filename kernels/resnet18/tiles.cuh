@@ -1,11 +1,12 @@
-// Tiles of implicit GEMMs over frames [T, B, side, side, channels] in bf16: their rows are one
-// pixel of some images, all time steps of each, so a tap is in the padding for a whole tile or for
-// none of it, and is then skipped. Deliberately absent: the use of the sums.
+// Tiles of implicit GEMMs over frames [T, B, side, side, channels] in bf16. The rows of a tile are
+// one pixel of some images in all time steps. A tap is therefore in the padding for the whole tile
+// or for none of it, and taps in the padding are skipped. The use of the sums is excluded on
+// purpose.
 //
-// Threads: groups of 4 warps, 2 x 2 over a tile of 64 x 64 sums; groups take the steps of a GEMM in
-// turn, so that a tile with few neighbours on its multiprocessor has less to wait for.
-// Shared memory: a ring of stages a group, of two operands, 64 x 64 each, filled by asynchronous
-// copies; then the sums of each group.
+// Threads: groups of 4 warps, 2 x 2 over a tile of 64 x 64 sums. Groups alternate in the steps of a
+// GEMM, so that a tile with few neighbours on its multiprocessor waits less.
+// Shared memory: for each group a ring of stages with two operands of 64 x 64, filled by
+// asynchronous copies; afterwards the sums of each group.
 #pragma once
 #include "common/element16.cuh"
 using Element = Bf16;
@@ -32,8 +33,8 @@ __device__ __forceinline__ int group() { return threadIdx.x / kGroupThreads; }
 __device__ __forceinline__ int group_thread() { return threadIdx.x % kGroupThreads; }
 __device__ __forceinline__ int group_warp() { return group_thread() / 32; }
 
-// Rows of a tile: all steps of some images. The addresses that this thread copies are computed
-// once, because steps of a GEMM leave no time for divisions.
+// Rows of a tile: all time steps of some images. The addresses that this thread copies are computed
+// once, because the steps of a GEMM leave no time for divisions.
 struct Rows {
   int images, chunk, shared_offset;
   int step, local, apart;  // of this thread's first row: its step and image; images between rows
@@ -48,7 +49,7 @@ struct Rows {
     apart = kRowsApart / steps;
   }
 
-  // Copies 64 channels of every row to a tile; rows of images that there are not become zero.
+  // Copies 64 channels of every row to a tile; rows of images past the last one become zero.
   __device__ __forceinline__ void copy(u32 tile, const u16* frames, int pixels, int pixel,
                                        int channels, int channel) const {
     const i64 frame = static_cast<i64>(step) * images + image0 + local;
@@ -63,7 +64,7 @@ struct Rows {
   }
 };
 
-// Copies a tile of a matrix with rows of `pitch`.
+// Copies a tile of a matrix whose rows are `pitch` elements apart.
 __device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, int pitch) {
   const int row = group_thread() / 8, chunk = group_thread() % 8;
   const u16* from = matrix + static_cast<i64>(row) * pitch + 8 * chunk;
@@ -74,9 +75,9 @@ __device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, int pit
                 from + i * between);
 }
 
-// Calls `copy(stage)`, which starts the copies of a step and returns false after the last step,
-// ahead of `multiply(first operand, second operand)` of the same step. Afterwards no copy is in
-// flight and the shared memory is free.
+// Runs the steps of a GEMM as a pipeline. `copy(stage)` starts the copies of a step and returns
+// false after the last step; `multiply(first operand, second operand)` follows later for the same
+// step. Afterwards no copy is in flight and the shared memory is free.
 template <class Copy, class Multiply>
 __device__ __forceinline__ void run_pipeline(const Copy& copy, const Multiply& multiply) {
   const u32 base = shared_address(shared) + group() * kStages * kStageBytes;
@@ -99,7 +100,7 @@ __device__ __forceinline__ void run_pipeline(const Copy& copy, const Multiply& m
   __syncthreads();
 }
 
-// One convolution: its input or, if transposed, the gradient of its output.
+// Operand of one convolution: its input or, if transposed, the gradient of its output.
 struct Operand {
   const u16* frames;  // [T, B, side, side, channels]
   const u16* weight;  // [filters, depth], tap 0 first
@@ -110,7 +111,7 @@ struct Operand {
   int stride;
 };
 
-// The walk over taps and channels of an operand; its stride is 1 or 2.
+// Iterator over the taps and channels of an operand, whose stride is 1 or 2.
 template <bool kTransposed>
 struct Walk {
   Operand operand;
@@ -140,14 +141,14 @@ struct Walk {
     right = 0;
     ++down;
   }
-  // Pixel along an axis that a tap reads; negative outside of the map.
+  // Pixel that a tap reads along an axis; negative outside of the map.
   __device__ __forceinline__ int source(int at, int offset) const {
     offset -= operand.kernel / 2;
     if constexpr (!kTransposed) return at * operand.stride + offset;
     at -= offset;
     return at & (operand.stride - 1) ? -1 : at >> (operand.stride - 1);
   }
-  // Moves on to a tap that is not in the padding.
+  // Advances to the next tap that is not in the padding.
   __device__ __forceinline__ void find_tap() {
     for (; !done(); next_tap()) {
       const int y = source(row, down), x = source(column, right);
@@ -157,8 +158,9 @@ struct Walk {
   }
 };
 
-// sums of a tile: rows of the pixel (row, column) by 64 channels from `first` on, of `written`
-// channels, of a convolution and, where its weight is not null, of a second one.
+// Computes the sums of a tile, rows of the pixel (row, column) by 64 of the `written` channels from
+// `first` on. They are the sums of one convolution and, where its weight is not null, of a second
+// one.
 template <bool kTransposed>
 __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Operand& operand,
                                          const Operand& second, int row, int column, int written,
@@ -180,7 +182,7 @@ __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Ope
     others = kGroups - 1;
     const Operand& from = walk.operand;
     rows.copy(stage, from.frames, from.side * from.side, walk.pixel, from.channels, walk.channel);
-    // Rows of the weight are filters, columns are input channels; transposed, rows are input
+    // Rows of the weight are filters and its columns input channels; if transposed, rows are input
     // channels.
     const i64 at = kTransposed ? static_cast<i64>(walk.channel) * from.depth +
                                      walk.tap * written + first
@@ -212,7 +214,7 @@ __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Ope
   });
 }
 
-// Calls `store(row, column, two neighbouring sums)` for each pair that this thread holds.
+// Calls `store(row, column, two neighbouring sums)` for each pair of sums that this thread holds.
 template <class Store>
 __device__ __forceinline__ void for_each_pair(const Sums& sums, const Store& store) {
   const int lane = threadIdx.x % 32, warp = group_warp();
@@ -227,7 +229,7 @@ __device__ __forceinline__ void for_each_pair(const Sums& sums, const Store& sto
               make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]));
 }
 
-// Two neighbouring neurons of a tile, whose sums of all steps one thread reads.
+// Two neighbouring neurons of a tile, for which one thread reads the sums of all time steps.
 template <int kSteps>
 struct Pair {
   static constexpr int kInTile = kTile / kSteps * kTile / 2;
@@ -237,7 +239,8 @@ struct Pair {
   i64 at;           // of the first neuron among those of a step, [B, pixels, channels]
   bool exists;
 
-  // The n-th of this thread, in a tile of these images at a pixel, from a channel on.
+  // Position of this thread's n-th pair of neurons, in a tile of these images at one pixel, from a
+  // channel on.
   __device__ __forceinline__ Pair(int n, const Rows& rows, int pixel, int pixels, int channels,
                                   int first) {
     const int i = threadIdx.x + n * kThreads, local = i / (kTile / 2);
@@ -248,7 +251,7 @@ struct Pair {
   }
 };
 
-// Writes the sums to shared memory, where all threads read them.
+// Writes the sums to shared memory, from which all threads read them.
 __device__ __forceinline__ void spread(const Sums& sums) {
   float* own = reinterpret_cast<float*>(shared) + group() * kTile * kPitch;
   for_each_pair(sums, [&](int row, int column, float2 pair) {
@@ -257,7 +260,7 @@ __device__ __forceinline__ void spread(const Sums& sums) {
   __syncthreads();
 }
 
-// Two neighbouring sums of all groups, after `spread`.
+// Adds two neighbouring sums of all groups, after `spread`.
 __device__ __forceinline__ float2 spread_pair(int row, int column) {
   float2 sum = make_float2(0.f, 0.f);
 #pragma unroll

@@ -1,11 +1,11 @@
-// Operations of a training step other than GEMMs, neurons and the forward pass, one kernel each, as
+// All operations of a training step except GEMMs, neurons and the forward pass, one kernel each, as
 // a framework launches them in eager mode.
 //
 // Gradients of activations are fp32, [T, B, side, side, channels]; as operands of GEMMs they are
 // rounded to bf16. Parameters and momenta are fp32. Every sum has a fixed order.
-// Threads: one an element; the transposition and the sums of columns take tiles.
+// Threads: one for each element; the transposition and the sums of columns use tiles.
 // Shared memory: tiles of 32 x 33, and reductions.
-// Bound: memory bandwidth at large batches, launching at small ones.
+// Bound: memory bandwidth for large batches, launch latency for small ones.
 #include "common/element16.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -17,7 +17,8 @@ __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// packed [filters, columns] = bf16 of columns first.. of weight [filters, depth], zeros behind
+// Rounds columns from `first` on of the weight [filters, depth] to packed bf16 [filters, columns],
+// followed by zeros.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_pack(const float* __restrict__ weight, u16* __restrict__ packed, i64 elements,
                         int depth, int first, int columns) {
@@ -28,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       Bf16::from_f32(column < depth ? weight[i / columns * depth + column] : 0.f);
 }
 
-// shares = bias / divisor
+// Divides the biases: shares = bias / divisor.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_share(const float* __restrict__ bias, float* __restrict__ shares, i64 elements,
                          float divisor) {
@@ -36,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) shares[i] = __fdiv_rn(bias[i], divisor);
 }
 
-// loss = mean over images of log Σ exp(logits) - logits[label], and the gradient of the logits; one
-// block
+// Computes the loss, mean over images of log Σ exp(logits) - logits[label], and the gradient of the
+// logits in one block.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_loss(const float* __restrict__ logits, const signed char* __restrict__ labels,
                         float* __restrict__ loss, float* __restrict__ gradient, int images,
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *loss = sum / images;
 }
 
-// features [B, channels] = scale · Σ over steps and pixels of spikes
+// Computes features [B, channels] = scale · Σ over steps and pixels of spikes.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_features(const signed char* __restrict__ spikes, float* __restrict__ features,
                             i64 elements, int channels, int pixels, int steps, float scale) {
@@ -76,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   features[i] = scale * static_cast<float>(count);
 }
 
-// weight [classes, channels] and bias [classes] of the classifier: Σ over images of logits ·
-// features, and of logits
+// Gradients of the classifier's weight [classes, channels] and bias [classes]: the sums over images
+// of the logits' gradient times features, and of the logits' gradient.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_classifier(const float* __restrict__ logits, const float* __restrict__ features,
                               float* __restrict__ weight, float* __restrict__ bias, i64 elements,
@@ -95,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (channel == 0) bias[label] = total;
 }
 
-// Gradient of the last spikes, the same in every step and pixel: scale · Σ over classes of logits ·
-// weight
+// Gradient of the last spikes, which is equal in all time steps and pixels: scale · Σ over classes
+// of the logits' gradient · weight.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_last(const float* __restrict__ logits, const float* __restrict__ weight,
                         float* __restrict__ gradient, i64 elements, int images, int classes,
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   gradient[i] = scale * sum;
 }
 
-// bf16 of x [rows, columns], as it lies and transposed; a block a tile
+// Rounds x [rows, columns] to bf16, both as it is and transposed. Each block handles one tile.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_round(const float* __restrict__ x, u16* __restrict__ rounded,
                          u16* __restrict__ transposed, i64 rows, int columns) {
@@ -133,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// sums [splits, columns]: of a part of the rows of x [rows, columns] each; a block 32 columns of a
-// part
+// Sums the columns of x [rows, columns] over each of `splits` parts of the rows, to sums [splits,
+// columns]. Each block sums 32 columns of one part.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_sum_rows(const float* __restrict__ x, float* __restrict__ sums, i64 rows,
                             int columns, int splits) {
@@ -157,8 +158,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   sums[static_cast<i64>(split) * columns + column] = total;
 }
 
-// input [frames, side², channels] = [accumulate] input + factor · Σ over taps of rows [frames,
-// out_side², taps, channels], those from `first` on: the transpose of gathering
+// Transpose of gathering: input [frames, side², channels] = [accumulate] input + factor · Σ over
+// taps from `first` on of rows [frames, out_side², taps, channels].
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_scatter(const float* __restrict__ rows, float* __restrict__ input, i64 elements,
                            int side, int channels, int out_side, int kernel, int stride, int first,
@@ -181,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   input[i] = fmaf(factor, sum, accumulate != 0 ? input[i] : 0.f);
 }
 
-// x = factor · y
+// Scales y: x = factor · y.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_scale(float* __restrict__ x, const float* __restrict__ y, i64 elements,
                          float factor) {
@@ -189,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) x[i] = factor * y[i];
 }
 
-// Gradient of the spikes that were pooled. A spike counts in the sums of all later steps, so what
-// the pooling of a step gets goes, less what that of the next step gets, to the spikes before it; a
-// thread an element of [B, side², channels]
+// Gradient of the spikes before pooling. A spike counts in the sums of all later time steps, so
+// spikes of a step get the gradient at the pooling of that step minus that of the next step. Each
+// thread computes one element of [B, side², channels].
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_pool(const float* __restrict__ pooled, const unsigned char* __restrict__ sources,
                         float* __restrict__ gradient, i64 elements, i64 outputs, int side,
@@ -217,8 +218,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// m' = momentum · m + factor · g; p' = p - rate · m', of a parameter [filters, depth], of whose
-// gradient the columns first.. are held, in rows of `pitch`
+// SGD update of a parameter [filters, depth]: m' = momentum · m + factor · g; p' = p - rate · m'.
+// The gradient has the columns from `first` on, in rows of `pitch` elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_sgd(const float* __restrict__ parameters, const float* __restrict__ momenta,
                        const float* __restrict__ gradient, float* __restrict__ new_parameters,

@@ -1,5 +1,5 @@
-// ST-BIF backward that saves nothing: reloads x, replays the forward in registers, then reverses. T
-// (the macro STEPS) is known at compile time, 1 to 16.
+// Backward pass of the ST-BIF neuron without saved state: the kernel reloads x, replays the forward
+// pass in registers, then steps backwards. T (the macro STEPS) is a compile-time constant, 1 to 16.
 //
 //   forward over t gives H[t] and c[t-1], and with them
 //     a[t] =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
@@ -8,14 +8,16 @@
 //   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0:
 //     m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each (2; 4 in 16-bit where T <= 8), all T of x and of gY loaded
-// before the first use; a[t] and b[t] stay in registers.
+// Threads: each handles PER_THREAD neurons (2; 4 in 16-bit where T <= 8). All T values of x and of
+// gY are loaded before the first use; a[t] and b[t] stay in registers.
 // Shared memory: none.
-// Bound: reads x and gY, writes gx: 12 bytes a neuron and step for f32, 6 for 16-bit; about 33
-// instructions, 3 of them exponentials, which is near the issue limit of the 16-bit form.
-// Changed from backward_saved: H and C are functions of x, so neither pass moves them; wide
-// accesses; coefficients are computed while gY is still on its way. Rows are unaligned when N is
-// not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
+// Bound: memory; reading x and gY and writing gx takes 12 bytes a neuron and step for f32, 6 for
+// 16-bit. About 33 instructions a step, 3 of them exponentials, are near the issue limit in the
+// 16-bit form.
+// Against backward_saved: H and C are functions of x, so neither pass moves them through memory.
+// Accesses are wide, and coefficients are computed while gY is loading.
+// Rows are unaligned if N is not a multiple of PER_THREAD: then scalar accesses are used, coalesced
+// over the warp.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -82,8 +84,8 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
   }
 }
 
-/// x, gy, gx [T, N] in the element type, 16-byte aligned, gx distinct from both; gv_final fp32 [N]
-/// may be null.
+/// The arrays x, gy and gx are [T, N] in the element type and 16-byte aligned; gx must not overlap
+/// x or gy. gv_final, fp32 [N], may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_replay(const Element* __restrict__ x, const Element* __restrict__ gy,
                            const float* __restrict__ gv_final, Element* __restrict__ gx,

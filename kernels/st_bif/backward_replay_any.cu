@@ -1,5 +1,5 @@
-// ST-BIF backward that saves nothing, for any number of time steps: checkpoints of the state, kept
-// in gx until gx itself is written.
+// Backward pass of the ST-BIF neuron without saved state, for any number of time steps. Checkpoints
+// of the neuron's state are stored in the rows of gx that are not written yet.
 //
 //   pass 1: forward over t; at the start of each whole chunk of CHUNK steps but the first,
 //           v and c go into that chunk's rows of gx
@@ -10,12 +10,13 @@
 //             g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
 //           then reverse it: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each; a thread touches only its own columns of gx, so nothing is
-// shared.
+// Threads: each handles PER_THREAD neurons and touches only its own columns of gx, so threads share
+// nothing.
 // Shared memory: none.
-// Bound: the last chunk reads x once, the others twice: up to 16 bytes a neuron and step for f32 (8
-// for 16-bit) plus 16/CHUNK for the checkpoints, against 12 (6).
-// Changed from backward_replay: T is a run-time number; needs no workspace.
+// Bound: memory; x of the last chunk is read once, x of the other chunks twice. A neuron and step
+// takes up to 16 bytes for f32 (8 for 16-bit) plus 16/CHUNK for the checkpoints; backward_replay
+// takes 12 (6).
+// Against backward_replay: T is a run-time number, and there is still no workspace.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -36,7 +37,7 @@ static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThrea
 static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
-/// Writes the bits of `state` into kStateRows / 2 rows of gx starting at `row`.
+/// Saves the bits of a neuron's `state` in kStateRows / 2 rows of gx, beginning at `row`.
 template <class Own>
 __device__ __forceinline__ void save(const Own& own, Element* row, long long neurons,
                                      const float (&state)[Own::kCount]) {
@@ -51,7 +52,7 @@ __device__ __forceinline__ void save(const Own& own, Element* row, long long neu
   }
 }
 
-/// Reads back what `save` wrote.
+/// Restores a neuron's state that `save` wrote.
 template <class Own>
 __device__ __forceinline__ void restore(const Own& own, const Element* row, long long neurons,
                                         float (&state)[Own::kCount]) {
@@ -67,7 +68,7 @@ __device__ __forceinline__ void restore(const Own& own, const Element* row, long
   for (int j = 0; j < Own::kCount; ++j) state[j] = __uint_as_float(low[j]);
 }
 
-/// Forward only, over the chunk starting at t.
+/// Replays the forward pass over the chunk that starts at step t.
 template <class Own>
 __device__ __forceinline__ void skip_chunk(const Own& own, const Neuron& neuron, const Element* x,
                                            long long neurons, long long t, float (&v)[Own::kCount],
@@ -84,7 +85,7 @@ __device__ __forceinline__ void skip_chunk(const Own& own, const Neuron& neuron,
   }
 }
 
-/// Replays and reverses `count` steps (kChunk when kWhole) starting at t.
+/// Replays and then reverses `count` steps (kChunk if kWhole) that start at step t.
 template <bool kWhole, class Own>
 __device__ __forceinline__ void reverse_chunk(const Own& own, const Neuron& neuron,
                                               const Surrogate& surrogate, const Element* x,
@@ -169,8 +170,8 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
   }
 }
 
-/// x, gy, gx [T, N] in the element type, 16-byte aligned, gx distinct from both; gv_final fp32 [N]
-/// may be null. T >= 1.
+/// The arrays x, gy and gx are [T, N] in the element type and 16-byte aligned; gx must not overlap
+/// x or gy. gv_final, fp32 [N], may be null. T must be at least 1.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_replay_any(const Element* __restrict__ x, const Element* __restrict__ gy,
                                const float* __restrict__ gv_final, Element* gx, long long neurons,

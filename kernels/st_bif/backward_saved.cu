@@ -1,4 +1,5 @@
-// ST-BIF backward from the saved membrane H and tracer C, with a Gaussian surrogate gradient.
+// Backward pass of the ST-BIF neuron from the saved membrane H and tracer C, with a Gaussian
+// surrogate gradient.
 //
 //   g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
 //   gV = gv_final ; gT = 0 ; for t = T-1 .. 0, with H = H[t], c = C[t-1] (C[-1] = 0):
@@ -6,12 +7,12 @@
 //     b = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )
 //     m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each (4: 16 bytes of H), looping over t downwards in chunks of CHUNK
-// steps whose loads are all issued before the first is used.
+// Threads: each handles PER_THREAD neurons (4: 16 bytes of H). The loop over t goes downwards in
+// chunks of CHUNK steps, whose loads are all issued before the first use.
 // Shared memory: none.
-// Bound: reads H (4 bytes), C (1) and gY, writes gx: 13 bytes a neuron and step for f32, 9 for
-// 16-bit; about 27 instructions, 3 of them exponentials. The backward that pairs with
-// forward_fused; first rung of the backward ladder.
+// Bound: memory; reading H (4 bytes), C (1) and gY and writing gx takes 13 bytes a neuron and step
+// for f32, 9 for 16-bit. A step takes about 27 instructions, 3 of them exponentials.
+// This kernel is the backward of forward_fused and the first rung of the backward ladder.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -38,7 +39,8 @@ struct Arrays {
   long long neurons;
 };
 
-/// Reverses kSteps steps at a time, t from end - 1 downwards, then the rest in halves.
+/// Steps backwards, kSteps steps at a time, from t = end - 1 downwards; half as many steps at a
+/// time for the remainder.
 template <int kSteps, class Own>
 __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron,
                                           const Surrogate& surrogate, const Arrays& arrays,
@@ -95,8 +97,9 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
   run_steps<Own::kCount == 1 ? 2 * kChunk : kChunk>(own, neuron, surrogate, arrays, steps, gv, gt);
 }
 
-/// gy, gx [T, N] in the element type; membranes fp32 [T, N] and tracers int8 [T, N] as saved by
-/// forward_fused; all 16-byte aligned, gx distinct from the others; gv_final fp32 [N] may be null.
+/// The arrays gy and gx are [T, N] in the element type. Membranes, fp32 [T, N], and tracers, int8
+/// [T, N], are those that forward_fused saved. All of them are 16-byte aligned and gx overlaps none
+/// of them. gv_final, fp32 [N], may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_saved(const Element* __restrict__ gy, const float* __restrict__ membranes,
                           const signed char* __restrict__ tracers,

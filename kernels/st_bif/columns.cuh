@@ -1,10 +1,11 @@
-// The columns of a time-major [T, N] tensor that one thread owns, and moving them between memory
-// and registers.
+// Columns of a time-major [T, N] tensor that one thread owns, and their copies between memory and
+// registers.
 //
-// A thread owns kCount consecutive neurons and moves a row's share of them with one instruction;
-// rows must then start on a packet boundary, which they do when N is a multiple of kCount. For any
-// other N kernels fall back to single columns: the block keeps its blockDim.x · kCount neurons and
-// each thread walks over kCount single ones, blockDim.x apart, so that a warp stays coalesced.
+// A thread owns kCount consecutive neurons and copies its columns of a row with one instruction.
+// Rows must then start on a packet boundary, which holds if N is a multiple of kCount. For any
+// other N kernels use single columns. The block then keeps its blockDim.x · kCount neurons, and
+// each thread walks over kCount single neurons that are blockDim.x apart, so that a warp stays
+// coalesced.
 #pragma once
 
 #include "common/element.cuh"
@@ -27,7 +28,8 @@ struct Columns {
     store_stream<kBytes>(row + first, pack<kCount>(value));
   }
 
-  /// Stores and reloads, in the same thread, kElementBytes raw bytes a column.
+  /// Saves and restores kElementBytes raw bytes a column; the thread that saves is the one that
+  /// restores.
   __device__ __forceinline__ void store_bits(Element* row,
                                              const unsigned int (&bits)[kCount]) const {
     Raw raw;
@@ -52,8 +54,8 @@ struct Columns {
   }
 };
 
-/// First neuron of this block, blockDim.x · kPerThread of them each. Grid: ceil(N / (blockDim.x ·
-/// kPerThread)) blocks.
+/// Returns the first neuron of this block, where each block has blockDim.x · kPerThread neurons.
+/// The grid has ceil(N / (blockDim.x · kPerThread)) blocks.
 template <int kPerThread>
 __device__ __forceinline__ long long block_first() {
   return static_cast<long long>(blockIdx.x) * (blockDim.x * kPerThread);

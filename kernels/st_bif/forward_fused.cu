@@ -1,21 +1,21 @@
-// ST-BIF forward, one launch over all time steps.
+// Forward pass of the ST-BIF neuron over all time steps in one launch.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t] ; H[t] = v
 //     s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
 //     v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s
 //     S[t] = s ; C[t] = c
 //
-// Threads: one a neuron, looping over t, scalar accesses.
+// Threads: one for each neuron; it loops over t with scalar accesses.
 // Shared memory: none.
-// Bound: 5 bytes a neuron and step for f32, 3 for 16-bit; 10 and 8 when H (fp32) and C (int8) are
-// saved for training.
-// Changed from forward_per_step: the state stays in registers, so 16 bytes a step less; T launches
-// become one.
+// Bound: memory, 5 bytes a neuron and step for f32, 3 for 16-bit; 10 and 8 if H (fp32) and C (int8)
+// are saved for training.
+// Against forward_per_step: the state stays in registers, which saves 16 bytes a step, and T
+// launches become one.
 #include "common/element.cuh"
 
-/// `membranes` and `tracers` ([T, N], H and C) are both null if no gradient is needed, else both
-/// set; `v_final` ([N]) may be null. Saved tracers are int8: Tmin >= -128 and Tmax <= 127 if
-/// `tracers` is set.
+/// `membranes` and `tracers` ([T, N], H and C) are both null if no gradient is needed, otherwise
+/// both are set; `v_final` ([N]) may be null. Saved tracers are int8, so that Tmin >= -128 and Tmax
+/// <= 127 are required if `tracers` is set.
 extern "C" __global__ void st_bif_forward_fused(
     const Element* __restrict__ x, signed char* __restrict__ spikes, float* __restrict__ membranes,
     signed char* __restrict__ tracers, float* __restrict__ v_final, long long neurons,

@@ -1,4 +1,5 @@
-// ST-BIF forward over all time steps with wide accesses, spikes as two-bit codes.
+// Forward pass of the ST-BIF neuron over all time steps with wide accesses; spikes are two-bit
+// codes.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t]
 //     s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
@@ -7,13 +8,13 @@
 // Spike layout: [T, ceil(N / 4)] bytes. Byte k of row t holds neurons 4k .. 4k+3, neuron 4k+i in
 // bits 2i and 2i+1 (i = 0 lowest): 00 is 0, 01 is +1, 11 is -1 (two's complement), 10 never occurs.
 // Each row is padded to a whole byte with 00.
-// Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks
-// of CHUNK steps whose loads are all issued before the first is used.
+// Threads: each handles PER_THREAD neurons (16 bytes of x: 4 in f32, 8 in 16-bit). The loop over t
+// goes in chunks of CHUNK steps, whose loads are all issued before the first use.
 // Shared memory: none.
-// Bound: 4.25 bytes a neuron and step for f32, 2.25 for 16-bit; about 10 instructions a neuron and
-// step.
-// Changed from forward_vectorized: a quarter of the spike bytes. When N is not a multiple of
-// PER_THREAD rows are unaligned: x is then loaded element by element.
+// Bound: memory, 4.25 bytes a neuron and step for f32, 2.25 for 16-bit; about 10 instructions a
+// neuron and step.
+// Against forward_vectorized: a quarter of the spike bytes. Rows are unaligned if N is not a
+// multiple of PER_THREAD: then x is loaded element by element.
 #include "st_bif/neuron.cuh"
 #include "common/element.cuh"
 
@@ -33,8 +34,8 @@ static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
               "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
-/// x of kCount consecutive neurons from `first`: with one load, or, when rows are unaligned, one by
-/// one and 0 beyond the last.
+/// Loads x of kCount consecutive neurons from `first`: with one load or, if rows are unaligned, one
+/// by one with 0 beyond the last neuron.
 template <bool kVector, int kCount>
 struct Input {
   ElementPacket<kVector ? kCount : 1> packet[kVector ? 1 : kCount];
@@ -60,8 +61,8 @@ struct Input {
   }
 };
 
-/// Runs kSteps steps at a time from `t`, all loads of them before the first use, then the rest in
-/// halves.
+/// Runs kSteps steps at a time from step `t`, with all their loads before the first use; half as
+/// many steps at a time for the remainder.
 template <bool kPrefire, bool kVector, int kSteps, int kCount>
 __device__ __forceinline__ void run_steps(const Neuron& neuron, const Element* x,
                                           unsigned char* spikes, long long neurons, long long first,
@@ -93,7 +94,7 @@ __device__ __forceinline__ void run_steps(const Neuron& neuron, const Element* x
   }
 }
 
-/// All steps of kCount consecutive neurons from `first`.
+/// Runs all time steps of kCount consecutive neurons from `first`.
 template <bool kPrefire, bool kVector, int kSteps, int kCount>
 __device__ __forceinline__ void run(const Neuron& neuron, const Element* x, unsigned char* spikes,
                                     float* v_final, long long neurons, long long first,
@@ -114,8 +115,8 @@ __device__ __forceinline__ void run(const Neuron& neuron, const Element* x, unsi
   }
 }
 
-/// x [T, N], spikes [T, ceil(N / 4)] bytes; v_final fp32 [N] may be null. x 16-byte aligned, spikes
-/// 2-byte aligned.
+/// The input x is [T, N], 16-byte aligned; spikes are [T, ceil(N / 4)] bytes, 2-byte aligned.
+/// v_final, fp32 [N], may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_forward_packed(const Element* __restrict__ x, unsigned char* __restrict__ spikes,
                           float* __restrict__ v_final, long long neurons, long long steps,
@@ -123,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
   const Neuron neuron(theta, tmin, tmax, prefire);
   const long long block_first = static_cast<long long>(blockIdx.x) * (blockDim.x * kPerThread);
   if (neurons % kPerThread != 0) {
-    // A byte of four neurons at a time, the thread's bytes blockDim.x apart, so that a warp's
-    // accesses stay together.
+    // Each pass computes one byte of four neurons. The bytes of a thread are blockDim.x apart, so
+    // that a warp's accesses are coalesced.
 #pragma unroll 1
     for (int part = 0; part < kPerThread / 4; ++part) {
       const long long first =

@@ -1,18 +1,19 @@
-// ST-BIF forward, one launch per time step, the state in memory.
+// Forward pass of the ST-BIF neuron with one launch for each time step and the state in memory.
 //
 //   v += x[t]
 //   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
 //   v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s
 //
-// Threads: one a neuron, scalar accesses.
+// Threads: one for each neuron, scalar accesses.
 // Shared memory: none.
-// Bound: per neuron and step reads x (4 or 2 bytes), v (4) and c (4), writes v, c and one byte of
-// spike: 21 bytes for f32, 19 for 16-bit (at t = 0 only x is read), against 5 and 3 needed.
-// The starting point: a framework that calls the neuron once a step.
+// Bound: memory. A neuron and step reads x (4 or 2 bytes), v (4) and c (4), and writes v, c and one
+// byte of spike: 21 bytes for f32, 19 for 16-bit (at t = 0 only x is read). The least possible is 5
+// and 3 bytes.
+// This kernel is the starting point: a framework that calls the neuron once a time step.
 #include "common/element.cuh"
 
-/// `v` and `c` are [N] and carry the state from launch to launch; the launch with t = 0 initialises
-/// them.
+/// The arrays `v` and `c`, [N], carry the neurons' state from launch to launch; the launch with t =
+/// 0 initialises them.
 extern "C" __global__ void st_bif_forward_per_step(const Element* __restrict__ x,
                                                    signed char* __restrict__ spikes,
                                                    float* __restrict__ v, int* __restrict__ c,

@@ -1,16 +1,17 @@
-// ST-BIF forward over all time steps with wide accesses, spikes as int8.
+// Forward pass of the ST-BIF neuron over all time steps with wide accesses; spikes are int8.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t]
 //     s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
 //     v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s ; S[t] = s
 //
-// Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks
-// of CHUNK steps whose loads are all issued before the first is used.
+// Threads: each handles PER_THREAD neurons (16 bytes of x: 4 in f32, 8 in 16-bit). The loop over t
+// goes in chunks of CHUNK steps, whose loads are all issued before the first use.
 // Shared memory: none.
-// Bound: 5 bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron and step.
-// Changed from forward_fused: 16-byte loads, CHUNK of them in flight a thread, branch-free step,
-// spikes packed four to a word. Rows are unaligned when N is not a multiple of PER_THREAD: such N
-// take a path of scalar accesses, coalesced over the warp.
+// Bound: memory, 5 bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron
+// and step.
+// Against forward_fused: 16-byte loads, CHUNK of them in flight for each thread, a step without
+// branches, spikes packed four to a word. Rows are unaligned if N is not a multiple of PER_THREAD:
+// then scalar accesses are used, coalesced over the warp.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -44,8 +45,8 @@ __device__ __forceinline__ void store_spikes(signed char* address, const float (
   store_stream<kCount>(address, packet);
 }
 
-/// Runs kSteps steps at a time from `t`, all loads of them before the first use, then the rest in
-/// halves.
+/// Runs kSteps steps at a time from step `t`, with all their loads before the first use; half as
+/// many steps at a time for the remainder.
 template <bool kPrefire, int kSteps, class Own>
 __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, const Element* x,
                                           signed char* spikes, long long neurons, long long t,
@@ -89,8 +90,8 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
   }
 }
 
-/// x [T, N], spikes int8 [T, N]; v_final fp32 [N] may be null. x 16-byte aligned, spikes 8-byte
-/// aligned.
+/// The input x is [T, N], 16-byte aligned; spikes are int8 [T, N], 8-byte aligned. v_final, fp32
+/// [N], may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_forward_vectorized(const Element* __restrict__ x, signed char* __restrict__ spikes,
                               float* __restrict__ v_final, long long neurons, long long steps,

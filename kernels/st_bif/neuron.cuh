@@ -1,16 +1,17 @@
 // The ST-BIF neuron in fp32 registers: one time step forward, and the surrogate coefficients of one
-// step backward.
+// time step backward.
 //
 //   v += x ; H = v
 //   s  = +1 if v >= θ and c < Tmax ; -1 if v < 0 and c > Tmin ; 0 otherwise
 //   v -= θ·s, and p·θ/Tmax while t < Tmax ; c += s
 //
-// The tracer c is carried as a fraction u = 1 - (Tmax - c)·q with q = 2^-23: c = Tmax is u = 1, so
-// that the upper bound is the saturation of an add, and a step of c is one exact quantum. Because
-// the two spike conditions exclude each other (θ > 0), clamping c + [v >= θ] - [v < 0] to
-// [Tmin, Tmax] gives exactly c + s, and s·q = u' - u: 8 instructions a step, of which 3 on the
-// half-rate pipe, no branch. Every operation rounds as the equation does, so spikes equal the
-// direct form bit for bit. Needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where v is NaN.
+// The tracer c is stored as a fraction u = 1 - (Tmax - c)·q with q = 2^-23. The upper bound c =
+// Tmax is u = 1, so that a saturating add clamps to it, and a step of c is exactly one quantum q.
+// The two spike conditions exclude each other (θ > 0). Clamping c + [v >= θ] - [v < 0] to [Tmin,
+// Tmax] therefore gives exactly c + s, and s·q = u' - u. A step takes 8 instructions, 3 of them on
+// the half-rate pipe, without a branch. Every operation rounds as the equation does, so spikes
+// equal the direct form bit for bit. The fraction needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where
+// v is NaN.
 #pragma once
 
 #include "common/math.cuh"
@@ -37,8 +38,8 @@ struct Neuron {
         tmax(tmax_) {}
 };
 
-/// Results of one step besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and [H < 0] as
-/// 0.0 or 1.0.
+/// Results of one time step besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and [H <
+/// 0] as 0.0 or 1.0.
 struct Step {
   float membrane;
   float spike;
@@ -46,7 +47,8 @@ struct Step {
   float down;
 };
 
-/// One time step. kPrefire false is the same arithmetic with p = 0, one subtraction shorter.
+/// Advances a neuron by one time step. With kPrefire false the arithmetic is that of p = 0, one
+/// subtraction shorter.
 template <bool kPrefire>
 __device__ __forceinline__ Step advance(const Neuron& neuron, float x, int t, float& v, float& u) {
   Step step;
@@ -64,7 +66,7 @@ __device__ __forceinline__ Step advance(const Neuron& neuron, float x, int t, fl
   return step;
 }
 
-/// Tracer fraction u of byte `index` (0 to 3) of a word of int8 tracers. The byte becomes the
+/// Converts byte `index` (0 to 3) of a word of int8 tracers to the fraction u. The byte becomes the
 /// mantissa of 2^23 + 128 + c.
 __device__ __forceinline__ float fraction_of_int8(const Neuron& neuron, unsigned int word,
                                                   int index) {
@@ -72,9 +74,9 @@ __device__ __forceinline__ float fraction_of_int8(const Neuron& neuron, unsigned
   return __fmaf_rn(biased, kQuantum, -kQuantum * static_cast<float>(neuron.tmax + 128));
 }
 
-/// Four spikes (s·q) as four int8 in one word, spike 0 in the lowest byte.
-/// Two spikes are summed into the mantissa of 2^23 + 0x8080, byte by byte, without borrow; flipping
-/// the top bits restores the sign.
+/// Packs four spikes (s·q) as int8 into one word, spike 0 in the lowest byte. Two spikes are added
+/// to the mantissa of 2^23 + 0x8080, byte by byte, without borrow; flipping the top bits restores
+/// the sign.
 __device__ __forceinline__ unsigned int spikes_to_int8x4(float s0, float s1, float s2, float s3) {
   constexpr float kBase = 0x1p23f + 0x8080;
   const float low = __fmaf_rn(s1, kPerQuantum * 0x1p8f, __fmaf_rn(s0, kPerQuantum, kBase));
@@ -82,13 +84,13 @@ __device__ __forceinline__ unsigned int spikes_to_int8x4(float s0, float s1, flo
   return join_low_halves(__float_as_uint(low), __float_as_uint(high)) ^ 0x80808080u;
 }
 
-/// One spike (s·q) as an int8 in the lowest byte.
+/// Converts one spike (s·q) to an int8 in the lowest byte.
 __device__ __forceinline__ unsigned int spike_to_int8(float s) {
   return (__float_as_uint(__fmaf_rn(s, kPerQuantum, 0x1p23f + 0x80)) & 0xffu) ^ 0x80u;
 }
 
-/// Up to eight spikes (s·q) as two-bit codes, spike i in bits 2i and 2i+1: 00 is 0, 01 is +1, 11 is
-/// -1 (two's complement).
+/// Packs up to eight spikes (s·q) as two-bit codes, spike i in bits 2i and 2i+1: 00 is 0, 01 is +1,
+/// 11 is -1 (two's complement).
 template <int kCount>
 __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[kCount]) {
   static_assert(kCount == 4 || kCount == 8,
@@ -104,7 +106,8 @@ __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[k
   return (__float_as_uint(sum) & ((1u << (2 * kCount)) - 1u)) ^ kSigns;
 }
 
-/// Constants of the Gaussian surrogate g(z, w) = exp(-z² / (2·(0.405·w)²)) / w as powers of two.
+/// Constants with which the Gaussian surrogate g(z, w) = exp(-z² / (2·(0.405·w)²)) / w is computed
+/// as a power of two.
 struct Surrogate {
   static constexpr float kUnitSharpness =
       2.097090960f;  // sqrt(log2(e) / 2) / 0.405: g(d, 1) = 2^-(d·kUnitSharpness)²
@@ -139,9 +142,9 @@ __device__ __forceinline__ Coefficients surrogate_coefficients(const Surrogate& 
   const float may_rise = fma_saturated(u, -kPerQuantum, kPerQuantum);
   const float g_below = exp2_approx(__fmaf_rn(-below, below, surrogate.minus_log2_theta));
   const float g_above = exp2_approx(__fmaf_rn(-above, above, surrogate.minus_log2_theta));
-  // The scaled distance to the bound that the membrane pushes against, up to sign: Tmax - c where
-  // H >= θ, c - Tmin where H < 0, and more than kFar where neither holds, so that one exponential
-  // is b in all three cases.
+  // The scaled distance of c to the bound that the membrane pushes against, up to sign: Tmax - c
+  // where H >= θ, c - Tmin where H < 0. If neither condition holds, the distance is more than
+  // kFar, so that one exponential gives b in all three cases.
   const float far = __fmaf_rn(u, -Surrogate::kPerU, Surrogate::kPerU + Surrogate::kFar);
   const float distance =
       __fmaf_rn(step.down, -surrogate.span_and_far, __fmaf_rn(step.up, -Surrogate::kFar, far));
@@ -151,7 +154,8 @@ __device__ __forceinline__ Coefficients surrogate_coefficients(const Surrogate& 
   return result;
 }
 
-/// One backward step: m = gY - θ·gV + gT ; gx = m·a + gV ; gT = m·b + gT ; gV = gx. Returns gx.
+/// Computes one time step backward, m = gY - θ·gV + gT ; gx = m·a + gV ; gT = m·b + gT ; gV = gx,
+/// and returns gx.
 __device__ __forceinline__ float retreat(const Neuron& neuron, const Coefficients& k, float gy,
                                          float& gv, float& gt) {
   const float m = __fmaf_rn(-neuron.theta, gv, __fadd_rn(gy, gt));

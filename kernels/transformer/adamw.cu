@@ -1,15 +1,15 @@
-// AdamW over every parameter of the network: one launch, one arena.
+// AdamW step over all parameters of the network in one launch: the parameters lie in one arena.
 //
 //   m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  t = step + 1
 //   p' = p - rate decay p - rate m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps)
 //   copy = p' rounded to the element
 //
-// Parameters p, moments m and v are fp32 [elements]. The gradients of the first f32_elements are
-// fp32, those of the others have the row's dtype; both counts are multiples of 4. The step counter
+// Parameters p and moments m and v are fp32 [elements]. The gradients of the first f32_elements are
+// fp32, all other gradients have the row's dtype; both counts are multiples of 4. The step counter
 // lies in device memory, so that a captured graph can be replayed. Outputs may overwrite the
 // inputs.
 // Threads: four elements each, as many threads as a multiprocessor holds (H200: 0.8 % faster than
-// two groups of four a thread and half as many threads).
+// half as many threads with two groups of four).
 // Shared memory: none.
 // Bound: DRAM, 28 bytes an element with 16-bit gradients and copy, 28 in fp32 without a copy.
 #include "common/cluster.cuh"
@@ -29,7 +29,7 @@ constexpr float kBeta2 = 0.999f, kOneMinusBeta2 = 0.001f;
 constexpr float kLnBeta1 = -0.10536051565782628f, kLnBeta2 = -0.0010005003335835335f;
 constexpr float kEpsilon = 1e-8f;
 
-// 1 - b^t without cancellation, from ln b.
+// Computes the bias correction 1 - b^t from ln b, without cancellation.
 __device__ __forceinline__ float bias_correction(float ln_beta, float t) {
   return -expm1f(t * ln_beta);
 }
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResidentThreads / kThrea
   load_f32_quad(p + at, parameter);
   load_f32_quad(m + at, mean);
   load_f32_quad(v + at, variance);
-  // Gradients, unpacked behind the last load.
+  // Gradients are unpacked after the last load is issued.
   Packet<16> packed;
   ElementPacket<4> own;
   const bool is_f32 = kElementBytes == sizeof(float) || at < f32_elements;

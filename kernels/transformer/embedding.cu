@@ -1,15 +1,15 @@
-// Token embedding and its gradient, in a fixed order and with atomic additions.
+// Token embedding and its gradient, which is summed either in a fixed order or by atomic additions.
 //
 //   x[t] = table[token[t]],  dtable[w] = sum over t with token[t] = w of dx[t]
 //
-// Tokens are whole numbers in fp32. The row of any other token, or of one outside the vocabulary, is
-// NaN, and it adds nothing to the gradient.
-// Threads: embed and embedding_gradient_atomic, four elements each. embedding_gradient, a warp a row
-// of the vocabulary and 128 x QUADS of its columns: it scans all tokens, 128 at once, and adds the
-// rows that match in the order of their positions, so that bits do not differ between runs. The
-// kernel writes every row of the gradient.
-// Shared memory: TOKENS tokens a block.
-// Bound: memory of x, and of the gradient, which is as large as the table.
+// Tokens are whole numbers in fp32. For any other token, or one outside the vocabulary, the
+// embedded row is NaN and the gradient gets no addend.
+// Threads: embed and embedding_gradient_atomic use one thread for four elements. In
+// embedding_gradient a warp computes 128 x QUADS columns of one row of the vocabulary. The warp
+// scans all tokens, 128 at once, and adds the matching rows in the order of their positions, so
+// that bits do not differ between runs. embedding_gradient writes every row of the gradient.
+// Shared memory: TOKENS tokens for each block.
+// Bound: memory traffic of x, and of the gradient, which is as large as the table.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ bool valid(float token, int vocabulary) {
          token == static_cast<float>(static_cast<int>(token));
 }
 
-// Four columns of a token's row, and the token; a thread each.
+// Token and four columns of its row that one thread handles.
 struct Place {
   i64 row;
   int column;
@@ -43,7 +43,7 @@ __device__ __forceinline__ Place own_place(const float* tokens, i64 count, int d
   return {row, column, inside, inside ? tokens[row] : -1.f};
 }
 
-// x fp32 [tokens, d], table [vocabulary, d]; d a multiple of 4
+// The output x is fp32 [tokens, d], the table [vocabulary, d]; d is a multiple of 4.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_embed(const float* tokens, const Element* table, float* x, i64 count, int d,
                       int vocabulary) {
@@ -60,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   store_f32_quad(x + row * d + column, values);
 }
 
-// Adds to grad_table fp32 [vocabulary, d], which is zero before.
+// Adds the gradient of the embedding to grad_table, fp32 [vocabulary, d], which must be zero
+// before.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_embedding_gradient_atomic(const float* tokens, const float* grad_x,
                                           float* grad_table, i64 count, int d, int vocabulary) {
@@ -74,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   reduce_add_f32x4(to, values[0], values[1], values[2], values[3]);
 }
 
-// blocks x: kWarps rows of the vocabulary, y: 128 kQuads columns
+// Each block computes kWarps rows of the vocabulary (blockIdx.x) and 128 kQuads columns
+// (blockIdx.y).
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_embedding_gradient(const float* tokens, const float* grad_x, float* grad_table,
                                    i64 count, int d, int vocabulary) {

@@ -1,12 +1,14 @@
-// The product of queries, keys and values with rotary embedding in its epilogue:
+// GEMM that computes queries, keys and values, with rotary embedding (RoPE) in its epilogue:
 //
 //   qkv = x w^T;  a pair (a, b) of q or k -> (a cos - b sin, a sin + b cos)
 //
 // Layout: x [tokens, k], w [3 heads head_dim, k], qkv [tokens, 3, heads, head_dim]; token t has
-// position t % context. table fp32 [context, head_dim / 2, 2] holds cosine and sine.
-// Threads, shared memory and order: transformer/wide_gemm.cuh. A thread's two neighbouring columns
-// are a pair. It loads its angles before the product; heads that fill a tile share them.
-// Bound: tensor cores. Against rope after a GEMM: queries and keys pass through memory once.
+// position t % context. The table, fp32 [context, head_dim / 2, 2], holds cosine and sine.
+// Threads, shared memory and order of tiles: transformer/wide_gemm.cuh. Two neighbouring columns of
+// a thread are a pair. The thread loads its angles before the GEMM; if several heads lie in a tile,
+// they share these angles.
+// Bound: tensor cores.
+// Against the kernel rope after a GEMM: queries and keys pass through memory once.
 #define STREAM_STORE "st.global"
 #include "transformer/wide_gemm.cuh"
 
@@ -18,9 +20,10 @@ struct Rope {
     return {k, tile * kColumns + half * kHalf, 0, 0};
   }
 
-  // Groups of eight columns until the next head's first one.
+  // Number of groups of eight columns after which the columns' angles repeat, because the next head
+  // begins.
   static constexpr int kPeriod = kColumns % kHeadDim == 0 ? kHeadDim / 8 : kColumns / 8;
-  // Cosine and sine of a lane's pairs in its two rows.
+  // Cosine and sine of the column pairs that a lane has in its two rows.
   struct Loaded {
     Packet<8> angle[kPeriod][2];
   };

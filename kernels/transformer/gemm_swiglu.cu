@@ -1,10 +1,12 @@
-// The product of gate and up with SwiGLU in its epilogue: h = silu(x gate^T) (x up^T).
+// GEMM that computes gate and up, with SwiGLU in its epilogue: h = silu(x gate^T) (x up^T).
 //
-// Layout: x [tokens, k], gate and up [2, ff, k], h [tokens, ff]. A tile of w is kHalf rows of gate
-// and as many of up, so that a thread's accumulator has both of its elements of h. With -DSAVED=1
-// gates and ups are written too, [tokens, 2, ff], for the backward.
-// Threads, shared memory and order: transformer/wide_gemm.cuh.
-// Bound: tensor cores. Against swiglu after a GEMM: gates and ups do not pass through memory.
+// Layout: x [tokens, k], gate and up [2, ff, k], h [tokens, ff]. A tile of w has kHalf rows of gate
+// and the matching kHalf rows of up, so that a thread's accumulator has both operands of its
+// elements of h. With -DSAVED=1 gates and ups are written for the backward pass too, as [tokens, 2,
+// ff].
+// Threads, shared memory and order of tiles: transformer/wide_gemm.cuh.
+// Bound: tensor cores.
+// Against the kernel swiglu after a GEMM: gates and ups do not pass through memory.
 #define STREAM_STORE "st.global"
 #include "transformer/wide_gemm.cuh"
 

@@ -1,13 +1,14 @@
-// The product that gives the gradient of the hidden layer, with SwiGLU's gradient in its epilogue:
+// GEMM that computes the gradient dh of the hidden layer, with SwiGLU's gradient in its epilogue:
 //
 //   dh = x w^T;  dup = dh silu(gate),  dgate = dh up s(gate) (1 + gate (1 - s(gate)))
 //
 // Layout: x [tokens, k], w [ff, k]; gate_up and grad_gate_up [tokens, 2, ff], the gate first.
-// Threads, shared memory and order: transformer/wide_gemm.cuh. Gates and ups of a tile are fetched
-// to L2 before its product. dh, rounded, passes through a warp's slice; then a thread has eight
-// neighbouring elements of a row, as its loads of gates and ups do. Those of the next slice are
-// loaded before a slice is stored.
-// Bound: tensor cores. Against swiglu_backward after a GEMM: dh does not pass through memory.
+// Threads, shared memory and order of tiles: transformer/wide_gemm.cuh. Gates and ups of a tile are
+// prefetched to L2 before its GEMM. A warp writes the rounded dh of a slice to shared memory, so
+// that each thread then has eight neighbouring elements of a row, as its loads of gates and ups
+// have. Gates and ups of the next slice are loaded before the current slice is stored.
+// Bound: tensor cores.
+// Against the kernel swiglu_backward after a GEMM: dh does not pass through device memory.
 #define STREAM_STORE "st.global"
 #include "transformer/wide_gemm.cuh"
 
@@ -18,7 +19,7 @@ struct SwigluBackward {
   }
 
   struct Loaded {};
-  // Gates and ups of a lane in a slice.
+  // Gates and ups that a lane holds of one slice of columns.
   static constexpr int kOwn = kSlice / 16, kSlices = kColumns / kSlice;
   struct Inputs {
     Packet<16> gate[kOwn], up[kOwn];
@@ -41,12 +42,13 @@ struct SwigluBackward {
     }
   }
 
-  // Offset of a gate, elements.
+  // Offset in elements of the gate in `row` and `column`; its up lies ff elements further.
   __device__ __forceinline__ i64 offset(int row, int column) const {
     return static_cast<i64>(row) * 2 * ff + column;
   }
 
-  // Calls `f` with the numbers of this lane's packets of a slice, and their places in it.
+  // Calls `f` for each packet that this lane holds of a slice, with the packet's number and its row
+  // and column in the slice.
   template <typename F>
   __device__ __forceinline__ void each_packet(int row, int column, const F& f) const {
     constexpr int kPackets = kSlice / 8;

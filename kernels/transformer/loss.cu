@@ -1,17 +1,17 @@
-// Cross entropy of the logits, and its gradient, which may lie in their place.
+// Cross entropy of the logits, and its gradient, which may overwrite the logits.
 //
 //   loss[t] = log(sum_w e^logits[t,w]) - logits[t,target[t]]
 //   dlogits[t,w] = (softmax(logits[t])[w] - [w = target[t]]) scale
 //
-// Layout: logits and gradients [tokens, stride] in the element, of which the first `vocabulary`
-// columns count; the padding behind them is written as 0. Targets are whole numbers in fp32. Any
-// other target, or one outside the vocabulary, makes the token's loss and gradients NaN.
-// Threads: a block a token, which reads its row once, PACKETS packets of 16 bytes a thread, and
-// keeps it in registers. Blocks go from the last token to the first, as SwiGLU's do.
+// Layout: logits and gradients are [tokens, stride] in the element type. Only the first
+// `vocabulary` columns count; the padding after them is written as 0. Targets are whole numbers in
+// fp32. Any other target, or one outside the vocabulary, makes the token's loss and gradients NaN.
+// Threads: a block computes one token. It reads the token's row once, PACKETS packets of 16 bytes a
+// thread, and keeps it in registers. Blocks go from the last token to the first, as in swiglu.cu.
 // Shared memory: block reductions only.
-// Bound: memory, one element read and one written; without the gradient, one read.
-// mean_loss: a block a sequence; thread i adds tokens i, i + THREADS and so on, so that bits do not
-// differ between runs.
+// Bound: memory; one element is read and one written, or without the gradient only read.
+// mean_loss uses a block for each sequence. Thread i adds tokens i, i + THREADS and so on, so that
+// bits do not differ between runs.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/element.cuh"
@@ -26,7 +26,8 @@ using Values = float[kPacket];
 
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
-// -inf in the places of a packet from column `column` on that lie behind the vocabulary.
+// Sets the columns of a packet that lie beyond the vocabulary to -inf; the packet begins at
+// `column`.
 __device__ __forceinline__ void mask(ElementPacket<kPacket>& packet, int column, int vocabulary) {
   Values values;
   unpack<kPacket>(packet, values);
@@ -117,21 +118,21 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
   }
 }
 
-// losses fp32 [tokens]; stride a multiple of a packet
+// The losses are fp32 [tokens]; stride is a multiple of a packet.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_loss(const Element* logits, const float* targets, float* losses,
                      Element* gradients, int vocabulary, int stride, float scale) {
   cross_entropy<true>(logits, targets, losses, gradients, vocabulary, stride, scale);
 }
 
-// Logits do not change, except for the padding.
+// This kernel leaves the logits as they are, except for the padding.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_loss_forward(Element* logits, const float* targets, float* losses, int vocabulary,
                              int stride) {
   cross_entropy<false>(logits, targets, losses, logits, vocabulary, stride, 0.f);
 }
 
-// losses fp32 [sequences, context] to means fp32 [sequences]
+// Averages losses, fp32 [sequences, context], to means, fp32 [sequences].
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_mean_loss(const float* losses, float* means, int context) {
   __shared__ float scratch[kThreads / 32];

@@ -1,18 +1,18 @@
-// RMSNorm of rows of the fp32 residual stream, with or without the addition of a branch before it,
-// and its gradients.
+// RMSNorm of the rows of the fp32 residual stream and its gradients. A forward variant first adds a
+// branch to the stream.
 //
 //   x = residual + branch,  r = 1 / sqrt(mean_i x_i^2 + eps),  y_i = x_i r gain_i
 //   dx_i = residual gradient_i + r (gain_i dy_i - x_i r^2 mean_j (gain_j dy_j x_j))
 //   dgain_i = sum over rows of dy_i x_i r
 //
-// Threads: GROUP threads a row, which hold it in registers, QUADS groups of four elements each.
-// Forward has a row a block. Backward has THREADS / GROUP rows at once in a block, which strides
-// over the rows and sums its gain gradients in registers.
-// Shared memory: row sums of each group; backward also one row of gain gradients.
-// gain_gradient: a block 32 columns of one gain, 32 threads each, which sum partial rows in a fixed
-// order: the same bits in every run.
-// Bound: memory. Bytes an element with 16-bit elements: forward 6, with the addition 12, backward 16
-// with a residual gradient and 12 without.
+// Threads: GROUP threads hold a row in registers, as QUADS groups of four elements each. Forward
+// has one row a block. Backward has THREADS / GROUP rows at once in a block, which strides over the
+// rows and sums its gain gradients in registers. gain_gradient has a block for 32 columns of one
+// gain, with 32 threads for each column. The threads sum partial rows in a fixed order, so that the
+// bits are the same in every run.
+// Shared memory: row sums of each group; in backward also one row of gain gradients.
+// Bound: memory. With 16-bit elements, forward moves 6 bytes an element, or 12 with the addition;
+// backward moves 16 with a residual gradient and 12 without.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
@@ -27,8 +27,8 @@ constexpr float kEpsilon = 1e-5f;
 static_assert(kThreads % kGroup == 0 && kGroup % 32 == 0 && kGroups <= 15,
               "groups are whole warps, and each has a named barrier");
 
-// Sum over the threads of a group. Two calls in a row use the two halves of `scratch`, so that one
-// barrier is enough.
+// Sums x over the threads of a group. Two consecutive calls use the two halves of `scratch`, so
+// that one barrier is enough.
 __device__ __forceinline__ float group_sum(float x, float (&scratch)[2][kWarps], int half,
                                            int group) {
   x = lanes_sum<32>(x);
@@ -41,7 +41,7 @@ __device__ __forceinline__ float group_sum(float x, float (&scratch)[2][kWarps],
   return total;
 }
 
-// Normalises the row of block blockIdx.x.
+// Normalises row blockIdx.x, after adding the branch if kAdds.
 template <bool kAdds>
 __device__ __forceinline__ void normalize(const float* x, const Element* branch, float* sum,
                                           const Element* gain, Element* y, float* inverse, int d) {
@@ -88,22 +88,23 @@ __device__ __forceinline__ void normalize(const float* x, const Element* branch,
   if (threadIdx.x == 0) inverse[blockIdx.x] = r;
 }
 
-// x fp32 [tokens, d], gain [d], y [tokens, d], inverse fp32 [tokens]; d a multiple of 4, at most
-// kRow
+// The input x is fp32 [tokens, d]; gain is [d], y [tokens, d], inverse fp32 [tokens]. d is a
+// multiple of 4 and at most kRow.
 extern "C" __global__ void __launch_bounds__(kGroup)
     transformer_norm(const float* x, const Element* gain, Element* y, float* inverse, int d) {
   normalize<false>(x, nullptr, nullptr, gain, y, inverse, d);
 }
 
-// The branch [tokens, d] is added first; the sum, fp32, may lie where x does.
+// Adds the branch [tokens, d] to x before the norm; the sum, in fp32, may overwrite x.
 extern "C" __global__ void __launch_bounds__(kGroup)
     transformer_norm_add(const float* x, const Element* branch, float* sum, const Element* gain,
                          Element* y, float* inverse, int d) {
   normalize<true>(x, branch, sum, gain, y, inverse, d);
 }
 
-// grad_x fp32 [tokens, d] may lie where residual_gradient does, which may be null; rounded is
-// grad_x in the element, or null; partials fp32 [gridDim.x, d]
+// The gradient grad_x, fp32 [tokens, d], may overwrite residual_gradient, which may be null.
+// `rounded` gets grad_x in the element type, or is null. Partial gain gradients are fp32
+// [gridDim.x, d].
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_norm_backward(const float* x, const float* inverse, const Element* gain,
                               const Element* grad_y, const float* residual_gradient, float* grad_x,
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       if (rounded != nullptr) store_quad(rounded + row + column, passed[i]);
     }
   }
-  // Group 0 adds the other groups' sums one after the other.
+  // Group 0 adds the sums of the other groups one after the other.
 #pragma unroll 1
   for (int other = 1; other < kGroups; ++other) {
     if (group == other) {
@@ -188,7 +189,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// partials fp32 [gains, rows, d] to grad_gain fp32 [gains, d]; blocks x: 32 columns, y: a gain
+// Sums partials, fp32 [gains, rows, d], to grad_gain, fp32 [gains, d]. blockIdx.x gives 32 columns,
+// blockIdx.y the gain.
 extern "C" __global__ void __launch_bounds__(1024)
     transformer_gain_gradient(const float* partials, float* grad_gain, int rows, int d) {
   __shared__ float sums[32][33];
@@ -204,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   }
   sums[part][lane] = sum;
   __syncthreads();
-  // Warp w sums column w.
+  // Warp w sums the partials of column w.
   const float total = lanes_sum<32>(sums[lane][part]);
   const int own = blockIdx.x * 32 + part;
   if (lane == 0 && own < d) grad_gain[static_cast<i64>(blockIdx.y) * d + own] = total;

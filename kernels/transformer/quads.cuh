@@ -1,8 +1,8 @@
-// Four neighbouring elements a thread: 16 bytes in fp32, 8 or 16 in the row's element. A warp that
-// reads fp32 and 16-bit tensors together then touches whole sectors of both.
+// Access to four neighbouring elements a thread: 16 bytes in fp32, 8 or 16 in the row's element
+// type. A warp that reads fp32 and 16-bit tensors together then touches whole sectors of both.
 //
-// Loads are coherent, because an output may lie where an input does: a thread reads its elements
-// before it writes them, and no other thread reads them.
+// Loads are coherent, because an output may overwrite an input: a thread reads its elements before
+// it writes them, and no other thread reads them.
 #pragma once
 #include "common/element.cuh"
 
@@ -17,7 +17,8 @@ __device__ __forceinline__ void load_f32_quad(const float* from, Quad& values) {
   unpack_f32(load_coherent<16>(from), values);
 }
 
-// The packet in its memory format: unpacking it at the load would wait for it before the next load.
+// Loads four elements without converting them: a conversion right after the load would wait for it
+// before the next load is issued.
 __device__ __forceinline__ ElementPacket<4> load_packed_quad(const Element* from) {
   return load_coherent<4 * kElementBytes>(from);
 }

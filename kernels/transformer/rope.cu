@@ -1,14 +1,16 @@
-// Rotary position embedding of queries and keys, interleaved pairs.
+// Rotary position embedding (RoPE) of queries and keys, with interleaved pairs.
 //
 //   (a, b) -> (a cos - b sin, a sin + b cos), pair p of a head at position t: angle t theta^(-2p/D)
 //
-// direction 1 rotates forward; -1 rotates back, which is the gradient.
-// Layout: qkv [tokens, 3, heads, head_dim], of which q and k are read; rotated begins with q and k
-// of a token and has `stride` elements from a token to the next one, and may lie where qkv does.
-// Token t has position t % context. table fp32 [context, head_dim / 2, 2] holds cosine and sine.
-// Threads: a packet of 16 bytes each; head_dim is even, heads x head_dim a multiple of a packet.
+// With direction 1 the kernel rotates forward, with -1 back, which is the gradient.
+// Layout: qkv is [tokens, 3, heads, head_dim], of which q and k are read. A token's row of
+// `rotated` begins with q and k; rows are `stride` elements apart, and `rotated` may overwrite qkv.
+// Token t has position t % context. The table, fp32 [context, head_dim / 2, 2], holds cosine and
+// sine.
+// Threads: one for each packet of 16 bytes; head_dim is even, heads x head_dim a multiple of a
+// packet.
 // Shared memory: none.
-// Bound: memory, 4 of 6 elements of a token's qkv; the table stays in cache.
+// Bound: memory; 4 elements move for every 6 of a token's qkv, and the table stays in cache.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/element.cuh"

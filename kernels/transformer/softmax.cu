@@ -1,17 +1,16 @@
-// Causal softmax of attention scores that lie in memory, and its gradient.
+// Causal softmax of attention scores in memory, and its gradient.
 //
 //   p[i,j] = e^(scale s[i,j]) / sum_{k <= i} e^(scale s[i,k]) for j <= i, else 0
 //   ds[i,j] = scale p[i,j] (dp[i,j] - sum_{k <= i} p[i,k] dp[i,k]) for j <= i, else 0
 //
-// Layout: scores, probabilities and their gradients [heads, context, context], heads counted over
-// the batch. SCORES_F32: scores and dp are fp32; otherwise they are elements, like p and ds.
-// Outputs may overwrite the inputs if their type is the same.
-// Threads: a warp a row, QUADS groups of four keys a lane, kept in registers. Keys behind the
-// diagonal are not read.
+// Layout: scores, probabilities and their gradients are [heads, context, context]; heads are
+// counted over the batch. With SCORES_F32 scores and dp are fp32; otherwise they have the element
+// type, as p and ds always have. Outputs may overwrite the inputs if their type is the same.
+// Threads: a warp computes a row, with QUADS groups of four keys in registers of each lane. Keys
+// after the diagonal are not read.
 // Shared memory: none.
-// Bound: memory, half of the keys read and all written.
-// A context that is not a multiple of 4 has rows that no group is aligned to: their keys are moved
-// one by one.
+// Bound: memory; half of the keys are read and all are written. If the context is not a multiple of
+// 4, rows are not aligned to groups of four keys: their keys are moved one by one.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/math.cuh"
@@ -28,8 +27,8 @@ using Score = float;
 using Score = Element;
 #endif
 
-// The packets of a lane, four keys each, as they lie in memory. Loaded packets are unpacked when
-// all loads are under way.
+// Packets of four keys that a lane holds, in their memory format. They are unpacked after all loads
+// have been issued.
 template <typename T>
 using KeyPackets = Packet<4 * sizeof(T)>[kQuads];
 
@@ -37,7 +36,7 @@ __device__ __forceinline__ int key_column(int i) {
   return (i * static_cast<int>(kWarpSize) + static_cast<int>(threadIdx.x % kWarpSize)) * 4;
 }
 
-// Loads packets that hold one of the first `kept` keys of a row.
+// Loads the packets that hold any of the first `kept` keys of a row.
 template <typename T>
 __device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
                                           KeyPackets<T>& packets) {
@@ -64,8 +63,8 @@ __device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
   }
 }
 
-// Hides from the compiler that the words are the same as before, so that it unpacks them again:
-// otherwise the unpacked values of a row would occupy registers that other warps need.
+// Makes the compiler treat the packed words as changed, so that it unpacks them again. Otherwise
+// the unpacked values of a row would occupy registers that other warps need.
 template <typename T>
 __device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
 #pragma unroll
@@ -75,7 +74,7 @@ __device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
   }
 }
 
-// Values of a packet; those of keys from `kept` on are `filling`.
+// Unpacks a packet; keys from `kept` on get the value `filling`.
 template <typename T>
 __device__ __forceinline__ void unpack_keys(const Packet<4 * sizeof(T)>& packet, int column,
                                             int kept, float filling, Quad& values) {

@@ -1,14 +1,14 @@
-// SwiGLU and its gradient.
+// The SwiGLU activation and its gradient.
 //
 //   h = silu(gate) up,  silu(z) = z s(z),  s(z) = 1 / (1 + e^-z)
 //   dup = dh silu(gate),  dgate = dh up s(gate) (1 + gate (1 - s(gate)))
 //
-// Layout: gate_up [tokens, 2, ff], the gate first; h [tokens, ff]; ff a multiple of a packet.
-// Threads: PACKETS packets of 16 bytes of h each, a block apart, all loads before the first store.
-// Blocks go from the last token to the first: L2 still holds the last results of the GEMM before,
-// and the GEMM after begins with the last results of this kernel.
+// Layout: gate_up [tokens, 2, ff], the gate first; h [tokens, ff]; ff is a multiple of a packet.
+// Threads: each handles PACKETS packets of 16 bytes of h, one block size apart, with all loads
+// before the first store. Blocks go from the last token to the first: L2 still holds the last
+// results of the previous GEMM, and the next GEMM begins with the last results of this kernel.
 // Shared memory: none.
-// Bound: memory, 3 elements moved an element of h forward and 5 backward.
+// Bound: memory; for each element of h, 3 elements are moved forward and 5 backward.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/element.cuh"
@@ -24,13 +24,13 @@ __device__ __forceinline__ float sigmoid(float z) {
   return reciprocal_approx(1.f + exp2_approx(-kLog2E * z));
 }
 
-// Index of this thread's packet `i` of h, in packets.
+// Index of packet `i` of this thread among all packets of h.
 __device__ __forceinline__ i64 packet_index(int i) {
   const u32 block = gridDim.x - 1 - blockIdx.x;
   return static_cast<i64>(block) * (kThreads * kPackets) + i * kThreads + threadIdx.x;
 }
 
-// Offset of the gate of packet `at` of h, elements.
+// Offset in elements of the gate that belongs to packet `at` of h.
 __device__ __forceinline__ i64 gate_offset(i64 at, int ff) {
   return at * kPacket + quotient(at, ff / kPacket) * ff;
 }
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// grad_gate_up may lie where gate_up does.
+// The output grad_gate_up may overwrite gate_up.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_swiglu_backward(const Element* gate_up, const Element* grad_h,
                                 Element* grad_gate_up, i64 tokens, int ff) {

@@ -1,14 +1,17 @@
-// GEMM for sm_90a whose epilogue sees the whole accumulator: y = f(x w^T), bf16.
+// GEMM in bf16 for sm_90a whose epilogue f sees the whole accumulator: y = f(x w^T).
 //
-//   x [tokens, k], w [k a row]; k a multiple of 64, columns of y a multiple of 8
+// The operands are x [tokens, k] and w in rows of k; k is a multiple of 64, the columns of y a
+// multiple of 8.
 //
-// Threads: two warpgroups compute, with 232 registers a thread; one thread of a third, which keeps
-// 40, copies. A block stays on its multiprocessor and takes every gridDim.x-th tile. A warpgroup
-// has half of the rows of a tile and all its columns. It starts a tile while the other one may
-// still run its epilogue: they only wait for the stages, which both read.
-// Shared memory: kStages stages with a tile of x and one of w, 64 of k in rows of 128 swizzled
-// bytes; then a slice of y for each warp, in padded rows, so that it is stored in packets.
-// Order: as many tiles of rows as L2 keeps for all columns, then the next: w seldom comes again.
+// Threads: two compute warpgroups have 232 registers a thread. In a third warpgroup, which keeps 40
+// registers, one thread issues the copies. A block is persistent and takes every gridDim.x-th tile.
+// A warpgroup computes half of the rows of a tile and all its columns. It may start a tile while
+// the other warpgroup is in its epilogue: the two only synchronise by the stages, which both read.
+// Shared memory: kStages stages, each with a tile of x and one of w, 64 columns of k in rows of 128
+// swizzled bytes. Each warp also has a slice of y in padded rows, from which it stores whole
+// packets.
+// Order of tiles: as many row tiles as L2 can keep are computed for all columns, then the next
+// ones, so that w is seldom read again.
 // Bound: tensor cores.
 #pragma once
 #include "common/cluster.cuh"
@@ -28,7 +31,7 @@ constexpr int kParts = kRows / (kGroups * 64);      // accumulators of a warpgro
 constexpr int kHalf = kColumns / 2;                 // columns of a box of w
 constexpr int kXBytes = kRows * kRowBytes, kHalfBytes = kHalf * kRowBytes;
 constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
-// Columns of y that a warp stores at a time; padded rows begin at other banks.
+// Columns of y that a warp stores at a time; rows are padded so that they begin at different banks.
 constexpr int kSlice = SLICE_COLUMNS;
 constexpr int kSliceRowBytes = (kSlice + 8) * 2, kSliceBytes = 16 * kSliceRowBytes;
 constexpr int kSlicesOffset = kStages * kStageBytes;
@@ -42,12 +45,12 @@ static_assert(kHalfBytes % 1024 == 0, "both halves of w begin at a group of eigh
 
 using Stages = Ring<kStages, kStageBytes, kWarps>;
 
-// Extents of the product.
+// Extents of the GEMM: rows, columns and depth.
 struct GemmShape {
   int tokens, columns, k;
 };
 
-// Tiles of a launch, by their numbers of rows (x) and columns (y).
+// Numbers of row tiles (of x) and column tiles (of y) of a launch.
 struct Tiles {
   int rows, columns, group;
 
@@ -63,7 +66,8 @@ struct Tiles {
   }
 };
 
-// The work of the thread that copies. Epilogue::box is the place of a half of a tile of w.
+// Copies the tiles of x and w; executed by one thread. Epilogue::box gives the origin of each half
+// of a tile of w.
 template <typename Epilogue>
 __device__ __forceinline__ void produce(const Stages& ring, const TensorMap& x, const TensorMap& w,
                                         const GemmShape& shape) {
@@ -84,7 +88,7 @@ __device__ __forceinline__ void produce(const Stages& ring, const TensorMap& x, 
 
 using Accumulator = float[kColumns / 2];
 
-// x w^T of a warpgroup's rows, fills n and following.
+// Computes x w^T for a warpgroup's rows, from stage fills n on.
 __device__ __forceinline__ void multiply(Accumulator (&d)[kParts], const Stages& ring, u32& n,
                                          int group, int steps) {
 #pragma unroll 1
@@ -104,7 +108,7 @@ __device__ __forceinline__ void multiply(Accumulator (&d)[kParts], const Stages&
     if (step > 0) ring.release_by_warp(n - 1);
   }
   wgmma_wait<0>();
-  // The compiler must not read an accumulator before it has waited.
+  // Prevents the compiler from reading an accumulator before the wait for its wgmma group.
 #pragma unroll
   for (int part = 0; part < kParts; ++part)
 #pragma unroll
@@ -112,8 +116,8 @@ __device__ __forceinline__ void multiply(Accumulator (&d)[kParts], const Stages&
   ring.release_by_warp(n - 1);
 }
 
-// Writes a warp's 16 rows of kSlice columns to its slice of shared memory, words `from` and
-// following: words[2 j + h] has two columns of row lane / 4 + 8 h, as the accumulator has.
+// Writes 16 rows x kSlice columns of a warp to its slice of shared memory, from word `from` on. As
+// in the accumulator, words[2 j + h] has two columns of row lane / 4 + 8 h.
 template <int kWords>
 __device__ __forceinline__ void write_slice(u32 slice, const u32 (&words)[kWords], int from) {
   const u32 lane = threadIdx.x % kWarpSize;
@@ -125,7 +129,8 @@ __device__ __forceinline__ void write_slice(u32 slice, const u32 (&words)[kWords
   }
 }
 
-// Stores a warp's 16 rows, from `row` on, of 4 kWords columns, from `column` on, through its slice.
+// Stores 16 rows x 4 kWords columns of a warp, from `row` and `column` on, through its slice of
+// shared memory.
 template <int kWords>
 __device__ __forceinline__ void store_rows(u32 slice, const u32 (&words)[kWords], Element* y,
                                            i64 stride, int row, int rows, int column, int columns) {
@@ -149,8 +154,8 @@ __device__ __forceinline__ void store_rows(u32 slice, const u32 (&words)[kWords]
   }
 }
 
-// The kernel. `epilogue` gets the accumulator of each of a warp's parts, 16 rows, and what it has
-// loaded for the part before the product.
+// Body of a GEMM kernel. `epilogue` gets the accumulator of each of a warp's parts of 16 rows, and
+// the data that it loaded for the part before the GEMM.
 template <typename Epilogue>
 __device__ __forceinline__ void wide_gemm(const TensorMap& x, const TensorMap& w,
                                           const GemmShape& shape, const Epilogue& epilogue) {

@@ -1,9 +1,9 @@
 //! The three steps of attention as separate kernels, with the scores in memory: q kᵀ, softmax, p v.
-//! They show the gain of a fused kernel, and how softmax compares with the GEMMs around it. Full
-//! mask; by default one shape, b = 4, h = 12, s = 512, d = 64.
+//! They show the gain of a fused kernel, and how softmax compares with the GEMMs around it. The
+//! steps have no causal mask; the default shape is b = 4, h = 12, s = 512, d = 64.
 //!
-//! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that
-//! the chain would give.
+//! A chain of the steps is excluded on purpose. Each step has inputs of its own, drawn with the
+//! distribution that the chain would give.
 
 use super::definition::{DTYPE, check_operation_count, draw, tolerance};
 use super::reference::{HeadParameters, ROWS, softmax};
@@ -18,7 +18,7 @@ const H: Axis = Axis::number("h", "heads");
 const S: Axis = Axis::number("s", "queries and keys of a head");
 const D: Axis = Axis::one_of("d", &["64", "128"], "elements of a head");
 
-/// `q kᵀ / sqrt(d)` in f32.
+/// Workload of the first step of attention: scores `q kᵀ / sqrt(d)` in f32.
 pub const SCORES: Workload<ScoresProblem> = Workload {
     name: "attention/scores",
     about: "q k^T / sqrt(d), f32 scores in memory",
@@ -30,7 +30,7 @@ pub const SCORES: Workload<ScoresProblem> = Workload {
     bind: |point| Ok(ScoresProblem { shape: ComponentShape::bind(point, point.number("d")?)? }),
 };
 
-/// Softmax of f32 scores.
+/// Workload of the second step of attention: softmax of f32 scores.
 pub const SOFTMAX: Workload<SoftmaxProblem> = Workload {
     name: "attention/softmax",
     about: "softmax over keys of f32 scores in memory",
@@ -42,7 +42,7 @@ pub const SOFTMAX: Workload<SoftmaxProblem> = Workload {
     bind: |point| Ok(SoftmaxProblem { shape: ComponentShape::bind(point, 1)? }),
 };
 
-/// `p v`.
+/// Workload of the third step of attention: the output `p v`.
 pub const VALUES: Workload<ValuesProblem> = Workload {
     name: "attention/values",
     about: "p v, probabilities from memory",
@@ -54,7 +54,7 @@ pub const VALUES: Workload<ValuesProblem> = Workload {
     bind: |point| Ok(ValuesProblem { shape: ComponentShape::bind(point, point.number("d")?)? }),
 };
 
-/// Extents and dtype of a step.
+/// Extents and dtype of one step of attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ComponentShape {
     /// Batch.
@@ -63,9 +63,9 @@ pub struct ComponentShape {
     pub h: usize,
     /// Queries and keys of a head.
     pub s: usize,
-    /// Elements of a head; 1 for the softmax, which has none.
+    /// Elements of a head; 1 for the softmax step, which has no such axis.
     pub d: usize,
-    /// Dtype of q, k, v, probabilities and output; scores are f32.
+    /// Dtype of q, k, v, probabilities and output; scores are always f32.
     pub dtype: Dtype,
 }
 
@@ -82,12 +82,12 @@ impl ComponentShape {
         })
     }
 
-    /// `[b, h, s, d]`.
+    /// Shape of q, k, v and the output: `[b, h, s, d]`.
     pub fn vectors(&self) -> [usize; 4] {
         [self.b, self.h, self.s, self.d]
     }
 
-    /// `[b, h, s, s]`.
+    /// Shape of the scores and probabilities: `[b, h, s, s]`.
     pub fn pairs(&self) -> [usize; 4] {
         [self.b, self.h, self.s, self.s]
     }
@@ -104,7 +104,7 @@ impl ComponentShape {
         HeadParameters { d: self.d, causal: false }
     }
 
-    /// Joins what `f(head, from, rows)` gives for pieces of every head, in order.
+    /// Concatenates the results of `f(head, from, rows)` over pieces of every head, in order.
     fn join_pieces_of_heads(&self, f: impl Fn(usize, usize, usize) -> Vec<f64> + Sync) -> Vec<f64> {
         let a_head = self.s.div_ceil(ROWS);
         let pieces = parallel::map(self.b * self.h * a_head, &|piece| {
@@ -115,7 +115,8 @@ impl ComponentShape {
     }
 }
 
-/// `attention/scores`: `q`, `k` `[b, h, s, d]` to `scores` `[b, h, s, s]` in f32.
+/// Problem `attention/scores`: computes `scores` `[b, h, s, s]` in f32 from `q` and `k` `[b, h, s,
+/// d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoresProblem {
     /// Extents and dtype.
@@ -143,7 +144,7 @@ impl Problem for ScoresProblem {
         vec![Expected::all("scores", self.shape.pairs(), scores)]
     }
 
-    /// Heads are independent.
+    /// The heads are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![Symmetry::Roll { inputs: &[("q", 1), ("k", 1)], outputs: &[("scores", 1)] }]
     }
@@ -158,20 +159,20 @@ impl Problem for ScoresProblem {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // For every dtype of the inputs, products are exact and sums are f32. The bounds are ten
-        // times the error that the CPU backend measures.
+        // For every input dtype, products are exact and sums are f32. The bounds are ten times the
+        // error measured for the CPU backend.
         Tolerance { max_error: 4e-6, relative_l2: 1.5e-6 }
     }
 
     fn host_bytes(&self) -> u64 {
-        // The reference is held twice while its pieces are joined.
+        // The reference is in memory twice while its pieces are concatenated.
         2 * self.shape.vector_count() * self.shape.dtype.bytes() as u64
             + (4 + 2 * 8) * self.shape.pair_count()
     }
 }
 
-/// `attention/softmax`: `scores` `[b, h, s, s]` in f32, N(0, 1), to `probabilities` of the same
-/// shape in the dtype.
+/// Problem `attention/softmax`: computes `probabilities` in the dtype from `scores` `[b, h, s, s]`
+/// in f32, drawn from N(0, 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftmaxProblem {
     /// Extents and dtype.
@@ -195,13 +196,13 @@ impl Problem for SoftmaxProblem {
         vec![Expected::all("probabilities", self.shape.pairs(), probabilities)]
     }
 
-    /// Rows are independent.
+    /// The rows of the softmax are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![Symmetry::Roll { inputs: &[("scores", 2)], outputs: &[("probabilities", 2)] }]
     }
 
     fn work(&self) -> Work {
-        // Maximum, subtract, exponential, sum and divide.
+        // Operations of a score: maximum, subtract, exponential, sum and divide.
         let pairs = self.shape.pair_count();
         Work::bytes(4 * pairs, pairs * self.shape.dtype.bytes() as u64).with_flops(
             Unit::Vector,
@@ -212,8 +213,8 @@ impl Problem for SoftmaxProblem {
 
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
-            // One exponential, one sum, one division: ten times the error that the CPU backend
-            // measures.
+            // The softmax has one exponential, one sum and one division a score: the bounds are ten
+            // times the error measured for the CPU backend.
             Dtype::F32 => Tolerance { max_error: 1.5e-6, relative_l2: 8e-7 },
             dtype => tolerance(dtype),
         }
@@ -224,8 +225,8 @@ impl Problem for SoftmaxProblem {
     }
 }
 
-/// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out`
-/// `[b, h, s, d]`.
+/// Problem `attention/values`: computes `out` `[b, h, s, d]` from `probabilities` `[b, h, s, s]`
+/// and `v` `[b, h, s, d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ValuesProblem {
     /// Extents and dtype.
@@ -235,8 +236,8 @@ pub struct ValuesProblem {
 impl Problem for ValuesProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let ComponentShape { s, dtype, .. } = self.shape;
-        // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential
-        // that differs by platform.
+        // Probabilities are drawn as x² / s with x from N(0, 1). They are positive and unequal,
+        // each row sums to about 1, and no platform-dependent exponential is needed.
         let probability = |x: f32| x * x / s as f32;
         let mut inputs = Tensors::new();
         inputs.insert(
@@ -258,7 +259,7 @@ impl Problem for ValuesProblem {
         vec![Expected::all("out", self.shape.vectors(), out)]
     }
 
-    /// Heads are independent, and so are the rows of a head.
+    /// The heads are independent of each other, and so are the rows of a head.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![
             Symmetry::Roll { inputs: &[("probabilities", 1), ("v", 1)], outputs: &[("out", 1)] },

@@ -1,13 +1,13 @@
-//! Attention in FlashAttention's configuration: what both directions share, and the forward. The
-//! backward is in [`crate::attention::gradients`], the three components apart in
-//! [`crate::attention::components`].
+//! Attention in FlashAttention's configuration: the definitions that forward and backward share,
+//! and the forward workload. The backward is in [`crate::attention::gradients`], the three separate
+//! steps are in [`crate::attention::components`].
 //!
-//! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare:
-//! b = tokens / s, h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135,
-//! 2307.08691). The forward also takes fewer heads of keys than of queries (grouped heads) and
-//! another number of keys than of queries (decoding over a cache).
+//! All sequence lengths have 16,384 tokens and a hidden size of 2048, so that cases are comparable:
+//! b = tokens / s, h = 2048 / d. The source is the benchmark of FlashAttention (arXiv 2205.14135,
+//! 2307.08691). The forward also supports fewer key heads than query heads (grouped heads) and a
+//! number of keys different from that of queries (decoding over a cache).
 //!
-//! Deliberately absent: how an implementation gets there.
+//! The technique of an implementation is excluded on purpose.
 
 use half::{bf16, f16};
 
@@ -21,11 +21,11 @@ use kernelgate::workload::{
     Tolerance, Unit, Work, Workload, random,
 };
 
-/// Value of b·s if the axis `tokens` is not given.
+/// Number of tokens b·s if the axis `tokens` is not given.
 const TOKENS: usize = 16_384;
-/// h·d.
+/// Hidden size h·d of the model.
 const MODEL_WIDTH: usize = 2048;
-/// |N(0, 1)| is above this once in a thousand.
+/// Threshold that |N(0, 1)| exceeds once in a thousand samples.
 const ONE_IN_A_THOUSAND_DEVIATION: f32 = 3.290_526_7;
 
 pub(super) const DTYPE: Axis = Axis::one_of(
@@ -39,7 +39,7 @@ const DTYPE_OR_FP8_AXIS: Axis = Axis::one_of(
     "dtype of inputs and outputs, sums are f32 or better; fp8, forward only: inputs are e4m3 with \
      a scale a head, the output is bf16, the reference takes the inputs as they were rounded",
 );
-/// The last one is of the forward alone.
+/// The last axis is used by the forward only.
 pub(super) const AXES: &[Axis] = &[
     Axis::number("s", "sequence length: queries and keys of a head"),
     Axis::one_of("d", &["64", "128"], "elements of a head"),
@@ -61,7 +61,7 @@ pub(super) const AXES: &[Axis] = &[
     Axis::number("keys", "keys of a head, s where absent"),
 ];
 
-/// `softmax(q kᵀ / sqrt(d)) v`.
+/// Workload of attention forward, `softmax(q kᵀ / sqrt(d)) v`.
 pub const FORWARD: Workload<AttentionForward> = Workload {
     name: "attention/forward",
     about: "softmax(q k^T / sqrt(d)) v; 16384 tokens, hidden 2048",
@@ -74,10 +74,10 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         "s=200 d=64 mask=causal dtype=f32 tokens=1600",
     ],
     accelerator: &[
-        // Small, odd and with outliers: every element is checked, so faults of tails and of
-        // numerics are caught.
+        // A small, odd shape with outliers: every element is checked, so that faults in tails and
+        // in numerics are caught.
         "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
-        // The longest sequence whose scores fit the memory that every rung may use.
+        // The longest sequence whose scores fit into the memory that every rung may use.
         "s=1024 d=128 mask=full dtype=bf16",
         "s=4096 d=128 mask=causal dtype=bf16",
     ],
@@ -87,13 +87,13 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
         "s=128,256,512,1024,2048,4096 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
-        // Grouped heads: odd shapes, then those of NVIDIA's own tables.
+        // Selections with grouped heads: odd shapes, then those of NVIDIA's own tables.
         "s=1,63,129 d=64,128 mask=full,causal dtype=f32,bf16,f16 b=2 h=8 h_kv=2 keys=129,1000",
         "s=4096,8192,16384,32768 d=128 mask=full,causal dtype=bf16 b=1 h=64 h_kv=8",
-        // Decoding over a cache of keys that L2 does not hold.
+        // Decoding over a cache of keys that is larger than L2.
         "s=1 d=128 mask=full dtype=bf16 b=8,32 h=32 h_kv=8 keys=8192,32768",
         "s=4,16,64 d=128 mask=causal dtype=bf16 b=8 h=32 h_kv=8 keys=8192",
-        // The three steps of `components` in one.
+        // The shape of `components`, here with its three steps in one kernel.
         "s=512 d=64 mask=full dtype=f32,bf16 b=4 h=12",
         "s=1,129,1000 d=128 mask=full,causal dtype=fp8 tokens=2000",
         "s=1000 d=128 mask=full,causal dtype=fp8 inputs=outliers tokens=2000",
@@ -103,10 +103,11 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
 
-/// Sequence lengths around 4096, both head dimensions and masks at two of them, grouped heads.
+/// Scan over sequence lengths around 4096, with both head dimensions and masks at two of them, and
+/// grouped heads.
 pub const FORWARD_SCAN_AXES: ScanAlongAxes = ScanAlongAxes {
     lines: &SCAN_LINES,
-    // The first one runs on sm_90a only: elsewhere `--axis` shows every row.
+    // `flash_wgmma` runs on sm_90a only: on other devices `--axis` shows every row.
     rows: &["cuda/flash_wgmma", "cuda/cudnn"],
 };
 const SCAN_LINES: [&str; 3] = [
@@ -115,7 +116,8 @@ const SCAN_LINES: [&str; 3] = [
     "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
 ];
 
-/// The scan of [`FORWARD_SCAN_AXES`] with shorter sequences, and one query a sequence over a long cache of keys.
+/// The scan of [`FORWARD_SCAN_AXES`], with shorter sequences, and with one query a sequence over a
+/// long cache of keys.
 pub const FORWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "s=256 d=128 mask=full,causal dtype=bf16",
@@ -127,30 +129,31 @@ pub const FORWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     rows: &["cuda/flash_wgmma", "cuda/flash_decode", "cuda/cudnn"],
 };
 
-/// Parameters that both directions share. Tensors are `[b, h, s, d]`, keys and values `[b, h_kv,
-/// keys, d]`, all contiguous.
+/// Parameters of attention that forward and backward share. Tensors are `[b, h, s, d]`, keys and
+/// values `[b, h_kv, keys, d]`, all contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
-    /// Batch.
+    /// Number of sequences (batch size).
     pub b: usize,
-    /// Heads of queries.
+    /// Number of query heads in a sequence.
     pub h: usize,
-    /// Heads of keys and values, of which h is a multiple: head i of the queries reads head
-    /// i / (h / h_kv) of the keys.
+    /// Number of key-value heads in a sequence, which divides h: query head i reads key head i / (h
+    /// / h_kv).
     pub h_kv: usize,
-    /// Queries of a head.
+    /// Number of queries of a head.
     pub s: usize,
-    /// Keys of a head; at least as many as queries, if causal.
+    /// Number of keys of a head; at least as many as queries if causal.
     pub keys: usize,
-    /// Elements of a head.
+    /// Number of elements of a head.
     pub d: usize,
-    /// Whether the last query sees all keys, and each before it one less than the next.
+    /// Whether the last query sees all keys and each earlier query one key less than the next.
     pub causal: bool,
-    /// Dtype of inputs and outputs. Fp8: of the GEMMs' operands; each is drawn in bf16 and
-    /// rounded, `q_e4m3`, with a scale a head, `q_scale`, which row and reference take.
+    /// Dtype of inputs and outputs. With fp8 it is the dtype of the GEMMs' operands: each operand
+    /// is drawn in bf16 and rounded to `q_e4m3` with one scale a head, `q_scale`. Rows and
+    /// reference read both.
     pub dtype: Dtype,
-    /// Whether N(0, 100) is added to one input element in a thousand: FlashAttention-3's test of
-    /// 16-bit numerics.
+    /// Whether N(0, 100) is added to one input element in a thousand, as in FlashAttention-3's test
+    /// of 16-bit numerics.
     pub outliers: bool,
 }
 
@@ -202,22 +205,22 @@ impl Attention {
         if ["k", "v"].contains(&input) { self.key_value_shape() } else { self.shape() }
     }
 
-    /// Heads of queries that read the same keys.
+    /// Number of query heads that read the same keys.
     pub fn share(&self) -> usize {
         self.h / self.h_kv
     }
 
-    /// Keys that the first query sees before its own, if causal.
+    /// With a causal mask, number of keys before the own key of the first query.
     pub fn keys_before_first_query(&self) -> usize {
         if self.causal { self.keys - self.s } else { 0 }
     }
 
-    /// Dtype of outputs.
+    /// Dtype of the outputs.
     pub fn output_dtype_of(&self) -> Dtype {
         if self.dtype == Dtype::Fp8 { Dtype::Bf16 } else { self.dtype }
     }
 
-    /// The mathematics of one head.
+    /// Parameters of the fp64 reference of one head.
     pub fn head(&self) -> HeadParameters {
         HeadParameters { d: self.d, causal: self.causal }
     }
@@ -226,7 +229,8 @@ impl Attention {
         Rows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
     }
 
-    /// The selected rows ([`Self::rows`]) of keys and values.
+    /// Rows of keys and values among which some are drawn for the reference, as [`Self::rows`] for
+    /// queries.
     pub(super) fn selected_key_rows(&self) -> Rows {
         Rows { heads: self.b * self.h_kv, s: self.keys, ..self.rows() }
     }
@@ -235,14 +239,14 @@ impl Attention {
         self.shape().iter().product::<usize>() as u64
     }
 
-    /// Bytes of this many tensors like the queries and like the keys.
+    /// Bytes of `like_queries` tensors of the queries' shape and `like_keys` of the keys' shape.
     pub(super) fn bytes(&self, dtype: Dtype, like_queries: u64, like_keys: u64) -> u64 {
         let key_elements = self.key_value_shape().iter().product::<usize>() as u64;
         (like_queries * self.elements() + like_keys * key_elements) * dtype.bytes() as u64
     }
 
-    /// Query-key pairs that count. Under the causal mask half of those are hidden that are not
-    /// ahead of all queries, by FlashAttention's convention.
+    /// Number of query-key pairs that count as work. Under the causal mask, half of the pairs of
+    /// queries with keys at their own positions are hidden, by FlashAttention's convention.
     fn pairs(&self) -> u64 {
         let (heads, s, keys) = ((self.b * self.h) as u64, self.s as u64, self.keys as u64);
         if self.causal { heads * s * (2 * keys - s) / 2 } else { heads * s * keys }
@@ -271,7 +275,7 @@ impl Attention {
         inputs
     }
 
-    /// N(0, 1) + N(0, 100) · Bernoulli(0.001) in the dtype.
+    /// Samples N(0, 1) + N(0, 100) · Bernoulli(0.001) in the dtype.
     fn normal_with_outliers(&self, seed: u64, name: &str) -> Tensor {
         let shape = self.shape_of_input(name);
         let len = shape.iter().product();
@@ -293,24 +297,25 @@ impl Attention {
         Tensor::new(shape, data)
     }
 
-    /// `gemms` GEMMs of 2·d operations a pair each, softmax of five a pair, bytes read and written.
+    /// Work of a case: `gemms` GEMMs of 2·d operations for each pair, a softmax of five operations
+    /// for each pair, and the bytes read and written.
     pub(super) fn work(&self, gemms: u64, read: u64, written: u64) -> Work {
         Work::bytes(read, written)
             .with_flops(Unit::Matmul, self.dtype, gemms * 2 * self.d as u64 * self.pairs())
-            // Scale, subtract, exponential, sum and divide; backward: scale, subtract, exponential,
-            // subtract and multiply.
+            // Vector operations of a pair in the forward: scale, subtract, exponential, sum and
+            // divide; in the backward: scale, subtract, exponential, subtract and multiply.
             .with_flops(Unit::Vector, Dtype::F32, 5 * self.pairs())
     }
 
-    /// Memory of tensors in the dtype, of the drawn rows in fp64, and of one head a thread while
-    /// they are computed.
+    /// Bytes of host memory: tensors in the dtype, the drawn rows in fp64, and one head's matrices
+    /// for each thread during the computation.
     pub(super) fn host_bytes(&self, tensors: u64, expected_rows: u64, head_matrices: u64) -> u64 {
         let (s, keys, d) = (self.s as u64, self.keys as u64, self.d as u64);
         let a_thread = 8 * (head_matrices * s.max(keys) * d + 2 * (ROWS as u64).min(s) * keys);
-        // Samples of N(0, 1) with the choice of outliers and their addends, in f32.
+        // Samples of N(0, 1) in f32, with the choice of outliers and their addends.
         let largest = |dtype| self.bytes(dtype, 1, 0).max(self.bytes(dtype, 0, 1));
         let drawing = if self.outliers { 3 * largest(Dtype::F32) } else { 0 };
-        // Operands in fp8 are rounded from the drawn values.
+        // Operands in fp8 are rounded from the drawn bf16 values.
         let drawn = if self.dtype == Dtype::Fp8 { largest(Dtype::Bf16) } else { 0 };
         drawing
             + drawn
@@ -320,8 +325,8 @@ impl Attention {
     }
 }
 
-/// Rejects shapes whose operations no 64-bit count holds: then every product of extents below is
-/// exact.
+/// Rejects shapes whose number of operations overflows 64 bits, so that all later products of
+/// extents are exact.
 pub(super) fn check_operation_count([b, h, s, d]: [usize; 4]) -> Result<(), AxisError> {
     let operations = [b, h, s, s, d, 64]
         .into_iter()
@@ -331,7 +336,7 @@ pub(super) fn check_operation_count([b, h, s, d]: [usize; 4]) -> Result<(), Axis
     })
 }
 
-/// `f(N(0, 1))` in the dtype.
+/// Draws a tensor of `f(N(0, 1))` in the dtype.
 pub(super) fn draw(
     seed: u64,
     name: &str,
@@ -352,10 +357,10 @@ pub(super) fn draw(
     Tensor::new(shape, data)
 }
 
-/// Tolerance of outputs. 16 bits: about three times the error of rounding alone, of the
-/// probabilities as operands and of the output (a test emulates it: 4e-3 and 2e-3 in bf16, an
-/// eighth in f16). f32: about seven times the error of the CPU backend (1e-6 and 4e-7). All are far
-/// below the error of a wrong scale, a missed key or TF32 GEMMs.
+/// Tolerance of attention outputs. With 16 bits it is about three times the error of rounding the
+/// probabilities and the output. A test emulates this rounding error: 4e-3 and 2e-3 in bf16, an
+/// eighth of that in f16. In f32 it is about seven times the error of the CPU backend (1e-6 and
+/// 4e-7). All tolerances are far below the error of a wrong scale, a missed key or TF32 GEMMs.
 pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     match dtype {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },
@@ -364,10 +369,10 @@ pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     }
 }
 
-/// Tolerance of outputs in fp8, relative to rounded operands: two to three times the error of
-/// rounding probabilities, which a test emulates. The error from rounding the operands is a
-/// property of the format and of the inputs, not of a row: with outliers it grows with the keys,
-/// and a score may lose to another.
+/// Tolerance of attention outputs in fp8, relative to rounded operands: two to three times the
+/// error of rounding the probabilities, which a test emulates. The error of rounding the operands
+/// is a property of the format and of the inputs, not of a row. With outliers this error grows with
+/// the number of keys, and the order of two scores may change.
 const FP8_OUTPUT_TOLERANCE: Tolerance = Tolerance { max_error: 1.2e-1, relative_l2: 6e-2 };
 
 /// Tensors of one problem, read in fp64 by head and position.
@@ -377,14 +382,14 @@ pub(super) struct HeadTensors<'a> {
 }
 
 impl HeadTensors<'_> {
-    /// The first `positions` of a head of queries, or of the keys or values that it reads.
+    /// Reads the first `positions` of a query head, or of the key-value head that it reads.
     pub(super) fn first_positions(&self, name: &str, head: usize, positions: usize) -> Vec<f64> {
         let [_, heads, rows, d] = self.attention.shape_of_input(name);
         let head = head / (self.attention.h / heads);
         self.read(name, head, head * rows * d, positions * d)
     }
 
-    /// Some queries of a head.
+    /// Reads the queries at some positions of a head.
     pub(super) fn selected_queries(
         &self,
         name: &str,
@@ -396,7 +401,8 @@ impl HeadTensors<'_> {
         positions.iter().flat_map(read).collect()
     }
 
-    /// `count` elements of a head from element `from` on; of fp8 the operand times its scale.
+    /// Reads `count` elements of a head from element `from` on; fp8 operands are multiplied by
+    /// their scale.
     fn read(&self, name: &str, head: usize, from: usize, count: usize) -> Vec<f64> {
         if self.attention.dtype != Dtype::Fp8 {
             return self.inputs.tensor(name).to_f64(from, count);
@@ -406,7 +412,7 @@ impl HeadTensors<'_> {
         codes.into_iter().map(|code| f64::from(decode(code as i8 as u8)) * scale).collect()
     }
 
-    /// The keys and values that ascending queries of a head see.
+    /// Reads the keys and values that queries at these ascending positions of a head see.
     pub(super) fn seen(&self, head: usize, positions: &[usize]) -> [Vec<f64>; 2] {
         let Attention { keys, causal, .. } = *self.attention;
         let last =
@@ -416,8 +422,8 @@ impl HeadTensors<'_> {
     }
 }
 
-/// `attention/forward`: `q` `[b, h, s, d]`, `k` and `v` `[b, h_kv, keys, d]` to `out`
-/// `[b, h, s, d]`; inputs N(0, 1).
+/// Problem `attention/forward`: computes `out` `[b, h, s, d]` from `q` `[b, h, s, d]`, `k` and `v`
+/// `[b, h_kv, keys, d]`; inputs are N(0, 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionForward {
     /// Shape, mask and dtype.
@@ -458,7 +464,7 @@ impl Problem for AttentionForward {
         rows.row_bands().into_iter().map(expect).collect()
     }
 
-    /// Heads are independent; of grouped ones, sequences of the batch are.
+    /// The heads are independent of each other; with grouped heads, the sequences of the batch are.
     fn symmetries(&self) -> Vec<Symmetry> {
         let [in_heads, in_batch]: [&[(&str, usize)]; 2] = [&[("out", 1)], &[("out", 0)]];
         let (inputs, outputs): (&[(&str, usize)], _) =

@@ -1,8 +1,8 @@
-//! Attention backward: the gradients of q, k and v.
+//! Workload of attention backward: the gradients of q, k and v.
 //!
-//! Deliberately absent: what an implementation saves between forward and backward, and how. The
-//! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
-//! the implementation's own, computed before the timed work.
+//! The data that an implementation saves between forward and backward is excluded on purpose. The
+//! inputs of the backward are q, k, v and the gradient of the output. An implementation computes
+//! the output and the rows' normalisers itself, before the timed work.
 
 use super::definition::{AXES, Attention, HeadTensors};
 use super::reference::ROWS;
@@ -11,7 +11,7 @@ use kernelgate::workload::{
     AxisError, Dtype, Expected, Problem, Symmetry, Tensors, Tolerance, Work, Workload,
 };
 
-/// Gradients of q, k and v.
+/// Workload of attention backward, with the gradients of q, k and v as outputs.
 pub const BACKWARD: Workload<AttentionBackward> = Workload {
     name: "attention/backward",
     about: "gradients of q, k and v from the gradient of the output; the forward is not timed",
@@ -20,7 +20,8 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     default: &["s=512 d=64 mask=causal dtype=f32", "s=200 d=64 mask=causal dtype=f32 tokens=1600"],
     accelerator: &[
         "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
-        // Twice as long, the slowest rung alone takes an eighth of the family's quick look.
+        // With twice this length, the slowest rung alone would take an eighth of the time of the
+        // family's quick run.
         "s=512 d=128 mask=full dtype=bf16",
         "s=4096 d=128 mask=causal dtype=bf16",
     ],
@@ -30,7 +31,7 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
         "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
         "s=128,256,512,1024,2048 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
-        // Grouped heads: odd shapes, then those of NVIDIA's own tables.
+        // Selections with grouped heads: odd shapes, then those of NVIDIA's own tables.
         "s=1,63,129 d=64,128 mask=full,causal dtype=f32,bf16,f16 b=2 h=8 h_kv=2",
         "s=4096,8192,16384,32768 d=128 mask=full,causal dtype=bf16 b=1 h=64 h_kv=8",
     ],
@@ -42,9 +43,9 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     },
 };
 
-/// Tolerance of gradients: like `tolerance` of the forward pass, but the gradient of the scores and
-/// the saved output are rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are
-/// differences of larger numbers, 9e-3 and 5e-3).
+/// Tolerance of attention gradients. It is like `tolerance` of the forward pass, but the gradient
+/// of the scores and the saved output are rounded too. The rounding errors are 5e-3 and 3e-3 in
+/// bf16. With outliers, whose gradients are differences of larger numbers, they are 9e-3 and 5e-3.
 pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     match (dtype, outliers) {
         (Dtype::Bf16, false) => Tolerance { max_error: 1.5e-2, relative_l2: 9e-3 },
@@ -55,12 +56,12 @@ pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     }
 }
 
-/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`: those of
-/// keys and values `[b, h_kv, s, d]`, the others `[b, h, s, d]`. Heads of queries that share keys
-/// add to the same gradients of theirs.
+/// Problem `attention/backward`: computes `grad_q`, `grad_k` and `grad_v` from `q`, `k`, `v` and
+/// `grad_out`. Keys, values and their gradients are `[b, h_kv, s, d]`, the other tensors `[b, h, s,
+/// d]`. Query heads that share keys add to the same gradients of keys and values.
 ///
-/// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores
-/// recomputed.
+/// The counted work is the backward alone: five GEMMs where the forward has two (2.5 times),
+/// because scores are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionBackward {
     /// Shape, mask and dtype.
@@ -72,8 +73,8 @@ impl Problem for AttentionBackward {
         self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
     }
 
-    /// Rows of `grad_q` are drawn from all heads. A row of `grad_k` or `grad_v` needs every query
-    /// of its head: whole heads are drawn for those.
+    /// For `grad_q`, rows are drawn from all heads. For `grad_k` and `grad_v`, whole heads are
+    /// drawn, because each of their rows needs every query of its head.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let (attention, rows) = (&self.attention, self.attention.rows());
         let Attention { s, d, .. } = *attention;
@@ -133,8 +134,8 @@ impl Problem for AttentionBackward {
         expected
     }
 
-    /// Heads are independent, of grouped ones sequences of the batch, and gradients are linear in
-    /// the gradient of the output.
+    /// The heads are independent of each other; with grouped heads, the sequences of the batch are.
+    /// The gradients are linear in the gradient of the output.
     fn symmetries(&self) -> Vec<Symmetry> {
         let roll = if self.attention.share() == 1 {
             Symmetry::Roll {
@@ -167,7 +168,7 @@ impl Problem for AttentionBackward {
         let keys = self.attention.selected_key_rows();
         let whole_heads =
             (keys.drawn_head_indices("", self.attention.share()).len() * keys.s) as u64;
-        // The gradients of the drawn heads are held twice while they are cut into bands.
+        // The gradients of the drawn heads are in memory twice while they are divided into bands.
         let tensors = self.attention.bytes(self.attention.dtype, 3, 4);
         self.attention.host_bytes(tensors, rows.max_drawn_elements() + 4 * whole_heads, 6)
     }

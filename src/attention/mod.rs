@@ -1,4 +1,5 @@
-//! Attention: definition, fp64 reference, CPU and CUDA rows; its three operations alone.
+//! The attention family: definition, fp64 reference, CPU and CUDA rows, and the three steps of
+//! attention alone.
 
 pub mod components;
 mod cpu;
@@ -18,7 +19,7 @@ use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
 pub use ring::{RING_WORKLOAD, RingProblem};
 
-/// The workloads of the family, each with its rows.
+/// All workloads of the attention family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), FORWARD_SCAN),
@@ -30,7 +31,7 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family.
+/// Entry of attention in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "attention",
     suites,

@@ -1,12 +1,12 @@
-//! Tensors rounded to e4m3 with a scale a head.
+//! Rounding of tensors to e4m3 with one scale for each head.
 //!
-//! Deliberately absent: scales of other blocks, and scales that do not follow from the tensor.
+//! Scales of other blocks, and scales that do not depend on the tensor, are excluded on purpose.
 
 use crate::e4m3::{LARGEST, encode};
 use crate::parallel;
 
-/// Quantises each part of this many elements: the bits of x / scale, and the scale that maps the
-/// largest magnitude to the largest number of the format; 1 for zeros.
+/// Quantises each part of `part` elements to the bits of x / scale. The scale maps the part's
+/// largest magnitude to the largest e4m3 number; it is 1 for zeros.
 pub fn quantised(values: &[half::bf16], part: usize) -> (Vec<i8>, Vec<f32>) {
     let parts = parallel::map(values.len().div_ceil(part), &|number| {
         let values = &values[number * part..];

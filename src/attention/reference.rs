@@ -1,46 +1,46 @@
-//! Attention of one head in fp64: the definition that every implementation is verified against.
+//! Attention of one head in fp64: the reference against which every implementation is verified.
 //!
 //! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores `[rows,
-//! keys]`. A query's position decides which keys it sees under the causal mask. Deliberately
-//! absent: the choice of the checked heads and rows (`sample`), and any online or tiled form of the
-//! softmax.
+//! keys]`. A query's position decides which keys it sees under the causal mask. The choice of the
+//! checked heads and rows (see `sample`), and any online or tiled form of the softmax, are excluded
+//! on purpose.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use crate::parallel;
 
-/// Parameters that the heads of a problem share.
+/// Parameters that all heads of a problem share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadParameters {
-    /// Elements of a query, key or value.
+    /// Number of elements of a query, key or value.
     pub d: usize,
-    /// Whether query i sees keys 0..=i only.
+    /// Whether query i sees only the keys 0..=i.
     pub causal: bool,
 }
 
-/// Queries whose probabilities are held at a time, and keys whose gradients one task takes: bound
-/// the fp64 scratch.
+/// Number of queries whose probabilities are in memory at a time, and of keys whose gradients one
+/// task computes. It limits the fp64 scratch memory.
 pub const ROWS: usize = 64;
 const GROUP: usize = 8 * ROWS;
 const KEYS_PER_BLOCK: usize = 256;
 
 impl HeadParameters {
-    /// 1 / sqrt(d).
+    /// Softmax scale, 1 / sqrt(d).
     pub fn scale(&self) -> f64 {
         1.0 / (self.d as f64).sqrt()
     }
 
-    /// Keys that any of the queries sees: those after it take no part. Positions ascend.
+    /// Number of keys that any query at these ascending positions sees; later keys have no effect.
     fn visible_keys(&self, positions: &[usize], s: usize) -> usize {
         if self.causal { positions.last().map_or(0, |last| last + 1) } else { s }
     }
 
-    /// `q kᵀ / sqrt(d)`, `[rows, keys]`.
+    /// Computes the scores `q kᵀ / sqrt(d)`, `[rows, keys]`.
     pub fn scaled_scores(&self, q: &[f64], k: &[f64]) -> Vec<f64> {
         self.inner_products(q, k, self.scale())
     }
 
-    /// `factor · a bᵀ` over the head dimension.
+    /// Computes `factor · a bᵀ` over the head dimension.
     fn inner_products(&self, a: &[f64], b: &[f64], factor: f64) -> Vec<f64> {
         let (rows, keys) = (a.len() / self.d, b.len() / self.d);
         let mut out = vec![0.0; rows * keys];
@@ -52,7 +52,7 @@ impl HeadParameters {
         out
     }
 
-    /// `p v`, `[rows, d]`.
+    /// Computes the output `p v`, `[rows, d]`.
     pub fn values(&self, p: &[f64], v: &[f64]) -> Vec<f64> {
         let keys = v.len() / self.d;
         let rows = p.len() / keys;
@@ -65,7 +65,7 @@ impl HeadParameters {
         out
     }
 
-    /// Softmax of the scores over the keys that each query sees; zero for the others.
+    /// Computes the softmax of the scores over the keys that each query sees; hidden keys get zero.
     fn probabilities(&self, q: &[f64], positions: &[usize], k: &[f64]) -> Vec<f64> {
         let keys = k.len() / self.d;
         let mut p = self.scaled_scores(q, k);
@@ -77,15 +77,15 @@ impl HeadParameters {
         p
     }
 
-    /// Attention of some queries: `softmax(q kᵀ / sqrt(d)) v`.
+    /// Computes attention for some queries: `softmax(q kᵀ / sqrt(d)) v`.
     pub fn forward(&self, q: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> Vec<f64> {
         let seen = self.visible_keys(positions, k.len() / self.d) * self.d;
         self.values(&self.probabilities(q, positions, &k[..seen]), &v[..seen])
     }
 
-    /// Probabilities and gradient of the scores for some queries:
-    /// `dS = P ∘ (dP - rowsum(P ∘ dP)) / sqrt(d)` with `dP = dO vᵀ`, the gradient of `q kᵀ` before
-    /// its scaling. `k` and `v` hold the keys that take part.
+    /// Computes the probabilities and the gradient of the scores for some queries: `dS = P ∘ (dP -
+    /// rowsum(P ∘ dP)) / sqrt(d)` with `dP = dO vᵀ`. This is the gradient of `q kᵀ` before its
+    /// scaling. `k` and `v` hold only the visible keys.
     fn score_gradients(
         &self,
         q: &[f64],
@@ -104,7 +104,7 @@ impl HeadParameters {
         (p, grad)
     }
 
-    /// Gradient of some queries.
+    /// Computes the gradient of some queries.
     pub fn query_gradients(
         &self,
         q: &[f64],
@@ -118,8 +118,8 @@ impl HeadParameters {
         self.values(&grad_scores, &k[..seen])
     }
 
-    /// Gradients of all keys and values of the head: `dK = dSᵀ q`, `dV = Pᵀ dO` over all its
-    /// queries.
+    /// Computes the gradients of all keys and values of a head, `dK = dSᵀ q` and `dV = Pᵀ dO`, over
+    /// all its queries.
     pub fn key_value_gradients(
         &self,
         q: &[f64],
@@ -167,7 +167,8 @@ impl HeadParameters {
     }
 }
 
-/// Softmax in place: `exp(x - max) / Σ exp(x - max)`, finite for any finite scores.
+/// Computes the softmax in place: `exp(x - max) / Σ exp(x - max)`, which is finite for any finite
+/// scores.
 pub fn softmax(row: &mut [f64]) {
     let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     row.iter_mut().for_each(|x| *x = (*x - max).exp());
@@ -175,7 +176,7 @@ pub fn softmax(row: &mut [f64]) {
     row.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// `out += factor · a b` on this thread.
+/// Adds `factor · a b` to `out` on the calling thread.
 fn add_gemm(out: &mut [f64], a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor: f64) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
     multiply_f64(out, Accum::Add, a, b, factor);

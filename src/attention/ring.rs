@@ -1,10 +1,12 @@
-//! `attention/ring`: the forward of one long sequence, spread over several GPUs.
+//! Workload `attention/ring`: attention forward of one long sequence, distributed over several
+//! GPUs.
 //!
-//! A GPU has queries, keys, values and outputs of some positions, `[1, h, s / g, d]` each: a stretch
-//! of the sequence, or under the causal mask two stretches, the r-th of 2 g and the r-th from the
-//! end, so that all GPUs have equal work. The reference is that of `attention/forward`.
+//! Each GPU has the queries, keys, values and outputs of some positions, `[1, h, s / g, d]` each.
+//! Without a mask these are one contiguous part of the sequence. Under the causal mask they are two
+//! of 2 g parts, the r-th from the start and the r-th from the end, so that all GPUs have equal
+//! work. The reference is that of `attention/forward`.
 //!
-//! Deliberately absent: how keys and values get to the queries.
+//! The transport of keys and values to the queries is excluded on purpose.
 
 use std::ops::Range;
 
@@ -14,19 +16,19 @@ use kernelgate::workload::{
     Tensors, Tolerance, Work, Workload,
 };
 
-/// Most GPUs of a problem.
+/// Maximum number of GPUs of a problem.
 const MOST_GPUS: usize = 8;
-/// Names of the queries, by rank.
+/// Names of the query tensors, by rank.
 pub static Q: [&str; MOST_GPUS] = ["q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7"];
-/// Names of the keys, by rank.
+/// Names of the key tensors, by rank.
 pub static K: [&str; MOST_GPUS] = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"];
-/// Names of the values, by rank.
+/// Names of the value tensors, by rank.
 pub static V: [&str; MOST_GPUS] = ["v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7"];
-/// Names of the outputs, by rank.
+/// Names of the output tensors, by rank.
 pub static OUT: [&str; MOST_GPUS] =
     ["out0", "out1", "out2", "out3", "out4", "out5", "out6", "out7"];
 
-/// The axis of heads of each tensor, by rank.
+/// Axis of heads in each input tensor, by rank.
 static INPUT_HEAD_AXES: [(&str, usize); 3 * MOST_GPUS] = {
     let mut all = [("", 1); 3 * MOST_GPUS];
     let mut rank = 0;
@@ -56,7 +58,7 @@ const AXES: &[Axis] = &[
     DTYPE,
 ];
 
-/// `softmax(q kᵀ / sqrt(d)) v` of one sequence over several GPUs.
+/// Workload of attention forward, `softmax(q kᵀ / sqrt(d)) v`, of one sequence over several GPUs.
 pub const RING_WORKLOAD: Workload<RingProblem> = Workload {
     name: "attention/ring",
     about: "attention/forward of one sequence over several GPUs; hidden 2048",
@@ -74,30 +76,30 @@ pub const RING_WORKLOAD: Workload<RingProblem> = Workload {
     bind: RingProblem::bind,
 };
 
-/// The forward of one sequence over several GPUs.
+/// Problem of attention forward of one sequence over several GPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RingProblem {
     /// Number of GPUs.
     pub gpus: usize,
-    /// The whole sequence.
+    /// Attention parameters of the whole sequence.
     pub attention: Attention,
 }
 
-/// Work of a GPU on the keys of one GPU: positions as they lie in the tensors of each.
+/// Work of one GPU on the keys of one GPU; positions are indices into the tensors of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     /// Rank of the GPU that has the keys.
     pub keys_of: usize,
-    /// Queries that attend to some of these keys.
+    /// Range of the queries that attend to some of these keys.
     pub queries: Range<usize>,
-    /// Keys to which the queries attend.
+    /// Range of the keys to which the queries attend.
     pub keys: Range<usize>,
     /// Whether a query attends only to keys up to its own position.
     pub causal: bool,
 }
 
 impl RingProblem {
-    /// A sequence of `s` positions in `h` heads.
+    /// Problem of a sequence of `s` positions with `h` heads.
     pub const fn new(
         gpus: usize,
         h: usize,
@@ -123,22 +125,22 @@ impl RingProblem {
         Ok(ring)
     }
 
-    /// Positions of a GPU.
+    /// Number of positions of the sequence on one GPU.
     pub const fn gpu_positions(&self) -> usize {
         self.attention.s / self.gpus
     }
 
-    /// Stretches of a GPU's positions.
+    /// Number of contiguous parts of the sequence on one GPU.
     const fn position_stretches(&self) -> usize {
         if self.attention.causal && self.gpus > 1 { 2 } else { 1 }
     }
 
-    /// Shape of the queries of a GPU, and of its keys, values and outputs.
+    /// Shape of a GPU's queries; its keys, values and outputs have the same shape.
     pub const fn shape(&self) -> [usize; 4] {
         [1, self.attention.h, self.gpu_positions(), self.attention.d]
     }
 
-    /// The positions in the sequence of each stretch of a GPU, in the order of its tensors.
+    /// Ranges of the sequence that a GPU has, in the order of its tensors.
     fn stretches_of(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
         let length = self.gpu_positions() / self.position_stretches();
         let last = self.gpus * self.position_stretches() - 1;
@@ -146,8 +148,8 @@ impl RingProblem {
         numbers.map(move |number| number * length..(number + 1) * length)
     }
 
-    /// The steps of a GPU: on its own keys first, then on those of the GPU before it, and so on
-    /// round the ring. Ranks below its own come before those above it.
+    /// Steps of a GPU: first on its own keys, then on those of the previous GPU, and so on round
+    /// the ring. All lower ranks come before the higher ones.
     pub fn steps(&self, rank: usize) -> Vec<Step> {
         let (all, half) = (self.gpu_positions(), self.gpu_positions() / 2);
         let step = |back: usize| {
@@ -156,22 +158,22 @@ impl RingProblem {
             match (self.attention.causal, keys_of) {
                 (false, _) => whole,
                 (true, of) if of == rank => Step { causal: true, ..whole },
-                // The first stretch of these keys precedes both stretches of our queries, the
-                // second one follows them.
+                // The first part of these keys precedes both parts of our queries; the second part
+                // follows them.
                 (true, of) if of < rank => Step { keys: 0..half, ..whole },
-                // Both stretches of these keys lie between the two stretches of our queries.
+                // Both parts of these keys lie between the two parts of our queries.
                 (true, _) => Step { queries: half..all, ..whole },
             }
         };
         (0..self.gpus).map(step).collect()
     }
 
-    /// How many of the steps reach the first half of a GPU's queries: the first ones.
+    /// Number of steps that involve the first half of a GPU's queries; these steps come first.
     pub const fn steps_of_first_half(&self, rank: usize) -> usize {
         if self.attention.causal { rank + 1 } else { self.gpus }
     }
 
-    /// A tensor of the whole sequence from those of the GPUs.
+    /// Concatenates the tensors of the GPUs to the tensor of the whole sequence.
     pub(super) fn gathered_tensor(&self, inputs: &Tensors, names: &[&str]) -> Tensor {
         let Attention { h, s, d, .. } = self.attention;
         let row = d * self.attention.dtype.bytes();
@@ -190,7 +192,7 @@ impl RingProblem {
         whole
     }
 
-    /// The inputs of the whole sequence.
+    /// Concatenates the inputs of the GPUs to those of the whole sequence.
     pub(super) fn whole(&self, inputs: &Tensors) -> Tensors {
         let mut whole = Tensors::new();
         for (name, names) in [("q", Q), ("k", K), ("v", V)] {
@@ -199,7 +201,7 @@ impl RingProblem {
         whole
     }
 
-    /// The GPU of a row of `[h, s]`, and the row's number in its output.
+    /// Rank of the GPU that has a row of `[h, s]`, and the row's index in its output.
     fn place(&self, row: usize) -> (usize, usize) {
         let (s, length) = (self.attention.s, self.gpu_positions() / self.position_stretches());
         let (head, position) = (row / s, row % s);
@@ -211,7 +213,7 @@ impl RingProblem {
         (rank, head * self.gpu_positions() + stretch * length + within)
     }
 
-    /// The part of some rows of the whole output that lies on a GPU.
+    /// Part of the expected rows that lies on one GPU.
     fn part(&self, whole: &Expected, rank: usize) -> Option<Expected> {
         let d = self.attention.d;
         let TensorData::F64(values) = &whole.values else { return None };
@@ -255,13 +257,13 @@ impl Problem for RingProblem {
         ranks.flat_map(|rank| whole.iter().filter_map(move |rows| self.part(rows, rank))).collect()
     }
 
-    /// Heads are independent.
+    /// The heads are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         let (inputs, outputs) = (&INPUT_HEAD_AXES[..3 * self.gpus], &OUTPUT_HEAD_AXES[..self.gpus]);
         vec![Symmetry::Roll { inputs, outputs }]
     }
 
-    /// The work of one GPU. The first one receives the keys and values of all others.
+    /// Work of one GPU. The first GPU receives the keys and values of all others.
     fn work(&self) -> Work {
         let whole = AttentionForward { attention: self.attention }.work();
         let gpus = self.gpus as u64;
@@ -287,7 +289,7 @@ impl Problem for RingProblem {
         tolerance(self.attention.dtype)
     }
 
-    /// The tensors of the GPUs and, for the reference, of the whole sequence.
+    /// Bytes of the GPUs' tensors and, for the reference, of those of the whole sequence.
     fn host_bytes(&self) -> u64 {
         let gathered = self.attention.bytes(self.attention.dtype, 1, 2);
         gathered + AttentionForward { attention: self.attention }.host_bytes()
@@ -325,7 +327,7 @@ mod tests {
         assert!(RingProblem::bind(&point("g=4 s=1004 mask=full")).is_ok());
     }
 
-    /// Position in the sequence of a position of a GPU.
+    /// Converts a position on a GPU to the position in the sequence.
     fn sequence_position(ring: &RingProblem, rank: usize, local: usize) -> usize {
         ring.stretches_of(rank).flatten().nth(local).unwrap()
     }

@@ -1,37 +1,38 @@
-//! Which rows the reference computes: all of a small problem, a seeded random sample of a large
-//! one.
+//! Choice of the rows that the reference computes: all rows of a small problem, a seeded random
+//! sample of a large one.
 //!
-//! Under the causal mask early rows are averages of few values and large, late rows averages of
-//! many and small. Sampled rows are drawn and compared in bands of positions, so that a late row is
-//! held to the magnitude of its own band.
+//! Under the causal mask, early rows are averages of few values and large; late rows are averages
+//! of many values and small. Rows are therefore drawn and compared in bands of positions, so that
+//! the error of a late row is relative to the magnitude of its own band.
 
 use std::ops::Range;
 
 use crate::parallel;
 use kernelgate::workload::{Expected, random};
 
-/// Query-key pairs that a reference computes: about half a second on two cores, exponentials and
-/// GEMMs together.
+/// Maximum number of query-key pairs that a reference computes: about half a second on two cores,
+/// exponentials and GEMMs together.
 pub const MAX_REFERENCE_PAIRS: u64 = 1 << 25;
 
-/// Seed of the sample. Fixed: which rows are checked belongs to the reference, not to the inputs.
+/// Seed of the sample of rows. It is fixed, because the choice of rows belongs to the reference and
+/// not to the inputs.
 const ROW_SAMPLE_SEED: u64 = 0x6174_746e;
 
-/// Rows of `[b, h, s, ..]`: `heads` times `s`.
+/// Rows of a tensor `[b, h, s, ..]`: `heads` times `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rows {
-    /// b·h.
+    /// Number of heads of all sequences, b·h.
     pub heads: usize,
-    /// Positions in a head.
+    /// Number of positions in a head.
     pub s: usize,
-    /// Keys of a head.
+    /// Number of keys of a head.
     pub keys: usize,
-    /// Whether a row sees one key less than the next, and the last one all.
+    /// Whether the last row sees all keys and each earlier row one key less than the next.
     pub causal: bool,
 }
 
 impl Rows {
-    /// Positions that are drawn and compared together.
+    /// Bands of positions whose rows are drawn and compared together.
     pub fn row_bands(&self) -> Vec<Range<usize>> {
         if !self.causal {
             return std::iter::once(0..self.s).collect();
@@ -49,7 +50,7 @@ impl Rows {
         bands
     }
 
-    /// Whether every row is checked.
+    /// Whether the reference computes every row.
     pub fn whole(&self) -> bool {
         self.pairs() <= u128::from(MAX_REFERENCE_PAIRS)
     }
@@ -58,12 +59,12 @@ impl Rows {
         self.heads as u128 * self.s as u128 * self.keys as u128
     }
 
-    /// Most keys that a row before `end` sees.
+    /// Maximum number of keys that a row before `end` sees.
     fn most_keys_seen(&self, end: usize) -> usize {
         if self.causal { end + self.keys - self.s } else { self.keys }
     }
 
-    /// The rows of a band that are checked, ascending: all of them, or a random sample of the
+    /// Ascending rows of a band that are checked: all of them, or a random sample that uses the
     /// band's share of [`MAX_REFERENCE_PAIRS`].
     pub fn drawn_rows_of_band(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
         let rows = self.heads * band.len();
@@ -81,8 +82,8 @@ impl Rows {
             .collect()
     }
 
-    /// The heads that are checked if a row's value needs its whole head, each of `share` heads of
-    /// queries, ascending: at least one.
+    /// Ascending heads that are checked if a row's value needs its whole head. Each checked head
+    /// has `share` query heads; there is at least one.
     pub fn drawn_head_indices(&self, name: &str, share: usize) -> Vec<usize> {
         let drawn = (2 * u128::from(MAX_REFERENCE_PAIRS)
             / (share as u128 * self.s as u128 * self.keys as u128))
@@ -95,7 +96,7 @@ impl Rows {
         )
     }
 
-    /// The most elements of a row that the drawn rows can have, for memory estimates.
+    /// Maximum number of elements that the drawn rows can have, for memory estimates.
     pub fn max_drawn_elements(&self) -> u64 {
         let rows: usize = self.row_bands().iter().map(|band| self.heads * band.len()).sum();
         if self.whole() {
@@ -110,7 +111,7 @@ impl Rows {
             .sum()
     }
 
-    /// The reference of some rows of output `name`: `f(head, positions)` gives the values of
+    /// Computes the expected rows of output `name`; `f(head, positions)` returns the values of
     /// ascending positions of a head.
     pub fn expect_rows(
         &self,

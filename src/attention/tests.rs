@@ -1,5 +1,5 @@
-//! The definition against plain loops and finite differences, its invariants, and the tolerances
-//! against emulated rounding.
+//! Tests of attention's definition against plain loops and finite differences, of its invariants,
+//! and of the tolerances against emulated rounding.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::e4m3::encode;
 use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::{Effort, Scale};
 
-/// N(0, 1) in fp64.
+/// Draws samples of N(0, 1) in fp64.
 fn normal_f64_values(name: &str, len: usize) -> Vec<f64> {
     random::normal(5, name, len).into_iter().map(f64::from).collect()
 }
@@ -34,7 +34,7 @@ fn assert_near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError
     Ok(())
 }
 
-/// Attention by its definition, one element at a time.
+/// Computes attention by its definition, one element at a time.
 fn plain(head: &HeadParameters, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     let (d, s) = (head.d, q.len() / head.d);
     let mut out = vec![0.0; s * d];
@@ -106,7 +106,7 @@ proptest! {
         prop_assert!(p.iter().all(|p| (0.0..=1.0).contains(p)));
         let mut shifted: Vec<f64> = scores.iter().map(|x| x + shift).collect();
         crate::attention::reference::softmax(&mut shifted);
-        // The shift rounds the scores themselves at 1e-12.
+        // The shift rounds the scores themselves by 1e-12.
         assert_near(&shifted, &p, 1e-10)?;
     }
 
@@ -147,7 +147,7 @@ proptest! {
 
     #[test]
     fn gradients_add_up_to_the_whole(s in 1usize..700, d in 1usize..9, causal: bool) {
-        // Rows of P sum to one, so grad_v distributes grad_out; rows of dS sum to zero, so grad_k
+        // Rows of P sum to one, so grad_v distributes grad_out. Rows of dS sum to zero, so grad_k
         // cancels out.
         let head = HeadParameters { d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal_f64_values(name, s * d));
@@ -182,7 +182,7 @@ fn declared_work_is_flash_attentions() {
         5 * 16_384 * 1024 * 2048
     );
     assert_eq!(AttentionBackward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
-    // Bytes of keys by their own heads, FLOPs by those of queries.
+    // Bytes of keys depend on the number of key heads, FLOPs on that of query heads.
     let attention = Attention { b: 3, h: 8, h_kv: 2, s: 5, keys: 100, ..causal };
     let work = AttentionForward { attention }.work();
     assert_eq!(work.total_bytes(), (2 * 3 * 8 * 5 + 2 * 3 * 2 * 100) * 64 * 2);
@@ -213,7 +213,7 @@ fn every_listed_point_binds_and_has_a_short_id() {
     check(&crate::attention::components::VALUES);
 }
 
-/// The first point of a selection that has the overrides' axes.
+/// Returns the first point of a selection with the axes of `overrides`.
 fn bind(effort: Effort, overrides: &[&str]) -> Result<AttentionForward, AxisError> {
     let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
     let points = FORWARD.points(effort, Scale::Host, &overrides).unwrap();
@@ -298,7 +298,7 @@ fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
         };
         let shared = AttentionBackward { attention: Attention { h_kv: 2, ..apart.attention } };
         let inputs = shared.inputs(5);
-        // Each head of keys thrice.
+        // Each key head is repeated three times.
         let mut repeated = inputs.clone();
         for name in ["k", "v"] {
             let values = inputs.f32(name).chunks(s * d).flat_map(|head| [head; 3]).flatten();
@@ -329,8 +329,8 @@ fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
     }
 }
 
-/// Computation of an implementation on tensor cores: fp32 or better inside, but operands of GEMMs
-/// and results in the dtype.
+/// Emulates an implementation on tensor cores: fp32 or better inside, but operands of GEMMs and
+/// results rounded to the dtype.
 struct RoundedComputation {
     head: HeadParameters,
     round: fn(f64) -> f64,
@@ -341,7 +341,7 @@ impl RoundedComputation {
         values.into_iter().map(self.round).collect()
     }
 
-    /// Probabilities, and the output.
+    /// Computes the probabilities and the output with that rounding.
     fn forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let s = q.len() / self.head.d;
         let mut p = self.head.scaled_scores(q, k);
@@ -354,7 +354,7 @@ impl RoundedComputation {
         (p, out)
     }
 
-    /// Gradients of q, k and v.
+    /// Computes the gradients of q, k and v with that rounding.
     fn backward(&self, q: &[f64], k: &[f64], v: &[f64], grad_out: &[f64]) -> [Vec<f64>; 3] {
         let (d, s) = (self.head.d, q.len() / self.head.d);
         let (p, out) = self.forward(q, k, v);
@@ -379,8 +379,8 @@ impl RoundedComputation {
     }
 }
 
-/// Errors, by the harness' own comparison, of an implementation that rounds only as the dtype
-/// requires.
+/// Errors, by the harness' own comparison, of an implementation that rounds only where the dtype
+/// requires it.
 fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
     let Attention { s, d, dtype, .. } = attention;
     let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });
@@ -444,8 +444,8 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
     }
 }
 
-/// The errors ([`errors_of_rounding`]) of a forward pass that rounds operands and probabilities to
-/// e4m3, the probabilities times 2^6.
+/// Errors ([`errors_of_rounding`]) of a forward pass that rounds operands and probabilities to
+/// e4m3, the probabilities multiplied by 2^6.
 fn errors_of_fp8(attention: Attention) -> OutputComparison {
     let Attention { h, s, .. } = attention;
     let problem = AttentionForward { attention };
@@ -497,7 +497,8 @@ fn rounding_probabilities_to_fp8_stays_well_within_the_tolerance() {
     }
 }
 
-/// Tests no row: compares outputs of rounded operands with those of the original ones.
+/// The test compares outputs of rounded operands with those of the original operands; it tests no
+/// row.
 #[test]
 fn rounding_operands_to_fp8_costs_what_the_results_say() {
     for (s, causal, outliers, most) in [
@@ -537,7 +538,7 @@ fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
         assert_eq!(inputs.tensor(&format!("{name}_e4m3")).shape(), problem.attention.shape());
         assert_eq!(inputs.tensor(&format!("{name}_scale")).shape(), [1, 16]);
     }
-    // Every head can be rolled.
+    // The test requires that every head can be rolled.
     assert!(problem.symmetries()[0].changed_inputs(&inputs).is_some());
     let axes = ["s=8", "d=128", "mask=full", "dtype=fp8"].map(|axis| axis.parse().unwrap());
     let suites = crate::attention::suites();

@@ -1,4 +1,4 @@
-//! The exchanges on the host, whose ranks are tensors of one memory.
+//! Exchanges between GPUs, computed on the CPU: the ranks are tensors in one memory.
 
 use super::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use crate::parallel;
@@ -6,7 +6,7 @@ use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Elements of a task.
+/// Number of elements that one task computes.
 const ELEMENTS: usize = 1 << 14;
 
 /// The CPU row of all exchanges (sum, gather, broadcast, send).

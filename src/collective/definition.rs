@@ -1,5 +1,5 @@
-//! Exchanges between GPUs: sums and copies of a message. This module does not define how a message
-//! travels.
+//! Exchanges between GPUs: sums and copies of messages. The transport of the messages is excluded
+//! on purpose.
 
 use half::bf16;
 
@@ -9,7 +9,7 @@ use kernelgate::workload::{
     Tensors, Tolerance, Work, Workload, random,
 };
 
-/// Largest number of GPUs in a problem.
+/// Maximum number of GPUs in a problem.
 pub const MOST_GPUS: usize = 8;
 /// Names of the input tensors, by rank.
 pub static INPUT_NAMES: [&str; MOST_GPUS] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"];
@@ -43,13 +43,13 @@ macro_rules! workload {
     };
 }
 
-/// Every GPU gets the sum of the messages of all.
+/// Workload of an all-reduce: every GPU gets the sum of all messages.
 pub const ALL_REDUCE: Workload<ExchangeProblem> =
     workload!(AllReduce, "all_reduce", "every GPU gets the sum of the messages of all");
-/// Workload of an all-gather: every GPU gets the messages of all GPUs, one behind the other.
+/// Workload of an all-gather: every GPU gets the messages of all GPUs, one after the other.
 pub const ALL_GATHER: Workload<ExchangeProblem> =
     workload!(AllGather, "all_gather", "every GPU gets the parts of all GPUs");
-/// Every GPU gets its part of the sum.
+/// Workload of a reduce-scatter: every GPU gets its part of the sum.
 pub const REDUCE_SCATTER: Workload<ExchangeProblem> = workload!(
     ReduceScatter,
     "reduce_scatter",
@@ -64,29 +64,29 @@ pub const SEND: Workload<ExchangeProblem> = Workload {
     ..workload!(Send, "send", "the second GPU gets the message of the first")
 };
 
-/// Kind of an exchange.
+/// Kind of an exchange between GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExchangeKind {
-    /// `y_r = Σ x_p`.
+    /// All-reduce: `y_r = Σ x_p`.
     AllReduce,
     /// All-gather: `y_r = x_0 … x_(g-1)`.
     AllGather,
-    /// `y_r` is part r of `Σ x_p`.
+    /// Reduce-scatter: `y_r` is part r of `Σ x_p`.
     ReduceScatter,
-    /// `y_r = x_0`.
+    /// Broadcast: `y_r = x_0`.
     Broadcast,
-    /// `y_1 = x_0`.
+    /// Send: `y_1 = x_0`.
     Send,
 }
 
-/// An exchange of messages: `x0 …` on the GPUs to `y0 …`.
+/// Problem of an exchange, with input messages `x0 …` and output messages `y0 …` on the GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeProblem {
-    /// Kind of an exchange.
+    /// Kind of the exchange.
     pub kind: ExchangeKind,
     /// Number of GPUs.
     pub gpus: usize,
-    /// Elements of a message: of the longer of input and output.
+    /// Number of elements of a message: of the longer one of input and output.
     pub elements: usize,
     /// Type of the elements.
     pub dtype: Dtype,
@@ -110,7 +110,7 @@ impl ExchangeProblem {
         Ok(Self { kind, gpus, elements: bytes / dtype.bytes(), dtype })
     }
 
-    /// Bytes of a message.
+    /// Number of bytes of a message.
     pub const fn bytes(&self) -> usize {
         self.elements * self.dtype.bytes()
     }
@@ -133,7 +133,7 @@ impl ExchangeProblem {
         }
     }
 
-    /// Names of the inputs that there are.
+    /// Names of the input messages that exist.
     fn input_names(&self) -> &'static [&'static str] {
         &INPUT_NAMES[..(0..self.gpus).filter(|&rank| self.input_elements(rank).is_some()).count()]
     }
@@ -148,7 +148,7 @@ impl ExchangeProblem {
         Tensor::new([len], data)
     }
 
-    /// The elementwise sum of all input messages.
+    /// Computes the elementwise sum of all input messages.
     fn sum(&self, inputs: &Tensors) -> Vec<f64> {
         const CHUNK: usize = 1 << 16;
         let mut sum = vec![0.0; self.elements];
@@ -161,7 +161,7 @@ impl ExchangeProblem {
         sum
     }
 
-    /// Values of which every output is a part.
+    /// Values of which every output message is a part.
     fn whole(&self, inputs: &Tensors) -> Vec<f64> {
         match self.kind {
             ExchangeKind::AllReduce | ExchangeKind::ReduceScatter => self.sum(inputs),
@@ -222,7 +222,7 @@ impl Problem for ExchangeProblem {
         self.gpus
     }
 
-    /// Copies are exact. A sum is rounded once on each GPU that adds; in bf16 a rounding error is
+    /// Copies are exact. In a sum, each addition of a GPU rounds once; in bf16 a rounding error is
     /// at most 2^-9 of the value.
     fn tolerance(&self) -> Tolerance {
         let added = (self.gpus - 1) as f64;
@@ -237,7 +237,7 @@ impl Problem for ExchangeProblem {
 
     fn host_bytes(&self) -> u64 {
         let gpus = self.gpus as u64;
-        // Inputs, outputs, the reference of each output, and the sum.
+        // Bytes of inputs, outputs, the reference of each output, and the sum.
         gpus * 2 * self.bytes() as u64 + (gpus + 2) * 8 * self.elements as u64
     }
 }

@@ -1,5 +1,5 @@
-//! Exchanges between GPUs: definition, fp64 reference, a CPU row, NCCL, and own kernels over peer
-//! memory for sums.
+//! The collective family, exchanges between GPUs: definition, fp64 reference, a CPU row, NCCL, and
+//! our own kernels over peer memory for sums.
 
 mod cpu;
 mod cuda;
@@ -13,7 +13,7 @@ pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite};
 
-/// The workloads of the family, each with its rows.
+/// All workloads of the collective family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite(&ALL_REDUCE, cpu::ROWS.iter().chain(cuda::ALL_REDUCE)),
@@ -24,7 +24,7 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family.
+/// Entry of the collectives in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "collective",
     suites,

@@ -1,5 +1,5 @@
-//! The protocols of the own sums, with threads as GPUs: for numbers of GPUs that this project's
-//! machines do not have. Each simulated thread runs launch after launch without any other
+//! Simulation of the protocols of our own sums, with threads instead of GPUs, for numbers of GPUs
+//! that were not available. Each simulated GPU runs launch after launch without any other
 //! synchronisation.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ fn expected_sum(gpus: usize, launch: u32, packet: usize) -> u32 {
     (0..gpus).map(|rank| message_word(rank, launch, packet)).sum()
 }
 
-/// Lets threads drift apart.
+/// Delays a thread at random, so that threads drift apart.
 fn stall_randomly(rank: usize, launch: u32) {
     if (rank as u32 * 5 + launch).is_multiple_of(7) {
         std::thread::sleep(std::time::Duration::from_micros(50));
@@ -35,7 +35,8 @@ fn run_thread_per_gpu(gpus: usize, each: impl Fn(usize) + Sync) {
     });
 }
 
-/// `all_reduce_one_shot`: a word and its flag arrive together; halves alternate.
+/// Simulates `all_reduce_one_shot`: a word and its flag arrive together, and halves of the buffer
+/// alternate.
 fn simulate_one_shot(gpus: usize) {
     let memory = || (0..2 * gpus * PACKETS).map(|_| AtomicU64::new(0)).collect();
     let staging: Vec<Vec<AtomicU64>> = (0..gpus).map(|_| memory()).collect();
@@ -66,7 +67,8 @@ fn simulate_one_shot(gpus: usize) {
     });
 }
 
-/// `all_reduce_two_shot`: two waits a launch; a message is overwritten right behind the second.
+/// Simulates `all_reduce_two_shot`: a launch waits twice, and a message is overwritten right after
+/// the second wait.
 fn simulate_two_shot(gpus: usize) {
     let words = |count: usize| (0..count).map(|_| AtomicU32::new(0)).collect::<Vec<_>>();
     let of_each = |count| (0..gpus).map(|_| words(count)).collect::<Vec<_>>();

@@ -1,11 +1,11 @@
-//! The denoise loop of a robot policy: the action expert of pi0.5, one Euler step and the whole
-//! loop.
+//! Denoising of a robot policy's actions, as the action expert of pi0.5 does it: one Euler step and
+//! the whole loop.
 //!
-//! Source: openpi `gemma.py`, `pi0.py` and `pi0_pytorch.py`. A transformer of multi-query attention
-//! layers over a horizon of noisy actions; every norm is modulated by the time (adaRMS), and
-//! attention sees a cached prefix besides the actions.
+//! The source is openpi: `gemma.py`, `pi0.py` and `pi0_pytorch.py`. The expert is a transformer
+//! with multi-query attention over a horizon of noisy actions. Every norm is modulated by the time
+//! (adaRMS), and attention sees a cached prefix besides the actions.
 //!
-//! One step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
+//! Equations of one step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
 //!
 //! ```text
 //! cond = silu(silu(embedding(t)·time_in + b)·time_out + b)
@@ -19,26 +19,27 @@
 //! velocity = final_norm(h)·action_out + b
 //! ```
 //!
-//! The loop starts from `x` at t = 1 and takes `steps` times `x += dt·velocity(x, t); t += dt`,
-//! with `dt = -1/steps`. The caches are not updated. Time and its embedding are fp64, the state `x`
-//! is fp32 in every implementation.
+//! The loop starts from the noise `x` at t = 1 and repeats `x += dt·velocity(x, t); t += dt` for
+//! `steps` steps, with `dt = -1/steps`. The caches are not updated. In every implementation the
+//! time and its embedding are fp64, the state `x` is fp32.
 //!
-//! With fp8 weights the inputs and all computations are those of bf16, but with another `W` in the
-//! seven projections of the layers: each of its columns is divided by the least power of two that
-//! brings its largest element to 448 or below, rounded to e4m3 (to nearest, ties to even), and
-//! multiplied again. An implementation quantises while it prepares, as a deployment does once;
-//! verification compares with the loop of the quantised weights. The error of quantising itself is
-//! a property of the weights, not of an implementation, and larger here than with trained ones:
-//! random weights have no structure that survives. docs/results/denoise.md has figures.
+//! With fp8 weights the inputs and all computations are those of bf16, except for the weights `W`
+//! of the seven projections of each layer. Each column of these is divided by the least power of
+//! two that brings its largest element to 448 or below, rounded to e4m3 (to nearest, ties to even),
+//! and multiplied again. An implementation quantises while it prepares, as a deployment does once;
+//! the reference computes with the quantised weights. The error of quantising itself is a property
+//! of the weights, not of an implementation. It is larger for random weights than for trained ones,
+//! because random weights have no structure that survives. docs/results/denoise.md has figures.
 //!
-//! With int4 weights `W` differs in another way: a group is 128 of k of a column (the last group
+//! With int4 weights, `W` is quantised in groups: a group is 128 of k of a column (the last group
 //! may be shorter), and its scale is a seventh of its largest element, rounded to five significant
-//! bits. Elements are divided by it, rounded to whole numbers from -7 to 7, and multiplied again.
+//! bits. Elements are divided by the scale, rounded to whole numbers from -7 to 7, and multiplied
+//! again.
 //!
-//! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D
-//! depth, M mlp width, H query heads, E head dimension, S horizon, P prefix; head h of a row of q
-//! is its elements `h·E..(h+1)·E`. Matrices and caches have the dtype of the problem, biases, `x`
-//! and `t` are always f32.
+//! Tensors are row-major and matrices `[in, out]`, so that `y = x·W`; layers are stacked. The
+//! letters are W width, D depth, M mlp width, H query heads, E head dimension, S horizon, P prefix.
+//! Head h of a row of q is its elements `h·E..(h+1)·E`. Matrices and caches have the dtype of the
+//! problem; biases, `x` and `t` are always f32.
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -63,8 +64,9 @@
 //! | `velocity` | [S, 32], f32 | of the step |
 //! | `actions` | [S, 32], f32 | of the loop |
 //!
-//! Deliberately absent: images, language and the making of the prefix; the state token of pi0; a
-//! mask, as the suffix sees all of the prefix and all of itself.
+//! Some parts of the policy are excluded on purpose: images, language and the computation of the
+//! prefix; the state token of pi0; a mask, because the suffix sees all of the prefix and all of
+//! itself.
 
 use super::model::ACTION_COLUMNS;
 use super::reference::{self, ReferenceExpert};
@@ -89,11 +91,11 @@ const DTYPE: Axis = Axis::one_of(
      in four bits in groups of 128; the state is always f32",
 );
 
-/// The time of [`STEP`]: three of ten steps into the loop.
+/// Time of the single step in [`STEP`]: three of ten steps into the loop.
 const SINGLE_STEP_TIME: f32 = 0.7;
 const MAX_LOOP_STEPS: usize = 1 << 10;
 
-/// One velocity.
+/// Workload of one denoising step, which computes a velocity.
 pub const STEP: Workload<DenoiseStep> = Workload {
     name: "denoise/step",
     about: "one step of the pi0.5 action expert: actions and time to velocity",
@@ -109,14 +111,14 @@ pub const STEP: Workload<DenoiseStep> = Workload {
     bind: |point| Ok(DenoiseStep { expert: ExpertShape::bind(point)? }),
 };
 
-/// The whole loop.
+/// Workload of the whole denoising loop.
 pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     name: "denoise/loop",
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
     axes: &[MODEL_AXIS, S, P, STEPS, DTYPE],
-    // On two cores the full loop takes about 3 s and its reference 9: for the CPU it belongs to the
-    // thorough sweep.
+    // On two cores the full loop takes about 3 s and its reference 9 s, so the CPU runs it only in
+    // the thorough selection.
     default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
     accelerator: &["model=pi05 s=50 p=968 steps=10 dtype=bf16"],
     thorough: &[
@@ -135,14 +137,14 @@ pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     },
 };
 
-/// Implementations that the scan times: the fastest one and its competitor.
+/// Rows that the scan times: the fastest one and its competitor.
 const SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
 
-/// A short horizon after two images instead of three.
+/// Scan of a step with a short horizon after two images instead of three.
 pub const STEP_SCAN: ScanAlongAxes =
     ScanAlongAxes { lines: &["model=pi05 s=10 p=712 dtype=bf16"], rows: SCAN_ROWS };
 
-/// Steps of the loop around ten, and the short horizon.
+/// Scan of the loop over numbers of steps around ten, and with the short horizon.
 pub const LOOP_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16",
@@ -151,7 +153,7 @@ pub const LOOP_SCAN: ScanAlongAxes = ScanAlongAxes {
     rows: SCAN_ROWS,
 };
 
-/// `denoise/step`: `x [S, 32]` at time `t` to `velocity [S, 32]`.
+/// Problem `denoise/step`: computes `velocity [S, 32]` from `x [S, 32]` at time `t`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseStep {
     /// Model and shape.
@@ -183,11 +185,11 @@ impl Problem for DenoiseStep {
 
     fn tolerance(&self) -> Tolerance {
         match self.expert.dtype {
-            // Measured: 3.0e-6 on the full model, 9e-7 on the small one.
+            // The measured errors are 3.0e-6 for the full model and 9e-7 for the small one.
             Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 2e-5 },
-            // Rounding every activation to bf16, the residual stream too, costs 1.9e-2 on the full
-            // model and up to 1.4e-2 on the small one (both measures). The least of the
-            // faults tested costs 6e-2.
+            // Rounding every activation to bf16, with the residual stream, gives an error of 1.9e-2
+            // for the full model and up to 1.4e-2 for the small one (by both measures). The least
+            // of the tested faults gives 6e-2.
             _ => Tolerance { max_error: 6e-2, relative_l2: 5e-2 },
         }
     }
@@ -197,12 +199,12 @@ impl Problem for DenoiseStep {
     }
 }
 
-/// `denoise/loop`: noise `x [S, 32]` to `actions [S, 32]`.
+/// Problem `denoise/loop`: computes `actions [S, 32]` from noise `x [S, 32]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseLoop {
     /// Model and shape.
     pub expert: ExpertShape,
-    /// Euler steps.
+    /// Number of Euler steps.
     pub steps: usize,
 }
 
@@ -229,10 +231,10 @@ impl Problem for DenoiseLoop {
 
     fn tolerance(&self) -> Tolerance {
         match self.expert.dtype {
-            // 7.6e-7 on the full model, 7e-7 on the small one.
+            // The measured errors are 7.6e-7 for the full model and 7e-7 for the small one.
             Dtype::F32 => Tolerance { max_error: 5e-6, relative_l2: 5e-6 },
-            // Errors of the steps average: 6.8e-3 on the full model with every activation rounded
-            // to bf16, up to 4.8e-3 on the small one.
+            // Errors of the steps average out: with every activation rounded to bf16, 6.8e-3 for
+            // the full model and up to 4.8e-3 for the small one.
             _ => Tolerance { max_error: 2.5e-2, relative_l2: 2e-2 },
         }
     }

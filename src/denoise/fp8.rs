@@ -1,8 +1,8 @@
 //! Weights in eight bits: codes of e4m3 (four bits of exponent, three of significand, no infinity)
-//! and a power of two for each column, as the microscaling formats have it for a block.
+//! with a power of two for each column, as microscaling formats have one for each block.
 //!
-//! A floating-point code gains nothing from a finer scale than a power of two, and with one every
-//! dequantised weight is a bf16 number: implementations lose nothing by computing in bf16.
+//! A floating-point code gains nothing from a scale finer than a power of two. With such a scale
+//! every dequantised weight is a bf16 number, so implementations lose nothing by computing in bf16.
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -12,29 +12,29 @@ use crate::e4m3::{LARGEST, decode, encode};
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
-/// Range of the exponents of columns: all that a bf16 factor of an implementation can represent,
-/// and more than weights need. Larger values saturate.
+/// Range of the exponents of columns. A bf16 factor can represent all of them, and weights need
+/// fewer. Values beyond the range saturate.
 const COLUMN_EXPONENT_RANGE: std::ops::RangeInclusive<i32> = -100..=7;
 
-/// Elements that one task widens.
+/// Number of elements that one task converts to f32.
 const PIECE: usize = 1 << 16;
 
-/// A quantised matrix.
+/// A matrix that is quantised to fp8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fp8 {
     /// Codes in the order of the elements, `[layers][k][columns]`.
     pub codes: Vec<u8>,
-    /// Exponent of each column, `[layers][columns]`: its codes are multiplied by this power of two,
-    /// the least one with which the column's largest element does not saturate.
+    /// Exponent of each column, `[layers][columns]`. The column's codes are multiplied by two to
+    /// this exponent, which is the least with which its largest element does not saturate.
     pub exponents: Vec<i8>,
 }
 
-/// Whether this input is quantised: the matrices that each step reads.
+/// Whether this input is quantised: the matrices that each step reads are.
 pub fn is_quantized(spec: &TensorSpec) -> bool {
     spec.read == ReadTime::EachStep && spec.name.ends_with("_proj")
 }
 
-/// Quantises a bf16 tensor `[layers, k, columns]`.
+/// Quantises a bf16 tensor `[layers, k, columns]` to fp8.
 ///
 /// # Panics
 /// Panics if it is something else.
@@ -71,7 +71,7 @@ pub fn quantize(tensor: &Tensor) -> Fp8 {
     quantized
 }
 
-/// The least power of two with which `largest` does not saturate.
+/// Returns the least exponent of two with which `largest` does not saturate.
 fn exponent_without_saturation(largest: f32) -> i8 {
     let mut exponent = *COLUMN_EXPONENT_RANGE.start();
     while exponent < *COLUMN_EXPONENT_RANGE.end() && largest > LARGEST * 2f32.powi(exponent) {
@@ -80,7 +80,7 @@ fn exponent_without_saturation(largest: f32) -> i8 {
     exponent as i8
 }
 
-/// The weights that codes stand for: bf16 numbers, all of them exact.
+/// Returns the dequantised weights, all of which are exact bf16 numbers.
 pub fn dequantized(tensor: &Tensor) -> Tensor {
     let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
     let Fp8 { codes, exponents } = quantize(tensor);
@@ -99,13 +99,13 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
     Tensor::new(tensor.shape(), TensorData::Bf16(values))
 }
 
-/// Bytes of the codes and of a byte of exponent a column.
+/// Bytes of the codes, with one byte for the exponent of each column.
 pub fn bytes(spec: &TensorSpec) -> u64 {
     let [layers, _, columns] = spec.shape[..] else { panic!("a stack of matrices is quantised") };
     spec.bytes() / spec.dtype.bytes() as u64 + (layers * columns) as u64
 }
 
-/// All inputs in f32, exactly: what computes in f32 takes bf16 and dequantised weights so.
+/// Converts all inputs to f32 without rounding; bf16 and dequantised weights are exact in f32.
 pub fn widen_to_f32(inputs: &Tensors) -> Tensors {
     let mut wide = inputs.clone();
     let narrow = |tensor: &Tensor| tensor.dtype() == Dtype::Bf16;

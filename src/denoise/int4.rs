@@ -1,7 +1,7 @@
-//! Weights in four bits: whole numbers from -7 to 7 and a scale for each 128 of k of a column.
+//! Weights in four bits: whole numbers from -7 to 7 with a scale for each 128 of k of a column.
 //!
-//! A scale has five significant bits, so that its product with any of the numbers, which have three,
-//! is a bf16 number: implementations lose nothing by computing in bf16.
+//! A scale has five significant bits and a number three, so that their product is a bf16 number:
+//! implementations lose nothing by computing in bf16.
 
 use half::bf16;
 
@@ -9,31 +9,31 @@ use super::model::TensorSpec;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensor, TensorData};
 
-/// Elements along k with one scale. The last group of a column may have fewer.
+/// Number of elements along k that share one scale. The last group of a column may have fewer.
 pub const GROUP: usize = 128;
-/// The largest number; the least is its negative.
+/// Largest number of the int4 format; the least one is its negative.
 pub const LARGEST: i8 = 7;
-/// The least and the largest scale: products with them neither vanish nor overflow. An element
-/// beyond seven times the largest saturates.
+/// The least and the largest scale, whose products with the numbers neither vanish nor overflow. An
+/// element beyond seven times the largest scale saturates.
 const SCALE_RANGE: [f32; 2] =
     [f32::from_bits((127 - 100) << 23), f32::from_bits((127 + 100) << 23)];
 
-/// A quantised matrix.
+/// A matrix that is quantised to int4.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Int4Matrix {
-    /// One number for each element, in their order, `[layers][k][columns]`.
+    /// Numbers in the order of the elements, `[layers][k][columns]`.
     pub codes: Vec<i8>,
-    /// Scales of the numbers, `[layers][ceil(k / 128)][columns]`: a seventh of the group's largest
+    /// Scales of the groups, `[layers][ceil(k / 128)][columns]`: a seventh of the group's largest
     /// element, rounded to nearest.
     pub scales: Vec<bf16>,
 }
 
-/// Number of groups of a column of `depth` elements.
+/// Number of groups in a column of `depth` elements.
 pub const fn groups(depth: usize) -> usize {
     depth.div_ceil(GROUP)
 }
 
-/// Quantises a bf16 tensor `[layers, k, columns]`; not a number becomes 0.
+/// Quantises a bf16 tensor `[layers, k, columns]` to int4; NaN becomes 0.
 ///
 /// # Panics
 /// Panics if it is something else.
@@ -59,7 +59,7 @@ pub fn quantize(tensor: &Tensor) -> Int4Matrix {
     quantized
 }
 
-/// Quantises one group of rows; `scales` has one scale for each column.
+/// Quantises one group of rows; `scales` gets one scale for each column.
 fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
     let columns = scales.len();
     let mut largest = vec![0f32; columns];
@@ -78,7 +78,7 @@ fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
     }
 }
 
-/// A seventh, rounded to five significant bits.
+/// Returns a seventh of `largest`, rounded to five significant bits.
 fn scale_for_largest(largest: f32) -> bf16 {
     let [least, most] = SCALE_RANGE;
     let bits = (largest / f32::from(LARGEST)).clamp(least, most).to_bits();
@@ -88,7 +88,7 @@ fn scale_for_largest(largest: f32) -> bf16 {
     bf16::from_f32(f32::from_bits(rounded))
 }
 
-/// The weights that numbers and scales stand for: bf16 numbers, all of them exact.
+/// Returns the dequantised weights, all of which are exact bf16 numbers.
 pub fn dequantized(tensor: &Tensor) -> Tensor {
     let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
     let Int4Matrix { codes, scales } = quantize(tensor);
@@ -106,7 +106,7 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
     Tensor::new(tensor.shape(), TensorData::Bf16(values))
 }
 
-/// Bytes of the numbers, two a byte, and of the scales.
+/// Bytes of the numbers, two in each byte, and of the scales.
 pub fn bytes(spec: &TensorSpec) -> u64 {
     let [layers, rows, columns] = spec.shape[..] else {
         panic!("a stack of matrices is quantised")
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn elements_are_within_half_a_scale_and_a_group_has_its_own() {
-        // Sizes that no group or byte divides.
+        // The sizes are not multiples of a group or of a byte.
         let drawn = random::normal(7, "w", 2 * 301 * 5);
         let exact = tensor([2, 301, 5], |layer, k, column| {
             drawn[(layer * 301 + k) * 5 + column] * 10f32.powi((k / GROUP) as i32)
@@ -162,7 +162,7 @@ mod tests {
             let (layer, k, column) = (i / (301 * 5), i / 5 % 301, i % 5);
             let scale = scales[(layer * 3 + k / GROUP) * 5 + column].to_f64();
             assert_eq!(f64::from(codes[i]) * scale, *y);
-            // The largest is beyond 7 scales by up to 7 / 32 of one.
+            // The largest element exceeds 7 scales by up to 7 / 32 of a scale.
             assert!((x - y).abs() <= 0.5 * scale, "{i}: {x} {y} {scale}");
         }
         for group in 0..3 {

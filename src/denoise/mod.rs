@@ -1,4 +1,4 @@
-//! The denoise loop of a robot policy: definition, fp64 reference, CPU and CUDA rows.
+//! The denoise family, actions of a robot policy: definition, fp64 reference, CPU and CUDA rows.
 
 mod cpu;
 mod cuda;
@@ -17,7 +17,7 @@ pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite_with_scan};
 
-/// The workloads of the family, each with its rows.
+/// All workloads of the denoise family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&STEP, cpu::STEP.iter().chain(cuda::STEP), STEP_SCAN),
@@ -25,7 +25,7 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family.
+/// Entry of denoise in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "denoise",
     suites,

@@ -1,67 +1,68 @@
-//! The expert's dimensions, and from them every input tensor: its name, shape, dtype and
-//! distribution.
+//! Dimensions of the action expert and, derived from them, every input tensor: its name, shape,
+//! dtype and distribution.
 
 use half::bf16;
 
 use kernelgate::workload::{Dtype, Tensor, TensorData, random};
 
-/// Columns of an action.
+/// Number of columns of an action.
 pub const ACTION_COLUMNS: usize = 32;
 
-/// The expert of pi0.5: gemma_300m with adaRMS.
+/// Dimensions of pi0.5's action expert: gemma_300m with adaRMS.
 pub const PI05_MODEL: Model =
     Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
-/// One layer of the model: its kernels, in the time that a tool which watches every access needs.
+/// One layer of pi0.5's expert. It runs the same kernels in a time that is acceptable for tools
+/// which check every memory access.
 pub const LAYER: Model = Model { name: "pi05_layer", depth: 1, ..PI05_MODEL };
 
-/// Small enough for a reference written element by element.
+/// Dimensions small enough for a reference that is computed element by element.
 pub const TINY: Model =
     Model { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
 
-/// Dimensions of an expert with one key-value head.
+/// Dimensions of an action expert with one key-value head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Model {
-    /// The value of the axis.
+    /// Name of the model, as the axis `model` has it.
     pub name: &'static str,
-    /// Columns of the residual stream, and of the time embedding.
+    /// Number of columns of the residual stream, and of the time embedding.
     pub width: usize,
-    /// Layers.
+    /// Number of layers.
     pub depth: usize,
-    /// Columns inside the feed-forward.
+    /// Number of columns in the feed-forward's hidden layer.
     pub mlp: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Columns of a head; even.
+    /// Number of columns of a head; it must be even.
     pub head_dim: usize,
 }
 
-/// The steps of a loop in which a tensor has to be read.
+/// Steps of the loop in which an input tensor must be read from memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadTime {
-    /// The input is read in every step.
+    /// The tensor must be read in every step.
     EachStep,
-    /// One read of the input in all steps together is enough.
+    /// One read of the tensor is enough for all steps together.
     Once,
 }
 
-/// One input tensor.
+/// Specification of one input tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {
-    /// Name, part of the workload's definition.
+    /// Name of the tensor in the workload's definition.
     pub name: &'static str,
     /// Extent of each axis, outermost first.
     pub shape: Vec<usize>,
-    /// Dtype.
+    /// Dtype of the tensor.
     pub dtype: Dtype,
-    /// Whether one read of the tensor is enough, or each step of the loop reads it again.
+    /// Steps in which the tensor must be read: once for all steps, or in each of them.
     pub read: ReadTime,
     /// Standard deviation of the tensor's elements; their mean is 0.
     pub deviation: f32,
 }
 
 impl TensorSpec {
-    /// Size of the elements.
+    /// Size of the tensor in bytes.
     pub fn bytes(&self) -> u64 {
         self.elements() * self.dtype.bytes() as u64
     }
@@ -70,7 +71,7 @@ impl TensorSpec {
         self.shape.iter().map(|&extent| extent as u64).product()
     }
 
-    /// The tensor of that seed.
+    /// Draws the tensor from a seed.
     pub(super) fn draw_tensor(&self, seed: u64) -> Tensor {
         let (len, deviation) = (self.shape.iter().product(), self.deviation);
         let data = match self.dtype {
@@ -86,32 +87,32 @@ impl TensorSpec {
 }
 
 impl Model {
-    /// The model of that name.
+    /// Returns the model of that name.
     pub fn model_of_name(name: &str) -> Option<Self> {
         [PI05_MODEL, LAYER, TINY].into_iter().find(|model| model.name == name)
     }
 
-    /// Weights of all layers without their styles: what every step must read.
+    /// Number of weights in all layers without their styles, which every step must read.
     pub fn layer_weight_elements(&self) -> u64 {
         let attention = 2 * self.heads * self.head_dim + 2 * self.head_dim;
         (self.depth * self.width * (attention + 3 * self.mlp)) as u64
     }
 
-    /// Elements of the style matrices, without biases.
+    /// Number of elements in the style matrices, without biases.
     pub fn style_weight_elements(&self) -> u64 {
         ((2 * self.depth + 1) * 3 * self.width * self.width) as u64
     }
 
-    /// Elements of the time's two matrices, without biases.
+    /// Number of elements in the two matrices of the time embedding, without biases.
     pub fn time_weight_elements(&self) -> u64 {
         (2 * self.width * self.width) as u64
     }
 
-    /// Every input of a horizon `s` and a prefix `p` but the time, in the order of use.
+    /// All input tensors but the time, for a horizon `s` and a prefix `p`, in the order of use.
     ///
-    /// Deviations keep activations of order one through all layers and let every part matter: a
-    /// factor 2 on `q_proj` makes attention pick some tokens (uniform attention averages to
-    /// almost nothing), a factor 2 on the styles gives gates of about 0.4.
+    /// The standard deviations keep activations of order one through all layers and let every part
+    /// matter. A factor 2 on `q_proj` makes attention select some tokens (uniform attention
+    /// averages to almost nothing). A factor 2 on the styles gives gates of about 0.4.
     pub fn tensors(&self, s: usize, p: usize, dtype: Dtype) -> Vec<TensorSpec> {
         let Self { width, depth, mlp, heads, head_dim, .. } = *self;
         let matrix = |name, shape: &[usize], read, gain: f32| {

@@ -1,8 +1,8 @@
-//! A second implementation of the expert, token by token and head by head without any library, with
-//! which the reference is compared.
+//! A second implementation of the action expert, against which the reference is tested: token by
+//! token and head by head, without any library.
 //!
-//! It can round as a bf16 implementation does, and it can be wrong in ways that implementations
-//! are: evidence for the tolerance on both sides.
+//! The plain implementation can round as a bf16 implementation does, and it can contain typical
+//! faults of implementations. The tolerance must accept the first and reject the second.
 
 use std::collections::BTreeMap;
 
@@ -12,40 +12,40 @@ use rayon::prelude::*;
 use super::shape::ExpertShape;
 use kernelgate::workload::Tensors;
 
-/// A way to be wrong.
+/// A deliberate fault in the plain implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlantedFault {
-    /// Right.
+    /// The computation has no fault.
     None,
-    /// Queries see the prefix only.
+    /// Queries see only the prefix.
     NoSuffix,
-    /// Queries see the suffix only up to themselves.
+    /// Queries see the suffix only up to their own position.
     Causal,
-    /// Skips the last prefix token.
+    /// Attention skips the last token of the prefix.
     ShortPrefix,
     /// Positions of the queries start one too late.
     QueryPosition,
-    /// `x·scale` instead of `x·(1 + scale)`.
+    /// The norm computes `x·scale` instead of `x·(1 + scale)`.
     ScaleWithoutOne,
-    /// No gate on the attention branch.
+    /// The attention branch has no gate.
     NoGate,
-    /// Styles of the feed-forward for attention.
+    /// The attention branch uses the style of the feed-forward.
     WrongStyle,
-    /// ReLU instead of GELU.
+    /// The feed-forward uses ReLU instead of GELU.
     Relu,
-    /// Scores not divided by √E but by E.
+    /// Scores are divided by E instead of √E.
     ScoreScale,
-    /// The time a tenth too early.
+    /// The embedded time is a tenth too early.
     WrongTime,
 }
 
-/// The expert, its tensors in f64.
+/// The plain implementation of the expert, with its tensors in f64.
 pub struct Plain {
     shape: ExpertShape,
     tensors: BTreeMap<String, Vec<f64>>,
-    /// Whether activations are rounded to bf16 wherever openpi's bf16 model does.
+    /// Whether activations are rounded to bf16 wherever openpi's bf16 model rounds them.
     pub rounded: bool,
-    /// The planted mistake in the computation.
+    /// The deliberate fault in the computation.
     pub fault: PlantedFault,
 }
 
@@ -62,7 +62,7 @@ impl Plain {
         if self.rounded { bf16::from_f64(x).to_f64() } else { x }
     }
 
-    /// One row times a matrix.
+    /// Multiplies one row by a matrix.
     fn times(&self, x: &[f64], name: &str, layer: usize, columns: usize) -> Vec<f64> {
         let matrix = &self.tensors[name][layer * x.len() * columns..];
         let mut y = vec![0.0; columns];
@@ -107,7 +107,7 @@ impl Plain {
         (0..e).map(|i| self.round(x[i] * angle(i).cos() + other(i) * angle(i).sin())).collect()
     }
 
-    /// `velocity [S, 32]` of `x [S, 32]` at time `t`.
+    /// Computes `velocity [S, 32]` of actions `x [S, 32]` at time `t`.
     pub fn velocity(&self, x: &[f64], t: f64) -> Vec<f64> {
         let ExpertShape { model, s, p, .. } = self.shape;
         let (w, e, m) = (model.width, model.head_dim, model.mlp);
@@ -185,7 +185,7 @@ impl Plain {
         0.5 * x * (1.0 + (0.7978845608028654 * (x + 0.044715 * x.powi(3))).tanh())
     }
 
-    /// All heads of query `i`: its attention over prefix and suffix.
+    /// Computes the attention of all heads of query `i` over prefix and suffix.
     fn attend(
         &self,
         layer: usize,

@@ -1,7 +1,7 @@
-//! The expert in fp64: the definition that every implementation is verified against.
+//! The action expert in fp64: the reference against which every implementation is verified.
 //!
-//! GEMMs are `faer`'s, everything else is written out. Matrices are converted a block of columns at
-//! a time, so that the fp64 copy of a model never exists.
+//! GEMMs are those of `faer`, all other operations are written out. Matrices are converted a block
+//! of columns at a time, so that there is never an fp64 copy of the whole model.
 
 use std::f64::consts::{PI, TAU};
 
@@ -13,14 +13,15 @@ use crate::parallel;
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
-/// Columns of a matrix that one task converts: 4096 rows of them are 2 MB, which stay in L2.
+/// Number of columns of a matrix that one task converts: with 4096 rows they are 2 MB, which stay
+/// in L2.
 const COLUMNS: usize = 64;
-/// Elements of an activation that one task computes.
+/// Number of elements of an activation that one task computes.
 const ELEMENTS: usize = 1 << 12;
-/// Rows of queries that one task attends with.
+/// Number of query rows for which one task computes attention.
 const QUERY_ROWS_PER_TASK: usize = 64;
 
-/// The expert with its styles of the given times.
+/// The action expert in fp64, with its styles for the given times.
 pub struct ReferenceExpert<'a> {
     shape: &'a ExpertShape,
     inputs: &'a Tensors,
@@ -29,12 +30,12 @@ pub struct ReferenceExpert<'a> {
     style1: Vec<Vec<f64>>,
     /// Styles before each layer's feed-forward, `[depth][times, 3W]`.
     style2: Vec<Vec<f64>>,
-    /// The last style, `[times, 3W]`.
+    /// Style of the final norm, `[times, 3W]`.
     final_style: Vec<f64>,
 }
 
 impl<'a> ReferenceExpert<'a> {
-    /// Computes the styles of every time.
+    /// Computes the styles of all given times.
     pub fn new(shape: &'a ExpertShape, inputs: &'a Tensors, times: &[f64]) -> Self {
         let Model { width, depth, .. } = shape.model;
         let n = times.len();
@@ -55,7 +56,7 @@ impl<'a> ReferenceExpert<'a> {
         }
     }
 
-    /// The velocity `[S, 32]` of actions `x [S, 32]` at time number `time`.
+    /// Computes the velocity `[S, 32]` of actions `x [S, 32]` at time number `time`.
     pub fn velocity(&self, x: &[f64], time: usize) -> Vec<f64> {
         assert!(time < self.times, "time {time} of {}", self.times);
         let ExpertShape { model, s, .. } = *self.shape;
@@ -79,13 +80,13 @@ impl<'a> ReferenceExpert<'a> {
         linear_layer(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
 
-    /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head:
-    /// `y [S, W]` to `[S, H·E]`.
+    /// Computes `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, from `y [S, W]` to `[S, H·E]`.
+    /// All query heads use one key-value head.
     fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
         let ExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
-        // Rows of q are (position, head) pairs: the heads of a row are contiguous, so no copy is
-        // needed.
+        // Rows of q are (position, head) pairs: the heads of a position are contiguous, so no copy
+        // is needed.
         let mut q = self.project("q_proj", layer, y);
         rope(&mut q, head_dim, |row| p + row / heads);
         let mut suffix = self.project("k_proj", layer, y);
@@ -112,13 +113,13 @@ impl<'a> ReferenceExpert<'a> {
     }
 }
 
-/// Times of a loop: 1, and then `dt = -1/steps` further each.
+/// Times of a loop: 1 first, then each lower by `1/steps`.
 pub fn times(steps: usize) -> Vec<f64> {
     let dt = -1.0 / steps as f64;
     std::iter::successors(Some(1.0), |t| Some(t + dt)).take(steps).collect()
 }
 
-/// `steps` times `x += dt·velocity(x, step)`, with `dt = -1/steps`.
+/// Repeats `x += dt·velocity(x, step)` for `steps` steps, with `dt = -1/steps`.
 pub fn euler_steps(
     steps: usize,
     mut x: Vec<f64>,
@@ -132,8 +133,8 @@ pub fn euler_steps(
     x
 }
 
-/// `[sin(2πt/period), cos(2πt/period)]` with `width / 2` periods from 4e-3 to 4, in geometric
-/// steps.
+/// Computes the time embedding `[sin(2πt/period), cos(2πt/period)]` with `width / 2` periods from
+/// 4e-3 to 4, in geometric steps.
 pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
     let (shortest, longest) = (4e-3f64, 4.0f64);
     let count = width / 2;
@@ -144,19 +145,19 @@ pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
     (0..count).map(|i| angle(i).sin()).chain((0..count).map(|i| angle(i).cos())).collect()
 }
 
-/// One adaRMS: rows of `[W]` each.
+/// Style of one adaRMS norm: scale, shift and gate, `[W]` each.
 #[derive(Debug, Clone, Copy)]
 pub struct ReferenceStyleRows<'a> {
-    /// Added to 1, a factor of the normalised row.
+    /// Scale: the normalised row is multiplied by 1 plus this.
     pub scale: &'a [f64],
-    /// Added after the scaling.
+    /// Shift, added after the scaling.
     pub shift: &'a [f64],
-    /// Factor of the branch that the norm opens.
+    /// Gate: factor of the branch that begins with the norm.
     pub gate: &'a [f64],
 }
 
 impl<'a> ReferenceStyleRows<'a> {
-    /// Style of row `time` of styles `[times, 3W]`.
+    /// Row `time` of the styles `[times, 3W]`.
     fn at(styles: &'a [f64], time: usize, width: usize) -> Self {
         let mut parts = styles[time * 3 * width..].chunks(width);
         let mut part = || parts.next().expect("a style has three parts");
@@ -164,7 +165,7 @@ impl<'a> ReferenceStyleRows<'a> {
     }
 }
 
-/// `x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift`, row by row.
+/// Computes `x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift`, row by row.
 pub fn ada_rms(x: &[f64], style: &ReferenceStyleRows) -> Vec<f64> {
     let width = style.scale.len();
     let mut y = x.to_vec();
@@ -178,7 +179,7 @@ pub fn ada_rms(x: &[f64], style: &ReferenceStyleRows) -> Vec<f64> {
     y
 }
 
-/// Rotates the pairs `(i, i + E/2)` of every row of `[rows, E]` by `position / 1e4^(2i/E)`.
+/// Rotates the pairs `(i, i + E/2)` of every row of `[rows, E]` by `position / 1e4^(2i/E)` (RoPE).
 pub fn rope(x: &mut [f64], head_dim: usize, position: impl Fn(usize) -> usize) {
     let half = head_dim / 2;
     for (row, x) in x.chunks_mut(head_dim).enumerate() {
@@ -191,17 +192,17 @@ pub fn rope(x: &mut [f64], head_dim: usize, position: impl Fn(usize) -> usize) {
     }
 }
 
-/// `x / (1 + e^-x)`.
+/// Activation SiLU, `x / (1 + e^-x)`.
 pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
+/// Activation GELU by tanh, `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
 pub fn gelu_tanh(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
-/// `softmax(scale·row)` in place.
+/// Computes `softmax(scale·row)` in place.
 pub fn softmax(row: &mut [f64], scale: f64) {
     let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     row.iter_mut().for_each(|x| *x = (scale * (*x - largest)).exp());
@@ -209,7 +210,7 @@ pub fn softmax(row: &mut [f64], scale: f64) {
     row.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// `h += gate·branch`, row by row.
+/// Adds a gated branch, `h += gate·branch`, row by row.
 fn add_gated(h: &mut [f64], branch: &[f64], gate: &[f64]) {
     for (h, branch) in h.chunks_mut(gate.len()).zip(branch.chunks(gate.len())) {
         for ((h, branch), gate) in h.iter_mut().zip(branch).zip(gate) {
@@ -218,7 +219,7 @@ fn add_gated(h: &mut [f64], branch: &[f64], gate: &[f64]) {
     }
 }
 
-/// `x·W + b` with matrix and bias number `layer` of their stacks.
+/// Computes `x·W + b`, with the matrix and bias number `layer` of their stacks.
 fn linear_layer(
     inputs: &Tensors,
     matrix: &str,
@@ -234,8 +235,8 @@ fn linear_layer(
     y
 }
 
-/// `x·W` with matrix number `layer` of a stack, `x` of `rows` rows: a task converts and multiplies
-/// a block of columns.
+/// Computes `x·W`, with matrix number `layer` of a stack and `rows` rows of `x`. A task converts
+/// and multiplies a block of columns.
 pub(super) fn project(
     inputs: &Tensors,
     name: &str,
@@ -259,7 +260,7 @@ pub(super) fn project(
     y
 }
 
-/// `a·b`, row-major.
+/// Multiplies two row-major matrices, `a·b`.
 pub fn gemm(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
     let mut out = vec![0.0; a.nrows() * b.ncols()];
     let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());

@@ -1,4 +1,4 @@
-//! The sizes of a problem of the family, with the inputs, work and memory that follow from them.
+//! Sizes of a problem of the denoise family, and the inputs, work and memory derived from them.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,27 +8,27 @@ use super::fp8;
 use super::int4;
 use super::model::{ACTION_COLUMNS, Model, ReadTime, TensorSpec};
 
-/// The most tokens of horizon or prefix, and the most steps: far more than any policy has, and few
-/// enough that no count overflows 64 bits.
+/// Maximum number of tokens in a horizon or prefix, and of steps: far more than any policy has, and
+/// few enough that no count overflows 64 bits.
 pub(super) const MAX_TOKENS_AND_STEPS: usize = 1 << 16;
 
-/// The inputs that were drawn last: their seed, their specifications and their tensors.
+/// Cache of the inputs that were drawn last: their seed, their specifications and their tensors.
 static LAST: Mutex<Option<(u64, Vec<TensorSpec>, Tensors)>> = Mutex::new(None);
 
-/// Format in which an implementation gets the matrices that each step reads. The inputs are not
-/// quantised: an implementation quantises them once, while it prepares.
+/// Format of the layers' projection matrices, which each step reads. The inputs are not quantised:
+/// an implementation quantises them once, while it prepares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightFormat {
-    /// The dtype of the activations.
+    /// The weights have the dtype of the activations.
     Same,
-    /// Codes of e4m3 and a power of two for each column.
+    /// Weights are codes of e4m3 with a power of two for each column.
     Fp8,
-    /// Numbers of four bits and a scale for each 128 of k of a column.
+    /// Weights are four-bit numbers with a scale for each 128 of k of a column.
     Int4,
 }
 
 impl WeightFormat {
-    /// The weights that a quantised matrix stands for.
+    /// Function that dequantises a matrix of this format.
     fn dequantized(self) -> Option<fn(&Tensor) -> Tensor> {
         match self {
             Self::Same => None,
@@ -38,16 +38,16 @@ impl WeightFormat {
     }
 }
 
-/// Parameters that the step and the loop share: a model on a horizon and a prefix.
+/// Parameters that the step and the loop share: a model with a horizon and a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertShape {
-    /// The expert.
+    /// The model of the action expert.
     pub model: Model,
-    /// Horizon: rows of `x`.
+    /// Horizon: number of rows of `x`.
     pub s: usize,
-    /// Prefix: rows of the caches of a layer.
+    /// Prefix: number of rows of the caches of a layer.
     pub p: usize,
-    /// Dtype of activations, caches, and of all matrices but those of `weights`.
+    /// Dtype of activations, caches, and of all matrices except those with the format `weights`.
     pub dtype: Dtype,
     /// Format of the weights of the layers' projections.
     pub weights: WeightFormat,
@@ -70,7 +70,7 @@ impl ExpertShape {
         Ok(Self { model, s, p, dtype, weights })
     }
 
-    /// Tokens that a query sees.
+    /// Number of tokens that a query sees.
     pub fn visible_tokens(&self) -> usize {
         self.p + self.s
     }
@@ -79,7 +79,8 @@ impl ExpertShape {
         self.model.tensors(self.s, self.p, self.dtype)
     }
 
-    /// Inputs as the mathematics takes them: quantised weights as the numbers that they stand for.
+    /// Inputs as the equations use them: quantised weights are replaced by the numbers that they
+    /// represent.
     pub(super) fn effective_inputs(&self, inputs: &Tensors) -> Tensors {
         let mut inputs = inputs.clone();
         let Some(dequantized) = self.weights.dequantized() else { return inputs };
@@ -90,7 +91,7 @@ impl ExpertShape {
         inputs
     }
 
-    /// Bytes of an input that have to be read.
+    /// Bytes of an input that must be read from memory.
     fn input_bytes_to_read(&self, spec: &TensorSpec) -> u64 {
         match self.weights {
             WeightFormat::Fp8 if fp8::is_quantized(spec) => fp8::bytes(spec),
@@ -99,8 +100,8 @@ impl ExpertShape {
         }
     }
 
-    /// Seeded inputs without `t`. Problems share tensors with the one before, because the half
-    /// billion weights are the same for every horizon, prefix and number of steps.
+    /// Seeded inputs without `t`. Consecutive problems share tensors, because the half billion
+    /// weights are the same for every horizon, prefix and number of steps.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let specs = self.input_specs();
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,8 +121,8 @@ impl ExpertShape {
         inputs
     }
 
-    /// Some of the inputs, of another seed: of half a billion elements only those that are asked
-    /// for are drawn.
+    /// Draws only the inputs `names` from another seed, which avoids drawing half a billion
+    /// elements.
     pub(super) fn redraw_selected_inputs(&self, names: &[&str], seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for spec in self.input_specs().iter().filter(|spec| names.contains(&spec.name)) {
@@ -130,39 +131,40 @@ impl ExpertShape {
         inputs
     }
 
-    /// Operations of the layers' projections in one step.
+    /// Number of operations of the layers' projections in one step.
     pub fn projection_flops(&self) -> u64 {
         2 * self.s as u64 * self.model.layer_weight_elements()
     }
 
-    /// Operations of both attention GEMMs in one step.
+    /// Number of operations of both attention GEMMs in one step.
     pub fn attention_flops(&self) -> u64 {
         let Model { depth, heads, head_dim, .. } = self.model;
         4 * (self.s * heads) as u64 * self.visible_tokens() as u64 * (head_dim * depth) as u64
     }
 
-    /// Work of `steps` velocities at different times.
+    /// Work of computing `steps` velocities at different times.
     pub(super) fn work(&self, steps: usize) -> Work {
         let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
         let (steps, s) = (steps as u64, self.s as u64);
-        // The styles depend on the time only, one row a step; the actions pass 32 columns twice.
+        // The styles depend on the time only and take one row a step; the actions pass twice
+        // through 32 columns.
         let styles = 2 * (self.model.style_weight_elements() + self.model.time_weight_elements());
         let actions = 4 * s * (ACTION_COLUMNS * width) as u64;
         let matmul = steps * (self.projection_flops() + self.attention_flops() + styles + actions);
-        // An element of a norm: square, sum, 1/rms, 1 + scale, product, shift. An element of rope:
-        // two products, one sum.
+        // A norm has 6 operations an element: square, sum, 1/rms, 1 + scale, product, shift. RoPE
+        // has two products and one sum.
         let norms = 6 * s * width as u64 * (2 * depth + 1) as u64;
         let rope = 3 * s * ((heads + 1) * head_dim * depth) as u64;
-        // Softmax: scale, maximum, difference, exponential, sum, quotient. GELU by its formula,
-        // times `up`. Gated residuals.
+        // Softmax has scale, maximum, difference, exponential, sum, quotient. GELU is counted by
+        // its formula, times `up`; gated residuals are counted too.
         let softmax = 6 * s * heads as u64 * self.visible_tokens() as u64 * depth as u64;
         let gelu = 10 * s * (mlp * depth) as u64;
         let residuals = 4 * s * (width * depth) as u64;
         let euler = 2 * s * ACTION_COLUMNS as u64;
         let vector = steps * (norms + rope + softmax + gelu + residuals + euler);
-        // 623 MB of layer weights in bf16 fit on no chip: they pass once a step, and the caches
-        // with them. Everything else is used at once for all steps (styles) or small enough
-        // to stay.
+        // The 623 MB of layer weights in bf16 fit on no chip: they are read once a step, as are the
+        // caches. All other inputs are used at once for all steps (styles) or are small enough to
+        // stay.
         let read = self
             .input_specs()
             .iter()
@@ -179,19 +181,19 @@ impl ExpertShape {
         )
     }
 
-    /// Inputs, outputs, the reference at its peak, and the scores of a layer, which an
-    /// implementation may hold.
+    /// Bytes of inputs, outputs, the reference at its peak, and the scores of a layer, which an
+    /// implementation may store.
     pub(super) fn host_bytes(&self, steps: usize) -> u64 {
         let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
         let inputs: u64 = self.input_specs().iter().map(TensorSpec::bytes).sum();
-        // Dequantised weights besides the given ones, and their f32 copies for a computation in
+        // Dequantised weights exist besides the inputs, and have f32 copies for a computation in
         // f32.
         let quantized = match self.weights {
             WeightFormat::Same => 0,
             WeightFormat::Fp8 | WeightFormat::Int4 => 3 * inputs,
         };
-        // The reference, in f64: the styles of all steps and the activations of a layer; its blocks
-        // of weights and scores are a few MB.
+        // The reference in f64 has the styles of all steps and the activations of a layer; its
+        // blocks of weights and scores are a few MB.
         let styles = steps * (2 * depth + 1) * 3 * width;
         let rows = self.s * (4 * width + 2 * heads * head_dim + 3 * mlp)
             + 4 * self.visible_tokens() * head_dim;

@@ -39,7 +39,7 @@ fn values(mut expected: Vec<Expected>) -> Vec<f64> {
     values
 }
 
-/// Distance of `actual` from the reference of a problem, without its tolerance.
+/// Distance of `actual` from a problem's reference, without a tolerance.
 fn distance(actual: Vec<f64>, expected: &[Expected]) -> OutputComparison {
     let outputs = Tensors::new().with(&expected[0].name, expected[0].shape.clone(), actual);
     compare(&outputs, expected, Tolerance { max_error: f64::MAX, relative_l2: f64::MAX }).unwrap()
@@ -89,7 +89,7 @@ fn cost_of_a_full_step_is_the_published_one() {
     assert_eq!(giga(shape.projection_flops()), 31.14);
     assert_eq!(giga(shape.attention_flops()), 7.51);
     assert_eq!(giga(shape.projection_flops() + shape.attention_flops()), 38.65);
-    // Styles, time and actions come on top.
+    // Styles, time and actions are added to this number.
     assert_eq!(giga(DenoiseStep { expert: shape }.work().matmul_flops()), 38.89);
 
     assert_eq!(
@@ -99,7 +99,7 @@ fn cost_of_a_full_step_is_the_published_one() {
     let each_step: u64 =
         specs.iter().filter(|spec| spec.read == ReadTime::EachStep).map(TensorSpec::bytes).sum();
     assert_eq!(million(each_step), 640.7);
-    // 878 with biases in bf16; they are f32 here, 0.2 MB more.
+    // The figure would be 878 with biases in bf16; here they are f32, which is 0.2 MB more.
     assert_eq!(million(DenoiseStep { expert: shape }.work().total_bytes()), 878.3);
     let whole = DenoiseLoop { expert: shape, steps: 10 }.work();
     let once = DenoiseStep { expert: shape }.work().read_bytes - each_step - 4;
@@ -137,14 +137,14 @@ fn fp8_reads_half_the_weights_and_computes_in_bf16() {
     );
     let [plain, quantized] = [bf16, fp8].map(|expert| DenoiseLoop { expert, steps: 10 }.work());
     assert_eq!(plain.flops, quantized.flops);
-    // A byte a weight, and one a column: of q, k and v, out, gate and up, down.
+    // Each weight takes a byte, and each column one more: of q, k and v, out, gate and up, down.
     let exponents = 18 * (2560 + 1024 + 8192 + 1024);
     assert_eq!(
         plain.read_bytes - quantized.read_bytes,
         10 * (PI05_MODEL.layer_weight_elements() - exponents)
     );
     assert_eq!(plain.write_bytes, quantized.write_bytes);
-    // Half a byte a weight, and a bf16 for 128.
+    // Each weight takes half a byte, and each 128 weights a bf16.
     let int4 = DenoiseLoop { expert: in_int4(PI05_MODEL, 50, 968), steps: 10 }.work();
     assert_eq!((&plain.flops, plain.write_bytes), (&int4.flops, int4.write_bytes));
     let weights = PI05_MODEL.layer_weight_elements();
@@ -166,7 +166,7 @@ fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
     }
 }
 
-/// Prints the error of quantising the full model; takes minutes.
+/// Prints the error of quantising the full model; the test takes minutes.
 #[test]
 #[ignore = "prints figures of docs/results/denoise.md"]
 fn prints_the_error_of_quantising_the_full_model() {
@@ -184,8 +184,8 @@ fn prints_the_error_of_quantising_the_full_model() {
     }
 }
 
-/// Expected errors of the full model, 50 actions after a prefix of 968: 2.8e-2 after ten steps
-/// (cosine 0.9996), 6.4e-2 after one.
+/// The expected errors of the full model, with 50 actions after a prefix of 968, are 2.8e-2 after
+/// ten steps (cosine 0.9996) and 6.4e-2 after one.
 #[test]
 fn quantising_itself_moves_the_actions_by_a_percent() {
     for seed in 1..4 {
@@ -273,7 +273,7 @@ fn sizes_that_no_policy_has_are_refused() {
 
 #[test]
 fn time_embedding_by_hand() {
-    // Periods 0.004 and 4.
+    // The periods are 0.004 and 4.
     let half = 0.5f64.sqrt();
     for (t, expected) in
         [(0.0, [0.0, 0.0, 1.0, 1.0]), (1.0, [0.0, 1.0, 1.0, 0.0]), (0.5, [0.0, half, 1.0, half])]
@@ -284,7 +284,8 @@ fn time_embedding_by_hand() {
             "{t}: {embedding:?}"
         );
     }
-    // Width 1024: the first period is 0.004 and the last 4; in between a factor 1000^(1/511).
+    // With width 1024 the first period is 0.004 and the last 4; each is 1000^(1/511) times the
+    // previous one.
     let embedding = time_embedding(1e-3, 1024);
     assert!(close(embedding[0], 1.0) && close(embedding[512], 0.0));
     assert!(close(embedding[511], (0.0005 * std::f64::consts::PI).sin()));
@@ -312,7 +313,7 @@ fn activations_by_hand() {
 #[test]
 fn ada_rms_by_hand() {
     let style = ReferenceStyleRows { scale: &[0.0, 1.0], shift: &[0.0, 5.0], gate: &[0.0, 0.0] };
-    // mean of 9 and 16, and 1e-6
+    // The mean of 9 and 16, plus 1e-6, is 12.500001.
     let factor = 1.0 / 12.500001f64.sqrt();
     let y = ada_rms(&[3.0, 4.0, -3.0, 0.0], &style);
     assert!(close(y[0], 3.0 * factor) && close(y[1], 8.0 * factor + 5.0), "{y:?}");
@@ -323,7 +324,7 @@ fn ada_rms_by_hand() {
 fn rope_by_hand() {
     let mut x = [1.0, 0.0, 0.0, 2.0];
     rope(&mut x, 4, |_| 3);
-    // Pairs (0, 2) and (1, 3) turn by 3 and 3/100.
+    // The pairs (0, 2) and (1, 3) are rotated by 3 and 3/100.
     let expected = [3f64.cos(), -2.0 * 0.03f64.sin(), 3f64.sin(), 2.0 * 0.03f64.cos()];
     assert!(x.iter().zip(expected).all(|(&a, b)| close(a, b)), "{x:?}");
 }
@@ -341,7 +342,7 @@ proptest! {
         let (a, b) = (draw("a", m * k), draw("b", k * n));
         let view = |x, rows, columns| kernelgate_numerics::gemm::MatRef::from_row_major_slice(x, rows, columns);
         let c = gemm(view(&a, m, k), view(&b, k, n));
-        // A stack of two matrices in column blocks; the second one is used.
+        // The stack has two matrices in column blocks; the second one is used.
         let stack = Tensors::new().with("w", [2, k, n], [draw("other", k * n), b.clone()].concat());
         let blocked = project(&stack, "w", 1, &a, m);
         for i in 0..m {
@@ -423,8 +424,8 @@ fn tolerance_lets_no_fault_pass() {
             let expected = step.reference(&inputs);
             let mut plain = Plain::new(&step.expert, &inputs);
             for fault in PLANTED_FAULTS {
-                // One token of a hundred can weigh less than the rounding of bf16: the f32 problem
-                // is there to see it.
+                // One token of a hundred can weigh less than the rounding of bf16, so only the f32
+                // problem must detect this fault.
                 if fault == PlantedFault::ShortPrefix && dtype == Dtype::Bf16 {
                     continue;
                 }
@@ -532,7 +533,7 @@ fn inputs_are_those_of_the_seed() {
     let problem = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::Bf16), steps: 2 };
     assert_eq!(problem.inputs(1), problem.inputs(1));
     assert_ne!(problem.inputs(1), problem.inputs(2));
-    // Other problems that were drawn before do not affect these, although they share tensors.
+    // Problems that were drawn before must not affect these, although they share tensors.
     for (s, p, dtype) in [(7, 13, Dtype::Bf16), (9, 13, Dtype::Bf16), (9, 21, Dtype::F32)] {
         let shape = tiny_shape(s, p, dtype);
         let inputs = shape.inputs(1);

@@ -1,4 +1,4 @@
-//! The multilayer perceptron on the CPU in f32: The GEMMs run on all threads, with elementwise
+//! The multilayer perceptron on the CPU in f32: the GEMMs run on all threads, with elementwise
 //! steps between the GEMMs.
 
 use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
@@ -11,7 +11,7 @@ use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Forward rows.
+/// CPU rows of the perceptron's forward pass.
 pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, SiLU and softmax between them",
@@ -26,7 +26,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     }),
 }];
 
-/// Backward rows.
+/// CPU rows of the perceptron's backward pass.
 pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
     name: "cpu",
     about: "the forward pass, then GEMMs with transposed operands on all threads",
@@ -49,10 +49,10 @@ fn requires_f32(shape: &Shape) -> Result<(), String> {
     if shape.dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
 }
 
-/// Elements of a task between two GEMMs.
+/// Number of elements that a task computes between two GEMMs.
 const ELEMENTS: usize = 1 << 12;
 
-/// Memory of the layers between the GEMMs.
+/// Activations of the layers between the GEMMs.
 struct Layers {
     shape: Shape,
     z: Vec<f32>,
@@ -73,7 +73,7 @@ impl Layers {
         }
     }
 
-    /// Fills `p` `[b, c]`.
+    /// Computes the probabilities `p` `[b, c]`.
     fn forward(&mut self, inputs: &Tensors, p: &mut [f32]) {
         let Shape { b, h, c, .. } = self.shape;
         let [x, w1, w2] = operands(&self.shape, inputs);

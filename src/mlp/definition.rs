@@ -1,4 +1,5 @@
-//! `p = softmax(silu(x·w1)·w2)`, and the gradients of both weights and of `x`.
+//! A two-layer perceptron `p = softmax(silu(x·w1)·w2)`, and the gradients of both weights and of
+//! `x`.
 //!
 //! The perceptron has no biases and no loss. The gradient of `p` is an input.
 
@@ -16,7 +17,7 @@ const AXES: &[Axis] = &[
     Axis::one_of("dtype", &["f32", "bf16"], "dtype of x and of the weights; sums are f32"),
 ];
 
-/// Probabilities of the classes.
+/// Workload of the perceptron's forward pass: probabilities of the classes.
 pub const FORWARD: Workload<Forward> = Workload {
     name: "mlp/forward",
     about: "two-layer perceptron: GEMM, SiLU, GEMM, softmax",
@@ -28,7 +29,8 @@ pub const FORWARD: Workload<Forward> = Workload {
     bind: |point| Ok(Forward { shape: Shape::bind(point)? }),
 };
 
-/// Gradients of the weights and of the input, the forward pass included.
+/// Workload of the perceptron's backward pass: gradients of the weights and of the input, including
+/// the forward pass.
 pub const BACKWARD: Workload<Backward> = Workload {
     name: "mlp/backward",
     about: "gradients of x and of both weights of the perceptron, forward pass included",
@@ -40,10 +42,10 @@ pub const BACKWARD: Workload<Backward> = Workload {
     bind: |point| Ok(Backward { shape: Shape::bind(point)? }),
 };
 
-/// `mlp/forward`: `x [b, i]`, `w1 [i, h]`, `w2 [h, c]` to `p [b, c]` in f32.
+/// Problem `mlp/forward`: computes `p [b, c]` in f32 from `x [b, i]`, `w1 [i, h]` and `w2 [h, c]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forward {
-    /// Extents and dtype.
+    /// Extents and dtype of the perceptron.
     pub shape: Shape,
 }
 
@@ -57,7 +59,7 @@ impl Problem for Forward {
         vec![Expected::all("p", [self.shape.b, self.shape.c], p)]
     }
 
-    /// Rows are independent.
+    /// The rows of x are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![Symmetry::Roll { inputs: &[("x", 0)], outputs: &[("p", 0)] }]
     }
@@ -79,11 +81,11 @@ impl Problem for Forward {
     }
 }
 
-/// Problem of `mlp/backward`: its inputs are those of `mlp/forward` and `grad_p [b, c]` in f32; its
+/// Problem `mlp/backward`. Its inputs are those of `mlp/forward` and `grad_p [b, c]` in f32. Its
 /// outputs are `grad_x`, `grad_w1` and `grad_w2` in f32, with the shapes of x and of the weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backward {
-    /// Extents and dtype.
+    /// Extents and dtype of the perceptron.
     pub shape: Shape,
 }
 
@@ -101,7 +103,7 @@ impl Problem for Backward {
             .collect()
     }
 
-    /// Gradients are linear in the gradient that they are made of.
+    /// The gradients are linear in the gradient of `p`.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![Symmetry::Negate { inputs: &["grad_p"], outputs: &["grad_x", "grad_w1", "grad_w2"] }]
     }
@@ -132,7 +134,7 @@ mod tests {
 
     const SMALL: Shape = Shape { b: 37, i: 48, h: 96, c: 11, dtype: Dtype::F32 };
 
-    /// Largest error and relative L2 norm of values compared with exact values.
+    /// Maximum error and relative L2 error of values compared with exact values.
     fn errors(values: &[f64], exact: &[f64]) -> [f64; 2] {
         let largest =
             |values: &mut dyn Iterator<Item = f64>| values.map(f64::abs).fold(0.0, f64::max);

@@ -12,7 +12,7 @@ pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::suite::{Suite, suite};
 
-/// The workloads of the family, each with its rows.
+/// All workloads of the perceptron family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
@@ -20,5 +20,5 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family.
+/// Entry of the perceptron in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily { name: "mlp", suites, kernels, peers: None };

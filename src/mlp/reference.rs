@@ -1,22 +1,22 @@
-//! The perceptron in fp64: the definition that every implementation is verified against.
+//! The perceptron in fp64: the reference against which every implementation is verified.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use super::shape::Shape;
 use kernelgate::workload::Tensors;
 
-/// The forward pass with the values that the gradients need.
+/// Results of the forward pass, with the values that the gradients need.
 pub struct Reference {
     shape: Shape,
     round: fn(f64) -> f64,
     x: Vec<f64>,
     w1: Vec<f64>,
     w2: Vec<f64>,
-    /// `x·w1`, `[b, h]`.
+    /// Hidden layer before the activation, `x·w1`, `[b, h]`.
     z: Vec<f64>,
-    /// `silu(z)`, rounded.
+    /// Hidden layer after the activation, `silu(z)`, rounded.
     a: Vec<f64>,
-    /// Probabilities, `[b, c]`.
+    /// Probabilities of the classes, `[b, c]`.
     pub p: Vec<f64>,
 }
 
@@ -40,7 +40,7 @@ impl Reference {
         Self { shape: *shape, round, x, w1, w2, z, a, p }
     }
 
-    /// Gradients of x, w1 and w2 from `grad_p`.
+    /// Computes the gradients of x, w1 and w2 from `grad_p`.
     pub fn gradients(&self, inputs: &Tensors) -> [Vec<f64>; 3] {
         let Shape { b, i, h, c, .. } = self.shape;
         let mut grad_logits = inputs.tensor("grad_p").to_f64(0, b * c);
@@ -71,7 +71,7 @@ fn view(values: &[f64], rows: usize, columns: usize) -> MatRef<'_, f64> {
     MatRef::from_row_major_slice(values, rows, columns)
 }
 
-/// `a·b`, row-major.
+/// Multiplies two row-major matrices, `a·b`.
 fn multiply(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Vec<f64> {
     let mut out = vec![0.0; a.nrows() * b.ncols()];
     let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());

@@ -1,4 +1,4 @@
-//! Extents of a perceptron, its inputs and its work.
+//! Extents of the perceptron, with its inputs and its work.
 
 use half::bf16;
 
@@ -6,16 +6,16 @@ use kernelgate::workload::{
     AxisError, Dtype, Point, Tensor, TensorData, Tensors, Tolerance, random,
 };
 
-/// Extents and dtype.
+/// Extents and dtype of the perceptron.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// Rows of x.
+    /// Number of rows of x.
     pub b: usize,
-    /// Columns of x.
+    /// Number of columns of x.
     pub i: usize,
     /// Number of elements of the hidden layer (h).
     pub h: usize,
-    /// Classes.
+    /// Number of classes.
     pub c: usize,
     /// Dtype of x and of the weights.
     pub dtype: Dtype,
@@ -37,12 +37,12 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Rows and columns of `x`, `w1` and `w2`.
+    /// Names of `x`, `w1` and `w2`, with their rows and columns.
     pub const fn operands(&self) -> [(&'static str, [usize; 2]); 3] {
         [("x", [self.b, self.i]), ("w1", [self.i, self.h]), ("w2", [self.h, self.c])]
     }
 
-    /// N(0, 1) in x, and weights that keep the variance of a row.
+    /// Draws x from N(0, 1), and weights that keep the variance of a row.
     pub fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for (name, shape) in self.operands() {

@@ -2,14 +2,14 @@
 //! that the mathematics needs in each.
 //!
 //! The work of a layer is that of its convolutions, of a shortcut with the second convolution of
-//! its block, and of its neurons; the bytes count only parameters that are multiplied with a pixel
-//! somewhere, because spikes need never leave the chip: of a 3×3 filter over one pixel, one tap of
-//! nine is read. Backward, a layer is the gradient of what its convolution read and of the neurons
-//! that wrote that.
+//! its block, and of its neurons. Bytes count only parameters that are multiplied with a pixel
+//! somewhere: of a 3×3 filter over one pixel, one tap of nine is read. Spikes are not counted,
+//! because they can stay on the chip. In the backward pass, a layer is the gradient of its
+//! convolution's input and of the neurons that wrote that input.
 //!
-//! Deliberately absent: the guides' ranges around a launch (session, loading, warm-up runs, memory
-//! and layer profiling), because one launch is recorded. The CPU row opens the named ranges of its
-//! forward pass, of the stages, of the backward pass and of the optimiser, for a profiler that
+//! The guides' ranges around a launch (session, loading, warm-up runs, memory and layer profiling)
+//! are excluded on purpose, because one launch is recorded. The CPU row opens the named ranges of
+//! its forward pass, of the stages, of the backward pass and of the optimiser, for a profiler that
 //! listens to NVTX. Rows do not open the ranges Model_Reset and Output_Processing, and only rows
 //! with one launch for each operation open Time_Encoding: the other rows launch nothing in these
 //! ranges. `cuda/best` opens no stage's range, because its layers are one launch; the kernel's
@@ -22,7 +22,7 @@ use kernelgate::workload::{Breakdown, Dtype, Part, Unit, Work};
 const LAYERS: &str = "layer";
 const BACKWARD_LAYER_TABLE: &str = "layer backward";
 
-/// Parts of inference, from images to logits.
+/// Breakdown of inference into its parts, from images to logits.
 pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
     let parts = [components(shape), NetworkParts::new(shape).forward()].concat();
     Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
@@ -56,12 +56,12 @@ pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
     Breakdown { samples: Some(shape.b as u64), parts: parts.concat(), ..Breakdown::default() }
 }
 
-/// Elements of a convolution's weight that are multiplied with a pixel somewhere.
+/// Number of a convolution's weights that are multiplied with a pixel somewhere.
 pub(super) fn weight_elements_read(conv: &ConvolutionLayer) -> usize {
     conv.window.output.channels * conv.window.reading_taps() * conv.window.input.channels
 }
 
-/// Parts that the guides name around the forward pass.
+/// Parts of the forward pass, as the guides name them.
 fn components(shape: &NetworkShape) -> Vec<Part> {
     let forward = shape.forward_work(&shape.sizes.network());
     vec![
@@ -77,7 +77,7 @@ fn component_part(range: &str, work: Work) -> Part {
     Part { table: "component", label: range.to_owned(), range: range.to_owned(), work }
 }
 
-/// The sum of works.
+/// Sum of several works.
 fn sum<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
     let mut sum = Work::default();
     for work in works {
@@ -96,10 +96,10 @@ fn sum<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
     sum
 }
 
-/// A table of layers.
+/// Layers of the network as rows of a table of parts.
 struct LayerTable {
     table: &'static str,
-    /// The range that holds the ranges of the layers.
+    /// Name of the range that contains the ranges of the layers.
     within: &'static str,
 }
 
@@ -109,7 +109,7 @@ impl LayerTable {
         Part { table, label: range.to_owned(), range: format!("{within}/{range}"), work }
     }
 
-    /// A stage as a whole, then its convolutions.
+    /// Parts of a stage: the stage as a whole, then its convolutions.
     fn stage_parts(&self, stage: &str, convs: Vec<(&ConvolutionLayer, Work)>) -> Vec<Part> {
         let whole = self.part(stage, sum(convs.iter().map(|(_, work)| work)));
         let conv = |(conv, work): (&ConvolutionLayer, Work)| Part {
@@ -150,7 +150,7 @@ impl<'a> NetworkParts<'a> {
         (self.shape.frame_count() * map.elements()) as u64
     }
 
-    /// Work of a layer: convolutions into a map of neurons, and the neurons.
+    /// Work of a layer: its convolutions and its neurons.
     fn forward_layer_part<'c>(
         &self,
         convs: impl IntoIterator<Item = &'c ConvolutionLayer> + Clone,
@@ -218,7 +218,7 @@ impl<'a> NetworkParts<'a> {
             let (stage, before) = (stage_parts(number), number * shape.sizes.blocks);
             let convs = blocks.iter().enumerate().rev().flat_map(|(i, block)| {
                 let ResidualBlock { first, second, shortcut } = block;
-                // The neurons whose spikes the block reads; the stem's are a part of their own.
+                // The neurons whose spikes the block reads; the stem's neurons are a separate part.
                 let read = 2 * (before + i);
                 let read = if read > 0 { self.neurons_backward_work(maps[read]) } else { 0 };
                 let hidden = self.neurons_backward_work(first.window.output);
@@ -268,7 +268,7 @@ mod tests {
             .map(|unit| all.flops.iter().filter(|of| of.unit == unit).map(|of| of.count).sum())
     }
 
-    /// Parts of these tables that hold no other parts.
+    /// Parts of these tables that contain no other parts.
     fn innermost_parts<'a>(
         of: &'a Breakdown,
         tables: &'a [&str],

@@ -1,5 +1,5 @@
-//! Convolutions of the reference in fp64, forward and backward: a GEMM for each tap of the window,
-//! on the pixels that the tap reads.
+//! Convolutions of the reference in fp64, forward and backward: one GEMM for each tap of the
+//! window, over the pixels that the tap reads.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
@@ -9,13 +9,13 @@ use crate::parallel;
 /// Approximate number of output pixels that each CPU task computes.
 const ROWS: usize = 512;
 
-/// Frames of a task.
+/// Number of frames that each CPU task computes.
 fn frames_a_task(window: &ConvolutionWindow) -> usize {
     (ROWS / window.output.pixel_count()).max(1)
 }
 
-/// Inputs of a tap for some frames, a row of channels per output pixel and zeros in the padding;
-/// `None` if the tap reads only padding.
+/// Copies the inputs of a tap for some frames: a row of channels for each output pixel, with zeros
+/// in the padding. Returns `None` if the tap reads only padding.
 fn gather<T: Copy + Into<f64>>(
     window: &ConvolutionWindow,
     input: &[T],
@@ -49,7 +49,7 @@ fn tap_weight<'a>(conv: &ConvolutionLayer, weight: &'a [f64], tap: usize) -> Mat
         .subcols(tap * channels, channels)
 }
 
-/// Rows of `columns` columns.
+/// Views a slice as a matrix with rows of `columns` elements.
 fn matrix(values: &[f64], columns: usize) -> MatRef<'_, f64> {
     MatRef::from_row_major_slice(values, values.len() / columns, columns)
 }
@@ -60,8 +60,8 @@ fn add_gemm_on_thread(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f
     multiply_f64(out, Accum::Add, a, b, factor);
 }
 
-/// `factor·conv(input)` of frames `[frames, side, side, in]` with a weight `[out, taps, in]`,
-/// without bias.
+/// Computes `factor·conv(input)` of frames `[frames, side, side, in]` with a weight `[out, taps,
+/// in]`, without the bias.
 pub fn convolve<T: Copy + Into<f64> + Sync>(
     conv: &ConvolutionLayer,
     weight: &[f64],
@@ -86,7 +86,7 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
     output
 }
 
-/// Gradient of a convolution's input, computed from the gradient of its output
+/// Computes the gradient of a convolution's input from the gradient of its output
 /// (`factor·conv(input)`).
 pub fn input_gradient(
     conv: &ConvolutionLayer,
@@ -128,8 +128,8 @@ pub fn input_gradient(
     input
 }
 
-/// Gradient of a convolution's weight `[out, taps, in]`, computed from the gradient of its output
-/// (`factor·conv(input)`).
+/// Computes the gradient of a convolution's weight `[out, taps, in]` from the gradient of its
+/// output (`factor·conv(input)`).
 pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
     conv: &ConvolutionLayer,
     input: &[T],

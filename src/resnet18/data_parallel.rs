@@ -1,8 +1,8 @@
-//! A training step over several GPUs: each has a part of the images and all parameters, gradients
-//! are summed over the GPUs, and every GPU updates its parameters.
+//! A training step over several GPUs: each GPU has a part of the images and all parameters.
+//! Gradients are summed over the GPUs, and every GPU updates its parameters.
 //!
 //! The outputs are those of the training step `resnet18/train_step` for the images of all GPUs
-//! together. On GPU r:
+//! together. The tensors of GPU r are:
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -27,10 +27,10 @@ use kernelgate::workload::{
     Tensors, Tolerance, Work, Workload,
 };
 
-/// Largest number of GPUs in a problem.
+/// Maximum number of GPUs in a problem.
 pub const MAX_GPUS_PER_STEP: usize = 8;
 
-/// Array of the names of a tensor on each rank.
+/// Makes an array of the names of a tensor on each rank.
 macro_rules! ranks {
     ($name:literal) => {
         [
@@ -46,7 +46,7 @@ macro_rules! ranks {
     };
 }
 
-/// Tensors of a training step that every GPU has of its own, and their names by rank.
+/// Tensors of a training step that differ between GPUs, with their names by rank.
 const OWN: [(&str, [&str; MAX_GPUS_PER_STEP]); 6] = [
     ("images", ranks!("images")),
     ("labels", ranks!("labels")),
@@ -55,17 +55,17 @@ const OWN: [(&str, [&str; MAX_GPUS_PER_STEP]); 6] = [
     ("new_parameters", ranks!("new_parameters")),
     ("new_momentum", ranks!("new_momentum")),
 ];
-/// Inputs that every GPU has a copy of.
+/// Inputs of which every GPU has a copy.
 const REPLICATED_INPUTS: [&str; 2] = ["parameters", "momentum"];
 
-/// The name of a training step's tensor on a GPU.
+/// Name of a training step's tensor on one GPU.
 pub fn rank_tensor_name(tensor: &str, rank: usize) -> &'static str {
     let own = OWN.iter().find(|(name, _)| *name == tensor).map(|(_, names)| names[rank]);
     let copied = || REPLICATED_INPUTS.into_iter().find(|name| *name == tensor);
     own.or_else(copied).expect("a tensor of a training step")
 }
 
-/// The axis of the number of GPUs, and the axes of a training step; `b` counts the images of all
+/// The axis of the number of GPUs, then the axes of a training step; `b` counts the images of all
 /// GPUs together.
 const AXES: &[Axis] = &{
     const TRAIN_STEP_AXES: &[Axis] = TRAIN_STEP.axes;
@@ -93,7 +93,7 @@ pub const DATA_PARALLEL: Workload<DataParallel> = Workload {
     bind: DataParallel::bind,
 };
 
-/// `resnet18/data_parallel`.
+/// Problem `resnet18/data_parallel`: a training step over several GPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DataParallel {
     /// Number of GPUs.
@@ -119,7 +119,7 @@ impl DataParallel {
         TrainStep { shape: NetworkShape { b: shape.b / self.gpus, ..shape } }
     }
 
-    /// The inputs of a GPU by the names of a training step.
+    /// Inputs of one GPU under the names of a training step.
     pub fn inputs_of_gpu(&self, inputs: &Tensors, rank: usize) -> Tensors {
         let mut own = inputs.select_named(&REPLICATED_INPUTS);
         for tensor in ["images", "labels"] {
@@ -128,7 +128,7 @@ impl DataParallel {
         own
     }
 
-    /// The inputs of the step for all images.
+    /// Inputs of the training step for all images.
     fn inputs_of_all_images(&self, inputs: &Tensors) -> Tensors {
         let mut all = inputs.select_named(&REPLICATED_INPUTS);
         for tensor in ["images", "labels"] {
@@ -205,7 +205,7 @@ impl Problem for DataParallel {
         expected
     }
 
-    /// Declared work of one GPU, and the gradients on the link, without gradients that are 0
+    /// Work of one GPU, and the gradients that the link carries, without gradients that are 0
     /// because their weights meet only padding.
     fn work(&self) -> Work {
         let network = self.whole.shape.sizes.network();

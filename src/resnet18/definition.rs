@@ -1,10 +1,10 @@
-//! The complete ST-BIF ResNet-18: inference, and one training step.
+//! The complete ST-BIF ResNet-18 (a spiking network): inference, and one training step.
 //!
 //! The network is the conversion of a quantised network to a spiking network by SpikeZIP-TF (arXiv
-//! 2406.03470), applied to the residual network of He et al. (arXiv 1512.03385) for images of 32×32
-//! pixels, as a public profiling repository of ST-BIF runs it.
+//! 2406.03470). It is applied to the residual network of He et al. (arXiv 1512.03385) for images of
+//! 32×32 pixels, as a public profiling repository of ST-BIF runs it.
 //!
-//! With `steps = level/2 - 1`, in every time step t:
+//! Equations of every time step t, with `steps = level/2 - 1`:
 //!
 //! ```text
 //! x = [t < steps]·(conv1(image) + bias)/steps              stem, once an image
@@ -16,17 +16,17 @@
 //! ```
 //!
 //! The neurons are those of `st_bif/forward`, with threshold θ = 4/level and a tracer from 0 to
-//! `steps`. BatchNorm is folded into weights and biases, in training too: statistics of a batch
-//! would break the equivalence with the quantised network. With enough steps the sum over time of
-//! every neuron's spikes is the quantised network's activation exactly; with T < steps the network
-//! never sees the whole image, and only the time of such a case means anything.
+//! `steps`. BatchNorm is folded into weights and biases, in training too, because statistics of a
+//! batch would break the equivalence with the quantised network. With enough steps, the sum over
+//! time of every neuron's spikes is exactly the quantised network's activation. With T < steps the
+//! network never sees the whole image, and only the time of such a case is meaningful.
 //!
 //! A training step is the forward pass, the mean cross-entropy of the logits, its gradient, and
 //! SGD: `m' = 0.9·m + g; p' = p - 0.1·m'`. The gradient of a neuron is that of `st_bif/backward`;
 //! the gradient of max-pooling goes to the first largest sum in a window. The training step reads
 //! the old parameters and writes new parameters, so that every launch computes the same step.
 //!
-//! Tensors, channels innermost (PyTorch's channels-last), R rows of the width w:
+//! The tensors have channels innermost (PyTorch's channels-last) and R rows of the width w:
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -43,9 +43,9 @@
 //!
 //! With `weights=dyadic` the forward pass is exact in fp32 for any order of additions, so spikes
 //! and logits equal the reference bit for bit. With `weights=normal` a rounding can move a spike by
-//! a step. Declared work counts the stem and the classifier once an image and no multiplication
-//! with padding: 15.3 of the 37.0 million multiply-adds of a frame are with padding at the imagenet
-//! stem.
+//! a time step. Declared work counts the stem and the classifier once for each image, and no
+//! multiplication with padding. At the imagenet stem, 15.3 of the 37.0 million multiply-adds of a
+//! frame are with padding.
 //!
 //! With `weights=file` the weights are those of a trained network; a training step accepts trained
 //! and normal weights with `dtype=f32` only.
@@ -86,12 +86,12 @@ const DTYPE: Axis = Axis::one_of(
 );
 const AXES: &[Axis] = &[STEM_AXIS, W, B, T, LEVEL, WEIGHTS_AXIS, DTYPE];
 
-/// Factor of the momentum.
+/// Factor of the old momentum in an SGD step.
 pub const SGD_MOMENTUM: f32 = 0.9;
 /// Learning rate: the factor of the new momentum in an SGD step.
 pub const LEARNING_RATE: f32 = 0.1;
 
-/// Images to logits.
+/// Workload of ResNet-18 inference, from images to logits.
 pub const INFERENCE: Workload<Inference> = Workload {
     name: "resnet18/inference",
     about: "ST-BIF ResNet-18: images to logits over T steps",
@@ -106,20 +106,20 @@ pub const INFERENCE: Workload<Inference> = Workload {
     bind: |point| Ok(Inference { shape: NetworkShape::bind(point)? }),
 };
 
-/// Batches around 32.
+/// Scan of inference over batch sizes around 32.
 pub const INFERENCE_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
     rows: &["cuda/graph", "cuda/fused", "cuda/best"],
 };
 
-/// Two batches, one step of SGD: the reference of more than 32 takes the host minutes, and
-/// `kernelgate profile` shows the curve of more batches.
+/// Scan of a training step over two batch sizes. The reference of more than 32 images takes minutes
+/// on the CPU; `kernelgate profile` shows larger batches.
 pub const TRAIN_STEP_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &["stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=bf16"],
     rows: &["cuda/fused", "cuda/best"],
 };
 
-/// One step of SGD.
+/// Workload of one SGD step of ResNet-18.
 pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     name: "resnet18/train_step",
     about: "ST-BIF ResNet-18: forward, cross-entropy, backward, SGD with momentum",
@@ -145,7 +145,7 @@ fn check_weights_file(shape: &NetworkShape) -> Result<(), String> {
     .map(|_| ())
 }
 
-/// `resnet18/inference`: Problem of inference: from `images` to `logits [B, 10]`.
+/// Problem `resnet18/inference`: computes `logits [B, 10]` from `images`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Inference {
     /// Network and sizes.
@@ -166,7 +166,7 @@ impl Problem for Inference {
         vec![Expected::all("logits", self.shape.logits(), logits)]
     }
 
-    /// Images are independent.
+    /// The images of a batch are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![Symmetry::Roll { inputs: &[("images", 0)], outputs: &[("logits", 0)] }]
     }
@@ -185,9 +185,10 @@ impl Problem for Inference {
 
     fn tolerance(&self) -> Tolerance {
         match self.shape.draw {
-            // Every sum is exact, the logits are sums too: room for one rounding of a quotient.
+            // Every sum is exact, those of the logits too; the tolerance allows for one rounding of
+            // a quotient.
             DrawDistribution::Dyadic => Tolerance { max_error: 2e-7, relative_l2: 2e-7 },
-            // A spike that rounding moves by a step.
+            // The tolerance allows for a spike that rounding moves by a time step.
             DrawDistribution::Normal | DrawDistribution::File => {
                 Tolerance { max_error: 5e-2, relative_l2: 2e-2 }
             }
@@ -199,8 +200,8 @@ impl Problem for Inference {
     }
 }
 
-/// `resnet18/train_step`: images, labels, parameters and momentum to loss, new parameters and new
-/// momentum.
+/// Problem `resnet18/train_step`: computes loss, new parameters and new momentum from images,
+/// labels, parameters and momentum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainStep {
     /// Network and sizes.
@@ -210,7 +211,7 @@ pub struct TrainStep {
 impl TrainStep {
     /// Whether rows can be compared with the reference. If sums are inexact, one moved spike
     /// changes the gradients by more than the error of any precision. In f32 no spike moved (see
-    /// [`Problem::tolerance`]); the number in bf16 was not measured.
+    /// [`Problem::tolerance`]); the number of moved spikes in bf16 was not measured.
     pub fn is_comparable_with_reference(&self) -> Result<(), String> {
         match (self.shape.draw, self.shape.dtype) {
             (DrawDistribution::Dyadic, _) | (_, Dtype::F32) => Ok(()),
@@ -278,7 +279,8 @@ impl Problem for TrainStep {
         // the image has no gradient.
         let hidden = 3 * self.shape.hidden_flops(&network);
         let outer = 2 * self.shape.outer_flops(&network);
-        // A neuron forward, and backward as `st_bif/backward` counts it; momentum and step.
+        // Operations of a neuron forward, and backward as `st_bif/backward` counts them; momentum
+        // and step of each parameter.
         let vector = 25 * self.shape.neuron_steps(&network) + 4 * network.parameters as u64;
         let parameters = (network.parameters * Dtype::F32.bytes()) as u64;
         let images = self.shape.b * self.shape.sizes.image().elements() * self.shape.dtype.bytes();
@@ -300,24 +302,26 @@ impl Problem for TrainStep {
 
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
-            // By rounding no spike of 10 million moved, and errors were at most 2.6e-6 and 2.2e-6;
-            // this lets some move in time (2.7e-2 and 1.1e-2) and no unit end elsewhere (0.4).
+            // Rounding moved none of 10 million spikes, and errors were at most 2.6e-6 and 2.2e-6.
+            // The tolerance allows for some spikes to move in time (2.7e-2 and 1.1e-2), but for no
+            // neuron to end with a different spike count (0.4).
             Dtype::F32 if self.shape.draw != DrawDistribution::Dyadic => {
                 Tolerance { max_error: 5e-2, relative_l2: 2e-2 }
             }
-            // Measured: 1.5e-6 and 8.5e-7 with the spikes of the reference. A parameter is held to
-            // its own values.
+            // The measured errors are 1.5e-6 and 8.5e-7 with the spikes of the reference. The error
+            // of a parameter is relative to its own values.
             Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 1e-5 },
-            // Gradients rounded to bf16 before each GEMM, over 17 layers: up to 8.2e-3 and 7.2e-3.
-            // A test shows that an error of half of a parameter's gradient, for any parameter,
-            // exceeds this tolerance.
+            // Rounding gradients to bf16 before each GEMM of 17 layers gives errors up to 8.2e-3
+            // and 7.2e-3. A test shows that an error of half of a parameter's gradient, for any
+            // parameter, exceeds this tolerance.
             _ => Tolerance { max_error: 4e-2, relative_l2: 3e-2 },
         }
     }
 
     fn host_bytes(&self) -> u64 {
         let network = self.shape.sizes.network();
-        // Gradient, momentum and new parameters in f64, and the expected values of the last two.
+        // Gradient, momentum and new parameters in f64, and the expected values of momentum and
+        // parameters.
         self.shape.host_bytes(&network) + (5 * 8 + 4) * network.parameters as u64
     }
 }

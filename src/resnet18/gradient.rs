@@ -1,4 +1,4 @@
-//! The gradient of the reference in fp64: cross-entropy, backward through time and layers.
+//! Gradient of the reference network in fp64: cross entropy, then backward through layers and time.
 
 use super::convolution::{input_gradient, weight_gradient};
 use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow};
@@ -12,7 +12,7 @@ use kernelgate::workload::tensor::split_columns;
 const COLUMNS: usize = 4096;
 
 impl Reference<'_> {
-    /// The loss of a forward pass and the gradient of every parameter.
+    /// Computes the loss of a forward pass and the gradient of every parameter.
     pub fn gradient(&self, inputs: &Tensors, forward: &Forward) -> (f64, Vec<f64>) {
         let labels = inputs.tensor("labels").to_f64(0, self.shape.b);
         let (loss, logits) = cross_entropy(&forward.logits, &labels);
@@ -61,8 +61,8 @@ impl Reference<'_> {
         to_features
     }
 
-    /// Gradient of the last neurons' spikes, which is the same in every time step and at every
-    /// pixel.
+    /// Computes the gradient of the last neurons' spikes, which is the same in every time step and
+    /// at every pixel.
     fn last_spike_gradient(&self, features: &[f64]) -> Vec<f64> {
         let map = self.network.last_frame();
         let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
@@ -148,7 +148,8 @@ impl Reference<'_> {
         to.iter_mut().for_each(|to| *to /= self.shape.steps() as f64);
     }
 
-    /// Gradients of the stem: its operand is the same image in every step that is fed.
+    /// Computes the gradients of the stem's parameters: its operand is the same image in every fed
+    /// step.
     fn stem_gradients(&self, inputs: &Tensors, currents: &[f64], gradient: &mut [f64]) {
         let stem = &self.network.stem;
         let images = inputs.tensor("images");
@@ -162,13 +163,14 @@ impl Reference<'_> {
         self.bias_gradient(stem, currents, gradient);
     }
 
-    /// A spike counts in the sums of all later steps. The gradient at the pooling in one time step,
-    /// minus that in the next step, goes to the spikes before the pooling.
+    /// Computes the gradient of the spikes before pooling. A spike counts in the sums of all later
+    /// steps, so the gradient at the pooling in one time step, minus that in the next step, goes to
+    /// the spikes of the step.
     fn pool_gradient(&self, pool: &ConvolutionWindow, spikes: &[i8], pooled: &[f64]) -> Vec<f64> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());
         let mut sums = vec![0i8; input];
-        // The element that each output of each step reads.
+        // Index of the input element that each output of each step reads.
         let mut sources = Vec::with_capacity(self.shape.t);
         for spikes in spikes.chunks(input) {
             sums.iter_mut().zip(spikes).for_each(|(sum, s)| *sum += s);
@@ -188,7 +190,8 @@ impl Reference<'_> {
     }
 }
 
-/// Mean over images of `log Σ exp(logits) - logits[label]`, and the gradient of the logits.
+/// Computes the mean over images of `log Σ exp(logits) - logits[label]`, and the gradient of the
+/// logits.
 pub fn cross_entropy(logits: &[f64], labels: &[f64]) -> (f64, Vec<f64>) {
     let mut loss = 0.0;
     let mut gradient = Vec::with_capacity(logits.len());

@@ -1,4 +1,4 @@
-//! An ST-BIF ResNet-18, whole: definition, fp64 reference, CPU and CUDA rows.
+//! The ResNet-18 family, a complete ST-BIF network: definition, fp64 reference, CPU and CUDA rows.
 
 mod breakdown;
 mod convolution;
@@ -21,7 +21,7 @@ pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
 
-/// The workloads of the family, each with its rows.
+/// All workloads of the ResNet-18 family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&INFERENCE, cpu::INFERENCE.iter().chain(cuda::INFERENCE), INFERENCE_SCAN),
@@ -34,7 +34,7 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family.
+/// Entry of ResNet-18 in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "resnet18",
     suites,

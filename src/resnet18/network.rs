@@ -1,28 +1,28 @@
 //! ResNet-18's layers for a stem and a width: the extents of every map, the windows that
-//! convolutions read, and where each parameter lies.
+//! convolutions read, and the position of each parameter.
 //!
-//! Deliberately absent: BatchNorm, which is folded into weights and biases.
+//! BatchNorm is excluded on purpose: it is folded into weights and biases.
 
 use std::ops::Range;
 
-/// Classes of the classifier.
+/// Number of classes of the classifier.
 pub const CLASS_COUNT: usize = 10;
-/// Channels of an image.
+/// Number of color channels of an image.
 pub const COLOR_CHANNELS: usize = 3;
 
-/// How the network begins.
+/// First layers of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkStem {
-    /// 7×7 with stride 2, then 3×3 max-pooling with stride 2.
+    /// A 7×7 convolution with stride 2, then 3×3 max pooling with stride 2.
     ImageNet,
-    /// 3×3, no pooling.
+    /// A 3×3 convolution without pooling.
     Cifar,
 }
 
-/// The sizes that define a network.
+/// Sizes that define a ResNet-18 network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetworkSizes {
-    /// How the network begins.
+    /// First layers of the network.
     pub stem: NetworkStem,
     /// Channels of the first stage; each later stage has twice the channels of the one before.
     pub width: usize,
@@ -32,22 +32,22 @@ pub struct NetworkSizes {
     pub side: usize,
 }
 
-/// Extents of one frame, `[side, side, channels]`.
+/// Extents of one frame of activations, `[side, side, channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Map {
-    /// Rows, and columns.
+    /// Number of rows, and of columns.
     pub side: usize,
-    /// Channels, the innermost axis.
+    /// Number of channels, which are the innermost axis.
     pub channels: usize,
 }
 
 impl Map {
-    /// Positions.
+    /// Number of pixels of a frame.
     pub const fn pixel_count(self) -> usize {
         self.side * self.side
     }
 
-    /// Elements.
+    /// Number of elements of a frame.
     pub const fn elements(self) -> usize {
         self.pixel_count() * self.channels
     }
@@ -56,9 +56,9 @@ impl Map {
 /// Source pixels of each output pixel of a convolution or pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvolutionWindow {
-    /// Frame read.
+    /// Extents of the frame that is read.
     pub input: Map,
-    /// Frame written.
+    /// Extents of the frame that is written.
     pub output: Map,
     /// Rows and columns of the window; taps are numbered row by row.
     pub kernel: usize,
@@ -67,7 +67,7 @@ pub struct ConvolutionWindow {
 }
 
 impl ConvolutionWindow {
-    /// A window around each `stride`-th pixel: padded so that it is centred.
+    /// Creates a window that is centred on each `stride`-th pixel by padding.
     pub const fn new(input: Map, kernel: usize, stride: usize, channels: usize) -> Self {
         let output = Map { side: input.side.div_ceil(stride), channels };
         Self { input, output, kernel, stride }
@@ -78,12 +78,12 @@ impl ConvolutionWindow {
         self.kernel / 2
     }
 
-    /// Positions of the window.
+    /// Number of taps of the window.
     pub const fn window_taps(&self) -> usize {
         self.kernel * self.kernel
     }
 
-    /// The input pixel that an output pixel reads with a tap, `None` in the padding.
+    /// Index of the input pixel that an output pixel reads with a tap; `None` in the padding.
     pub fn source_pixel(&self, pixel: usize, tap: usize) -> Option<usize> {
         let along = |out: usize, tap: usize| {
             let at = (out * self.stride + tap).checked_sub(self.padding_rows())?;
@@ -94,7 +94,7 @@ impl ConvolutionWindow {
         Some(row * self.input.side + column)
     }
 
-    /// The range of taps from the first to the last that read a pixel anywhere: one of nine if a
+    /// Range of taps from the first to the last that read a pixel anywhere: one of nine taps if a
     /// frame is one pixel.
     pub fn live_taps(&self) -> Range<usize> {
         let reads = |tap: &usize| {
@@ -114,7 +114,7 @@ impl ConvolutionWindow {
         (0..self.window_taps()).filter(reads).count()
     }
 
-    /// Pairs of output pixel and tap that read a pixel.
+    /// Number of pairs of output pixel and tap that read a pixel.
     pub fn pixel_reads(&self) -> usize {
         let all = |tap| {
             (0..self.output.pixel_count()).filter(move |&p| self.source_pixel(p, tap).is_some())
@@ -123,29 +123,29 @@ impl ConvolutionWindow {
     }
 }
 
-/// A convolution: weight `[out, kernel, kernel, in]`, then bias `[out]`.
+/// A convolution layer: its weight `[out, kernel, kernel, in]` is followed by its bias `[out]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvolutionLayer {
     /// Name as in torchvision: `layer1.0.conv1`.
     pub name: String,
-    /// Source pixels.
+    /// Source pixels of each output pixel.
     pub window: ConvolutionWindow,
-    /// First element of the convolution's weight among the parameters.
+    /// Index of the weight's first element among the parameters.
     pub weight: usize,
 }
 
 impl ConvolutionLayer {
-    /// Elements of a filter.
+    /// Number of elements of a filter.
     pub const fn filter_elements(&self) -> usize {
         self.window.window_taps() * self.window.input.channels
     }
 
-    /// Elements of the weight.
+    /// Number of elements of the weight.
     pub const fn weights(&self) -> usize {
         self.filter_elements() * self.window.output.channels
     }
 
-    /// First element of the bias among the parameters.
+    /// Index of the bias's first element among the parameters.
     pub const fn first_bias_element(&self) -> usize {
         self.weight + self.weights()
     }
@@ -157,15 +157,16 @@ impl ConvolutionLayer {
     }
 }
 
-/// `neurons(second(neurons(first(x))) + shortcut(x))`.
+/// Residual block that computes `neurons(second(neurons(first(x))) + shortcut(x))`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResidualBlock {
     /// The block's first convolution, 3×3; its stride is 2 in the first block of every stage except
     /// the first stage.
     pub first: ConvolutionLayer,
-    /// 3×3.
+    /// The block's second convolution, 3×3.
     pub second: ConvolutionLayer,
-    /// 1×1 if the extents change, else the identity.
+    /// The shortcut's convolution, 1×1, if the extents change; otherwise the shortcut is the
+    /// identity.
     pub shortcut: Option<ConvolutionLayer>,
 }
 
@@ -176,7 +177,7 @@ impl ResidualBlock {
     }
 }
 
-/// A whole network.
+/// Layers of a whole network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
     /// Convolution of the image.
@@ -185,19 +186,20 @@ pub struct Network {
     pub pool: Option<ConvolutionWindow>,
     /// All residual blocks.
     pub blocks: Vec<ResidualBlock>,
-    /// First element of the classifier's weight `[10, features]`; its bias `[10]` follows.
+    /// Index of the first element of the classifier's weight `[10, features]`; its bias `[10]`
+    /// follows.
     pub classifier: usize,
-    /// Elements of all parameters, a multiple of the width: behind the last bias lie zeros.
+    /// Number of elements of all parameters, a multiple of the width: zeros follow the last bias.
     pub parameters: usize,
 }
 
 impl NetworkSizes {
-    /// Extents of an image.
+    /// Extents of an input image.
     pub const fn image(&self) -> Map {
         Map { side: self.side, channels: COLOR_CHANNELS }
     }
 
-    /// The layers.
+    /// Builds the layers of the network.
     pub fn network(&self) -> Network {
         let mut used = 0;
         let mut conv = |name: String, input, kernel, stride, channels| {
@@ -239,18 +241,18 @@ impl NetworkSizes {
 }
 
 impl Network {
-    /// The convolutions, in the order of their parameters.
+    /// Convolutions of the network, in the order of their parameters.
     pub fn block_convolutions(&self) -> impl Iterator<Item = &ConvolutionLayer> {
         std::iter::once(&self.stem)
             .chain(self.blocks.iter().flat_map(ResidualBlock::block_convolutions))
     }
 
-    /// Frame of the last neurons, which the classifier averages over its pixels.
+    /// Extents of the last layer's frame, whose pixels the classifier averages.
     pub fn last_frame(&self) -> Map {
         self.blocks.last().map_or(self.stem.window.output, |block| block.second.window.output)
     }
 
-    /// Frame of each layer of neurons, in order: the stem's, then two a block.
+    /// Extents of each layer of neurons, in order: the stem's, then two for each block.
     pub fn neurons(&self) -> Vec<Map> {
         let of_block =
             |block: &ResidualBlock| [block.first.window.output, block.second.window.output];
@@ -258,7 +260,7 @@ impl Network {
         std::iter::once(self.stem.window.output).chain(blocks).collect()
     }
 
-    /// Neurons of an image.
+    /// Number of neurons for one image.
     pub fn neuron_count(&self) -> usize {
         self.neurons().iter().map(|map| map.elements()).sum()
     }

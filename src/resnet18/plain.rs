@@ -1,6 +1,6 @@
-//! A second implementation of the network, scalar by scalar on a tape, time step by time step, with
-//! which the reference and its gradient are compared. The plain test network shares no arithmetic
-//! with the reference and the rows.
+//! A second implementation of the network, against which the reference and its gradient are tested:
+//! scalar by scalar on a tape, time step by time step. It shares no arithmetic with the reference
+//! and the rows.
 
 use super::network::{CLASS_COUNT, ConvolutionLayer, Map};
 use super::shape::NetworkShape;
@@ -28,13 +28,13 @@ impl DerivativeTape {
         self.add_node(value, Vec::new())
     }
 
-    /// `Σ factor·node`.
+    /// Appends `Σ factor·node` to the tape.
     fn sum(&mut self, terms: &[(TapeNode, f64)]) -> TapeNode {
         let value = terms.iter().map(|(node, factor)| factor * self.values[*node]).sum();
         self.add_node(value, terms.to_vec())
     }
 
-    /// `factor·Σ a·b`.
+    /// Appends `factor·Σ a·b` to the tape.
     fn dot(&mut self, pairs: &[(TapeNode, TapeNode)], factor: f64) -> TapeNode {
         let value: f64 = pairs.iter().map(|(a, b)| self.values[*a] * self.values[*b]).sum();
         let derivatives = pairs
@@ -44,7 +44,7 @@ impl DerivativeTape {
         self.add_node(factor * value, derivatives)
     }
 
-    /// Derivatives of a scalar by every earlier scalar.
+    /// Derivatives of a scalar by every earlier scalar on the tape.
     fn gradient(&self, of: TapeNode) -> Vec<f64> {
         let mut gradient = vec![0.0; self.values.len()];
         gradient[of] = 1.0;
@@ -71,9 +71,9 @@ pub struct TapeNetwork<'a> {
     parameters: Vec<TapeNode>,
     /// Sum of all spikes of each neuron, layer by layer, `[B, side, side, channels]`.
     pub tracers: Vec<Vec<f64>>,
-    /// `[B, 10]`.
+    /// Logits of the images, `[B, 10]`.
     pub logits: Vec<f64>,
-    /// Mean cross-entropy.
+    /// Mean cross entropy of the logits.
     pub loss: f64,
     /// Gradient of each parameter.
     pub gradient: Vec<f64>,
@@ -167,7 +167,7 @@ impl<'a> TapeNetwork<'a> {
         totals.iter().map(|terms| self.tape.sum(terms)).collect()
     }
 
-    /// `factor·conv(input)`, with the bias in a step that is fed.
+    /// Computes `factor·conv(input)`, with the bias in a fed time step.
     fn convolve_on_tape(
         &mut self,
         conv: &ConvolutionLayer,
@@ -243,7 +243,7 @@ impl<'a> TapeNetwork<'a> {
         spikes
     }
 
-    /// The first largest of 3×3 sums around every second pixel.
+    /// Returns the first maximum of the 3×3 sums around every second pixel.
     fn pool(&mut self, from: Map, to: Map, sums: &[TapeNode]) -> Vec<TapeNode> {
         let mut output = Vec::new();
         for pixel in 0..to.pixel_count() {

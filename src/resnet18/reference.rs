@@ -1,7 +1,8 @@
-//! The network in fp64, forward: the definition that every implementation is verified against.
+//! Forward pass of the network in fp64: the reference against which every implementation is
+//! verified.
 //!
-//! Frames are time-major, `[T, B, side, side, channels]`. Kept are the currents and spikes of every
-//! layer of neurons, which the gradient follows from.
+//! Frames are time-major, `[T, B, side, side, channels]`. The currents and spikes of every layer of
+//! neurons are stored, because the gradient needs them.
 
 use super::convolution::convolve;
 use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, Network};
@@ -24,7 +25,7 @@ pub struct Reference<'a> {
     pub parameters: Vec<f64>,
 }
 
-/// A layer of neurons over all time steps.
+/// Currents and spikes of a layer of neurons over all time steps.
 pub struct Neurons {
     /// Input currents, `[T, B, side, side, channels]`.
     pub currents: Vec<f64>,
@@ -34,18 +35,19 @@ pub struct Neurons {
 
 /// Results of a forward pass, layer by layer.
 pub struct Forward {
-    /// The stem's neurons, then two layers a block.
+    /// Results of the stem's neurons, then of two layers for each block.
     pub layers: Vec<Neurons>,
     /// Spikes after the max-pooling, if the network has it.
     pub pooled: Option<Vec<i8>>,
-    /// `[B, features]`: mean over pixels of the last neurons' values, summed over time.
+    /// Features `[B, features]`: the mean over pixels of the last neurons' values, summed over
+    /// time.
     pub features: Vec<f64>,
-    /// `[B, 10]`.
+    /// Logits of the images, `[B, 10]`.
     pub logits: Vec<f64>,
 }
 
 impl Forward {
-    /// The spikes that are the input of a block.
+    /// The spikes that are the input of a residual block.
     pub fn spikes_read_by_block(&self, block: usize) -> &[i8] {
         match (&self.pooled, block) {
             (Some(pooled), 0) => pooled,
@@ -55,14 +57,14 @@ impl Forward {
 }
 
 impl<'a> Reference<'a> {
-    /// The reference with the parameters of the inputs.
+    /// Creates the reference with the parameters of the inputs.
     pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
         let network = shape.sizes.network();
         let parameters = inputs.tensor("parameters").to_f64(0, network.parameters);
         Self { shape, network, parameters }
     }
 
-    /// Computes the logits of the images, and the results of all layers before.
+    /// Computes the logits of the images, and the results of all earlier layers.
     pub fn forward(&self, inputs: &Tensors) -> Forward {
         let images = inputs.tensor("images");
         let images = images.to_f64(0, images.len());
@@ -110,7 +112,7 @@ impl<'a> Reference<'a> {
         forward.layers.extend([hidden, output]);
     }
 
-    /// A convolution of the values of spikes, with its bias.
+    /// Computes a convolution of the values of spikes, with its bias.
     fn convolve_spikes(&self, conv: &ConvolutionLayer, spikes: &[i8]) -> Vec<f64> {
         let theta = self.shape.neuron().threshold;
         let mut currents = convolve(conv, self.weight(conv), spikes, theta);
@@ -118,7 +120,7 @@ impl<'a> Reference<'a> {
         currents
     }
 
-    /// Adds the bias over `steps` to the frames that it is fed to.
+    /// Adds the bias divided by `steps` to the frames of all fed time steps.
     fn add_bias(&self, conv: &ConvolutionLayer, currents: &mut [f64]) {
         let channels = conv.window.output.channels;
         let bias = &self.parameters[conv.first_bias_element()..][..channels];
@@ -128,7 +130,7 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// Simulates neurons on their input currents.
+    /// Simulates a layer of neurons on its input currents.
     fn run_neurons(&self, currents: Vec<f64>) -> Neurons {
         let (t, n) = (self.shape.t, currents.len() / self.shape.t);
         let parameters = self.shape.neuron();
@@ -145,7 +147,7 @@ impl<'a> Reference<'a> {
         Neurons { currents, spikes }
     }
 
-    /// Spikes after max-pooling: `pool(Σ_t s) - pool(Σ_{t-1} s)`.
+    /// Computes the spikes after max pooling: `pool(Σ_t s) - pool(Σ_{t-1} s)`.
     fn pool_spikes(&self, pool: &ConvolutionWindow, spikes: &[i8]) -> Vec<i8> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());
@@ -193,7 +195,7 @@ impl<'a> Reference<'a> {
         features.chunks(width).flat_map(of_image).collect()
     }
 
-    /// A convolution's weight.
+    /// Returns the weight of a convolution.
     pub fn weight(&self, conv: &ConvolutionLayer) -> &[f64] {
         &self.parameters[conv.weight..conv.first_bias_element()]
     }

@@ -1,5 +1,5 @@
-//! The sizes of a ResNet-18 problem, with the seeded inputs, the declared work and the host memory
-//! that follow from the sizes.
+//! Sizes of a ResNet-18 problem, and the seeded inputs, declared work and host memory derived from
+//! them.
 
 use std::path::PathBuf;
 
@@ -12,35 +12,35 @@ use super::weights_file;
 use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work, random};
 
-/// More images, or steps, than any of these: no count overflows 64 bits.
+/// Exclusive limit of the numbers of images and time steps: below it no count overflows 64 bits.
 const MAX_EXTENT: usize = 1 << 16;
 
-/// How weights and images are drawn at random.
+/// Distribution from which weights and images are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrawDistribution {
     /// Normally distributed values, rounded to the dtype.
     Normal,
-    /// Weights of a safetensors file; images normal, rounded to the dtype.
+    /// Weights come from a safetensors file; images are normal, rounded to the dtype.
     File,
-    /// Normal, rounded to multiples of powers of two so coarse that every sum of the forward pass
-    /// is exact in fp32, in any order. Dyadic fractions, which are all bf16 values.
+    /// Normal values, rounded to multiples of powers of two so coarse that every sum of the forward
+    /// pass is exact in fp32, in any order. All of these dyadic fractions are bf16 values.
     Dyadic,
 }
 
 /// Parameters that inference and training share: a network, images and time steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NetworkShape {
-    /// The network.
+    /// Sizes of the network.
     pub sizes: NetworkSizes,
-    /// Batch: images.
+    /// Batch size: the number of images.
     pub b: usize,
-    /// Time steps.
+    /// Number of time steps.
     pub t: usize,
     /// Quantisation level of the neurons: 4, 8 or 16.
     pub level: usize,
-    /// How weights and images are drawn.
+    /// Distribution of weights and images.
     pub draw: DrawDistribution,
-    /// Dtype that represents weights and images exactly, and the least precision of GEMM operands.
+    /// Dtype that represents weights and images exactly, and that GEMM operands must have at least.
     pub dtype: Dtype,
 }
 
@@ -77,12 +77,12 @@ impl NetworkShape {
         self.level / 2 - 1
     }
 
-    /// Steps in which image and biases are fed.
+    /// Number of time steps in which image and biases are fed.
     pub fn fed(&self) -> usize {
         self.steps().min(self.t)
     }
 
-    /// Note on a case whose network never sees the whole image.
+    /// Remark on a case whose network never sees the whole image.
     pub(super) fn unseen_image_remark(&self) -> Option<String> {
         let (t, steps) = (self.t, self.steps());
         (t < steps).then(|| {
@@ -92,15 +92,15 @@ impl NetworkShape {
         })
     }
 
-    /// Every neuron's: a threshold of `4/level`, so that values end at 1, 1.5 and 1.75 for the
-    /// levels 4, 8 and 16; a tracer from 0 to `level/2 - 1`.
+    /// Parameters of every neuron: a threshold of `4/level`, so that values end at 1, 1.5 and 1.75
+    /// for the levels 4, 8 and 16; a tracer from 0 to `level/2 - 1`.
     pub fn neuron(&self) -> NeuronParameters {
         let threshold = 4.0 / self.level as f64;
         let tracer_max = self.steps() as i32;
         NeuronParameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
     }
 
-    /// Seeded random images, labels and parameters.
+    /// Draws random images, labels and parameters from the seed.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let (side, b) = (self.sizes.side, self.b);
         let label = |x: f32| ((x.abs() * 1e3) as usize % CLASS_COUNT) as i8;
@@ -112,13 +112,14 @@ impl NetworkShape {
             .with("parameters", self.rows(&network), parameters)
     }
 
-    /// Shape of all parameters: rows of the width, so that each but the last bias is whole rows.
+    /// Shape of all parameters together: rows of the width, so that each parameter but the last
+    /// bias fills whole rows.
     pub fn rows(&self, network: &Network) -> [usize; 2] {
         [network.parameters / self.sizes.width, self.sizes.width]
     }
 
-    /// N(0, 1). Dyadic: what each step feeds is a multiple of 1/64, and the sum of all steps has
-    /// eight significant bits.
+    /// Draws images from N(0, 1). Dyadic images are rounded so that each step's share is a multiple
+    /// of 1/64, and the sum of all steps has eight significant bits.
     fn drawn_images(&self, seed: u64) -> Vec<f32> {
         let (steps, len) = (self.steps() as f32, self.b * self.sizes.image().elements());
         let most = (255.0 / steps).floor();
@@ -139,11 +140,11 @@ impl NetworkShape {
         if self.dtype == Dtype::Bf16 { bf16::from_f32(x).to_f32() } else { x }
     }
 
-    /// Weights of a deviation that keeps the neurons of all layers busy, as training does, and
-    /// negative biases against the growth of the residual sum.
+    /// Draws weights with a standard deviation that keeps the neurons of all layers active, as
+    /// training does, and negative biases against the growth of the residual sum.
     fn parameters(&self, network: &Network, seed: u64) -> Vec<f32> {
         if self.draw == DrawDistribution::File {
-            // Errors of the file were reported before anything is drawn.
+            // Errors of the file were reported before any tensor is drawn.
             let read = |path: PathBuf| weights_file::read_weights(&path, network);
             let parameters = weights_file::weights_file_path().and_then(read).unwrap_or_default();
             return parameters.into_iter().map(|value| self.rounded(value)).collect();
@@ -180,7 +181,8 @@ impl NetworkShape {
         parameters
     }
 
-    /// A weight. Dyadic: eight significant bits on a grid that holds four deviations.
+    /// Scales a sample to a weight. Dyadic weights have eight significant bits on a grid that
+    /// covers four standard deviations.
     fn weight(&self, deviation: f32, x: f32) -> f32 {
         match self.draw {
             DrawDistribution::Dyadic => {
@@ -199,8 +201,8 @@ impl NetworkShape {
         2 * self.frame_count() as u64 * hidden
     }
 
-    /// Operations of the stem and the classifier: their operands are the image and the sum over
-    /// time, so once an image.
+    /// Floating-point operations of the stem and the classifier. Their operands are the image and
+    /// the sum over time, so these operations count once for each image.
     pub(super) fn outer_flops(&self, network: &Network) -> u64 {
         let classifier = (CLASS_COUNT * network.last_frame().channels) as u64;
         2 * self.b as u64 * (network.stem.multiply_adds() + classifier)
@@ -216,7 +218,7 @@ impl NetworkShape {
         let elements = network.parameters + self.b * self.sizes.image().elements();
         let neurons = self.neuron_steps(network);
         let logits = self.b * CLASS_COUNT * Dtype::F32.bytes();
-        // Operations of a neuron: v += x, θ·s, v -= θ·s, c += s, and the bias.
+        // Operations of a neuron step: v += x, θ·s, v -= θ·s, c += s, and the bias.
         Work::bytes((elements * self.dtype.bytes()) as u64, logits as u64)
             .with_flops(
                 Unit::Matmul,
@@ -226,8 +228,8 @@ impl NetworkShape {
             .with_flops(Unit::Vector, Dtype::F32, 5 * neurons)
     }
 
-    /// Host memory of the problem, bytes: the inputs, the reference's currents (f64) and spikes of
-    /// all layers, and a few frames of the largest layer.
+    /// Bytes of host memory of the problem: the inputs, the reference's currents (f64) and spikes
+    /// of all layers, and a few frames of the largest layer.
     pub(super) fn host_bytes(&self, network: &Network) -> u64 {
         let largest = network.neurons().iter().map(|map| map.elements()).max().unwrap_or(0);
         let frames = self.frame_count() as u64;

@@ -5,7 +5,7 @@ use super::super::network::{
 use super::super::plain::TapeNetwork;
 use super::*;
 
-/// A network small enough for a tape of scalars.
+/// A network small enough to be computed on a tape of scalars.
 const TINY: NetworkSizes =
     NetworkSizes { stem: NetworkStem::ImageNet, width: 4, blocks: 1, side: 8 };
 
@@ -31,7 +31,7 @@ fn too_few_steps_for_the_encoding_are_remarked() {
     assert!(remark(4, 16).unwrap().starts_with("t=4 is below the 7 steps of the encoding"));
 }
 
-/// A file that the variable does not name is an error of every case.
+/// Without a readable file of weights every case fails with an error.
 #[test]
 fn weights_of_no_file_are_an_error() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
@@ -98,14 +98,14 @@ fn the_reference_and_its_gradient_are_those_of_the_tape() {
     }
 }
 
-/// Tracers of the neurons: their sums of spikes over time.
+/// Sums of each neuron's spikes over time, which are the tracers.
 fn spike_sums(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
     let n = spikes.len() / shape.t;
     (0..n).map(|i| spikes[i..].iter().step_by(n).map(|&s| f64::from(s)).sum()).collect()
 }
 
-/// The network before its conversion: activations `clamp(floor(x/θ + 1/2), 0, steps)`, in whole
-/// numbers, of every layer.
+/// Activations of every layer of the quantised network, before its conversion: `clamp(floor(x/θ +
+/// 1/2), 0, steps)`, in whole numbers.
 fn quantised_activations(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
     let reference = Reference::new(shape, inputs);
     let network = &reference.network;
@@ -165,8 +165,9 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
     }
 }
 
-/// With few steps only some units end at the quantised network's value: most of them near the
-/// images, and all once the last layer has had time. docs/results/resnet18.md has the shares.
+/// With few time steps only some neurons end at the quantised network's value: most of those near
+/// the images, and all once the last layer has had enough time. docs/results/resnet18.md has the
+/// fractions.
 #[test]
 fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
@@ -197,8 +198,8 @@ fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
     }
 }
 
-/// Share of the tiles of 16 channels whose rows hold no spike. `rows` are frames of `[T, B]` by
-/// index, at one pixel.
+/// Fraction of the tiles of 16 channels in whose rows no spike occurs. `rows` are frames of `[T,
+/// B]` by index, at one pixel.
 fn silent_tile_share(
     shape: &NetworkShape,
     (spikes, map): (&[i8], Map),
@@ -218,9 +219,9 @@ fn silent_tile_share(
     (silent, all)
 }
 
-/// Why no row skips operands without a spike. `cuda/best` multiplies fragments of 16 rows, all
-/// steps of two images at one pixel, by 16 channels; a layout with one step in a tile would multiply
-/// eight images of that step. docs/results/resnet18.md has the shares.
+/// Reason why no row skips operands without a spike. `cuda/best` multiplies fragments of 16 rows,
+/// all steps of two images at one pixel, by 16 channels; a layout with one step in a tile would
+/// multiply eight images of that step. docs/results/resnet18.md has the fractions.
 #[test]
 fn few_operands_are_without_a_spike() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };

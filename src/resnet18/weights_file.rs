@@ -1,9 +1,9 @@
-//! Weights of a trained network: a safetensors file that [`WEIGHTS_FILE_VARIABLE`] names.
+//! Weights of a trained network, from the safetensors file that [`WEIGHTS_FILE_VARIABLE`] names.
 //!
-//! The weights file holds each parameter under the network's name for it (`conv1.weight`,
-//! `layer1.0.conv2.bias`, `layer2.0.downsample.weight`, `fc.bias` …), with weights in the layout of
-//! PyTorch, `[out, in, rows, columns]`, in any float type. BatchNorm is folded into the weights and
-//! biases. Deliberately absent: names of others, and statistics to fold.
+//! The file has each parameter under the network's name for it (`conv1.weight`,
+//! `layer1.0.conv2.bias`, `layer2.0.downsample.weight`, `fc.bias` …). Weights are in PyTorch's
+//! layout, `[out, in, rows, columns]`, in any float type. BatchNorm is folded into the weights and
+//! biases. Other naming schemes, and statistics to fold, are excluded on purpose.
 
 use std::path::{Path, PathBuf};
 
@@ -11,17 +11,17 @@ use super::network::{CLASS_COUNT, Network};
 use kernelgate::attach::safetensors::SafeTensorsFile;
 use kernelgate::workload::Dtype;
 
-/// The environment variable that names the file.
+/// Environment variable that contains the path of the weights file.
 pub(super) const WEIGHTS_FILE_VARIABLE: &str = "RESNET18_WEIGHTS";
 
-/// The file's path.
+/// Path of the weights file, from the environment.
 pub(super) fn weights_file_path() -> Result<PathBuf, String> {
     let path = std::env::var_os(WEIGHTS_FILE_VARIABLE).filter(|path| !path.is_empty());
     path.map(PathBuf::from)
         .ok_or_else(|| format!("weights=file: {WEIGHTS_FILE_VARIABLE} names no file"))
 }
 
-/// The network's parameters as they lie, channels innermost.
+/// Reads the network's parameters, and reorders weights to channels innermost.
 ///
 /// # Errors
 /// The error is a fragment of a message that names the file: it is not a safetensors file, is
@@ -50,7 +50,7 @@ pub(super) fn read_weights(path: &Path, network: &Network) -> Result<Vec<f32>, S
                 "`{name}` holds {value:e} at element {at}, no finite f32"
             )));
         }
-        // [out, in, rows · columns] to [out, rows · columns, in].
+        // Reorders [out, in, rows · columns] to [out, rows · columns, in].
         let inputs = shape.get(1).copied().unwrap_or(1);
         let taps: usize = shape.iter().skip(2).product();
         for (i, value) in values.into_iter().enumerate() {
@@ -61,7 +61,7 @@ pub(super) fn read_weights(path: &Path, network: &Network) -> Result<Vec<f32>, S
     Ok(parameters)
 }
 
-/// Name, shape in a file and first element of each parameter.
+/// Name, shape in the file and index of the first element of each parameter.
 fn parameter_shapes(network: &Network) -> Vec<(String, Vec<usize>, usize)> {
     let mut shapes = Vec::new();
     for conv in network.block_convolutions() {
@@ -90,7 +90,7 @@ mod tests {
         NetworkSizes { stem: NetworkStem::Cifar, width: 8, blocks: 1, side: 8 }.network()
     }
 
-    /// Test weights: each parameter, with its elements numbered.
+    /// Test weights in which the elements of each parameter are numbered.
     fn numbered_parameters(network: &Network) -> StoredParameters {
         let store = |(name, shape, _): (String, Vec<usize>, usize)| {
             let count = shape.iter().product::<usize>();
@@ -114,7 +114,7 @@ mod tests {
         write(&path, &numbered_parameters(&network));
         let read = read_weights(&path, &network).unwrap();
         assert_eq!(read.len(), network.parameters);
-        // conv1 [8, 3, 3, 3]: filter 1, tap 4 (row 1, column 1), color 2.
+        // The element of conv1 [8, 3, 3, 3] is filter 1, tap 4 (row 1, column 1), color 2.
         let at = |filter: usize, color: usize, tap: usize| (filter * 3 + color) * 9 + tap;
         assert_eq!(read[network.stem.weight + (9 + 4) * 3 + 2], at(1, 2, 4) as f32);
         assert_eq!(read[network.stem.first_bias_element() + 5], 5.0);

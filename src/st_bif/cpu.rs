@@ -1,8 +1,8 @@
-//! ST-BIF on the host: blocks of neurons with their state in L1, time loop inside, one pass over
-//! memory.
+//! The ST-BIF neuron on the CPU: blocks of neurons with their state in L1, the loop over time
+//! inside, one pass over memory.
 //!
-//! Backward replays the forward pass of a block (H and c of every step stay in L1) and then runs in
-//! reverse time, so it reads x and gy once and writes gx once.
+//! The backward pass replays the forward pass of a block and then runs in reverse time. H and c of
+//! every step stay in L1, so that x and gy are read once and gx is written once.
 
 use half::slice::HalfFloatSliceExt;
 use pulp::{Arch, NullaryFnOnce};
@@ -16,10 +16,10 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
-/// Neurons whose state is kept in L1 at a time.
+/// Number of neurons whose state is kept in L1 at a time.
 const LANES: usize = 256;
 
-/// Forward implementations.
+/// CPU implementations of the ST-BIF forward pass.
 pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
     name: "cpu",
     about: "one pass, membrane and tracer of 256 neurons in L1, SIMD over neurons",
@@ -38,7 +38,7 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
     }),
 }];
 
-/// Backward implementations.
+/// CPU implementations of the ST-BIF backward pass.
 pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
     name: "cpu",
     about: "replays the forward of 256 neurons in L1, then reverses; one pass over memory",
@@ -53,7 +53,7 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
     }),
 }];
 
-/// Spikes `[T, N]` of currents `x [T, N]`.
+/// Computes the spikes `[T, N]` of currents `x [T, N]`.
 pub fn forward(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
     let parameters = NeuronScalars32::from(parameters);
     let n = neuron_count_of(x);
@@ -69,7 +69,8 @@ pub fn forward(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
     });
 }
 
-/// Gradient `[T, N]` of the currents `x [T, N]`, from the spikes' `gy [T, N]`; all of one dtype.
+/// Computes the gradient `gx [T, N]` of the currents `x [T, N]` from the gradient `gy [T, N]` of
+/// the spikes. All tensors have the same dtype.
 pub fn backward(parameters: NeuronParameters, x: &Tensor, gy: &Tensor, gx: &mut TensorData) {
     let parameters = NeuronScalars32::from(parameters);
     match gx {
@@ -86,12 +87,13 @@ pub fn backward(parameters: NeuronParameters, x: &Tensor, gy: &Tensor, gx: &mut 
     }
 }
 
-/// N of `[T, N]`.
+/// Number of neurons N of a tensor `[T, N]`.
 fn neuron_count_of(x: &Tensor) -> usize {
     x.shape()[1]
 }
 
-/// Columns of a task, so that each thread gets several tasks, and a task has whole blocks of lanes.
+/// Number of columns of a task: each thread gets several tasks, and a task has whole blocks of
+/// lanes.
 fn columns_per_task(n: usize) -> usize {
     n.div_ceil(8 * threads()).next_multiple_of(LANES)
 }
@@ -147,7 +149,7 @@ impl NeuronScalars32 {
 /// idle: a loop whose length the compiler does not know would end in scalar code.
 type NeuronLaneBlock<T> = [T; LANES];
 
-/// Elements `from..from + lanes` as f32: in place, or converted into the buffer.
+/// Elements `from..from + lanes` as f32: a slice of the tensor, or converted into the buffer.
 #[inline(always)]
 fn elements_as_f32<'a>(
     tensor: &'a Tensor,
@@ -168,9 +170,9 @@ fn elements_as_f32<'a>(
     buffer
 }
 
-/// Task of the forward pass over the columns `from..`. The task is a type, not a closure, because
-/// `dispatch` compiles for the widest SIMD only code that it can inline, and a closure of this size
-/// is not inlined.
+/// Task that computes the forward pass of the columns `from..`. It is a type, not a closure,
+/// because `dispatch` compiles for the widest SIMD only code that it can inline, and a closure of
+/// this size is not inlined.
 struct ForwardTask<'a, 'b> {
     parameters: &'a NeuronScalars32,
     x: &'a Tensor,
@@ -227,7 +229,7 @@ fn backward_columns<T: Send>(
     });
 }
 
-/// Columns `from..` of the backward pass; as [`ForwardTask`].
+/// Task that computes the backward pass of the columns `from..`; see [`ForwardTask`].
 struct BackwardTask<'a, 'b, T, S> {
     parameters: &'a NeuronScalars32,
     x: &'a Tensor,
@@ -246,7 +248,7 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
         let Self { parameters, x, gy, n, from, rows, store } = self;
         let (steps, width) = (rows.len(), rows[0].len());
         let surrogate = SurrogateConstants::new(parameters);
-        // H and c before each step, for every lane of a block.
+        // H and c before each time step, for every lane of a block.
         let mut history = vec![([0f32; LANES], [0i32; LANES]); steps];
         let mut buffer = [0f32; LANES];
         for block in (0..width).step_by(LANES) {
@@ -279,19 +281,20 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
     }
 }
 
-/// Smallest exponent of the surrogate: from there on it stays at 2^-64, which f32 gradients cannot
-/// resolve. Smaller values would make their products denormal, and each denormal costs a hundred
-/// cycles.
+/// Minimum exponent of the surrogate: below it the surrogate stays at 2^-64, which f32 gradients
+/// cannot resolve. Smaller values would make products denormal, and each denormal number costs a
+/// hundred cycles.
 const MIN_SURROGATE_EXPONENT: f32 = -64.0;
 
-/// The Gaussian surrogate's constants.
+/// Constants of the Gaussian surrogate in fp32.
 struct SurrogateConstants {
     parameters: NeuronScalars32,
-    /// `-log2(e) / (2·(0.405·θ)²)`: the Gaussian as a power of two.
+    /// Exponent factor `-log2(e) / (2·(0.405·θ)²)`, with which the Gaussian is a power of two.
     exponent: f32,
-    /// `1 / θ`.
+    /// Scale of the Gaussian, `1 / θ`.
     scale: f32,
-    /// `g(d, 1)` for d = 1 and 2; it is 1 at 0 and, next to it, nothing beyond 2 (g(3, 1) = 1e-12).
+    /// Surrogate `g(d, 1)` for d = 1 and 2; it is 1 at d = 0 and negligible beyond 2 (g(3, 1) =
+    /// 1e-12).
     bounds: [f32; 2],
 }
 
@@ -307,7 +310,8 @@ impl SurrogateConstants {
         }
     }
 
-    /// The surrogate gradients (a, b) of a step from its membrane and its tracer before the spike.
+    /// Surrogate gradients (a, b) of a time step, from its membrane and its tracer before the
+    /// spike.
     #[inline(always)]
     fn at(&self, h: f32, c: i32) -> (f32, f32) {
         let NeuronScalars32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
@@ -316,7 +320,7 @@ impl SurrogateConstants {
         let down = exp2(max_ignoring_nan(h * h * self.exponent, MIN_SURROGATE_EXPONENT));
         let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 })
             * self.scale;
-        // θ > 0, so at most one of the bounds is in play.
+        // Since θ > 0, at most one of the two bounds matters.
         let distance = if h >= threshold { tracer_max - c } else { c - tracer_min };
         let near = if distance == 1 { self.bounds[0] } else { 0.0 }
             + if distance == 2 { self.bounds[1] } else { 0.0 };

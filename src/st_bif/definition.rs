@@ -1,13 +1,13 @@
 //! The ST-BIF neuron over many time steps: ternary spikes, a bounded tracer, and the
 //! Gaussian-surrogate gradient.
 //!
-//! Source: SpikeZIP-TF (arXiv 2406.03470) and its public multi-step operator. Inputs are dyadic
-//! (multiples of a power of two, as is the threshold), so the forward pass is exact in fp32 and
-//! spikes are compared bit for bit.
+//! The source is SpikeZIP-TF (arXiv 2406.03470) and its public multi-step operator. Inputs are
+//! dyadic (multiples of a power of two, as is the threshold), so that the forward pass is exact in
+//! fp32 and spikes are compared bit for bit.
 //!
-//! Deliberately absent: the final membrane and the saved `H` and `C`. The problem consists of the
-//! next layer's inputs (spikes) and the gradient for the previous layer; the saved state in between
-//! is an implementation's choice.
+//! The final membrane and the saved `H` and `C` are excluded on purpose. A problem has the spikes,
+//! which are the next layer's input, and the gradient for the previous layer; the saved state
+//! between forward and backward is an implementation's choice.
 
 use half::{bf16, f16};
 
@@ -20,8 +20,8 @@ use kernelgate::workload::{
     Tolerance, Unit, Work, Workload, random,
 };
 
-/// Neurons of one sample in each neuron layer of ResNet-18 on 32x32 images, with the ImageNet stem
-/// (7x7 and max-pool) and with the CIFAR stem (3x3).
+/// Number of neurons of one image in each neuron layer of ResNet-18 on 32x32 images, with the
+/// ImageNet stem (7x7 and max pooling) and with the CIFAR stem (3x3).
 const RESNET18_LAYERS: &[(&str, usize)] = &[
     ("conv1", 64 * 16 * 16),
     ("layer1", 64 * 8 * 8),
@@ -54,7 +54,7 @@ const B: Axis = Axis::number("b", "batch, with layer");
 const T: Axis = Axis::number("t", "time steps");
 const LEVEL_AXIS: Axis =
     Axis::number("level", "quantisation level, even: the tracer ends at level/2 - 1");
-/// Highest level: the tracer is counted in 32 bits.
+/// Maximum quantisation level: the tracer is counted in 32 bits.
 const MAX_QUANTISATION_LEVEL: usize = 1 << 20;
 const DTYPE_AXIS: Axis = Axis::one_of(
     "dtype",
@@ -62,7 +62,8 @@ const DTYPE_AXIS: Axis = Axis::one_of(
     "dtype of inputs and gradients; the state is always f32",
 );
 
-/// Batch, time steps and level, one at a time around conv1 of ResNet-18 at b=32, t=8, level=8.
+/// Scan over batch, time steps and level, one at a time, around conv1 of ResNet-18 at b=32, t=8,
+/// level=8.
 pub const FORWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32 spikes=int8",
@@ -72,7 +73,7 @@ pub const FORWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     rows: &["cuda/fused", "cuda/vectorized"],
 };
 
-/// Axis scan of the backward pass.
+/// Axis scan of the ST-BIF backward pass.
 pub const BACKWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32",
@@ -118,7 +119,7 @@ pub const FORWARD: Workload<StBifForward> = Workload {
     },
 };
 
-/// Gradient of the input from the gradient of the spikes.
+/// Workload of the backward pass: gradient of the input from the gradient of the spikes.
 pub const BACKWARD: Workload<StBifBackward> = Workload {
     name: "st_bif/backward",
     about: "ST-BIF neurons backward over T steps: spike gradient to input gradient, Gaussian \
@@ -189,8 +190,8 @@ impl NeuronShape {
         self.t * self.n
     }
 
-    /// Dyadic currents N(0, 0.5²), clamped below 2, on the finest grid that the dtype holds
-    /// exactly.
+    /// Draws dyadic currents from N(0, 0.5²), clamped below 2, on the finest grid that the dtype
+    /// represents exactly.
     fn currents(&self, seed: u64) -> Tensor {
         let grid: f32 = match self.dtype {
             Dtype::Bf16 => 64.0,
@@ -218,13 +219,13 @@ impl NeuronShape {
     }
 }
 
-/// Neurons that one task of the reference takes: bounds the fp64 scratch.
+/// Number of neurons that one task of the reference computes; limits its fp64 scratch memory.
 const COLUMNS: usize = 4096;
 
-/// Fills `[T, N]` from a function of one neuron's inputs over time, in parallel over neurons.
+/// Computes `[T, N]` from a function of one neuron's inputs over time, in parallel over neurons.
 ///
-/// `f(inputs, trace, out)`: `inputs[i][t]` is input `i` at step `t`, `trace` scratch, `out[t]` the
-/// neuron's output.
+/// In `f(inputs, trace, out)`, `inputs[i][t]` is input `i` at step `t`, `trace` is scratch memory,
+/// and `out[t]` is the neuron's output.
 fn fill_per_neuron<T: Send + Copy + Default>(
     neurons: &NeuronShape,
     inputs: &[&Tensor],
@@ -251,13 +252,13 @@ fn fill_per_neuron<T: Send + Copy + Default>(
     out
 }
 
-/// `st_bif/forward`: `x [T, N]` to `spikes [T, N]` in {-1, 0, 1}.
+/// Problem `st_bif/forward`: computes `spikes [T, N]` in {-1, 0, 1} from `x [T, N]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StBifForward {
     /// Shape and parameters.
     pub neurons: NeuronShape,
-    /// Whether an implementation writes two bits a spike. The tensor that is verified holds a byte
-    /// each, either way.
+    /// Whether an implementation writes two bits a spike. The verified tensor always has a byte for
+    /// each spike.
     pub packed: bool,
 }
 
@@ -280,7 +281,7 @@ impl Problem for StBifForward {
         vec![Expected::all("spikes", [self.neurons.t, self.neurons.n], spikes)]
     }
 
-    /// Neurons are independent.
+    /// The neurons are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![Symmetry::Roll { inputs: &[("x", 1)], outputs: &[("spikes", 1)] }]
     }
@@ -292,7 +293,7 @@ impl Problem for StBifForward {
         } else {
             elements
         };
-        // v += x, θ·s, v -= θ·s, c += s
+        // Operations of a step: v += x, θ·s, v -= θ·s, c += s.
         Work::bytes(elements * self.neurons.dtype.bytes() as u64, spikes).with_flops(
             Unit::Vector,
             Dtype::F32,
@@ -310,8 +311,8 @@ impl Problem for StBifForward {
     }
 }
 
-/// `st_bif/backward`: `x [T, N]` and `gy [T, N]` to `gx [T, N]`; the gradient of the final membrane
-/// is zero.
+/// Problem `st_bif/backward`: computes `gx [T, N]` from `x [T, N]` and `gy [T, N]`; the gradient of
+/// the final membrane is zero.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StBifBackward {
     /// Shape and parameters.
@@ -339,7 +340,8 @@ impl Problem for StBifBackward {
         vec![Expected::all("gx", [self.neurons.t, self.neurons.n], gx)]
     }
 
-    /// Neurons are independent, and gradients linear in the gradient of the spikes.
+    /// The neurons are independent of each other, and the gradients are linear in the gradient of
+    /// the spikes.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![
             Symmetry::Roll { inputs: &[("x", 1), ("gy", 1)], outputs: &[("gx", 1)] },
@@ -350,13 +352,13 @@ impl Problem for StBifBackward {
     fn work(&self) -> Work {
         let elements = self.neurons.elements() as u64;
         let bytes = self.neurons.dtype.bytes() as u64 * elements;
-        // Two Gaussians of 5, their sum, b of 2, m of 3, gx and gT of 2 each; the replay of the
-        // forward is not counted.
+        // Operations of a step: two Gaussians of 5 each, their sum, b of 2, m of 3, gx and gT of 2
+        // each. The replay of the forward pass is not counted.
         Work::bytes(2 * bytes, bytes).with_flops(Unit::Vector, Dtype::F32, 20 * elements)
     }
 
     fn tolerance(&self) -> Tolerance {
-        // fp32 arithmetic over T steps; 16-bit outputs round once more.
+        // The error is that of fp32 arithmetic over T steps; 16-bit outputs round once more.
         match self.neurons.dtype {
             Dtype::Bf16 => Tolerance { max_error: 4e-3, relative_l2: 3e-3 },
             Dtype::F16 => Tolerance { max_error: 5e-4, relative_l2: 4e-4 },
@@ -365,7 +367,7 @@ impl Problem for StBifBackward {
     }
 
     fn host_bytes(&self) -> u64 {
-        // x, gy and the output in the dtype, the reference in f64.
+        // Bytes of x, gy and the output in the dtype, and of the reference in f64.
         self.neurons.elements() as u64 * (3 * self.neurons.dtype.bytes() as u64 + 8)
     }
 }

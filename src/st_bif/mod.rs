@@ -1,4 +1,4 @@
-//! ST-BIF spiking neurons: definition, fp64 reference, CPU and CUDA rows.
+//! The ST-BIF family, spiking neurons: definition, fp64 reference, CPU and CUDA rows.
 
 pub mod cpu;
 pub mod cuda;
@@ -14,7 +14,7 @@ use kernelgate::suite::{Suite, suite, suite_with_scan};
 use kernelgate_cuda::instruments;
 use kernelgate_cuda::spec::ListedKernel;
 
-/// The workloads of the family, each with its rows.
+/// All workloads of the ST-BIF family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD), FORWARD_SCAN),
@@ -23,13 +23,12 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family's kernels and the kernels that measurements need; the family's bench lists all of
-/// them.
+/// Kernels of the family, and the kernels that measurements need; the family's bench lists both.
 fn all_kernels() -> Vec<ListedKernel> {
     [kernels(), instruments::kernels()].concat()
 }
 
-/// The family.
+/// Entry of ST-BIF in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "st_bif",
     suites,

@@ -1,7 +1,7 @@
-//! The equations of one ST-BIF neuron in fp64: the definition that every implementation is verified
-//! against.
+//! Equations of one ST-BIF neuron in fp64: the reference against which every implementation is
+//! verified.
 
-/// Scalars of a neuron.
+/// Parameters of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuronParameters {
     /// θ > 0.
@@ -10,7 +10,8 @@ pub struct NeuronParameters {
     pub tracer_min: i32,
     /// Tmax > 0.
     pub tracer_max: i32,
-    /// p, a head start of the membrane that is paid back over the first Tmax steps; 0 as a rule.
+    /// Prefire p: a head start of the membrane that is paid back over the first Tmax steps; usually
+    /// 0.
     pub prefire: f64,
 }
 
@@ -21,11 +22,11 @@ pub struct NeuronStep {
     pub spike: i8,
     /// Membrane H of the neuron before the spike.
     pub membrane: f64,
-    /// c before the step.
+    /// Tracer c of the neuron before the step.
     pub tracer_before: i32,
 }
 
-/// A neuron's forward pass.
+/// Results of a neuron's forward pass over all time steps.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NeuronForwardTrace {
     /// Values of the neuron, one entry for each time step.
@@ -38,15 +39,15 @@ pub struct NeuronForwardTrace {
 
 /// Runs a neuron on its input current `x[t]`.
 ///
-/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from
-/// `v = (0.5 + p)·θ`, `c = 0`.
+/// The equations are `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c +=
+/// s`, starting from `v = (0.5 + p)·θ`, `c = 0`.
 pub fn forward(parameters: &NeuronParameters, x: &[f64]) -> NeuronForwardTrace {
     let mut trace = NeuronForwardTrace::default();
     forward_into(parameters, x, &mut trace);
     trace
 }
 
-/// [`forward`] into a trace whose memory is used again.
+/// Runs [`forward`] into a trace, reusing its memory.
 pub fn forward_into(parameters: &NeuronParameters, x: &[f64], trace: &mut NeuronForwardTrace) {
     let NeuronParameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
     let mut membrane = (0.5 + prefire) * threshold;
@@ -66,17 +67,17 @@ pub fn forward_into(parameters: &NeuronParameters, x: &[f64], trace: &mut Neuron
     (trace.membrane, trace.tracer) = (membrane, tracer);
 }
 
-/// The surrogate `g(z, w) = exp(-z² / (2·(0.405·w)²)) / w`.
+/// Gaussian surrogate gradient `g(z, w) = exp(-z² / (2·(0.405·w)²)) / w`.
 pub fn gaussian_surrogate(z: f64, width: f64) -> f64 {
     let sigma = 0.405 * width;
     (-z * z / (2.0 * sigma * sigma)).exp() / width
 }
 
-/// Gradient of the input from `gy[t]`, the gradient of the spikes, in reverse time.
+/// Computes the gradient of the input from `gy[t]`, the gradient of the spikes, in reverse time.
 ///
-/// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. `a` is the surrogate at both
-/// thresholds if the tracer allows a spike, and `b` the surrogate of the tracer's bounds. The
-/// neuron's parameters receive no gradient.
+/// The equations are `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. Here `a` is the
+/// surrogate at both thresholds if the tracer allows a spike, and `b` the surrogate of the tracer's
+/// bounds. The neuron's parameters receive no gradient.
 pub fn backward(
     parameters: &NeuronParameters,
     trace: &NeuronForwardTrace,
@@ -88,7 +89,7 @@ pub fn backward(
     gx
 }
 
-/// [`backward`] into `gx`, as long as `gy`.
+/// Runs [`backward`] into `gx`, which is as long as `gy`.
 pub fn backward_into(
     parameters: &NeuronParameters,
     trace: &NeuronForwardTrace,

@@ -1,9 +1,9 @@
-//! The kernels between the GEMMs of the language model, each on inputs of its own: a problem for
-//! each, with its reference and the bytes that it has to move. Verification and the ceilings of
-//! memory then cover every kernel at every size.
+//! Kernels between the GEMMs of the language model, each as a problem with inputs of its own, a
+//! reference and the bytes that it must move. Verification and memory ceilings then cover every
+//! kernel at every model size.
 //!
-//! Deliberately absent: a chain. Inputs are drawn, with about the spread that they have in the
-//! network.
+//! A chain of kernels is excluded on purpose. Inputs are drawn, with about the spread that they
+//! have in the network.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use kernelgate::workload::{
     Work, Workload, random,
 };
 
-/// One kernel, or two that always follow each other.
+/// Workload of a single kernel of the language model, or of two that always follow each other.
 pub const COMPONENT: Workload<ComponentProblem> = Workload {
     name: "transformer/kernel",
     about: "a kernel of the language model on inputs of its own",
@@ -32,7 +32,7 @@ pub const COMPONENT: Workload<ComponentProblem> = Workload {
     ],
     default: &["kernel=norm_backward,loss size=small ctx=512 b=4 dtype=bf16"],
     accelerator: &[],
-    // At least 256 MB a launch.
+    // Each launch moves at least 256 MB.
     thorough: &[
         "kernel=embed,norm,norm_add,norm_backward,rope size=small ctx=1024 b=64 dtype=bf16",
         "kernel=embedding_gradient size=small ctx=1024 b=64 dtype=bf16",
@@ -45,7 +45,7 @@ pub const COMPONENT: Workload<ComponentProblem> = Workload {
     bind: ComponentProblem::bind,
 };
 
-/// A kernel between the GEMMs.
+/// A kernel between the GEMMs of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Component {
     /// Rows of the embedding.
@@ -70,7 +70,7 @@ pub enum Component {
     SoftmaxF32,
     /// Gradients of the scores.
     SoftmaxBackward,
-    /// Gradients of the scores, from f32 gradients of the probabilities.
+    /// Gradients of f32 scores, from f32 gradients of the probabilities.
     SoftmaxBackwardF32,
     /// Losses, and gradients of the logits.
     Loss,
@@ -81,7 +81,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// Every kernel, in the order of [`NAMES`].
+    /// Every component, in the order of [`NAMES`].
     pub const ALL: [Self; NAMES.len()] = [
         Self::Embed,
         Self::EmbeddingGradient,
@@ -101,7 +101,7 @@ impl Component {
     ];
 }
 
-/// Names of the components on the axis.
+/// Names of the components as values of the axis `kernel`.
 const NAMES: &[&str] = &[
     "embed",
     "embedding_gradient",
@@ -120,10 +120,11 @@ const NAMES: &[&str] = &[
     "adamw",
 ];
 
-/// Parameters of a model whose whole step of AdamW is compared; of a larger one, some rows are.
+/// Maximum number of parameters of a model whose whole AdamW step is compared with the reference;
+/// of a larger model some rows are.
 const WHOLE: usize = 4 << 20;
 
-/// A tensor of a component.
+/// An input or output tensor of a component.
 pub struct Declared {
     /// Name of the tensor.
     pub name: &'static str,
@@ -138,13 +139,13 @@ impl Declared {
         Self { name, extents: extents.into(), dtype }
     }
 
-    /// Size of the tensor.
+    /// Size of the tensor in bytes.
     pub fn bytes(&self) -> usize {
         self.extents.iter().product::<usize>() * self.dtype.bytes()
     }
 }
 
-/// `transformer/kernel`.
+/// Problem `transformer/kernel`: one kernel of the language model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ComponentProblem {
     /// The kernel.
@@ -161,7 +162,7 @@ impl ComponentProblem {
         Ok(Self { component, shape: Shape::bind(point)? })
     }
 
-    /// Inputs of the component.
+    /// Input tensors of the component.
     pub fn operands(&self) -> Vec<Declared> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, .. } = shape;
@@ -217,7 +218,7 @@ impl ComponentProblem {
         }
     }
 
-    /// Outputs of the component.
+    /// Output tensors of the component.
     pub fn outputs(&self) -> Vec<Declared> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, batch, .. } = shape;
@@ -260,7 +261,7 @@ impl ComponentProblem {
         }
     }
 
-    /// Values of an input from N(0, 1).
+    /// Function that maps samples of N(0, 1) to values of an input.
     fn spread(&self, name: &str) -> fn(f32) -> f32 {
         match name {
             "gain" => |x| 1.0 + 0.1 * x,
@@ -300,7 +301,7 @@ impl ComponentProblem {
         }
     }
 
-    /// Rows of the arena that are compared.
+    /// Rows of the parameter arena that are compared with the reference.
     fn compared_rows(&self) -> Vec<usize> {
         let whole = self.shape.parameters() <= WHOLE;
         let count = if whole { self.shape.rows() } else { 1000 };
@@ -349,7 +350,7 @@ impl Problem for ComponentProblem {
         let read = match self.component {
             Component::Embed => all - (self.shape.vocabulary - used_rows) * d * dtype.bytes(),
             Component::Rope => all / 3 * 2,
-            // Keys behind the diagonal are not read.
+            // Keys after the diagonal are not read.
             Component::Softmax
             | Component::SoftmaxF32
             | Component::SoftmaxBackward
@@ -360,7 +361,7 @@ impl Problem for ComponentProblem {
         };
         let elements: usize =
             self.outputs().iter().map(|output| output.extents.iter().product::<usize>()).sum();
-        // About four operations an element of the outputs.
+        // The work counts about four operations for each element of the outputs.
         Work::bytes(read as u64, write as u64).with_flops(
             Unit::Vector,
             Dtype::F32,
@@ -387,12 +388,12 @@ impl Problem for ComponentProblem {
             tensors.iter().map(|tensor| tensor.extents.iter().product::<usize>()).sum::<usize>()
         };
         let outputs = elements(self.outputs());
-        // Inputs, outputs, and the reference while its rows are joined.
+        // Bytes of inputs, outputs, and the reference while its rows are concatenated.
         (4 * elements(self.operands()) + (4 + 2 * 8) * outputs) as u64
     }
 }
 
-/// Inputs row by row in fp64.
+/// Inputs of a component, read row by row in fp64.
 struct Rows<'a> {
     inputs: &'a Tensors,
     shape: Shape,
@@ -403,7 +404,7 @@ impl Rows<'_> {
         self.inputs.tensor(name).to_f64(row * columns, columns)
     }
 
-    /// The rows that `f` makes of each token, one after the other.
+    /// Concatenates the rows that `f` computes for each token.
     fn tokens(&self, f: &(dyn Fn(usize) -> Vec<f64> + Sync)) -> Vec<f64> {
         parallel::map(self.shape.tokens(), f).concat()
     }
@@ -430,7 +431,7 @@ impl Rows<'_> {
         parallel::map(vocabulary, &sum).concat()
     }
 
-    /// A row of x, with the rows of the same number of `added`.
+    /// Row of x for a token, plus the rows of the tensors `added` for the same token.
     fn stream(&self, token: usize, added: &[&str]) -> Vec<f64> {
         let d = self.shape.d;
         let mut x = self.row("x", token, d);
@@ -533,7 +534,8 @@ impl Rows<'_> {
         })
     }
 
-    /// Rows of all heads: `f` gets a row's number and how many of its keys are seen.
+    /// Concatenates rows of all heads: `f` receives a row's index and the number of keys that it
+    /// sees.
     fn causal_rows(&self, f: &(dyn Fn(usize, usize) -> Vec<f64> + Sync)) -> Vec<f64> {
         let Shape { context, batch, heads, .. } = self.shape;
         let row = |row: usize| {
@@ -566,7 +568,7 @@ impl Rows<'_> {
         })
     }
 
-    /// Logits of a token, without padding.
+    /// Logits of a token, without the padding.
     fn logits(&self, token: usize) -> Vec<f64> {
         let mut logits = self.row("logits", token, self.shape.padded());
         logits.truncate(self.shape.vocabulary);
@@ -597,7 +599,7 @@ impl Rows<'_> {
         })
     }
 
-    /// Rows of the new parameters, moments and of the copy.
+    /// Rows of the new parameters, of both moments and of the rounded copy.
     fn adamw(&self, rows: &[usize]) -> Vec<Vec<f64>> {
         let Shape { d, dtype, .. } = self.shape;
         let gradient = |number: usize| match rows[number].checked_sub(self.shape.matrices()) {

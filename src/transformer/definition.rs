@@ -1,11 +1,12 @@
 //! A decoder-only language model: pre-norm blocks with RMSNorm, rotary embedding, causal attention
 //! and SwiGLU, an untied head, cross entropy and AdamW.
 //!
-//! Weights have the dtype of the problem. A training step in bf16 rounds its f32 parameters to it
-//! before the forward pass. GPU rows update the state in place: timed launches continue from each
-//! other, and before each comparison the state is copied back from host memory.
+//! Weights have the dtype of the problem. A training step in bf16 rounds its f32 parameters to bf16
+//! before the forward pass. GPU rows update the state in place, so that timed launches continue
+//! from each other. Before each comparison the state is copied back from host memory.
 //!
-//! Deliberately absent: activation recomputation, gradient accumulation and clipping, dropout.
+//! Activation recomputation, gradient accumulation and clipping, and dropout are excluded on
+//! purpose.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ const AXES: &[Axis] = &[
     Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and activations; sums are f32"),
 ];
 
-/// Logits and loss.
+/// Workload of the language model's forward pass: logits and loss.
 pub const FORWARD: Workload<Forward> = Workload {
     name: "transformer/forward",
     about: "language model: logits of every token and the loss of every sequence",
@@ -43,7 +44,7 @@ pub const FORWARD: Workload<Forward> = Workload {
     bind: |point| Ok(Forward { shape: Shape::bind(point)? }),
 };
 
-/// The state after a step of AdamW, and the loss.
+/// Workload of a training step: the state after a step of AdamW, and the loss.
 pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     name: "transformer/train_step",
     about: "language model: forward, gradients of every parameter, AdamW over f32 state",
@@ -55,12 +56,12 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     bind: |point| Ok(TrainStep { shape: Shape::bind(point)? }),
 };
 
-/// `transformer/forward`: `tokens` and `targets` `[batch, context]`, `parameters [R, d]` to
-/// `logits [batch, context, padded]` in the dtype of the problem, 0 in the padding, and the mean
-/// `loss [batch, 1]` of each sequence in f32.
+/// Problem `transformer/forward`. Its inputs are `tokens` and `targets` `[batch, context]` and
+/// `parameters [R, d]`. Its outputs are `logits [batch, context, padded]` in the dtype of the
+/// problem, with 0 in the padding, and the mean `loss [batch, 1]` of each sequence in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forward {
-    /// Extents and dtype.
+    /// Extents and dtype of the model.
     pub shape: Shape,
 }
 
@@ -86,7 +87,7 @@ impl Problem for Forward {
         ]
     }
 
-    /// Sequences are independent.
+    /// The sequences of a batch are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         let inputs = &[("tokens", 0), ("targets", 0)];
         vec![Symmetry::Roll { inputs, outputs: &[("logits", 0), ("loss", 0)] }]
@@ -116,14 +117,14 @@ impl Problem for Forward {
     }
 }
 
-/// `transformer/train_step`: `tokens` and `targets` `[batch, context]`, `parameters`,
-/// `first_moments` and `second_moments` `[R, d]` in f32 and the number of `steps [1]` done, to the
-/// three tensors after one more step (`next_parameters` and so on), and the mean `loss [batch, 1]` of
-/// each sequence before it.
-/// The gradient is that of the mean over all tokens.
+/// Problem `transformer/train_step`. Its inputs are `tokens` and `targets` `[batch, context]`,
+/// `parameters`, `first_moments` and `second_moments` `[R, d]` in f32, and the number of `steps
+/// [1]` done. Its outputs are the three state tensors after one more step (`next_parameters` and so
+/// on), and the mean `loss [batch, 1]` of each sequence before that step. The gradient is that of
+/// the mean over all tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainStep {
-    /// Extents and dtype.
+    /// Extents and dtype of the model.
     pub shape: Shape,
 }
 
@@ -148,7 +149,7 @@ impl Problem for TrainStep {
         breakdown(&self.shape, &["forward", "backward", "optimizer"])
     }
 
-    /// The tolerance of the moments; the first moment is linear in the gradient.
+    /// Tolerance of parameters and moments; the first moment is linear in the gradient.
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
             Dtype::Bf16 => Tolerance { max_error: 4e-2, relative_l2: 2e-2 },
@@ -181,8 +182,8 @@ fn loss_tolerance(dtype: Dtype) -> Tolerance {
     Tolerance { max_error: most, relative_l2: most }
 }
 
-/// Phases of a step, and the operations of attention that an unfused row shows by the names of
-/// `scaled_dot_product_attention`.
+/// Breakdown of a step into phases, with the operations of attention that an unfused row shows by
+/// the names of `scaled_dot_product_attention`.
 fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
     let Shape { layers, heads, context, dtype, .. } = *shape;
     let phase = |name: &&str| Part {
@@ -218,7 +219,7 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
     }
 }
 
-/// Whether tokens and targets are of the vocabulary.
+/// Checks that tokens and targets are in the vocabulary.
 ///
 /// # Errors
 /// The first that is not.

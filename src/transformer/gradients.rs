@@ -1,4 +1,4 @@
-//! Gradients of every parameter in fp64, and the step of AdamW that follows from them.
+//! Gradients of every parameter in fp64, and the step of AdamW from them.
 
 use super::reference::{Layer, Matrix, Normalized, Reference, each_row, sigmoid, softmax};
 use super::shape::{
@@ -9,17 +9,17 @@ use crate::parallel;
 use kernelgate::workload::{Expected, Tensors};
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
-/// Rows of the gradient of a tensor.
+/// Some rows of the gradient of a tensor.
 pub struct Gradient {
-    /// The tensor.
+    /// Rows of the parameter arena that hold the tensor.
     pub tensor: ArenaRows,
-    /// Rows of the tensor, ascending, counted from its first.
+    /// Indices of these rows, ascending, counted from the tensor's first row.
     pub rows: Vec<usize>,
     /// Gradients of these rows.
     pub values: Vec<f64>,
 }
 
-/// The outputs of a training step.
+/// Expected outputs of a training step.
 pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expected> {
     let reference = Reference::new(shape, inputs, round);
     let mut expected = vec![Expected::all("loss", [shape.batch, 1], reference.losses())];
@@ -35,7 +35,7 @@ pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expec
     expected
 }
 
-/// The rows of a gradient in each tensor of the state after a step.
+/// Rows of a tensor in each part of the state after a step of AdamW.
 pub fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>; 3] {
     let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
     let corrections = [BETA_1, BETA_2].map(|beta| 1.0 - beta.powf(steps));
@@ -55,7 +55,7 @@ pub fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>
 }
 
 impl Reference<'_> {
-    /// Gradients of the mean loss over all tokens: the compared rows of every tensor.
+    /// Gradients of the mean loss over all tokens, for the compared rows of every tensor.
     pub fn gradients(&self) -> Vec<Gradient> {
         let Shape { layers, d, .. } = self.shape;
         let mut gradients = Vec::new();
@@ -97,7 +97,7 @@ impl Reference<'_> {
         grad
     }
 
-    /// The gradient of a matrix whose row r is the sum over tokens t of `left[t, r] · right[t]`.
+    /// Gradient of a matrix whose row r is the sum over tokens t of `left[t, r] · right[t]`.
     pub fn products(&self, weight: Weight, left: &Matrix, right: &Matrix) -> Gradient {
         let tensor = self.shape.rows_of(weight);
         let rows = self.shape.compared_rows(weight, self.inputs);
@@ -114,14 +114,14 @@ impl Reference<'_> {
         Gradient { tensor, rows, values }
     }
 
-    /// Gradients of the rows before a norm and of its gain.
+    /// Gradients of the input rows of a norm and of its gain.
     fn norm_backward(
         &self,
         norm: usize,
         normalized: &Normalized,
         grad: &Matrix,
     ) -> (Matrix, Vec<f64>) {
-        /// Columns of a task that sums over tokens.
+        /// Number of columns for which one task sums over tokens.
         const COLUMNS: usize = 32;
         let d = self.shape.d;
         let gains = self.weight(Weight::Gains);
@@ -149,7 +149,7 @@ impl Reference<'_> {
         (grad_x, grad_gain)
     }
 
-    /// The gradient of the stream before SwiGLU's norm, and of its gain.
+    /// Gradient of the residual stream before SwiGLU's norm, and of the norm's gain.
     pub fn mlp_backward(
         &self,
         layer: usize,
@@ -180,7 +180,7 @@ impl Reference<'_> {
         (through_norm.plus(grad_x), gain)
     }
 
-    /// The gradient of the stream before attention's norm, and of its gain.
+    /// Gradient of the residual stream before attention's norm, and of the norm's gain.
     pub fn attention_backward(
         &self,
         layer: usize,
@@ -202,7 +202,7 @@ impl Reference<'_> {
         (through_norm.plus(grad_x), gain)
     }
 
-    /// The gradient of rotated queries and keys, and of values.
+    /// Gradient of rotated queries and keys, and of values.
     fn grad_qkv(&self, qkv: &Matrix, grad_attended: &Matrix) -> Matrix {
         let Shape { d, heads, batch, context, .. } = self.shape;
         let head_dim = self.shape.head_dim();

@@ -1,4 +1,4 @@
-//! A transformer language model: definition, fp64 reference, CPU and CUDA rows.
+//! The transformer family, a language model: definition, fp64 reference, CPU and CUDA rows.
 
 mod components;
 mod cpu;
@@ -16,7 +16,7 @@ pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite};
 
-/// The workloads of the family, each with its rows.
+/// All workloads of the transformer family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
@@ -25,7 +25,7 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The family.
+/// Entry of the transformer in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "transformer",
     suites,

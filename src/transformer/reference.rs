@@ -1,7 +1,8 @@
-//! The language model in fp64: the definition that every implementation is verified against.
+//! The language model in fp64: the reference against which every implementation is verified.
 //!
-//! `round` is applied to values that a row stores in the dtype of the problem. The reference rounds
-//! weights only; tests round everything, to measure the error that the tolerance has to allow.
+//! The function `round` is applied to values that a row stores in the dtype of the problem. The
+//! reference rounds only weights; tests round all such values, to measure the error that the
+//! tolerance has to allow.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use crate::parallel;
 use half::bf16;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// A row-major matrix.
+/// A row-major matrix in fp64.
 pub struct Matrix {
     pub values: Vec<f64>,
     pub columns: usize,
@@ -51,15 +52,15 @@ impl Matrix {
     }
 }
 
-/// Memory of matrices that nobody needs any more. Threads that touch fresh memory wait for each other
-/// in the kernel, at every page.
+/// Memory of matrices that were reclaimed, for reuse. Threads that touch fresh memory wait
+/// for each other in the Linux kernel, at every page.
 #[derive(Default)]
 pub struct Buffers {
     free: Mutex<Vec<Vec<f64>>>,
 }
 
 impl Buffers {
-    /// A matrix whose values nobody has written: 0, or those of an earlier matrix.
+    /// Returns a matrix with arbitrary values: 0, or those of an earlier matrix.
     pub fn matrix(&self, rows: usize, columns: usize) -> Matrix {
         let len = rows * columns;
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,20 +69,20 @@ impl Buffers {
         Matrix { values: kept.unwrap_or_else(|| vec![0.0; len]), columns }
     }
 
-    /// A copy of a matrix.
+    /// Returns a copy of a matrix.
     pub fn copy(&self, from: &Matrix) -> Matrix {
         let mut to = self.matrix(from.rows(), from.columns);
         each_row(&mut to.values, from.columns, &|row, to| to.copy_from_slice(from.row(row)));
         to
     }
 
-    /// `a · b`, tiles on all threads.
+    /// Computes `a · b`, with tiles on all threads.
     pub fn product(&self, a: &Matrix, b: MatRef<'_, f64>) -> Matrix {
-        /// Larger tiles pack their operands less often, smaller ones keep more threads busy.
+        /// Larger tiles pack their operands less often, smaller tiles keep more threads busy.
         const TILE: [usize; 2] = [256, 512];
-        /// Columns of the inner loop of a GEMM.
+        /// Number of columns in the inner loop of a GEMM.
         const STEP: usize = 48;
-        /// Other processes delay some threads; the others then take their tiles.
+        /// Other processes may delay some threads; idle threads then take their tiles.
         const TILES_PER_THREAD: usize = 3;
         let mut out = self.matrix(a.rows(), b.ncols());
         let columns = out.columns;
@@ -107,7 +108,7 @@ impl Buffers {
         out
     }
 
-    /// Takes the memory of matrices.
+    /// Takes the memory of matrices for reuse.
     pub fn reclaim(&self, matrices: impl IntoIterator<Item = Matrix>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(matrices.into_iter().map(|matrix| matrix.values));
@@ -124,17 +125,17 @@ pub fn each_row(values: &mut [f64], columns: usize, f: &(dyn Fn(usize, &mut [f64
     });
 }
 
-/// Rows over the roots of their mean squares, without the gain, and the inverse roots.
+/// Rows divided by the roots of their mean squares, without the gain, and the inverse roots.
 pub struct Normalized {
     pub rows: Matrix,
     pub inverse_roots: Vec<f64>,
 }
 
-/// Activations of a layer that its gradients are made of.
+/// Activations of a layer from which its gradients are computed.
 pub struct Layer {
     pub before_attention: Normalized,
     pub qkv_input: Matrix,
-    /// Queries and keys rotated.
+    /// Rotated queries and keys, and values.
     pub qkv: Matrix,
     pub attended: Matrix,
     /// The residual stream between attention and SwiGLU.
@@ -146,7 +147,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// The matrices, for other layers.
+    /// Returns the matrices of the layer, so that their memory can be reused.
     pub fn into_matrices(self) -> [Matrix; 9] {
         [
             self.before_attention.rows,
@@ -162,26 +163,27 @@ impl Layer {
     }
 }
 
-/// A forward pass: the residual stream before every layer and behind the last one, and the logits.
+/// Results of a forward pass: the residual stream before every layer and after the last one, and
+/// the logits.
 pub struct Reference<'a> {
     pub shape: Shape,
     pub inputs: &'a Tensors,
     pub round: fn(f64) -> f64,
-    /// Memory for matrices.
+    /// Memory of matrices for reuse.
     pub buffers: Buffers,
     pub streams: Vec<Matrix>,
-    /// `[T, vocabulary]`.
+    /// Logits of all tokens, `[T, vocabulary]`.
     pub logits: Matrix,
 }
 
 impl<'a> Reference<'a> {
-    /// A reference that computes layers of given inputs only.
+    /// Creates a reference that computes single layers from given inputs.
     pub fn for_layers(shape: &Shape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
         let (buffers, logits) = (Buffers::default(), Matrix::zeros(0, 1));
         Self { shape: *shape, inputs, round, buffers, streams: vec![], logits }
     }
 
-    /// Computes the network.
+    /// Computes the whole network.
     pub fn new(shape: &Shape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
         let mut reference = Self::for_layers(shape, inputs, round);
         let embedding = reference.weight(Weight::Embedding);
@@ -202,12 +204,12 @@ impl<'a> Reference<'a> {
         reference
     }
 
-    /// The residual stream before the head.
+    /// Returns the residual stream before the head.
     pub fn last_stream(&self) -> &Matrix {
         &self.streams[self.shape.layers]
     }
 
-    /// `a` times the rows of a tensor of parameters.
+    /// Multiplies `a` by the rows of a tensor of parameters.
     pub fn by_rows(&self, a: &Matrix, weight: Weight) -> Matrix {
         let weight = self.weight(weight);
         let product = self.buffers.product(a, weight.view().transpose());
@@ -215,7 +217,7 @@ impl<'a> Reference<'a> {
         product
     }
 
-    /// `a` times the columns of a tensor of parameters.
+    /// Multiplies `a` by the columns of a tensor of parameters.
     pub fn by_columns(&self, a: &Matrix, weight: Weight) -> Matrix {
         let weight = self.weight(weight);
         let product = self.buffers.product(a, weight.view());
@@ -223,7 +225,7 @@ impl<'a> Reference<'a> {
         product
     }
 
-    /// A tensor of parameters as the network multiplies by it.
+    /// Returns a tensor of parameters, rounded as the network uses it.
     pub fn weight(&self, weight: Weight) -> Matrix {
         let ArenaRows { first, rows, .. } = self.shape.rows_of(weight);
         let d = self.shape.d;
@@ -241,7 +243,7 @@ impl<'a> Reference<'a> {
         matrix
     }
 
-    /// The norm of that number: without and with its gain.
+    /// Computes norm number `norm`, without and with its gain.
     pub fn normalize(&self, norm: usize, x: &Matrix) -> (Normalized, Matrix) {
         let d = self.shape.d;
         let root = |row: usize| {
@@ -263,7 +265,7 @@ impl<'a> Reference<'a> {
         (Normalized { rows, inverse_roots }, scaled)
     }
 
-    /// The activations of a layer, from the residual stream before it.
+    /// Computes the activations of a layer from the residual stream before it.
     pub fn layer(&self, layer: usize, x: &Matrix) -> Layer {
         let (round, ff) = (self.round, self.shape.ff);
         let (before_attention, qkv_input) = self.normalize(2 * layer, x);
@@ -293,12 +295,12 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// The residual stream behind a layer.
+    /// Computes the residual stream after a layer.
     pub fn behind(&self, layer: usize, activations: &Layer) -> Matrix {
         self.by_columns(&activations.hidden, Weight::Down(layer)).plus(&activations.middle)
     }
 
-    /// Rotates pairs of queries and keys by their position, or back.
+    /// Rotates pairs of queries and keys by their position, forward or back.
     pub fn rotate(&self, qkv: &mut Matrix, direction: f64) {
         let Shape { d, context, .. } = self.shape;
         let (head_dim, round) = (self.shape.head_dim(), self.round);
@@ -319,7 +321,7 @@ impl<'a> Reference<'a> {
         });
     }
 
-    /// `[T, d]` of queries (0), keys (1) or values (2) of a sequence's head: `[context, head_dim]`.
+    /// Returns the queries (0), keys (1) or values (2) of a sequence's head, `[context, head_dim]`.
     pub fn head(&self, rows: &Matrix, operand: usize, number: usize) -> Matrix {
         let Shape { d, heads, context, .. } = self.shape;
         let head_dim = self.shape.head_dim();
@@ -332,7 +334,7 @@ impl<'a> Reference<'a> {
         Matrix { values, columns: head_dim }
     }
 
-    /// Probabilities of a sequence's head, `[context, context]`.
+    /// Computes the probabilities of a sequence's head, `[context, context]`.
     pub fn probabilities(&self, query: &Matrix, key: &Matrix) -> Matrix {
         let (context, scale) = (self.shape.context, 1.0 / (self.shape.head_dim() as f64).sqrt());
         let mut scores = Matrix::zeros(context, context);
@@ -363,7 +365,8 @@ impl<'a> Reference<'a> {
         attended.rounded(self.round)
     }
 
-    /// Writes `[context, head_dim]` of each sequence's head to its place, from the first column on.
+    /// Writes `[context, head_dim]` of each sequence's head to its rows and columns, from
+    /// `first_column` on.
     pub fn scatter(&self, to: &mut Matrix, first_column: usize, heads: &[Vec<f64>]) {
         let Shape { heads: of_sequence, context, .. } = self.shape;
         let (head_dim, columns) = (self.shape.head_dim(), to.columns);
@@ -376,7 +379,7 @@ impl<'a> Reference<'a> {
         });
     }
 
-    /// Logits of these tokens, padded.
+    /// Returns the padded logits of some tokens.
     pub fn logits_of(&self, tokens: &[usize]) -> Vec<f64> {
         let padding = self.shape.padded() - self.shape.vocabulary;
         let padded = |token: &usize| {
@@ -386,7 +389,7 @@ impl<'a> Reference<'a> {
         tokens.iter().flat_map(padded).collect()
     }
 
-    /// Mean loss of each sequence.
+    /// Returns the mean loss of each sequence.
     pub fn losses(&self) -> Vec<f64> {
         let targets = self.inputs.f32("targets");
         let loss = |token: usize| {

@@ -1,14 +1,15 @@
-//! Extents of the language model, the arena that holds its parameters, seeded inputs, counted work.
+//! Extents of the language model, the arena of its parameters, seeded inputs, and counted work.
 //!
-//! Layouts that every row and kernel shares, row-major, T = batch · context tokens:
+//! Layouts that every row and kernel shares, row-major, with T = batch · context tokens:
 //!
 //! - tokens and targets: `[batch, context]` in f32, whole numbers below the vocabulary. Tensors of
-//!   the library hold no wider integers, and f32 is exact up to 2^24.
-//! - parameters: one arena `[R, d]`, every tensor a range of whole rows ([`Shape::tensors`]):
-//!   `embedding [V, d]`, norm gains `[2·layers + 1, d]`, then by layer `qkv [3d, d]`, `out [d, d]`,
-//!   `gate_up [2·ff, d]`, `down [ff, d]`, then `head [V, d]`. `down` lies as `[in, out]`, the other
-//!   matrices as `[out, in]`. Gradients and moments have the same rows.
-//! - residual stream: f32 `[T, d]`. What GEMMs read and write has the dtype of the problem:
+//!   kernelgate support no wider integers, and f32 is exact up to 2^24.
+//! - parameters: one arena `[R, d]` in which every tensor is a range of whole rows
+//!   ([`Shape::tensors`]). These are `embedding [V, d]`, norm gains `[2·layers + 1, d]`, then for
+//!   each layer `qkv [3d, d]`, `out [d, d]`, `gate_up [2·ff, d]`, `down [ff, d]`, then `head [V,
+//!   d]`. `down` is stored as `[in, out]`, the other matrices as `[out, in]`. Gradients and moments
+//!   have the same rows.
+//! - residual stream: f32 `[T, d]`. Operands and results of GEMMs have the dtype of the problem:
 //!   `qkv [T, 3, heads, head_dim]`, gate and up `[T, 2, ff]`, logits `[T, padded]`.
 
 use half::bf16;
@@ -17,89 +18,89 @@ use kernelgate::workload::{
     AxisError, Dtype, Point, Tensor, TensorData, Tensors, Unit, Work, random,
 };
 
-/// Added to the mean square before the root of RMSNorm.
+/// Epsilon that RMSNorm adds to the mean square before the root.
 pub const NORM_EPSILON: f64 = 1e-5;
 /// Base of the wavelengths of the rotary embedding.
 pub const ROPE_BASE: f64 = 1e4;
-/// Decay of the first moment.
+/// Decay of AdamW's first moment.
 pub const BETA_1: f64 = 0.9;
-/// Decay of the second moment.
+/// Decay of AdamW's second moment.
 pub const BETA_2: f64 = 0.999;
-/// Added to the root of the second moment.
+/// Epsilon that AdamW adds to the root of the second moment.
 pub const ADAM_EPSILON: f64 = 1e-8;
-/// Decoupled weight decay, of every parameter.
+/// Decoupled weight decay of AdamW, for every parameter.
 pub const WEIGHT_DECAY: f64 = 0.1;
 /// Learning rate.
 pub const LEARNING_RATE: f64 = 1e-3;
 
 /// Logits are padded with zeros to a multiple of this number of columns.
 const PADDED: usize = 8;
-/// Parameters of a model that is compared with the reference whole.
+/// Maximum number of parameters of a model that is compared with the reference as a whole.
 const WHOLE: usize = 4 << 20;
-/// Rows of each tensor, and of the logits, that a larger model is compared in.
+/// Number of rows of each tensor, and of the logits, that are compared for a larger model.
 const SAMPLED_ROWS: usize = 64;
 
-/// Extents and dtype.
+/// Extents and dtype of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Elements of a token between layers.
+    /// Number of elements of a token's vector between layers.
     pub d: usize,
-    /// Elements of the hidden layer of SwiGLU.
+    /// Number of elements in the hidden layer of SwiGLU.
     pub ff: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Heads of a layer.
+    /// Number of heads in a layer.
     pub heads: usize,
-    /// Tokens of a sequence.
+    /// Number of tokens in a sequence.
     pub context: usize,
-    /// Sequences.
+    /// Number of sequences in a batch.
     pub batch: usize,
     /// Dtype of weights and activations, bf16 or f32.
     pub dtype: Dtype,
 }
 
-/// Tensors of the state that a step reads.
+/// Names of the state tensors that a step reads.
 pub const STATE: [&str; 3] = ["parameters", "first_moments", "second_moments"];
-/// Tensors of the state that a step writes.
+/// Names of the state tensors that a step writes.
 pub const NEXT_STATE: [&str; 3] = ["next_parameters", "next_first_moments", "next_second_moments"];
 
-/// Names of the sizes.
+/// Names of the model sizes.
 pub const SIZES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
 
-/// A tensor of parameters.
+/// A tensor of the model's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
     /// Vectors of the tokens.
     Embedding,
     /// Gains of all norms: before attention and before SwiGLU of each layer, and before the head.
     Gains,
-    /// Queries, keys and values of a layer.
+    /// Projection to queries, keys and values of a layer.
     Qkv(usize),
-    /// Output of a layer's attention.
+    /// Output projection of a layer's attention.
     Out(usize),
-    /// Gate and up of a layer's SwiGLU.
+    /// Projections to gate and up of a layer's SwiGLU.
     GateUp(usize),
-    /// Output of a layer's SwiGLU.
+    /// Output projection of a layer's SwiGLU.
     Down(usize),
-    /// Logits.
+    /// Projection to the logits.
     Head,
 }
 
-/// Rows of the arena that hold a tensor.
+/// Rows of the parameter arena that hold a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaRows {
     /// The tensor.
     pub weight: Weight,
-    /// First row of the tensor.
+    /// Index of the tensor's first row.
     pub first: usize,
-    /// How many.
+    /// Number of rows of the tensor.
     pub rows: usize,
 }
 
 impl Shape {
-    /// The extents of a point.
+    /// Reads the extents from a point of the axes.
     pub fn bind(point: &Point) -> Result<Self, AxisError> {
         let [d, ff, layers, heads, vocabulary] = match point.word("size")? {
             "reduced" => [128, 384, 2, 2, 1000],
@@ -121,37 +122,37 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Tokens of all sequences.
+    /// Number of tokens in all sequences.
     pub const fn tokens(&self) -> usize {
         self.batch * self.context
     }
 
-    /// Elements of a head.
+    /// Number of elements of a head.
     pub const fn head_dim(&self) -> usize {
         self.d / self.heads
     }
 
-    /// Columns of the logits.
+    /// Number of columns of the logits, with padding.
     pub const fn padded(&self) -> usize {
         self.vocabulary.next_multiple_of(PADDED)
     }
 
-    /// Rows of the arena.
+    /// Number of rows of the parameter arena.
     pub const fn rows(&self) -> usize {
         self.matrices() + self.layers * self.layer_rows() + self.vocabulary
     }
 
-    /// Parameters.
+    /// Number of parameters of the model.
     pub const fn parameters(&self) -> usize {
         self.rows() * self.d
     }
 
-    /// The first row of the arena behind the embedding and the gains.
+    /// Index of the arena's first row after the embedding and the gains.
     pub const fn matrices(&self) -> usize {
         self.vocabulary + self.norms()
     }
 
-    /// Norms of the model.
+    /// Number of norms of the model.
     pub const fn norms(&self) -> usize {
         2 * self.layers + 1
     }
@@ -160,7 +161,7 @@ impl Shape {
         4 * self.d + 3 * self.ff
     }
 
-    /// The rows of a tensor.
+    /// Rows of the arena that hold a tensor.
     pub const fn rows_of(&self, weight: Weight) -> ArenaRows {
         let Self { vocabulary, d, ff, .. } = *self;
         let matrices = self.matrices();
@@ -176,7 +177,7 @@ impl Shape {
         ArenaRows { weight, first, rows }
     }
 
-    /// Every tensor, in the order of the arena.
+    /// Every tensor of parameters, in the order of the arena.
     pub fn tensors(&self) -> Vec<ArenaRows> {
         let layer = |layer| {
             [Weight::Qkv(layer), Weight::Out(layer), Weight::GateUp(layer), Weight::Down(layer)]
@@ -187,7 +188,7 @@ impl Shape {
     }
 
     /// Rows of a tensor that are compared with the reference, ascending, counted from the tensor's
-    /// first. The rows of some tokens that occur are among those of the embedding.
+    /// first row. Those of the embedding include the rows of some tokens that occur.
     pub fn compared_rows(&self, weight: Weight, inputs: &Tensors) -> Vec<usize> {
         let ArenaRows { rows, .. } = self.rows_of(weight);
         if self.parameters() <= WHOLE || weight == Weight::Gains {
@@ -203,17 +204,17 @@ impl Shape {
         sampled
     }
 
-    /// Tokens whose logits are compared with the reference.
+    /// Indices of the tokens whose logits are compared with the reference.
     pub fn compared_tokens(&self) -> Vec<usize> {
         let count = if self.parameters() <= WHOLE { self.tokens() } else { 4 * SAMPLED_ROWS };
         random::indices(1, "logits", self.tokens(), count)
     }
 
-    /// Tokens and their targets.
+    /// Draws the tokens and their targets.
     pub fn text(&self, seed: u64) -> Tensors {
         ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
             let vocabulary = self.vocabulary as f32;
-            // About uniform: the digits of a normal number behind the third.
+            // The digits of a normal number after the third are about uniform.
             let token = |x: f32| ((x * 997.0).abs().fract() * vocabulary).floor();
             let tokens = random::map_normal_values(seed, name, self.tokens(), |x| {
                 token(x).min(vocabulary - 1.0)
@@ -222,8 +223,8 @@ impl Shape {
         })
     }
 
-    /// The arena in that dtype: N(0, 1) in the embedding, gains around 1, matrices that keep the
-    /// variance of a row.
+    /// Draws the parameter arena in a dtype: N(0, 1) in the embedding, gains around 1, matrices
+    /// that keep the variance of a row.
     pub fn weights(&self, seed: u64, dtype: Dtype) -> Tensor {
         let draw = |name: &str, len, spread: f32, mean: f32| match dtype {
             Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
@@ -249,10 +250,10 @@ impl Shape {
         arena
     }
 
-    /// The state of AdamW: parameters in f32, both moments of a training that is under way, and the
-    /// steps that it has done.
+    /// Draws the state of AdamW: parameters in f32, both moments as in the middle of a training,
+    /// and the number of steps done.
     pub fn state(&self, seed: u64) -> Tensors {
-        // About a gradient of the mean over that many tokens.
+        // The spread is about that of a gradient of the mean over this number of tokens.
         let spread = 5e-3 / (self.tokens() as f32).sqrt();
         let moments = |name: &str, value: &(dyn Fn(f32) -> f32 + Sync)| {
             random::map_normal_values(seed, name, self.parameters(), value)
@@ -270,7 +271,7 @@ impl Shape {
         state
     }
 
-    /// Operations of the GEMMs of a forward pass, the masked half of attention not counted.
+    /// Number of GEMM operations in a forward pass, without the masked half of attention.
     pub const fn forward_flops(&self) -> u64 {
         let matrices = self.layers * self.layer_rows() + self.vocabulary;
         let attention = 2 * self.layers * self.context * self.d;
@@ -290,14 +291,14 @@ impl Shape {
             .with_flops(Unit::Vector, Dtype::F32, self.vector_flops())
     }
 
-    /// Operations of a forward pass outside the GEMMs.
+    /// Number of operations of a forward pass outside the GEMMs.
     const fn vector_flops(&self) -> u64 {
         let scores = 5 * self.heads * self.context / 2;
         let layer = 2 * 4 * self.d + 2 * 3 * self.d + 6 * self.ff + scores;
         (self.tokens() * (self.layers * layer + 5 * self.vocabulary)) as u64
     }
 
-    /// Work of a training step: the state is read and written once.
+    /// Work of a training step, which reads and writes the state once.
     pub fn step_work(&self) -> Work {
         let parameters = self.parameters() as u64;
         let read = 12 * parameters + 8 * self.tokens() as u64;
@@ -306,7 +307,7 @@ impl Shape {
             .with_flops(Unit::Vector, Dtype::F32, 3 * self.vector_flops() + 14 * parameters)
     }
 
-    /// Bytes of f64 values that the reference holds besides inputs and outputs: a layer's
+    /// Bytes of the f64 values that the reference holds besides inputs and outputs: a layer's
     /// activations and their gradients, and the residual stream before every layer.
     pub const fn reference_bytes(&self) -> u64 {
         let layer = 10 * self.d + 6 * self.ff + self.heads * self.context;
@@ -332,7 +333,7 @@ mod tests {
         });
         assert_eq!(end, small.rows());
         assert_eq!(small.parameters() / 100_000, 1286, "128.6 million");
-        // The published count is of full attention.
+        // The published number of operations is that of full attention.
         let masked = 2 * (small.batch * context * context * d * layers) as u64;
         assert_eq!((small.forward_flops() + masked + 500_000_000) / 1_000_000_000, 534);
     }

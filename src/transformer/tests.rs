@@ -1,5 +1,5 @@
-//! The reference against differences of the loss, the curve of a training, and what rounding to
-//! bf16 costs.
+//! Tests of the reference against differences of the loss, of the loss curve of a training, and of
+//! the error of rounding to bf16.
 
 use half::bf16;
 
@@ -52,7 +52,7 @@ fn gradients_are_differences_of_the_loss() {
     }
 }
 
-/// The state after a step, in f32.
+/// State after a step, in f32.
 fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
     let mut state = inputs.select_named(&["tokens", "targets"]);
     state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
@@ -70,7 +70,7 @@ fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors
     state
 }
 
-/// A training from the beginning: no moments and no steps.
+/// State at the beginning of a training: no moments and no steps.
 pub fn beginning(shape: &Shape, seed: u64) -> Tensors {
     let zeros = || vec![0.0f32; shape.parameters()];
     let extents = [shape.rows(), shape.d];
@@ -96,7 +96,7 @@ fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
     }
 }
 
-/// The mean loss before each step of a training.
+/// Mean loss before each step of a training.
 pub fn curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> {
     let mut state = beginning.clone();
     let mut losses = vec![];
@@ -116,8 +116,7 @@ fn a_training_learns_its_text() {
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
 }
 
-/// Largest error and relative L2 norm of one reference relative to another; the worst output
-/// counts.
+/// Maximum error and relative L2 error of one reference relative to another, for the worst output.
 fn errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 2] {
     let mut worst = [0.0f64; 2];
     for (found, exact) in found.iter().zip(exact).filter(|(found, _)| found.name == name) {
@@ -181,7 +180,7 @@ fn sequences_are_independent() {
     assert_eq!(symmetry::check(&Forward { shape: TINY }, 5, 1e-12), Ok(1));
 }
 
-/// The gradient of a batch is the mean of those of its sequences.
+/// The gradient of a batch is the mean of the gradients of its sequences.
 #[test]
 fn gradients_add_up_over_the_batch() {
     let inputs = TrainStep { shape: TINY }.inputs(6);
@@ -203,7 +202,8 @@ fn gradients_add_up_over_the_batch() {
     }
 }
 
-/// `bf16::from_f64` ignores the last three bits of an f32 and takes this for a tie.
+/// `bf16::from_f64` ignores the last three bits of an f32 and therefore treats this number as a
+/// tie.
 #[test]
 fn a_weight_just_above_a_tie_is_rounded_up() {
     let shape = Shape { dtype: Dtype::Bf16, ..TINY };

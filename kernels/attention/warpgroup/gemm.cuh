@@ -1,8 +1,8 @@
-// GEMMs of a warpgroup, 64 rows: each function starts one group of wgmmas, which run on when it
-// returns.
+// GEMMs of a warpgroup with 64 rows. Each function starts one group of wgmmas, which are still
+// running when it returns.
 //
-// Tiles in shared memory lie in columns of 64 elements, whose rows of 128 bytes are swizzled as in
-// common/wgmma/tile.cuh; a tile's column follows the one before.
+// Tiles in shared memory consist of columns of 64 elements, one column after the other. The rows of
+// 128 bytes in a column are swizzled as in common/wgmma/tile.cuh.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/memory.cuh"
@@ -16,9 +16,9 @@ constexpr int kColumnBytes = 128;  // of a row of 64 elements
 #define PTX_TYPE_OF(type) PTX_TYPE_##type
 #define PTX_TYPE(type) PTX_TYPE_OF(type)
 
-// d[64][n] = a[64][16] b[n][16]^T, or += where kAccumulate is 1; n is twice the length of d. A warp
-// has 16 rows; d[4 j + 2 h + i] is row lane / 4 + 8 h, column 8 j + lane % 4 * 2 + i. By column, a
-// and b are stored [16][64] and [16][n].
+// Computes d[64][n] = a[64][16] b[n][16]^T, or += where kAccumulate is 1; n is twice the length of
+// array d. Each warp computes 16 rows. Element d[4 j + 2 h + i] is in row lane / 4 + 8 h and column
+// 8 j + lane % 4 * 2 + i. With kByColumn, a and b are stored as [16][64] and [16][n].
 template <int kAccumulate, int kByColumn>
 __device__ __forceinline__ void wgmma_16(float (&d)[16], u64 a, u64 b) {
   asm volatile(
@@ -58,8 +58,10 @@ __device__ __forceinline__ void wgmma_16(float (&d)[64], u64 a, u64 b) {
       : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
 }
 
-// The same with a in registers: a[0] and a[1] are two neighbours of k, from lane % 4 * 2 on, in
-// rows lane / 4 and 8 further; a[2] and a[3] are 8 of k further: the places of d above.
+// Variant of the wgmma above whose operand a is in registers. Words a[0] and a[1] hold two
+// neighbours along k, from lane % 4 * 2 on, in row lane / 4 and in row lane / 4 + 8. Words a[2] and
+// a[3] hold the same rows, 8 further along k. Operand a thus has the register positions of
+// accumulator d.
 template <int kAccumulate, int kByColumn>
 __device__ __forceinline__ void wgmma_16(float (&d)[32], const u32* a, u64 b) {
   asm volatile(
@@ -81,21 +83,22 @@ __device__ __forceinline__ void wgmma_16(float (&d)[64], const u32* a, u64 b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAccumulate), "n"(kByColumn));
 }
 
-// The compiler must not read an accumulator before it has waited for its group.
+// Prevents the compiler from reading an accumulator before the wait for its wgmma group.
 template <int kCount>
 __device__ __forceinline__ void settle(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Two 16-bit elements a word, in the places that the operand in registers has.
+// Rounds an accumulator to 16 bits, two elements a word, in the positions of a register operand.
 template <int kCount>
 __device__ __forceinline__ void round_to_operand(u32 (&a)[kCount], const float (&d)[2 * kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) a[i] = Element::pack(d[2 * i], d[2 * i + 1]);
 }
 
-// Writes a warpgroup's 64 rows of such words to a tile of kRows rows, from its row `first` on.
+// Writes a warpgroup's 64 rows of rounded operand words to a shared tile of kRows rows, from its
+// row `first` on.
 template <int kRows, int kWords>
 __device__ __forceinline__ void store_operand(u32 tile, const u32 (&a)[kWords], int first) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
@@ -109,7 +112,8 @@ __device__ __forceinline__ void store_operand(u32 tile, const u32 (&a)[kWords], 
   }
 }
 
-// The other way: a warpgroup's 64 rows of a head's elements as an operand in registers.
+// Loads a warpgroup's 64 rows of a shared tile into registers, as a wgmma operand of d elements a
+// row.
 template <int kRows>
 __device__ __forceinline__ void load_operand(u32 (&a)[kHeadDim / 4], u32 tile, int first) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
@@ -124,8 +128,8 @@ __device__ __forceinline__ void load_operand(u32 (&a)[kHeadDim / 4], u32 tile, i
   }
 }
 
-// d = a b^T over d elements of a head: tiles of kARows and kBRows rows, of which a's warpgroup has
-// 64. Twice the length of d are the columns.
+// Computes d = a b^T over the d elements of a head, from tiles of kARows and kBRows rows. The
+// warpgroup owns 64 of a's rows; the number of columns is twice the length of array d.
 template <int kARows, int kBRows, int kCount>
 __device__ __forceinline__ void multiply_abt(float (&d)[kCount], u32 a, u32 b) {
   static_assert(kCount * 2 == kBRows, "a column of d for each row of b");
@@ -141,7 +145,7 @@ __device__ __forceinline__ void multiply_abt(float (&d)[kCount], u32 a, u32 b) {
   wgmma_commit();
 }
 
-// The same, a of 64 rows in registers.
+// Computes d = a b^T with the 64 rows of a in registers.
 template <int kBRows, int kCount>
 __device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[kHeadDim / 4],
                                              u32 b) {
@@ -157,11 +161,11 @@ __device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[
   wgmma_commit();
 }
 
-// d += a b, with a of 64 rows in registers, and b a tile with one row for each column of a.
+// Computes d += a b with 64 rows of a in registers; b is a tile with one row for each column of a.
 template <int kCount, int kWords>
 __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[kWords], u32 b) {
   constexpr int kRows = kWords * 4;
-  // 64 columns further is a tile's column further.
+  // The operands of 64 further columns lie one column of the tile further.
   constexpr u64 kLeading = (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16);
   const u64 second = operand(b) ^ kLeading;
   wgmma_fence();
@@ -171,7 +175,7 @@ __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[k
   wgmma_commit();
 }
 
-// d = a^T b, with a of 64 columns and b with the columns of d, over kRows rows.
+// Computes d = a^T b over kRows rows, where a has 64 columns and b has the columns of d.
 template <int kRows, int kCount>
 __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
   const u64 first = operand(a), second = operand(b);
@@ -184,7 +188,7 @@ __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
   wgmma_commit();
 }
 
-// The forward's GEMMs, elements of 16 bits.
+// GEMMs of the attention forward for elements of 16 bits.
 struct Gemm16 {
   static constexpr int kElementBytes = 2;
   static constexpr int kWordKeys = 4;  // keys a word of a lane's weights

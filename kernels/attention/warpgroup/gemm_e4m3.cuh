@@ -1,18 +1,19 @@
-// The GEMMs of warpgroup/gemm.cuh with operands of 8 bits, e4m3: scores of 96 keys, and values of a
-// head of 128. A row of 128 elements is a tile's only column.
+// Counterparts of the GEMMs in warpgroup/gemm.cuh for 8-bit operands (e4m3): scores of 96 keys, and
+// values of a head of 128 elements. A row of 128 elements fills the single column of a tile.
 //
-// Such operands lie along k: keys do for the scores, values are stored transposed, a row for each
-// element of the head. A block of them is a sequence of columns of 32 keys, whose rows of 32 bytes
-// are swizzled. The accumulator of the scores holds its elements in another order than the operand
-// of the values needs: of 16 keys, a lane has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 and would need four
-// neighbours, q = lane % 4. The values are stored in the accumulator's order of keys, so no element
-// moves.
+// The 8-bit operands of wgmma must be contiguous along k. Queries and keys have that layout for the
+// scores; values are stored transposed, one row for each element of the head. A block of values is
+// a sequence of columns of 32 keys, whose rows of 32 bytes are swizzled. The accumulator of the
+// scores holds its elements in a different order than the operand of the values needs. With q =
+// lane % 4, a lane holds the keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 keys, but the
+// operand needs four neighbours. The values are therefore stored in the key order of the
+// accumulator, so that no element of P moves between lanes.
 #pragma once
 #include "attention/warpgroup/gemm.cuh"
 
 constexpr int kValueKeys = 32;  // of a column of values, and of an instruction
 
-// d[64][96] = a[64][32] b[96][32]^T, or += where kAccumulate is 1.
+// Computes d[64][96] = a[64][32] b[96][32]^T, or += where kAccumulate is 1.
 template <int kAccumulate>
 __device__ __forceinline__ void wgmma_32(float (&d)[48], u64 a, u64 b) {
   asm volatile(
@@ -23,8 +24,9 @@ __device__ __forceinline__ void wgmma_32(float (&d)[48], u64 a, u64 b) {
       : "l"(a), "l"(b), "n"(kAccumulate));
 }
 
-// d[64][128] += a[64][32] b[128][32]^T: of a lane's words, each four neighbours of k, from
-// lane % 4 * 4 on, the second is 8 rows further, the last two are 16 of k further.
+// Computes d[64][128] += a[64][32] b[128][32]^T with a in registers. Each word of a lane has four
+// neighbours along k, from lane % 4 * 4 on. The second word is 8 rows further than the first; the
+// last two words are 16 further along k.
 __device__ __forceinline__ void wgmma_32(float (&d)[64], const u32* a, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,"
@@ -35,7 +37,8 @@ __device__ __forceinline__ void wgmma_32(float (&d)[64], const u32* a, u64 b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// An operand in rows of 32 bytes, whose 16-byte chunks are swapped in the last four of each eight.
+// Descriptor of an operand in rows of 32 bytes; in the last four of each eight rows the two 16-byte
+// chunks are swapped.
 __device__ __forceinline__ u64 operand_32(u32 shared) {
   constexpr u64 kGroupStride = 8 * kValueKeys >> 4, kSwizzle32 = 3;
   return static_cast<u64>((shared & 0x3ffff) >> 4) | (u64{1} << 16) | (kGroupStride << 32) |
@@ -67,7 +70,7 @@ struct GemmE4m3 {
     wgmma_commit();
   }
 
-  // Each word has two neighbours of eight keys and two of the next eight.
+  // Each operand word holds two neighbouring keys of a group of eight and two of the next group.
   template <int kWords>
   static __device__ __forceinline__ void round(u32 (&p)[kWords], const float (&s)[4 * kWords]) {
 #pragma unroll

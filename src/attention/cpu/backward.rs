@@ -1,5 +1,5 @@
-//! Backward: a head a task; scores are recomputed tile by tile from the normalisers that the
-//! forward left.
+//! Attention backward on the CPU: each task computes one head. Scores are recomputed tile by tile
+//! from the normalisers that the forward pass saved.
 
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
@@ -18,7 +18,7 @@ pub(super) struct SavedForward {
 }
 
 impl SavedForward {
-    /// Runs the forward.
+    /// Runs the forward pass and saves its output and normalisers.
     pub(super) fn new(attention: &Attention, inputs: &Tensors) -> Self {
         let rows = attention.b * attention.h * attention.s;
         let mut saved = Self { out: vec![0.0; rows * attention.d], normalisers: vec![0.0; rows] };
@@ -27,7 +27,7 @@ impl SavedForward {
     }
 }
 
-/// Fills `grad_q` `[b, h, s, d]`, `grad_k` and `grad_v` `[b, h_kv, s, d]`.
+/// Computes `grad_q` `[b, h, s, d]`, `grad_k` and `grad_v` `[b, h_kv, s, d]` on all threads.
 pub(super) fn launch(
     attention: &Attention,
     inputs: &Tensors,
@@ -38,13 +38,13 @@ pub(super) fn launch(
     let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
     let share = attention.share();
     let mut slices = outputs.iter_mut().map(|(name, tensor)| match tensor.tensor_data_mut() {
-        // As many chunks as heads of keys.
+        // The gradient is split into one chunk for each key head.
         TensorData::F32(values) => {
             values.chunks_mut(s * d * if name == "grad_q" { share } else { 1 })
         }
         _ => unreachable!("gradients are f32"),
     });
-    // In name order.
+    // The output tensors are stored in the order of their names.
     let [grad_k, grad_q, grad_v] = std::array::from_fn(|_| slices.next().expect("three outputs"));
     let heads = grad_q.zip(grad_k).zip(grad_v).collect();
     parallel::for_each_task(heads, &|key_head,
@@ -66,7 +66,7 @@ pub(super) fn launch(
     });
 }
 
-/// Inputs of one head, `[s, d]` each.
+/// Inputs of one head, each a matrix `[s, d]`.
 struct HeadInputs<'a> {
     attention: &'a Attention,
     q: &'a [f32],
@@ -78,12 +78,13 @@ struct HeadInputs<'a> {
 }
 
 impl HeadInputs<'_> {
-    /// Adds the contribution of the queries from `first` on; `grad_q` belongs to them alone.
+    /// Adds the gradients that the queries from `first` on contribute; `grad_q` has the rows of
+    /// these queries only.
     fn queries(&self, first: usize, grad_q: &mut [f32], grad_k: &mut [f32], grad_v: &mut [f32]) {
         let (arch, d) = (Arch::new(), self.attention.d);
         let rows = grad_q.len() / d;
         let (mut p, mut grad_scores) = ([0.0; TILE], [0.0; TILE]);
-        // Σ P ∘ dP of a row, which is dO · O.
+        // The row sums of P ∘ dP, each equal to the inner product of dO and O of the row.
         let mut means = [0.0; QUERIES];
         let block = first * d..(first + rows) * d;
         arch.dispatch(RowInnerProducts {

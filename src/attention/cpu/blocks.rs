@@ -1,21 +1,22 @@
-//! How the work is cut: blocks of queries a task, tiles of scores in cache, GEMMs on one thread.
+//! Division of the CPU's work: each task computes a block of queries, with tiles of scores in cache
+//! and single-threaded GEMMs.
 
 use crate::parallel;
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
-/// Queries of a task.
+/// Number of queries in the block of one task.
 pub const QUERIES: usize = 256;
-/// Keys of a tile.
+/// Number of keys in a tile of scores.
 pub const KEYS: usize = 64;
-/// Scores of a tile: 64 KiB.
+/// Number of scores in a tile, which takes 64 KiB.
 pub const TILE: usize = QUERIES * KEYS;
 
-/// The first `rows` rows of a row-major slice.
+/// Views the first `rows` rows of a row-major slice as a matrix.
 pub fn matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
     MatRef::from_row_major_slice(&values[..rows * columns], rows, columns)
 }
 
-/// `out = factor · a b`, or added to it, on this thread.
+/// Computes `out = factor · a b`, or adds it to `out`, on the calling thread.
 pub fn gemm(
     out: &mut [f32],
     accumulate: Accum,
@@ -27,8 +28,8 @@ pub fn gemm(
     multiply_f32(out, accumulate, a, b, factor);
 }
 
-/// Calls `f(head, row, block)` for blocks of at most [`QUERIES`] rows of `[heads, s, width]`, in
-/// parallel. `row` counts from the start of the tensor.
+/// Calls `f(head, row, block)` in parallel for blocks of at most [`QUERIES`] rows of a tensor
+/// `[heads, s, width]`. `row` counts from the start of the tensor.
 pub fn for_row_blocks(
     out: &mut [f32],
     s: usize,

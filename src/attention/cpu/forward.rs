@@ -1,4 +1,5 @@
-//! Forward: for a block of queries, one pass over the keys with a running maximum and sum a row.
+//! Attention forward on the CPU: each block of queries passes over the keys once, with a running
+//! maximum and sum for each row.
 
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
@@ -9,8 +10,8 @@ use crate::attention::definition::Attention;
 use crate::parallel;
 use kernelgate::workload::Tensors;
 
-/// Fills `out` `[b, h, s, d]` and `normalisers` `[b, h, s]`: log2 of each row's `Σ exp(score)`, for
-/// the backward.
+/// Computes `out` `[b, h, s, d]` and `normalisers` `[b, h, s]`. The backward pass needs the
+/// normalisers: log2 of each row's `Σ exp(score)`.
 pub(super) fn launch(
     attention: &Attention,
     inputs: &Tensors,
@@ -31,7 +32,8 @@ pub(super) fn launch(
     });
 }
 
-/// Attention of the queries from `first` of a head; `normalisers` has one entry a query.
+/// Computes attention for the queries of a head from `first` on; `normalisers` has one entry for
+/// each query.
 fn attend_queries(
     attention: &Attention,
     first: usize,

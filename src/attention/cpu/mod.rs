@@ -1,8 +1,9 @@
-//! Attention on the host: tiles of scores that stay in cache, GEMMs by `faer`, softmax by
-//! vectorised loops.
+//! Attention on the CPU: tiles of scores that stay in cache, GEMMs by `faer`, softmax by vectorised
+//! loops.
 //!
-//! Tasks are blocks of queries (forward) or heads (backward), each on one thread with its tiles on
-//! the stack: a launch allocates nothing, but that of `ring`. Deliberately absent: bf16 and f16.
+//! Tasks are blocks of queries (forward) or heads (backward). Each task runs on one thread with its
+//! tiles on the stack, so that a launch allocates nothing, except a launch of `ring`. The dtypes
+//! bf16 and f16 are excluded on purpose.
 
 mod backward;
 mod blocks;
@@ -23,7 +24,7 @@ use kernelgate::workload::{Dtype, Tensors};
 pub use ring::ROWS as RING;
 use rows::RowSoftmax;
 
-/// Forward implementations.
+/// CPU implementations of attention forward.
 pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
     name: "cpu",
     about: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are \
@@ -39,7 +40,7 @@ pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
     }),
 }];
 
-/// Backward implementations.
+/// CPU implementations of attention backward.
 pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
     name: "cpu",
     about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a \
@@ -56,12 +57,12 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             backward::launch(&attention, inputs, &saved, outputs)
         });
-        // The saved outputs of the forward pass follow from the other inputs.
+        // The saved outputs of the forward pass are functions of the other inputs.
         task.reading(&["grad_out"])
     }),
 }];
 
-/// Implementations of `q kᵀ / sqrt(d)`.
+/// CPU implementations of the scores `q kᵀ / sqrt(d)`.
 pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",
@@ -89,7 +90,7 @@ pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
     }),
 }];
 
-/// Implementations of the softmax alone.
+/// CPU implementations of the softmax step alone.
 pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementation {
     name: "cpu",
     about: "three passes over a row in L1, SIMD over keys",
@@ -113,7 +114,7 @@ pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementat
     }),
 }];
 
-/// Implementations of `p v`.
+/// CPU implementations of the output `p v`.
 pub const VALUES: &[Implementation<ValuesProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",

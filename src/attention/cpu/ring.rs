@@ -1,5 +1,6 @@
-//! One sequence over several GPUs, each GPU's part after the other's: the steps and the merge of
-//! their results, for any number of GPUs. Deliberately absent: speed; every step copies its rows.
+//! CPU implementation of attention over several GPUs: it computes the parts of all GPUs one after
+//! the other. The steps and the merge of their results run for any number of GPUs. Speed is
+//! excluded on purpose: every step copies its rows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
-/// Implementations of the forward over several GPUs.
+/// CPU implementations of attention forward over several GPUs.
 pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
     name: "cpu",
     about: "each GPU's steps in their order, merged by the rows' sums of exponentials",
@@ -40,7 +41,7 @@ const fn rows(ring: &RingProblem) -> usize {
     ring.attention.h * ring.gpu_positions()
 }
 
-/// Some rows of every head.
+/// Copies the range `rows` of every head of a tensor.
 fn rows_of_every_head(ring: &RingProblem, tensor: &Tensor, rows: &Range<usize>) -> Tensor {
     let (d, all) = (ring.attention.d, ring.gpu_positions());
     let TensorData::F32(values) = tensor.tensor_data() else {
@@ -51,11 +52,11 @@ fn rows_of_every_head(ring: &RingProblem, tensor: &Tensor, rows: &Range<usize>) 
     Tensor::new([1, ring.attention.h, rows.len(), d], TensorData::F32(values))
 }
 
-/// Outputs of a GPU over the keys so far.
+/// Output of one GPU, merged over the keys that its steps have processed.
 struct MergedRingOutputs<'a> {
     ring: &'a RingProblem,
     out: &'a mut [f32],
-    /// log2 of each row's sum of exponentials.
+    /// For each row, log2 of the sum of exponentials.
     sums: Vec<f32>,
 }
 

@@ -1,8 +1,8 @@
-//! Operations on rows of scores between the GEMMs. Each step is a type of its own with its work in
-//! an inlined `call`, because `Arch::dispatch` compiles for the widest SIMD only code that it can
-//! inline, and a large closure is not inlined.
+//! Operations on rows of scores between the GEMMs. Each operation is a type with its work in an
+//! inlined `call`. `Arch::dispatch` compiles for the widest SIMD only code that it can inline, and
+//! it does not inline a large closure.
 //!
-//! Exponentials are powers of two, the factor log2(e) folded into the scaling that every score
+//! All exponentials are powers of two: the factor log2(e) is part of the scaling that every score
 //! needs anyway.
 
 use std::array::from_fn;
@@ -14,32 +14,32 @@ use super::blocks::KEYS;
 use crate::attention::definition::Attention;
 use crate::math::{exp2, max_ignoring_nan};
 
-/// Partial results that a reduction keeps apart, so that it vectorises.
+/// Number of partial results that a reduction keeps, so that it vectorises.
 const LANES: usize = 16;
 
-/// Part of the scores of a block of queries.
+/// A tile of scores: some queries of a block by some keys.
 pub(super) struct Tile {
-    /// First key.
+    /// Index of the tile's first key.
     pub key: usize,
-    /// How many keys.
+    /// Number of keys in the tile.
     pub keys: usize,
-    /// First query.
+    /// Index of the tile's first query.
     pub query: usize,
-    /// Queries of the block before the first one that sees a key.
+    /// Number of queries of the block before the first one that sees a key of the tile.
     pub hidden: usize,
-    /// How many queries.
+    /// Number of queries in the tile.
     pub queries: usize,
-    /// Factor of the scores: 1 / sqrt(d).
+    /// Factor of the scores, 1 / sqrt(d).
     pub scale: f32,
-    /// Whether query i sees keys up to `ahead + i` only.
+    /// Whether query i of the tile sees only the keys up to `ahead + i`.
     pub causal: bool,
-    /// Keys that query 0 of the head sees before its own, if causal.
+    /// With a causal mask, the number of keys before the own key of query 0 of the head.
     pub ahead: usize,
 }
 
 impl Tile {
-    /// The tile that starts at a key, for the block of `rows` queries from `first`; `None` if the
-    /// block sees no such key.
+    /// Returns the tile that starts at `key`, for the block of `rows` queries from `first` on.
+    /// Returns `None` if no query of the block sees such a key.
     pub(super) fn new(
         attention: &Attention,
         first: usize,
@@ -63,7 +63,7 @@ impl Tile {
         })
     }
 
-    /// How many of the keys a query of the tile sees: one at least.
+    /// Number of the tile's keys that one of its queries sees; at least one.
     #[inline(always)]
     fn seen(&self, row: usize) -> usize {
         let end = self.query + self.ahead + row + 1;
@@ -71,34 +71,35 @@ impl Tile {
     }
 }
 
-/// How far scores may exceed a row's maximum before the row is scaled down: powers up to 2^8 lose
-/// nothing in f32, and scaling, which passes over the row's output, becomes rare.
+/// Amount by which scores may exceed a row's maximum before the row is scaled down. Powers up to
+/// 2^8 lose nothing in f32, and scaling, which passes over the row's output, becomes rare.
 const MAX_SCORE_EXCESS: f32 = 8.0;
 
-/// Running softmax of `N` rows whose scores come tile by tile. Maxima are in units of the exponent:
-/// times log2(e).
+/// Running softmax of `N` rows whose scores arrive tile by tile. Maxima are in units of the
+/// exponent of two: multiplied by log2(e).
 pub(super) struct OnlineSoftmaxRows<const N: usize> {
-    /// Largest score so far, or up to [`MAX_SCORE_EXCESS`] less.
+    /// Maximum of the scores so far, or up to [`MAX_SCORE_EXCESS`] less.
     max: [f32; N],
-    /// Σ 2^(score - max) so far.
+    /// Sum of 2^(score - max) over the scores so far.
     sum: [f32; N],
 }
 
 impl<const N: usize> OnlineSoftmaxRows<N> {
-    /// No tile yet.
+    /// Running softmax before the first tile.
     pub(super) fn new() -> Self {
         Self { max: [f32::NEG_INFINITY; N], sum: [0.0; N] }
     }
 }
 
-/// Replaces a tile's scores by `exp(scale · score - max)`, zero for hidden keys; if the maximum
-/// grew, scales down the contributions of earlier tiles to the row's sum and to its row of `out`.
+/// Replaces a tile's scores by `exp(scale · score - max)`, zero for hidden keys. If the maximum
+/// grew, the contributions of earlier tiles to the row's sum and to its row of `out` are scaled
+/// down.
 pub(super) struct UpdateSoftmaxTile<'a, const N: usize> {
     pub online: &'a mut OnlineSoftmaxRows<N>,
     pub tile: &'a Tile,
-    /// `[queries, keys]` of the tile.
+    /// Scores of the tile, `[queries, keys]`.
     pub scores: &'a mut [f32],
-    /// `[queries, d]` of the tile.
+    /// Output rows of the tile's queries, `[queries, d]`.
     pub out: &'a mut [f32],
 }
 
@@ -117,7 +118,7 @@ impl<const N: usize> NullaryFnOnce for UpdateSoftmaxTile<'_, N> {
             scores[seen..].fill(f32::NEG_INFINITY);
             let largest = row_maximum(scores) * scale;
             if largest > *max + MAX_SCORE_EXCESS {
-                // Nothing to scale down in the first tile, where `out` is not even written.
+                // In the first tile `out` is not written yet, so nothing is scaled down.
                 if *max > f32::NEG_INFINITY {
                     let correction = exp2(*max - largest);
                     *sum *= correction;
@@ -133,12 +134,12 @@ impl<const N: usize> NullaryFnOnce for UpdateSoftmaxTile<'_, N> {
     }
 }
 
-/// Divides each row of `out` by its sum, and gives the rows' normalisers: log2 of Σ exp(score).
+/// Divides each row of `out` by its sum and returns the rows' normalisers, log2 of Σ exp(score).
 pub(super) struct FinishSoftmaxRows<'a, const N: usize> {
     pub online: &'a OnlineSoftmaxRows<N>,
-    /// `[rows, d]`.
+    /// Output rows of the block, `[rows, d]`.
     pub out: &'a mut [f32],
-    /// One a row.
+    /// Normalisers, one for each row.
     pub normalisers: &'a mut [f32],
 }
 
@@ -161,7 +162,7 @@ impl<const N: usize> NullaryFnOnce for FinishSoftmaxRows<'_, N> {
     }
 }
 
-/// `a · b` of each row of `d` elements; d is a multiple of 16.
+/// Inner product `a · b` of each row of `d` elements, where d is a multiple of 16.
 pub(super) struct RowInnerProducts<'a> {
     pub a: &'a [f32],
     pub b: &'a [f32],
@@ -186,17 +187,17 @@ impl NullaryFnOnce for RowInnerProducts<'_> {
     }
 }
 
-/// Computes `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)` from scores S and dP, both zero
-/// for hidden keys.
+/// Computes `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)` from scores S and dP. Both
+/// results are zero for hidden keys.
 pub(super) struct ScoreGradientRows<'a> {
     pub tile: &'a Tile,
-    /// S to P, `[queries, keys]` of the tile.
+    /// Scores S on input, probabilities P on output, `[queries, keys]` of the tile.
     pub scores: &'a mut [f32],
-    /// dP to `P ∘ (dP - mean)`.
+    /// Gradient dP on input, `P ∘ (dP - mean)` on output.
     pub grad: &'a mut [f32],
-    /// One a query of the tile.
+    /// Normalisers, one for each query of the tile.
     pub normalisers: &'a [f32],
-    /// One a query of the tile.
+    /// Row sums of P ∘ dP, one for each query of the tile.
     pub means: &'a [f32],
 }
 
@@ -211,8 +212,8 @@ impl NullaryFnOnce for ScoreGradientRows<'_> {
             .chunks_mut(tile.keys)
             .zip(grad.chunks_mut(tile.keys))
             .zip(normalisers.iter().zip(means));
-        // Copies of the row's normaliser and mean: behind references the stores might change them,
-        // and nothing vectorises.
+        // The row's normaliser and mean are copied: behind references the stores might change them,
+        // and the loop would not vectorise.
         for (row, ((scores, grad), (&normaliser, &mean))) in rows.enumerate() {
             for (score, grad) in scores.iter_mut().zip(&mut *grad) {
                 *score = exp2(score.mul_add(scale, -normaliser));
@@ -225,7 +226,7 @@ impl NullaryFnOnce for ScoreGradientRows<'_> {
     }
 }
 
-/// Softmax of each row of `s` elements.
+/// Computes the softmax of each row of `s` elements.
 pub(super) struct RowSoftmax<'a> {
     pub scores: &'a [f32],
     pub probabilities: &'a mut [f32],
@@ -247,7 +248,7 @@ impl NullaryFnOnce for RowSoftmax<'_> {
     }
 }
 
-/// Largest of a row.
+/// Returns the maximum of a row.
 #[inline(always)]
 fn row_maximum(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
@@ -260,7 +261,7 @@ fn row_maximum(row: &[f32]) -> f32 {
     sum_lanes_by_halves(lanes, max_ignoring_nan)
 }
 
-/// Replaces x by `2^(x · scale - shift)` and returns the sum.
+/// Replaces each x of a row by `2^(x · scale - shift)` and returns the sum.
 #[inline(always)]
 fn exponentiate_and_sum(row: &mut [f32], scale: f32, shift: f32) -> f32 {
     let (blocks, rest) = row.as_chunks_mut::<LANES>();
@@ -273,7 +274,7 @@ fn exponentiate_and_sum(row: &mut [f32], scale: f32, shift: f32) -> f32 {
     };
     blocks.iter_mut().for_each(&mut add);
     if !rest.is_empty() {
-        // The padding adds 2^-126 a lane, negligible against the 1 of the row's maximum.
+        // The padding adds 2^-126 a lane, which is negligible against the 1 of the row's maximum.
         let mut block = padded(rest);
         add(&mut block);
         rest.copy_from_slice(&block[..rest.len()]);
@@ -281,7 +282,7 @@ fn exponentiate_and_sum(row: &mut [f32], scale: f32, shift: f32) -> f32 {
     sum_lanes_by_halves(sums, |a, b| a + b)
 }
 
-/// The end of a row as a whole block, -inf behind it.
+/// Returns the remainder of a row as a whole block, filled up with -inf.
 #[inline(always)]
 fn padded(rest: &[f32]) -> [f32; LANES] {
     let mut block = [f32::NEG_INFINITY; LANES];
@@ -291,7 +292,7 @@ fn padded(rest: &[f32]) -> [f32; LANES] {
     block
 }
 
-/// Joins the lanes by halves.
+/// Reduces the lanes by halves with `join`.
 #[inline(always)]
 fn sum_lanes_by_halves(lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let eight: [f32; 8] = from_fn(|lane| join(lanes[lane], lanes[lane + 8]));
@@ -306,7 +307,7 @@ mod tests {
     #[test]
     fn rows_of_any_length_are_summed_and_searched() {
         for len in 1..50 {
-            // 0, -1, -2, .. from the middle on.
+            // The row has the values 0, -1, -2, .. from its middle on.
             let row: Vec<f32> = (0..len).map(|i| -(((i + len / 2) % len) as f32)).collect();
             assert_eq!(row_maximum(&row), 0.0);
             let mut powers = row.clone();

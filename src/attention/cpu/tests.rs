@@ -1,5 +1,5 @@
-//! The CPU backend against the fp64 reference at shapes that no tile divides, and on inputs that
-//! overflow a careless softmax.
+//! Compares the CPU backend with the fp64 reference, for shapes that are not multiples of a tile
+//! and for inputs that overflow a careless softmax.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn check<P: Problem>(
     Ok(comparison)
 }
 
-/// b, h and s; d = 64.
+/// Problem in f32 with d = 64 from the extents b, h and s.
 fn f32([b, h, s]: [usize; 3], causal: bool) -> Attention {
     let dtype = Dtype::F32;
     Attention { b, h, h_kv: h, s, keys: s, d: 64, causal, dtype, outliers: false }
@@ -90,15 +90,15 @@ fn agrees_with_the_reference_on_outliers() {
 
 #[test]
 fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
-    // Scores of 1600 · N(0, 1), up to 1e4: f32 rounds them at 1e-3, which is the error to expect of
-    // their exponentials.
+    // Scores are 1600 · N(0, 1), up to 1e4: f32 rounds them by up to 1e-3, which is therefore the
+    // expected error of their exponentials.
     let large = |inputs: &mut Tensors| {
         for name in ["q", "k"] {
             inputs.f32_mut(name).iter_mut().for_each(|x| *x *= 40.0);
         }
     };
-    // Nearly every row is one key's alone; the gradients of the first rows under the mask all but
-    // vanish, down to rounding.
+    // Nearly every row attends to a single key. The gradients of the first rows under the mask
+    // almost vanish, down to rounding.
     for (causal, error) in [(false, 1e-2), (true, 1e-1)] {
         check_both_directions(
             f32([1, 4, 200], causal),
@@ -110,8 +110,8 @@ fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
 
 #[test]
 fn a_maximum_that_grows_in_every_tile_is_followed() {
-    // Keys in the direction of every query, each longer than the last: the worst case of a running
-    // maximum.
+    // All keys have the direction of the queries and each is longer than the previous one: the
+    // worst case of a running maximum.
     let growing = |inputs: &mut Tensors| {
         inputs.f32_mut("q").fill(0.5);
         let rows = inputs.f32_mut("k").chunks_mut(64).enumerate();

@@ -1,4 +1,5 @@
-//! Attention in a program: steps whose launches are settled when the program is loaded.
+//! Attention as steps of a program: kernels and addresses of its launches are fixed when the
+//! program is loaded.
 
 use super::call::{
     AttentionTechnique, BackwardAddresses, ForwardAddresses, QueryGradientSumOrder,
@@ -8,7 +9,7 @@ use super::launches::{Backward, Forward};
 use super::layout::{BackwardLayout, ForwardLayout, Shape};
 use kernelgate::backend::program::{Lane, MemoryPurpose, Pointer, Program};
 
-/// Tensors of a forward.
+/// Pointers to the tensors of an attention forward.
 #[derive(Debug, Clone, Copy)]
 pub struct ForwardPointers {
     /// Queries.
@@ -19,11 +20,11 @@ pub struct ForwardPointers {
     pub v: Pointer,
     /// Output.
     pub out: Pointer,
-    /// Natural logarithms of the rows' sums of exponentials, if a backward pass follows.
+    /// Natural logarithm of each row's sum of exponentials, if a backward pass follows.
     pub lse: Option<Pointer>,
 }
 
-/// Tensors and scratch of a backward.
+/// Pointers to the tensors and scratch memory of an attention backward.
 #[derive(Debug, Clone, Copy)]
 pub struct BackwardPointers {
     /// Queries.
@@ -32,9 +33,9 @@ pub struct BackwardPointers {
     pub k: Pointer,
     /// Values.
     pub v: Pointer,
-    /// The forward's output.
+    /// Output of the forward pass.
     pub out: Pointer,
-    /// Written by the forward.
+    /// Log-sum-exp of the rows, as the forward pass wrote it.
     pub lse: Pointer,
     /// Gradient of the output.
     pub grad_out: Pointer,
@@ -44,11 +45,11 @@ pub struct BackwardPointers {
     pub grad_k: Pointer,
     /// Gradient of the values, written.
     pub grad_v: Pointer,
-    /// Scratch, which layers of a program share.
+    /// Scratch memory, which all layers of a program share.
     pub scratch: ScratchPointers,
 }
 
-/// Scratch of every backward of a shape in a program.
+/// Scratch memory of all attention backwards of one shape in a program.
 #[derive(Debug, Clone, Copy)]
 pub struct ScratchPointers {
     any: Pointer,
@@ -56,7 +57,7 @@ pub struct ScratchPointers {
 }
 
 impl ScratchPointers {
-    /// Declares the regions `attention_scratch` and `attention_zeros`, enough for any device.
+    /// Declares the regions `attention_scratch` and `attention_zeros`, large enough for any device.
     pub fn declare(program: &mut Program, shape: &Shape) -> Self {
         let bytes = Backward::max_scratch_bytes(shape);
         let zeroed = bytes.zeroed as usize;
@@ -72,7 +73,8 @@ impl ScratchPointers {
     }
 }
 
-/// Appends a forward to the first lane, by the fastest technique of the device that loads the program.
+/// Appends an attention forward to the program's first lane, by the fastest technique of the device
+/// that loads the program.
 pub fn append_forward(
     program: &mut Program,
     shape: &Shape,
@@ -93,8 +95,8 @@ pub fn append_forward(
     });
 }
 
-/// Appends a backward to the first lane, by the fastest technique of the device that loads the
-/// program.
+/// Appends an attention backward to the program's first lane, by the fastest technique of the
+/// device that loads the program.
 pub fn append_backward(
     program: &mut Program,
     shape: &Shape,
@@ -129,7 +131,7 @@ mod tests {
     use kernelgate::verify::verify;
     use kernelgate::workload::Problem;
 
-    /// A forward and its backward over dense tensors.
+    /// Program of an attention forward and its backward over dense tensors.
     fn attention_training_step(attention: &Attention, order: QueryGradientSumOrder) -> Program {
         let mut program = Program::new();
         let shape = Shape::from(attention);

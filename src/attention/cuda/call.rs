@@ -1,41 +1,42 @@
-//! Plain data of a call of attention: technique, addresses, scratch, launches.
+//! Plain data of an attention call: technique, addresses, scratch memory, launches.
 
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{DeviceBuffer, PreparedLaunch};
 
-/// Kind of kernels that compute attention.
+/// Technique by which kernels compute attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionTechnique {
-    /// GEMMs through `mma.sync`, from sm_80 on. Its backward pass needs equal numbers of heads of
-    /// keys and of queries.
+    /// GEMMs through `mma.sync`, from sm_80 on. The backward pass by this technique needs as many
+    /// key heads as query heads.
     FlashMma,
-    /// GEMMs through `wgmma`, tiles by tensor copies: sm_90a only.
+    /// GEMMs through `wgmma` and tiles by tensor copies, on sm_90a only.
     FlashWgmma,
 }
 
-/// The order in which the gradient of the queries is summed over blocks of keys.
+/// Order in which the gradient of the queries is summed over key blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryGradientSumOrder {
-    /// Whichever block comes first: low bits may differ between launches. Gradients of keys and
-    /// values of grouped heads too.
+    /// Any order: low bits of the gradient may differ between launches. For grouped heads this is
+    /// also true of the gradients of keys and values.
     Any,
-    /// A fixed order in every launch, so that all gradients are the same bit by bit.
-    /// [`AttentionTechnique::FlashWgmma`] only.
+    /// A fixed order, so that all gradients are bitwise equal in every launch. Only
+    /// [`AttentionTechnique::FlashWgmma`] supports it.
     Fixed,
 }
 
-/// Device memory besides the tensors.
+/// Bytes of device memory that attention needs besides its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionScratchBytes {
     /// Bytes that every run of the launches writes before it reads them.
     pub any: u64,
-    /// Bytes that are zero before the first launch. Every run of the launches leaves zeros, so that
-    /// layers that run one after the other share them.
+    /// Bytes that must be zero before the first launch. Every run of the launches leaves them zero,
+    /// so that consecutive layers can share them.
     pub zeroed: u64,
 }
 
-/// Addresses of the scratch, each a multiple of 256. An address of no bytes is not used.
+/// Addresses of the scratch memory, each a multiple of 256. If the size of a part is zero, its
+/// address is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScratchAddresses {
     /// Address of [`AttentionScratchBytes::any`].
@@ -44,18 +45,18 @@ pub struct ScratchAddresses {
     pub zeroed: u64,
 }
 
-/// A launch, and the range that profilers show it in.
+/// One launch, and the name of the range in which profilers show it.
 pub struct Step {
     /// Name of the range.
     pub range: &'static str,
-    /// The launch.
+    /// Launch with its arguments.
     pub launch: PreparedLaunch,
 }
 
-/// Launches in order, on one stream or as consecutive nodes of a graph.
+/// Launches in order, to be enqueued on one stream or as consecutive nodes of a graph.
 pub struct OrderedLaunches {
     steps: Vec<Step>,
-    /// Lists of tiles that launches read.
+    /// Tile lists in device memory, which launches read.
     tables: Vec<DeviceBuffer>,
 }
 
@@ -69,23 +70,23 @@ impl OrderedLaunches {
         Self { tables: vec![table], ..self }
     }
 
-    /// Each launch.
+    /// Returns the launches in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Device memory that the launches own.
+    /// Bytes of device memory that the launches own.
     pub fn device_bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.bytes() as u64).sum()
     }
 
-    /// Enqueues the launches on the device's stream.
+    /// Enqueues all launches on the device's stream.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.steps.iter().try_for_each(|step| within(step.range, || step.launch.launch()))
     }
 }
 
-/// Addresses of the forward's tensors, each a multiple of 16 but lse's.
+/// Addresses of the tensors of an attention forward; all but that of lse are multiples of 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForwardAddresses {
     /// Queries.
@@ -96,11 +97,11 @@ pub struct ForwardAddresses {
     pub v: u64,
     /// Output.
     pub out: u64,
-    /// Natural logarithms of the rows' sums of exponentials, fp32, if a backward pass needs them.
+    /// Natural logarithm of each row's sum of exponentials, fp32, if a backward pass needs it.
     pub lse: Option<u64>,
 }
 
-/// Addresses of the backward's tensors, each a multiple of 16 but lse's.
+/// Addresses of the tensors of an attention backward; all but that of lse are multiples of 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackwardAddresses {
     /// Queries.
@@ -109,9 +110,9 @@ pub struct BackwardAddresses {
     pub k: u64,
     /// Values.
     pub v: u64,
-    /// The forward's output.
+    /// Output of the forward pass.
     pub out: u64,
-    /// Written by the forward.
+    /// Log-sum-exp of the rows, as the forward pass wrote it.
     pub lse: u64,
     /// Gradient of the output.
     pub grad_out: u64,

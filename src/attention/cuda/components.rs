@@ -1,5 +1,5 @@
-//! The three steps of attention apart, each on inputs of its own: rows and launchers of what
-//! computes one of them.
+//! The three steps of attention on the GPU, each as a row with inputs of its own, and the launchers
+//! of their kernels.
 
 use std::sync::Arc;
 
@@ -13,31 +13,22 @@ use kernelgate_cuda::libraries::gemm::GEMM_WORKSPACE_BYTES;
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
-/// The kernels.
+/// Kernels that compute a single step of attention.
 pub const KERNELS: &[KernelSpec<Extents>] =
     &[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES, SOFTMAX_VECTORIZED];
 
 const THREADS: usize = 256;
 
-/// Side of the tile of scores that a block of `forward_naive` computes, one a thread.
+/// Side of the tile of scores that a block of `forward_naive` computes, with one thread for each
+/// score.
 const NAIVE_TILE_SIDE: usize = 16;
 
-/// The three launches of `forward_naive`.
+/// First of the three kernels of `forward_naive`: the scores.
 pub const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE_SIDE)],
-    ..kernel(
-        "attention/forward_naive",
-        include_str!("../../../kernels/attention/forward_naive.cu"),
-        "attention_forward_naive_scores",
-        THREADS,
-        |extents| {
-            [
-                extents.s.div_ceil(NAIVE_TILE_SIDE),
-                extents.s.div_ceil(NAIVE_TILE_SIDE),
-                extents.heads,
-            ]
-        },
-    )
+    ..kernel("attention/forward_naive", "attention_forward_naive_scores", THREADS, |extents| {
+        [extents.s.div_ceil(NAIVE_TILE_SIDE), extents.s.div_ceil(NAIVE_TILE_SIDE), extents.heads]
+    })
 };
 pub const NAIVE_SOFTMAX: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_naive_softmax",
@@ -50,14 +41,14 @@ pub const NAIVE_VALUES: KernelSpec<Extents> = KernelSpec {
     ..NAIVE_SCORES
 };
 
-/// Keys that a lane loads at once: 16 bytes of scores.
+/// Number of neighbouring keys that a lane loads at once: 16 bytes of scores.
 const PACKET: usize = 4;
 
-/// Keys of a row that a warp holds in registers, 32 scores a lane.
+/// Maximum number of keys in a row, which a warp holds in registers: 32 scores a lane.
 const MAX_KEYS: usize = 1024;
 
 const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
-    // The kernel has no heads and no mask.
+    // The softmax kernel has no head dimension and no mask, so the element type is its only macro.
     defines: |extents| vec![element(extents)],
     constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
     variants: || {
@@ -65,15 +56,14 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     },
     ..kernel(
         "attention/softmax_vectorized",
-        include_str!("../../../kernels/attention/softmax_vectorized.cu"),
         "attention_softmax_vectorized",
         THREADS,
-        // A row a warp.
+        // Each warp computes one row.
         |extents| [(extents.heads * extents.s).div_ceil(THREADS / 32), 1, 1],
     )
 };
 
-/// q kᵀ apart.
+/// GPU rows of the scores step, `q kᵀ`, alone.
 pub const SCORES_ROWS: &[Implementation<ScoresProblem>] = &[
     Implementation {
         name: "cuda/naive",
@@ -92,7 +82,7 @@ pub const SCORES_ROWS: &[Implementation<ScoresProblem>] = &[
     },
 ];
 
-/// Softmax apart.
+/// GPU rows of the softmax step alone.
 pub const SOFTMAX: &[Implementation<SoftmaxProblem>] = &[
     Implementation {
         name: "cuda/naive",
@@ -121,7 +111,7 @@ pub const SOFTMAX: &[Implementation<SoftmaxProblem>] = &[
     },
 ];
 
-/// p v apart.
+/// GPU rows of the values step, `p v`, alone.
 pub const VALUES_ROWS: &[Implementation<ValuesProblem>] = &[
     Implementation {
         name: "cuda/naive",
@@ -140,18 +130,18 @@ pub const VALUES_ROWS: &[Implementation<ValuesProblem>] = &[
     },
 ];
 
-/// q, k and fp32 scores.
+/// Device memory of the scores step: q, k and fp32 scores.
 fn scores_device_bytes(problem: &ScoresProblem) -> u64 {
     let extents = Extents::from(&problem.shape);
     2 * extents.vector_bytes() + 4 * extents.pairs()
 }
 
-/// fp32 scores and 16-bit probabilities.
+/// Device memory of the softmax step: fp32 scores and 16-bit probabilities.
 fn softmax_device_bytes(problem: &SoftmaxProblem) -> u64 {
     (4 + 2) * Extents::from(&problem.shape).pairs()
 }
 
-/// 16-bit probabilities, v and the output.
+/// Device memory of the values step: 16-bit probabilities, v and the output.
 fn values_device_bytes(problem: &ValuesProblem) -> u64 {
     let extents = Extents::from(&problem.shape);
     2 * extents.pairs() + 2 * extents.vector_bytes()

@@ -1,5 +1,5 @@
-//! The GEMMs of attention as separate launches of cuBLASLt, as a user without a fused kernel would
-//! call them.
+//! The GEMMs of attention as separate cuBLASLt calls, as a user without a fused kernel would make
+//! them.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use kernelgate_cuda::libraries::gemm::{
 };
 use kernelgate_cuda::observe::range::within;
 
-/// Whether the library is there and is asked for such types.
+/// Checks that cuBLASLt is loaded and supports the types.
 pub fn supported(extents: &Extents) -> Result<(), String> {
     extents.supported_with_scores(&[])?;
     gemm::available()
 }
 
-/// q kᵀ / sqrt(d) of every head.
+/// GEMM task of the scores: `q kᵀ / sqrt(d)` of every head.
 pub fn scores(
     problem: &ScoresProblem,
     inputs: &Tensors,
@@ -36,7 +36,7 @@ pub fn scores(
     task(device, &problem.shape, spec, inputs, ["q", "k"], out)
 }
 
-/// p v of every head.
+/// GEMM task of the output: `p v` of every head.
 pub fn values(
     problem: &ValuesProblem,
     inputs: &Tensors,
@@ -52,7 +52,7 @@ const fn matrix_dtype(dtype: Dtype) -> MatrixDtype {
     if matches!(dtype, Dtype::F16) { MatrixDtype::F16 } else { MatrixDtype::Bf16 }
 }
 
-/// One GEMM of a batch for every head.
+/// Task of one batched GEMM with a batch entry for every head.
 fn task(
     device: &Arc<Device>,
     shape: &ComponentShape,

@@ -1,8 +1,8 @@
-//! Attention by cuDNN: the graphs that its fused attention engines recognise, forward and backward.
+//! Attention by cuDNN: the forward and backward graphs that its fused attention engines recognise.
 //!
-//! The engines match a pattern: operations, types and even scalars that do nothing must be those
-//! that they expect, and the heuristic then selects the fused kernels. The backward starts from
-//! what our forward saved, as the others here do.
+//! The engines match a pattern: operations, types and even scalars without effect must be those
+//! that the engines expect. cuDNN's heuristic then selects the fused kernels. The backward starts
+//! from the outputs of our forward, as all other backward rows do.
 
 use std::sync::Arc;
 
@@ -24,11 +24,11 @@ use kernelgate_cuda::libraries::cudnn::{CudnnOperationGraph, CudnnRefusal, Graph
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, DeviceBuffer};
 
-/// The last version whose backward needs a padding mask where 128 does not divide s: not built
-/// here.
+/// Last cuDNN version whose backward needs a padding mask if s is not a multiple of 128; such a
+/// mask is not implemented here.
 const LAST_VERSION_WITHOUT_TAILS: usize = 91_500;
 
-/// The library's row of the forward.
+/// Row of attention forward by cuDNN.
 pub const FORWARD: Implementation<AttentionForward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused attention, by its own heuristic: the peer",
@@ -36,7 +36,7 @@ pub const FORWARD: Implementation<AttentionForward> = Implementation {
     prepare: Prepare::CudaWithin { device_bytes: fused_device_bytes, prepare: forward },
 };
 
-/// The library's row of the backward.
+/// Row of attention backward by cuDNN.
 pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused gradients, by its own heuristic: the peer",
@@ -47,8 +47,8 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin { device_bytes: cudnn_backward_bytes, prepare: backward },
 };
 
-/// Bytes of the fp32 row sums and the fp32 accumulator of dq, and of the buffers of every backward
-/// row. The engine needs a workspace in addition.
+/// Bytes of the fp32 row sums, of the fp32 accumulator of dq, and of the buffers that every
+/// backward row has. The engine needs a workspace in addition.
 fn cudnn_backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     tensor_bytes_of_backward(&extents) + row_sum_bytes(&extents) + dq_accumulator_bytes(&extents)
@@ -62,7 +62,8 @@ fn dq_accumulator_bytes(extents: &Extents) -> u64 {
     4 * extents.rows() * extents.d as u64
 }
 
-/// Whether cuDNN can be tried. Whether it supports the problem is known when the plan is built.
+/// Checks whether cuDNN can be tried. Whether it supports the problem is known only when the plan
+/// is built.
 fn supported(attention: &Attention) -> Result<(), String> {
     Extents::from(attention).supported(&[FLASH_MMA_KERNEL])?;
     if attention.keys == 1 {
@@ -134,15 +135,15 @@ fn backward(
     }))
 }
 
-/// Layouts of a problem's tensors, and what both directions build of them.
+/// Layouts of a problem's tensors, and graph operations that forward and backward share.
 struct CudnnShapes {
-    /// Queries: `[b, h, s, d]`.
+    /// Layout of the queries, `[b, h, s, d]`.
     vectors: TensorLayout,
-    /// Keys, values: `[b, h_kv, keys, d]`.
+    /// Layout of keys and values, `[b, h_kv, keys, d]`.
     keys: TensorLayout,
-    /// Scores: `[b, h, s, keys]`.
+    /// Layout of the scores, `[b, h, s, keys]`.
     pairs: TensorLayout,
-    /// One number a query: `[b, h, s, 1]`.
+    /// Layout of one number for each query, `[b, h, s, 1]`.
     rows: TensorLayout,
     /// Type of queries, keys, values and gradients in memory.
     stored: CudnnDataType,
@@ -170,7 +171,8 @@ impl CudnnShapes {
         }
     }
 
-    /// a · bᵀ over the head dimension, for every pair. `b` is described transposed already.
+    /// Adds the GEMM a · bᵀ over the head dimension to the graph. `b` is already described as
+    /// transposed.
     fn inner_products(
         &self,
         graph: &mut CudnnOperationGraph,
@@ -182,7 +184,7 @@ impl CudnnShapes {
         Ok(scores)
     }
 
-    /// x, or -∞ if the mask hides the key.
+    /// Adds the mask to the graph: x, or -∞ if the mask hides the key.
     fn mask_scores(
         &self,
         graph: &mut CudnnOperationGraph,
@@ -202,7 +204,7 @@ impl CudnnShapes {
     }
 }
 
-/// mode(inputs) in fp32, not in memory.
+/// Adds the pointwise operation `mode(inputs)` in fp32, whose result stays out of memory.
 fn pointwise_in_fp32(
     graph: &mut CudnnOperationGraph,
     mode: CudnnPointwiseMode,
@@ -214,7 +216,7 @@ fn pointwise_in_fp32(
     Ok(y)
 }
 
-/// `softmax(q kᵀ · scale) v`.
+/// cuDNN graph of the forward, `softmax(q kᵀ · scale) v`.
 struct ForwardGraph {
     graph: CudnnOperationGraph,
     q: GraphTensor,
@@ -247,7 +249,7 @@ impl ForwardGraph {
             pointwise_in_fp32(g, CudnnPointwiseMode::Exponential, &[below], shapes.pairs)?;
         let sum = g.between(shapes.rows, CudnnDataType::F32)?;
         g.reduce(OperationDescriptor::Add, weights, sum)?;
-        // The log-sum-exp is part of the pattern even if it is not needed.
+        // The log-sum-exp is part of the pattern that the engine matches, even if it is not needed.
         let logarithm = pointwise_in_fp32(g, CudnnPointwiseMode::Logarithm, &[sum], shapes.rows)?;
         pointwise_in_fp32(g, CudnnPointwiseMode::Add, &[top, logarithm], shapes.rows)?;
         let probabilities = g.between(shapes.pairs, shapes.stored)?;
@@ -257,7 +259,7 @@ impl ForwardGraph {
     }
 }
 
-/// The gradients, from the saved output and log-sum-exp.
+/// cuDNN graph of the backward, which computes the gradients from the saved output and log-sum-exp.
 struct BackwardGraph {
     graph: CudnnOperationGraph,
     q: GraphTensor,
@@ -289,7 +291,7 @@ impl BackwardGraph {
         let [grad_q, grad_k, grad_v] =
             [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
 
-        // The row sums of dout · out. The factor of one stands where dropout would scale them.
+        // Row sums of dout · out. The factor of one stands in the place of a dropout scale.
         let product =
             pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[grad_out, out], vectors)?;
         let sum = g.between(rows, CudnnDataType::F32)?;
@@ -297,7 +299,7 @@ impl BackwardGraph {
         let one = g.add_scalar_tensor(1.0)?;
         g.pointwise(CudnnPointwiseMode::Multiply, &[sum, one], sums)?;
 
-        // P = exp(q kᵀ · scale - lse); dv = Pᵀ dout.
+        // Operations of this part: P = exp(q kᵀ · scale - lse); dv = Pᵀ dout.
         let scale = g.add_scalar_tensor(shapes.scale)?;
         let scores = shapes.inner_products(g, q, k)?;
         let scores = pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[scores, scale], pairs)?;
@@ -308,7 +310,7 @@ impl BackwardGraph {
         g.add_reshape(probabilities, transposed)?;
         g.matmul(transposed, grad_out, grad_v)?;
 
-        // dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
+        // Operations of this part: dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
         let grad = shapes.inner_products(g, grad_out, v)?;
         let grad = pointwise_in_fp32(g, CudnnPointwiseMode::Subtract, &[grad, sums], pairs)?;
         let grad =
@@ -318,7 +320,7 @@ impl BackwardGraph {
         g.add_reshape(grad, transposed)?;
         g.matmul(transposed, q, grad_k)?;
 
-        // dq = dS k, summed in fp32 in memory.
+        // Operation of this part: dq = dS k, summed in fp32 in memory.
         let keys = g.between(vectors, CudnnDataType::F32)?;
         g.add_reshape(k, keys)?;
         g.matmul(grad, keys, accumulator)?;
@@ -341,7 +343,8 @@ mod tests {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let attention =
                     Attention { dtype, ..super::super::tests::bf16(2, 3, 256, d, causal) };
-                // Without a device: whether every operation, and all together, are well-formed.
+                // The test runs without a device: it checks that every operation, and the whole
+                // graph, is well-formed.
                 let forward =
                     ForwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));
                 assert_eq!(forward, Ok(()), "{attention:?}");

@@ -1,4 +1,4 @@
-//! Builds, sizes and limits that the rows of the family share.
+//! Builds, sizes and limits that all rows of the attention family share.
 
 use std::sync::Arc;
 
@@ -13,33 +13,33 @@ use kernelgate_cuda::{
     Device, DeviceBuffer, KernelArgument, KernelSpec, TensorBoxes, TensorMapElement,
 };
 
-/// Bytes of a stored query, key or value element, but in fp8.
+/// Bytes of a stored query, key or value element in every dtype but fp8.
 pub const ELEMENT_BYTES: u64 = 2;
 
-/// Most bytes of fp32 scores for a rung that keeps them in memory: above that, a launch takes
+/// Maximum bytes of fp32 scores for a rung that keeps them in memory: above that, a launch takes
 /// seconds and shows nothing new.
 const MAX_SCORE_MATRIX_BYTES: u64 = 2 << 30;
 
-/// Everything that builds, grids and memory depend on.
+/// Extents, mask and dtype of an attention call, on which builds, grids and memory depend.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Extents {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
-    /// Heads of queries of all sequences.
+    /// Number of query heads of all sequences.
     pub heads: usize,
-    /// Heads of queries that read the same keys.
+    /// Number of query heads that read the same keys.
     pub share: usize,
-    /// Queries of a head.
+    /// Number of queries of a head.
     pub s: usize,
-    /// Keys of a head.
+    /// Number of keys of a head.
     pub keys: usize,
-    /// Elements of a head: 64 or 128.
+    /// Number of elements of a head, 64 or 128.
     pub d: usize,
-    /// Whether the last query sees all keys, and each before it one less than the next.
+    /// Whether the last query sees all keys and each earlier query one key less than the next.
     pub causal: bool,
-    /// Dtype of inputs and outputs; the output of fp8 is bf16.
+    /// Dtype of inputs and outputs; the output of fp8 inputs is bf16.
     pub dtype: Dtype,
-    /// Strides of rows, if a tensor is not dense `[b, h, s, d]`.
+    /// Strides of rows, if any tensor is not dense `[b, h, s, d]`.
     pub rows: Option<RowStrides>,
 }
 
@@ -52,28 +52,23 @@ impl From<&Attention> for Extents {
 impl From<&components::ComponentShape> for Extents {
     fn from(shape: &components::ComponentShape) -> Self {
         let components::ComponentShape { b, h, s, d, dtype } = *shape;
-        // The softmax has no d; its kernel comes with those that have.
+        // The softmax has no head dimension; its kernel comes with kernels that have one.
         Self { d: d.max(64), ..Self::self_attention_extents(b * h, s, dtype) }
     }
 }
 
-/// A kernel of the family: the macros of `kernels/attention/shape.cuh`, and a build for each of
-/// their values.
+/// Declares a kernel of the family, with the macros of `kernels/attention/shape.cuh` and a build
+/// for each of their values.
 pub const fn kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     threads: usize,
     blocks: fn(&Extents) -> [usize; 3],
 ) -> KernelSpec<Extents> {
-    KernelSpec {
-        defines,
-        variants,
-        ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
-    }
+    KernelSpec { defines, variants, ..KernelSpec::new(kernel_file(file), symbol, threads, blocks) }
 }
 
-/// Macros of `kernels/attention/shape.cuh`.
+/// Values of the macros of `kernels/attention/shape.cuh`.
 pub fn defines(extents: &Extents) -> Vec<String> {
     vec![
         element(extents),
@@ -82,12 +77,12 @@ pub fn defines(extents: &Extents) -> Vec<String> {
     ]
 }
 
-/// The macro that names the element type.
+/// The macro that selects the element type.
 pub fn element(extents: &Extents) -> String {
     if extents.dtype == Dtype::F16 { "DTYPE=F16" } else { "DTYPE=Bf16" }.to_owned()
 }
 
-/// Extents of every build.
+/// Extents of every build of a kernel.
 fn variants() -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
@@ -98,7 +93,8 @@ fn variants() -> Vec<Extents> {
     variants
 }
 
-/// [`defines`], and where tensors have strides, those of the rows that the kernels' loops read.
+/// [`defines`] and, if tensors have strides, the macros of the row strides that the kernels' loops
+/// read.
 pub fn strided_defines(
     extents: &Extents,
     rows: fn(&RowStrides) -> [(&'static str, u64); 2],
@@ -125,7 +121,7 @@ pub fn strided_variants() -> Vec<Extents> {
 }
 
 impl Extents {
-    /// A shape; with the strides of rows if a tensor is not dense `[b, h, s, d]`.
+    /// Extents of a shape, with the row strides if any tensor is not dense `[b, h, s, d]`.
     pub fn new(shape: &Shape, rows: Option<RowStrides>) -> Self {
         let Shape { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *shape;
         Self {
@@ -141,27 +137,27 @@ impl Extents {
         }
     }
 
-    /// Heads with equal numbers of keys and queries, of 64 elements, without a mask.
+    /// Extents of heads with 64 elements, as many keys as queries, and no mask.
     pub const fn self_attention_extents(heads: usize, s: usize, dtype: Dtype) -> Self {
         Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }
     }
 
-    /// Heads of queries of a sequence.
+    /// Number of query heads in one sequence.
     pub const fn query_heads_per_sequence(&self) -> usize {
         self.heads / self.batch
     }
 
-    /// Heads of keys and values of a sequence.
+    /// Number of key-value heads in one sequence.
     pub const fn key_heads_a_batch(&self) -> usize {
         self.key_heads() / self.batch
     }
 
-    /// Bytes of one tensor like the queries.
+    /// Bytes of the queries, or of any tensor of their shape.
     pub const fn vector_bytes(&self) -> u64 {
         self.rows() * self.d as u64 * ELEMENT_BYTES
     }
 
-    /// Heads of keys and values.
+    /// Number of key-value heads of all sequences.
     pub const fn key_heads(&self) -> usize {
         self.heads / self.share
     }
@@ -171,17 +167,17 @@ impl Extents {
         (self.key_heads() * self.keys) as u64 * self.d as u64 * ELEMENT_BYTES
     }
 
-    /// Queries of all heads.
+    /// Number of queries of all heads.
     pub const fn rows(&self) -> u64 {
         (self.heads * self.s) as u64
     }
 
-    /// Query-key pairs of all heads, masked ones too.
+    /// Number of query-key pairs of all heads, with those that the mask hides.
     pub const fn pairs(&self) -> u64 {
         self.rows() * self.keys as u64
     }
 
-    /// Whether these kernels compute the call.
+    /// Checks whether the kernels support these extents.
     pub fn supported(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         if !matches!(self.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err("computes bf16 and f16 only".to_owned());
@@ -189,7 +185,7 @@ impl Extents {
         self.fits_index_and_grid_limits(kernels)
     }
 
-    /// Whether sizes are counted in 32 bits and grids hold the kernels' blocks.
+    /// Checks that sizes fit into 32 bits and that the kernels' grids are within the limits.
     pub fn fits_index_and_grid_limits(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         let counted =
             [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
@@ -200,7 +196,8 @@ impl Extents {
         }
     }
 
-    /// [`Self::supported`] for kernels that know one number of heads and one of positions.
+    /// [`Self::supported`] for kernels that need equal numbers of query and key heads, and of
+    /// queries and keys.
     pub fn supported_alike(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported(kernels)?;
         self.check_equal_rows_and_heads()
@@ -215,7 +212,7 @@ impl Extents {
         }
     }
 
-    /// [`Self::supported_alike`] for kernels with the scores in device memory.
+    /// [`Self::supported_alike`] for kernels that keep the scores in device memory.
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported_alike(kernels)?;
         let bytes = 4 * self.pairs();
@@ -230,18 +227,18 @@ impl Extents {
         ))
     }
 
-    /// `seqlen`, as every kernel takes it.
+    /// The argument `seqlen`, as every kernel expects it.
     pub const fn sequence_length_argument(&self) -> KernelArgument {
         KernelArgument::I32(self.s as i32)
     }
 
-    /// `batch_heads`, as some kernels take it.
+    /// The argument `batch_heads`, as some kernels expect it.
     pub const fn batch_heads_argument(&self) -> KernelArgument {
         KernelArgument::I32(self.heads as i32)
     }
 }
 
-/// Copies inputs to the device, in the order of the names.
+/// Copies inputs to the device, in the order of their names.
 pub fn upload<const N: usize>(
     device: &Arc<Device>,
     inputs: &Tensors,
@@ -254,17 +251,17 @@ pub fn upload<const N: usize>(
     Ok(buffers.try_into().ok().expect("a buffer a name"))
 }
 
-/// The inputs of a forward, as every launch reads them.
+/// Inputs of an attention forward, all of which every launch reads.
 pub fn qkv([q, k, v]: [&DeviceBuffer; 3]) -> [Input; 3] {
     cuda::inputs([("q", q), ("k", k), ("v", v)])
 }
 
-/// Tensor boxes of the queries, each of `box_rows` rows, for a kernel that copies them.
+/// Tensor boxes of the queries, each of `box_rows` rows, for a kernel with tensor copies.
 pub fn query_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
     tensor_boxes_of(extents, [extents.query_heads_per_sequence(), extents.s], strides, box_rows)
 }
 
-/// Tensor boxes of the keys or values.
+/// Tensor boxes of the keys or values, for a kernel with tensor copies.
 pub fn key_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
     tensor_boxes_of(extents, [extents.key_heads_a_batch(), extents.keys], strides, box_rows)
 }
@@ -287,12 +284,12 @@ fn tensor_boxes_of(
     }
 }
 
-/// Scratch memory of that many bytes.
+/// Allocates scratch memory of `bytes` bytes.
 pub fn scratch(device: &Device, bytes: u64) -> Result<DeviceBuffer, BackendError> {
     device.allocate(usize::try_from(bytes).expect("more memory than a process addresses"))
 }
 
-/// An output of the problem's shape.
+/// Allocates an output of the problem's shape.
 pub fn output(
     device: &Device,
     name: &'static str,

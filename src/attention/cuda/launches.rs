@@ -1,9 +1,8 @@
-//! Attention over tensors that are the caller's: launches from a device, a shape, layouts and
-//! addresses.
+//! Attention over tensors of the caller: launches from a device, a shape, layouts and addresses.
 //!
-//! [`Forward`] and [`Backward`] choose and load kernels, once for all layers of a shape. Their
-//! `launches` take the addresses of one layer. Deliberately absent: memory for tensors and scratch;
-//! techniques other than the two for 16-bit training.
+//! [`Forward`] and [`Backward`] choose and load kernels once for all layers of a shape. Their
+//! method `launches` receives the addresses of one layer. Memory for tensors and scratch, and
+//! techniques other than the two for 16-bit training, are excluded on purpose.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use kernelgate::backend::BackendError;
 use kernelgate_cuda::Device;
 
 impl AttentionTechnique {
-    /// The fastest technique that a device runs.
+    /// The fastest technique for a shape that the device can run.
     pub fn fastest_on_device(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
         let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let unmet = forward_wgmma::FLASH_WGMMA_KERNEL.unmet_requirement_for(
@@ -31,7 +30,7 @@ impl AttentionTechnique {
     }
 }
 
-/// `softmax(q kᵀ / sqrt(d)) v` of one shape and layout on a device.
+/// Attention forward, `softmax(q kᵀ / sqrt(d)) v`, of one shape and layout on a device.
 pub struct Forward {
     device: Arc<Device>,
     shape: Shape,
@@ -64,7 +63,7 @@ impl Forward {
         Ok(forward)
     }
 
-    /// The launch over tensors at these addresses.
+    /// Prepares the launch over the tensors at these addresses.
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if an address is not a multiple of 16; others when
@@ -85,7 +84,8 @@ impl Forward {
     }
 }
 
-/// The gradients of queries, keys and values of one shape and layout on a device.
+/// Attention backward, the gradients of queries, keys and values, of one shape and layout on a
+/// device.
 pub struct Backward {
     device: Arc<Device>,
     shape: Shape,
@@ -93,7 +93,7 @@ pub struct Backward {
     kernels: Kernels,
 }
 
-/// The kernels of a backward.
+/// Choice of the kernels of an attention backward, by technique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernels {
     Mma(backward_mma::Stages),
@@ -101,7 +101,7 @@ enum Kernels {
 }
 
 impl Backward {
-    /// Compiles and loads the kernels.
+    /// Compiles and loads the kernels of the backward.
     ///
     /// # Errors
     /// Errors are those of [`Forward::new`].
@@ -127,7 +127,7 @@ impl Backward {
         Self::load_with_kernels(device, shape, layout, kernels, order)
     }
 
-    /// `flash_wgmma` with such blocks.
+    /// Attention backward by `flash_wgmma` with the given division of its work.
     #[cfg(test)]
     pub(super) fn flash_wgmma_with_blocks(
         device: &Arc<Device>,
@@ -170,7 +170,8 @@ impl Backward {
         Ok(Self { device: Arc::clone(device), shape: *shape, layout: *layout, kernels })
     }
 
-    /// Scratch of the launches on any device, by any technique: at least [`Self::scratch_bytes`].
+    /// Bytes of scratch memory that are enough for any device and technique: at least
+    /// [`Self::scratch_bytes`].
     pub fn max_scratch_bytes(shape: &Shape) -> AttentionScratchBytes {
         let extents = Extents::new(shape, None);
         let one_head = backward_wgmma::BackwardBlockWork::OfKeys {
@@ -184,7 +185,7 @@ impl Backward {
         }
     }
 
-    /// Scratch of the launches.
+    /// Bytes of scratch memory of the launches.
     pub fn scratch_bytes(&self) -> AttentionScratchBytes {
         let extents = Extents::new(&self.shape, None);
         AttentionScratchBytes {
@@ -197,7 +198,7 @@ impl Backward {
         }
     }
 
-    /// The launches over tensors at these addresses.
+    /// Prepares the launches over the tensors at these addresses.
     ///
     /// # Errors
     /// Errors are those of [`Forward::launches`].

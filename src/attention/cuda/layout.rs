@@ -1,30 +1,31 @@
-//! Shapes and memory layouts of tensors that are the caller's, and the reasons to decline them.
+//! Shapes and memory layouts of the caller's tensors, and the reasons for which kernels decline
+//! them.
 
 use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::COPY_ALIGNMENT;
 
-/// Sizes, mask and dtype of one attention.
+/// Sizes, mask and dtype of one attention call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Sequences.
     pub batch: usize,
     /// Heads of queries of a sequence.
     pub heads: usize,
-    /// Heads of keys and values of a sequence, of which `heads` is a multiple.
+    /// Number of key-value heads of a sequence, which must divide `heads`.
     pub key_heads: usize,
     /// Queries of a head.
     pub queries: usize,
     /// Keys of a head.
     pub keys: usize,
-    /// Elements of a row: 64 or 128. Other dimensions are declined. To compute a smaller one, pad the
-    /// rows of q, k and v with zeros and multiply q by `sqrt(padded / head_dim)`, and the gradient of q
-    /// by the same factor: scores are divided by the root of the padded dimension.
+    /// Elements of a row: 64 or 128; other head dimensions are declined. To compute a smaller one,
+    /// pad the rows of q, k and v with zeros and multiply q by `sqrt(padded / head_dim)`, and the
+    /// gradient of q by the same factor: scores are divided by the root of the padded dimension.
     pub head_dim: usize,
-    /// Whether the last query sees all keys, and each before it one less than the next.
+    /// Whether the last query sees all keys and each earlier query one key less than the next.
     pub causal: bool,
-    /// Dtype of every tensor but lse: bf16 or f16.
+    /// Dtype of every tensor except lse: bf16 or f16.
     pub dtype: Dtype,
 }
 
@@ -37,7 +38,7 @@ impl From<&Attention> for Shape {
 }
 
 impl Shape {
-    /// Whether there are kernels for the shape.
+    /// Checks whether there are kernels for the shape.
     pub fn check(&self) -> Result<(), UnsupportedAttention> {
         let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
         let extents = [batch * heads, key_heads, queries, keys];
@@ -59,7 +60,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Whether there are kernels for the gradients of the shape.
+    /// Checks whether there are kernels for the gradients of the shape.
     ///
     /// # Errors
     /// The first unmet requirement: those of [`Self::check`], then unequal numbers of keys and
@@ -83,8 +84,8 @@ impl Shape {
     }
 }
 
-/// Elements from a sequence, a head and a row of a tensor to the next one. Elements of a row are
-/// contiguous; lse has one element a row.
+/// Distances in elements from one sequence, head and row of a tensor to the next one. Elements of a
+/// row are contiguous; lse has one element in each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
     /// Distance to the next sequence.
@@ -96,31 +97,31 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// Strides of a dense tensor `[b, h, s, d]` with these numbers of heads, rows of a head and
+    /// Strides of a dense tensor `[b, h, s, d]`, from its numbers of heads, rows of a head and
     /// elements of a row.
     pub const fn strides_of_bhsd(heads: usize, rows: usize, row: usize) -> Self {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
         Self { batch: heads * rows * row, head: rows * row, row }
     }
 
-    /// A dense tensor `[b, s, h, d]`.
+    /// Strides of a dense tensor `[b, s, h, d]`.
     pub const fn strides_of_bshd(heads: usize, rows: usize, row: usize) -> Self {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
         Self { batch: rows * heads * row, head: row, row: heads * row }
     }
 
-    /// The strides in the kernels' format.
+    /// Strides in the kernels' argument format.
     pub(super) const fn stride_words(&self) -> [u64; 3] {
         [self.batch, self.head, self.row]
     }
 
-    /// Whether the strides are those of a tensor `[b, h, s, d]` of that shape.
+    /// Whether the strides are those of a dense tensor `[b, h, s, d]` of that shape.
     fn is_dense(&self, [_, heads, rows, row]: [usize; 4]) -> bool {
         *self == Self::strides_of_bhsd(heads, rows, row)
     }
 
-    /// Whether copies of 16 bytes find the rows of a tensor of 16-bit elements, each after the end of
-    /// the one before.
+    /// Checks that 16-byte copies can read the rows of a tensor of 16-bit elements, and that rows
+    /// do not overlap.
     fn check(
         &self,
         tensor: &'static str,
@@ -143,10 +144,10 @@ impl Strides {
 }
 
 const ELEMENT_BYTES: u64 = 2;
-/// Tensor maps have smaller strides.
+/// Maximum stride in bytes of a tensor map.
 const MAX_TENSOR_MAP_STRIDE: u64 = 1 << 40;
 
-/// Elements from a row to the next one, by tensor.
+/// Row strides in elements of each tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowStrides {
     /// Queries.
@@ -159,7 +160,7 @@ pub struct RowStrides {
     pub grad_out: u64,
 }
 
-/// Layouts of the forward's tensors.
+/// Memory layouts of the tensors of an attention forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForwardLayout {
     /// Queries.
@@ -170,17 +171,17 @@ pub struct ForwardLayout {
     pub v: Strides,
     /// Output.
     pub out: Strides,
-    /// Natural logarithms of the rows' sums of exponentials, fp32.
+    /// Natural logarithm of each row's sum of exponentials, fp32.
     pub lse: Strides,
 }
 
 impl ForwardLayout {
-    /// Every tensor dense as `[b, h, s, d]`, lse as `[b, h, s]`.
+    /// Layout with every tensor dense as `[b, h, s, d]` and lse as `[b, h, s]`.
     pub fn strides_of_bhsd(shape: &Shape) -> Self {
         Self::layout_from_axis_order(shape, Strides::strides_of_bhsd)
     }
 
-    /// Every tensor dense as `[b, s, h, d]`, lse as `[b, h, s]`.
+    /// Layout with every tensor dense as `[b, s, h, d]` and lse as `[b, h, s]`.
     pub fn strides_of_bshd(shape: &Shape) -> Self {
         Self {
             lse: Self::strides_of_bhsd(shape).lse,
@@ -188,7 +189,7 @@ impl ForwardLayout {
         }
     }
 
-    /// Applies `strides` to the heads, rows and elements of each tensor.
+    /// Builds a layout by applying `strides` to the heads, rows and elements of each tensor.
     fn layout_from_axis_order(shape: &Shape, strides: fn(usize, usize, usize) -> Strides) -> Self {
         let Shape { heads, key_heads, queries, keys, head_dim, .. } = *shape;
         let like_queries = strides(heads, queries, head_dim);
@@ -207,7 +208,7 @@ impl ForwardLayout {
         self.lse.check("lse", one_element_per_row(queries))
     }
 
-    /// `None` where every tensor is dense `[b, h, s, d]`.
+    /// Row strides of the tensors; `None` if every tensor is dense `[b, h, s, d]`.
     pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
         let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         let dense = self.q.is_dense(queries)
@@ -221,10 +222,10 @@ impl ForwardLayout {
     }
 }
 
-/// Layouts of the backward's tensors.
+/// Memory layouts of the tensors of an attention backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackwardLayout {
-    /// Tensors of the forward.
+    /// Layouts of the tensors of the forward pass.
     pub forward: ForwardLayout,
     /// Gradient of the output.
     pub grad_out: Strides,
@@ -237,7 +238,7 @@ pub struct BackwardLayout {
 }
 
 impl BackwardLayout {
-    /// Each gradient as its tensor.
+    /// Layout in which each gradient has the strides of its tensor.
     pub const fn gradients_like_tensors(forward: ForwardLayout) -> Self {
         let ForwardLayout { q, k, v, out, .. } = forward;
         Self { forward, grad_out: out, grad_q: q, grad_k: k, grad_v: v }
@@ -253,7 +254,7 @@ impl BackwardLayout {
         self.grad_v.check("grad_v", keys)
     }
 
-    /// `None` where every tensor is dense `[b, h, s, d]`.
+    /// Row strides of the tensors; `None` if every tensor is dense `[b, h, s, d]`.
     pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
         let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         let dense = self.forward.rows(shape).is_none()
@@ -267,12 +268,12 @@ impl BackwardLayout {
     }
 }
 
-/// A shape of one element a row.
+/// The shape of a tensor with one element in each row.
 const fn one_element_per_row([batch, heads, rows, _]: [usize; 4]) -> [usize; 4] {
     [batch, heads, rows, 1]
 }
 
-/// Whether copies of 16 bytes can begin at the tensors.
+/// Checks that 16-byte copies can begin at the addresses of the tensors.
 pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), UnsupportedAttention> {
     let unaligned = |(_, address): &&(&str, u64)| !address.is_multiple_of(COPY_ALIGNMENT);
     match tensors.iter().find(unaligned) {
@@ -281,11 +282,11 @@ pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), Uns
     }
 }
 
-/// Reason why no kernel of this module computes a problem. A row that gets one of these is skipped
-/// with the reason.
+/// Reason why no kernel of this module computes a problem. A row that gets such a reason is skipped
+/// with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnsupportedAttention {
-    /// An extent is zero or does not fit 32 bits.
+    /// An extent is zero or does not fit into 32 bits.
     #[error(
         "{batch} sequences of {heads} heads of {queries} queries and {key_heads} heads of {keys} \
          keys: each number, and the heads of all sequences, is 1 to 2^31 - 1"
@@ -314,7 +315,7 @@ pub enum UnsupportedAttention {
         /// Elements of a row.
         head_dim: usize,
     },
-    /// Heads of queries cannot be shared out.
+    /// The number of key heads does not divide the number of query heads.
     #[error("{heads} heads of queries are no multiple of {key_heads} heads of keys")]
     Heads {
         /// Heads of queries.
@@ -322,7 +323,7 @@ pub enum UnsupportedAttention {
         /// Heads of keys.
         key_heads: usize,
     },
-    /// A causal query without a key.
+    /// With a causal mask, some query would see no key.
     #[error("a causal mask needs a key for each query: {keys} keys, {queries} queries")]
     CausalKeys {
         /// Keys of a head.
@@ -330,7 +331,7 @@ pub enum UnsupportedAttention {
         /// Queries of a head.
         queries: usize,
     },
-    /// Gradients where keys and queries differ in number.
+    /// Gradients were asked for a problem with different numbers of keys and queries.
     #[error("gradients need as many keys as queries: {keys} keys, {queries} queries")]
     CrossGradients {
         /// Keys of a head.
@@ -338,7 +339,7 @@ pub enum UnsupportedAttention {
         /// Queries of a head.
         queries: usize,
     },
-    /// Gradients of grouped heads by kernels that have none.
+    /// Gradients of grouped heads were asked from kernels that do not support grouping.
     #[error(
         "the backward of flash_mma needs as many heads of keys as of queries: {key_heads} and \
          {heads}"
@@ -349,10 +350,10 @@ pub enum UnsupportedAttention {
         /// Heads of keys.
         key_heads: usize,
     },
-    /// Sums in a fixed order by kernels that have none.
+    /// Sums in a fixed order were asked from kernels that do not support it.
     #[error("flash_mma adds to the gradient of the queries in any order")]
     FixedOrder,
-    /// A tensor that copies of 16 bytes cannot begin at.
+    /// The address of a tensor is not aligned for 16-byte copies.
     #[error("{tensor}: address {address:#x} is no multiple of 16")]
     Address {
         /// The tensor.
@@ -360,24 +361,24 @@ pub enum UnsupportedAttention {
         /// Address of the tensor.
         address: u64,
     },
-    /// A stride that copies of 16 bytes cannot follow.
+    /// A stride of a tensor is not usable by 16-byte copies.
     #[error("{tensor}: {dimension} stride of {bytes} bytes is no multiple of 16 below 2^40")]
     Stride {
         /// The tensor.
         tensor: &'static str,
         /// `batch`, `head` or `row`.
         dimension: &'static str,
-        /// The stride.
+        /// The stride in bytes.
         bytes: u64,
     },
-    /// A stride shorter than a row.
+    /// A stride of a tensor is shorter than a row.
     #[error("{tensor}: rows of {row} elements overlap: {dimension} stride of {stride} elements")]
     Overlap {
         /// The tensor.
         tensor: &'static str,
         /// `batch`, `head` or `row`.
         dimension: &'static str,
-        /// Elements of the stride.
+        /// The stride in elements.
         stride: u64,
         /// Elements of a row.
         row: usize,

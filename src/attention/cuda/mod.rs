@@ -1,10 +1,10 @@
-//! Attention on the GPU: the ladder from three kernels with the scores in memory to one on the
-//! tensor cores.
+//! Attention on the GPU: the ladder from three kernels with the scores in memory to one kernel on
+//! the tensor cores.
 //!
 //! Each kernel's file under `kernels/attention` explains its computation, thread mapping and bound.
 //! `forward` and `backward` are the ladders; [`Forward`] and [`Backward`] launch the fast kernels
-//! over a network's own tensors. Everything but the launches happens while a case is prepared.
-//! Deliberately absent: f32, which no kernel here computes.
+//! over a network's own tensors. All work except the launches is done while a case is prepared. The
+//! dtype f32 is excluded on purpose: no kernel here computes it.
 
 mod append;
 mod backward;
@@ -35,13 +35,13 @@ pub use launches::{Backward, Forward};
 pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, UnsupportedAttention};
 pub use ring::ROWS as RING;
 
-/// Forward ladder, and the library.
+/// Rows of the forward ladder and the row of the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
     let wgmma = [&forward::FLASH_WGMMA_ROW, &forward::wgmma::FLASH_WGMMA_FP8_ROW];
     forward::FORWARD_LADDER.iter().chain(wgmma).chain([&forward::decode::ROW, &cudnn::FORWARD])
 }
 
-/// Backward ladder, and the library.
+/// Rows of the backward ladder and the row of the library.
 pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
     backward::LADDER.iter().chain([
         &backward::WGMMA_ROW,
@@ -50,7 +50,7 @@ pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackw
     ])
 }
 
-/// Every kernel of the family.
+/// Every kernel of the attention family.
 pub fn kernels() -> Vec<ListedKernel> {
     [
         list(components::KERNELS),

@@ -1,10 +1,10 @@
-//! The forward over several GPUs: copies of keys and values to the GPU that needs them next, under
+//! Attention forward over several GPUs: copies of keys and values to the GPU that needs them next,
 //! the launches of `attention/forward`, and a kernel that merges their results.
 //!
-//! At each step a GPU attends to the keys of one GPU, while its copy engine fetches those of the
-//! next step from the GPU that has them, on a stream of its own. Two places take them alternately.
-//! Each link carries what it would if the keys went round a ring, but no GPU waits for the one
-//! before.
+//! At each step a GPU attends to the keys of one GPU. Meanwhile its copy engine fetches the keys of
+//! the next step from the GPU that owns them, on a separate stream. Two buffers alternate as their
+//! destination. Each link carries as much data as if the keys went round a ring, but no GPU waits
+//! for its neighbour.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use kernelgate_cuda::{
     Device, DeviceBuffer, Devices, JoinedStreams, KernelArgument, KernelSpec, LoadedKernel,
 };
 
-/// The kernels besides those of the forward.
+/// Kernels of the ring besides those of the forward.
 pub const KERNELS: &[KernelSpec<RingProblem>] = &[BARRIER_KERNEL, MERGE_KERNEL];
 
-/// Rows of the forward over several GPUs.
+/// Rows of attention forward over several GPUs.
 pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
     name: "cuda/ring",
     about: "the fastest forward on the keys of one GPU after the other, which a copy engine \
@@ -39,23 +39,17 @@ pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
 }];
 
 const MERGE_THREADS: usize = 256;
-/// Elements of a row that a thread merges.
+/// Number of elements of a row that a thread merges.
 const PACKET: usize = 8;
-/// Places for the keys and values of other GPUs: of this step, and of the next.
+/// Number of buffers for keys and values of other GPUs: for this step and for the next one.
 const PLACES: usize = 2;
 
 const BARRIER_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     defines: |ring| vec![format!("GPUS={}", ring.gpus)],
     variants: || variants().into_iter().take(1).collect(),
-    ..KernelSpec::new(
-        kernel_file(
-            "attention/ring_barrier",
-            include_str!("../../../kernels/attention/ring_barrier.cu"),
-        ),
-        "attention_ring_barrier",
-        32,
-        |_| [1, 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("attention/ring_barrier"), "attention_ring_barrier", 32, |_| {
+        [1, 1, 1]
+    })
 };
 
 const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
@@ -66,10 +60,7 @@ const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     constants: |_| vec![("THREADS", MERGE_THREADS)],
     variants,
     ..KernelSpec::new(
-        kernel_file(
-            "attention/ring_merge",
-            include_str!("../../../kernels/attention/ring_merge.cu"),
-        ),
+        kernel_file("attention/ring_merge"),
         "attention_ring_merge",
         MERGE_THREADS,
         |ring| {
@@ -79,28 +70,28 @@ const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     )
 };
 
-/// Each head dimension over two GPUs, and the larger one over eight.
+/// Builds for each head dimension over two GPUs, and for the larger one over eight.
 fn variants() -> Vec<RingProblem> {
     let ring = |gpus, d| RingProblem::new(gpus, 1, 16 * gpus, d, false, Dtype::Bf16);
     vec![ring(2, 64), ring(2, 128), ring(8, 128)]
 }
 
-/// Queries of a GPU, of all heads.
+/// Number of queries of one GPU, of all heads.
 const fn rows(ring: &RingProblem) -> usize {
     ring.attention.h * ring.gpu_positions()
 }
 
-/// Bytes of the queries of a GPU, and of its keys, values and outputs.
+/// Bytes of the queries of one GPU; its keys, values and outputs have the same size.
 const fn queries_bytes_per_gpu(ring: &RingProblem) -> u64 {
     (rows(ring) * ring.attention.d) as u64 * ELEMENT_BYTES
 }
 
-/// Keys and values that are fetched at a time: none on one GPU.
+/// Number of buffers for fetched keys and values; zero on one GPU.
 fn fetched_places(ring: &RingProblem) -> usize {
     PLACES.min(ring.gpus - 1)
 }
 
-/// Memory on one GPU, bytes.
+/// Bytes of memory on one GPU.
 fn device_bytes(ring: &RingProblem) -> u64 {
     let merged = if ring.gpus > 1 { ring.gpus as u64 } else { 0 };
     let vectors = 4 + 2 * fetched_places(ring) as u64 + merged;
@@ -130,7 +121,7 @@ fn prepare(
     }))
 }
 
-/// Lets the streams of all GPUs wait for each other, before the first copy and behind the last.
+/// Barrier between the streams of all GPUs, used before the first copy and after the last.
 struct GpuBarrier {
     ranks: Vec<(LoadedKernel, DeviceBuffer, DeviceBuffer)>,
     _flags: Vec<DeviceBuffer>,
@@ -166,7 +157,7 @@ impl GpuBarrier {
     }
 }
 
-/// The parts of all GPUs.
+/// The parts of the problem on all GPUs.
 struct Parts {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
@@ -174,7 +165,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Places the tensors; rank r is on the r-th of the devices.
+    /// Uploads the tensors; rank r uses the r-th of the devices.
     fn new(ring: &RingProblem, inputs: &Tensors, on: &[Arc<Device>]) -> Result<Self, BackendError> {
         let (mut named, mut outputs, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, device) in on.iter().enumerate() {
@@ -196,7 +187,7 @@ impl Parts {
     }
 }
 
-/// Copies of keys and values from another GPU.
+/// Copies of keys and values from another GPU: source and destination of each.
 struct FetchCopies([(DeviceBuffer, DeviceBuffer); 2]);
 
 impl FetchCopies {
@@ -207,10 +198,10 @@ impl FetchCopies {
     }
 }
 
-/// The part of one GPU.
+/// The part of the problem on one GPU.
 struct Rank {
     steps: Vec<OrderedLaunches>,
-    /// The copies for each step but the first.
+    /// Copies for each step but the first.
     fetches: Vec<FetchCopies>,
     copies: Arc<CudaStream>,
     joined: JoinedStreams,
@@ -261,7 +252,7 @@ impl Rank {
         Ok(Self { steps, fetches, copies, joined, merge, _tensors: tensors[rank].clone() })
     }
 
-    /// Enqueues the steps, each with the copies for the next one beside it, and the merge.
+    /// Enqueues the steps, each concurrently with the copies for the next one, and the merge.
     fn launch(&self) -> Result<(), BackendError> {
         for (number, step) in self.steps.iter().enumerate() {
             match self.fetches.get(number) {
@@ -276,7 +267,7 @@ impl Rank {
     }
 }
 
-/// The launch of a step over tensors of a GPU's positions at these addresses.
+/// Prepares the launch of a step over the tensors of a GPU's positions at these addresses.
 fn attend(
     ring: &RingProblem,
     step: &Step,
@@ -310,7 +301,7 @@ fn attend(
     })
 }
 
-/// Merges the results of a GPU's steps.
+/// Launch that merges the results of a GPU's steps.
 struct MergeStep {
     kernel: LoadedKernel,
     parts: DeviceBuffer,
@@ -340,7 +331,7 @@ impl MergeStep {
         })
     }
 
-    /// Addresses of the output and lse of a step.
+    /// Addresses of the output and lse of step `number`.
     fn part(&self, ring: &RingProblem, number: usize) -> (u64, Option<u64>) {
         let number = number as u64;
         let lse = self.lse.address() + number * 4 * rows(ring) as u64;
@@ -374,14 +365,14 @@ mod tests {
         [2, 4, 8].into_iter().flat_map(|gpus| {
             [(64, false), (64, true), (128, false), (128, true)].into_iter().flat_map(
                 move |(d, causal)| {
-                    // Neither length is a multiple of a kernel's tile.
+                    // The lengths are not multiples of a kernel's tile.
                     [208, 1040].map(|s| RingProblem::new(gpus, 3, s, d, causal, Dtype::Bf16))
                 },
             )
         })
     }
 
-    /// Verifies two launches: none depends on the outputs of the last one.
+    /// Verifies two launches, because a launch must not depend on the outputs of the previous one.
     fn check(task: &mut CudaTask, ring: &RingProblem, inputs: &Tensors) {
         let expected = ring.reference(inputs);
         for _ in 0..2 {
@@ -399,7 +390,8 @@ mod tests {
         assert_eq!(device_bytes(&ring(4)), (4 + 4 + 4) * vector(4) + 4 * 4 * 16 * 256);
     }
 
-    /// The parts of all GPUs one after the other on one: everything but the waits.
+    /// The test computes the parts of all GPUs one after the other on one GPU: everything but the
+    /// waits.
     #[test]
     fn parts_of_up_to_eight_gpus_agree_with_the_reference_on_one() {
         let Some((device, _alone)) = gpu() else { return };

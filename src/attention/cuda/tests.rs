@@ -1,6 +1,7 @@
-//! Tests of the tables and declared memory on any machine; on a GPU every rung is compared with the
-//! reference, at shapes that no tile divides, on outliers, against FlashAttention's own tolerance,
-//! for repeatability, and its memory is compared with the declared memory.
+//! Tests of the tables and of the declared memory, which run on any machine. On a GPU every rung is
+//! compared with the reference, for shapes that are not multiples of a tile, with outliers, and by
+//! FlashAttention's own tolerance. Rungs must also be repeatable, and their memory is compared with
+//! the declared memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors, Tolera
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
 
-/// Verifies every selected row that supports the problem; returns their number.
+/// Verifies every selected row that supports the problem; returns the number of such rows.
 fn check<P: Problem>(
     rows: impl IntoIterator<Item = &'static Implementation<P>>,
     wanted: impl Fn(&str) -> bool,
@@ -29,7 +30,8 @@ fn check<P: Problem>(
     let mut verified = 0;
     for row in rows.into_iter().filter(|row| wanted(row.name) && (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
-        // Twice, because a launch must not depend on the outputs of the last one.
+        // Each row is launched twice, because a launch must not depend on the outputs of the
+        // previous one.
         for launch in 1..=2 {
             let result = verify(&mut task, &expected, problem.tolerance());
             assert!(
@@ -105,7 +107,7 @@ fn declared_memory_is_what_the_shapes_say() {
         };
         device_bytes(problem)
     }
-    // 100 rows of 128 in each of six heads; steps of 64 queries pad them to 128.
+    // Six heads of 100 rows of 128 elements; steps of 64 queries pad the rows to 128.
     let attention = bf16(2, 3, 100, 128, true);
     let (vectors, pairs, rows, padded) = (6 * 100 * 128 * 2, 6 * 100 * 100, 6 * 100, 6 * 128);
     assert_eq!(
@@ -144,7 +146,8 @@ fn declared_memory_is_what_the_shapes_say() {
     );
 }
 
-/// The library's row, which has tests of its own: its errors must not hide the results of ours.
+/// Name of the library's row, which is tested separately: its errors must not hide the results of
+/// our rows.
 const LIBRARY_ROW: &str = "cuda/cudnn";
 const FP8: &str = "cuda/flash_wgmma_fp8";
 const DETERMINISTIC: &str = "cuda/flash_wgmma_deterministic";
@@ -168,7 +171,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                         &device,
                         &name
                     ),
-                    // Few queries have a row more.
+                    // With few queries there is one row more.
                     rungs + usize::from(s <= 64)
                 );
                 assert_eq!(
@@ -190,8 +193,8 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
 fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
     let Some((device, _alone)) = gpu() else { return };
     let expected = usize::from(device.facts().arch == "sm_90a");
-    // One row more or less than warpgroups, tiles and blocks of keys have, and several tiles a
-    // multiprocessor; many short heads, which are one tile each.
+    // Sequence lengths around the rows of warpgroups, tiles and key blocks, some with several tiles
+    // for each multiprocessor; many short heads, each of which is one tile.
     let few = [(3, 63), (3, 127), (3, 193), (5, 1000), (1, 8191)];
     let many = [(150, 1), (198, 64), (150, 65), (267, 128), (150, 193), (198, 250), (150, 321)];
     for (h, s) in few.into_iter().chain(many) {
@@ -202,7 +205,7 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
                 let selected = |row: &str| row == "cuda/flash_wgmma";
                 let problem = AttentionForward { attention };
                 assert_eq!(check(forward(), selected, &problem, &device, &name), expected);
-                // The reference of the longest one's gradients takes minutes.
+                // The fp64 gradients of the longest sequence would take minutes.
                 if s <= 1000 {
                     let problem = AttentionBackward { attention };
                     let selected = |row: &str| selected(row) || row == DETERMINISTIC;
@@ -217,8 +220,9 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
 fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     let flash = 1 + usize::from(device.facts().arch == "sm_90a");
-    // Heads of queries and of keys, queries, keys: a row of a tile and many, one block a head and
-    // several, tiles whose last keys only some queries see, keys that no tile divides.
+    // Numbers of query heads, key heads, queries and keys: one row in a tile and many, one block a
+    // head and several, tiles whose last keys only some queries see, keys that are not a multiple of a
+    // tile.
     for (h, h_kv, s, keys) in [
         (8, 1, 1, 63),
         (32, 8, 1, 8191),
@@ -250,7 +254,7 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
 fn gradients_of_grouped_heads_agree_with_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     let expected = 2 * usize::from(device.facts().arch == "sm_90a");
-    // One block a head of keys and several, steps of one head of queries and of many.
+    // One key block a head and several; steps over one query head and over many.
     for (h, h_kv, s) in [(8, 1, 1), (6, 2, 63), (8, 2, 129), (6, 3, 1000)] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
@@ -320,7 +324,7 @@ fn the_three_steps_agree_with_the_reference() {
         for (d, dtype) in [(64, Dtype::Bf16), (128, Dtype::F16)] {
             let shape = components::ComponentShape { b: 2, h: 3, s, d, dtype };
             let name = format!("{shape:?}");
-            // Each first rung computes every problem.
+            // The first rung of each step supports every problem.
             assert!(check(SCORES_ROWS, |_| true, &ScoresProblem { shape }, &device, &name) >= 1);
             assert!(
                 check(
@@ -336,7 +340,7 @@ fn the_three_steps_agree_with_the_reference() {
     }
 }
 
-/// Largest |out - ref| over the largest |ref|, for each reference.
+/// Maximum of |out - ref| divided by the maximum of |ref|, for each reference.
 fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
     let any = Tolerance { max_error: f64::MAX, relative_l2: f64::MAX };
     task.launch().unwrap();
@@ -350,8 +354,8 @@ fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
     expected.iter().map(error).collect()
 }
 
-/// Largest |(ref + 0.3 - 0.3) - ref| in bf16 over the largest |ref|: what two roundings do to
-/// values of that size.
+/// Maximum of |(ref + 0.3 - 0.3) - ref| in bf16 divided by the maximum of |ref|: the effect of two
+/// roundings on values of that size.
 fn two_roundings_error(expected: &Expected) -> f64 {
     let TensorData::F64(values) = &expected.values else { panic!("fp64") };
     let round = |x: f64| half::bf16::from_f64(x).to_f64();
@@ -363,7 +367,8 @@ fn two_roundings_error(expected: &Expected) -> f64 {
         / largest
 }
 
-/// FlashAttention's gate: each rung within `factor` times the naive one's error, and two roundings.
+/// FlashAttention's criterion: the error of each rung is at most `factor` times the naive rung's
+/// error plus two roundings.
 fn check_error_gate<P: Problem>(
     rows: impl IntoIterator<Item = &'static Implementation<P>>,
     problem: &P,
@@ -409,7 +414,7 @@ fn every_rung_passes_flash_attentions_gate() {
 
 #[test]
 fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
-    /// Outputs whose bits differ between five launches.
+    /// Names of the outputs whose bits differ between five launches.
     fn outputs_with_differing_bits<P: Problem>(
         row: &Implementation<P>,
         problem: &P,
@@ -438,7 +443,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
         }
         differing.into_iter().collect()
     }
-    /// Rows that add to grad_q in the order in which blocks come to it.
+    /// Rows that add to grad_q in the order in which blocks reach it.
     const ATOMIC_ROWS: [&str; 2] = ["cuda/flash_mma", "cuda/flash_wgmma"];
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(1, 16, 1000, 128, false);
@@ -455,7 +460,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
     for (name, differing) in forward.chain(backward) {
         eprintln!("{name}: outputs that differ between launches: {differing:?}");
         match name {
-            // A library's own business.
+            // The repeatability of the library's row is not tested.
             LIBRARY_ROW => {}
             _ => assert!(
                 differing.iter().all(|output| output == "grad_q" && ATOMIC_ROWS.contains(&name)),
@@ -478,7 +483,8 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
                 panic!("{} declares no memory", row.name)
             };
             let free = || memory::settled(device).unwrap().0 as f64;
-            // Once before, so that modules and the pool's own overhead are not counted.
+            // The row is prepared once before the measurement, so that modules and the pool's own
+            // overhead are not counted.
             if prepare(row, problem, &inputs, device).is_none() {
                 continue;
             }
@@ -488,7 +494,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
             drop(task);
             let declared = device_bytes(problem) as f64;
             eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
-            // Allocations come from the driver in pieces of 32 MiB. The memory of a library is only
+            // The driver allocates in pieces of 32 MiB. The memory of a library's row is only
             // printed.
             let close = (used - declared).abs() <= 0.05 * declared + 64e6;
             assert!(

@@ -1,4 +1,4 @@
-//! The messages in the memory of their GPUs.
+//! Buffers of the messages in the memory of their GPUs.
 
 use crate::collective::definition::{ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use kernelgate::backend::BackendError;
@@ -6,12 +6,12 @@ use kernelgate::backend::cuda::{CudaTask, DeviceBuffer, Input, Output};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
-/// Memory of the messages on one GPU, bytes.
+/// Bytes of device memory that the messages take on one GPU.
 pub fn message_bytes_per_gpu(problem: &ExchangeProblem) -> u64 {
     2 * problem.bytes() as u64
 }
 
-/// Inputs and outputs by rank; absent where a GPU has none.
+/// Input and output buffers by rank; `None` for a GPU without one.
 pub struct MessageBuffers {
     pub inputs: Vec<Option<DeviceBuffer>>,
     pub outputs: Vec<Option<Output>>,
@@ -44,7 +44,7 @@ impl MessageBuffers {
         self.outputs.iter().map(|output| output.as_ref().map_or(0, Output::address)).collect()
     }
 
-    /// The task of a launch that enqueues the exchange on the streams of all GPUs.
+    /// Task whose launch enqueues the exchange on the streams of all GPUs.
     pub fn task(
         self,
         devices: &Devices,

@@ -1,4 +1,4 @@
-//! The exchanges on GPUs: by NCCL, and sums by own kernels.
+//! Exchanges between GPUs by NCCL, and sums by our own kernels.
 
 mod in_place;
 mod memory;
@@ -30,7 +30,7 @@ const NCCL_ROW: Implementation<ExchangeProblem> = Implementation {
 /// Rows of the exchanges that only NCCL implements.
 pub const NCCL_ONLY_ROWS: &[Implementation<ExchangeProblem>] = &[NCCL_ROW];
 
-/// Rows of sums.
+/// Rows of the all-reduce: NCCL and our own sums.
 pub const ALL_REDUCE: &[Implementation<ExchangeProblem>] = &[
     Implementation {
         name: "cuda/one_shot",

@@ -1,4 +1,4 @@
-//! The exchanges by NCCL.
+//! Exchanges between GPUs by NCCL.
 
 use super::memory::MessageBuffers;
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
@@ -10,7 +10,7 @@ use kernelgate_cuda::libraries::nccl::{
     Collective, Element, NcclCommunicators, SendReceiveAddresses,
 };
 
-/// Connects the GPUs and places the messages.
+/// Connects the GPUs by NCCL and allocates the messages.
 pub fn prepare(
     problem: &ExchangeProblem,
     inputs: &Tensors,
@@ -92,7 +92,7 @@ mod tests {
         let error = waited.unwrap_err().to_string();
         eprintln!("{error}");
         assert!(error.contains("rank 0 on GPU 0"), "{error}");
-        // NCCL aborts, and the GPU works again.
+        // NCCL aborts, and the GPU works again afterwards.
         drop(task);
         devices.for_each_device(|_, device| device.synchronize()).unwrap();
     }

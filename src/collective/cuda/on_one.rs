@@ -1,5 +1,5 @@
-//! The kernels of the sums, tested on one GPU: the host plays the other GPUs, whose packets and
-//! flags are in memory before the launch. Tools that check kernels need no second GPU then.
+//! Tests of the sums' kernels on one GPU: the host takes the place of the other GPUs, whose packets
+//! and flags are in memory before the launch. Tools that check kernels then need no second GPU.
 
 use super::one_shot::{ONE_SHOT_KERNEL, packets_of_message};
 use super::sums::MAX_WAITING_BLOCKS;
@@ -9,7 +9,8 @@ use crate::gpu_tests::gpu;
 use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors};
 use kernelgate_cuda::{Device, DeviceBuffer, KernelArgument};
 
-/// Messages of an odd number of packets for one block, and for more blocks than there are.
+/// Messages with an odd number of packets for one block, and with more packets than all blocks have
+/// threads.
 fn problems() -> impl Iterator<Item = ExchangeProblem> {
     [(11 * 32, Dtype::F32), (11 * 32, Dtype::Bf16), (600_032, Dtype::Bf16), (600_032, Dtype::F32)]
         .into_iter()
@@ -56,7 +57,7 @@ fn one_shot_sums_packets_that_are_there() {
         let messages = upload_messages(&device, &inputs);
         for rank in [0, 1] {
             let peer = 1 - rank;
-            // The first launch has the number 1 and uses the second half.
+            // The first launch has the number 1 and uses the second half of the buffer.
             let mut staged = vec![0u32; 2 * 2 * count * 4];
             let words: &[u32] = bytemuck::cast_slice(inputs.tensor(INPUT_NAMES[peer]).as_bytes());
             let slot = (2 + peer) * count * 4;

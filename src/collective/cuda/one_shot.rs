@@ -1,5 +1,4 @@
-//! A sum over GPUs in one step: every GPU stores its whole message into the memory of all other
-//! GPUs.
+//! An all-reduce in one step: every GPU stores its whole message into the memory of all other GPUs.
 
 use super::memory::{MessageBuffers, message_bytes_per_gpu};
 use super::sums::{self, MAX_WAITING_BLOCKS, Sum};
@@ -14,22 +13,19 @@ use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[ONE_SHOT_KERNEL];
 
 const THREADS: usize = 256;
-/// Bytes of a message in a packet, and of the packet with its flags.
+/// Bytes of the message in a packet.
 const PACKET_PAYLOAD_AND_BYTES: usize = 8;
 const PACKET: usize = 16;
-/// Longest message, bytes.
+/// Maximum number of bytes of a message.
 const MOST_BYTES: usize = 1 << 20;
 
-/// The kernel.
+/// Kernel of the one-step sum.
 pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS)],
     variants: sums::variants,
     ..KernelSpec::new(
-        kernel_file(
-            "collective/all_reduce_one_shot",
-            include_str!("../../../kernels/collective/all_reduce_one_shot.cu"),
-        ),
+        kernel_file("collective/all_reduce_one_shot"),
         "collective_all_reduce_one_shot",
         THREADS,
         |problem| {
@@ -38,22 +34,22 @@ pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     )
 };
 
-/// Packets of a message.
+/// Number of packets of a message.
 pub const fn packets_of_message(problem: &ExchangeProblem) -> usize {
     problem.bytes() / PACKET_PAYLOAD_AND_BYTES
 }
 
-/// Size of both halves of the packets of every GPU, bytes.
+/// Bytes of both halves of the buffer for the packets of every GPU.
 const fn staging_bytes(problem: &ExchangeProblem) -> usize {
     2 * problem.gpus * packets_of_message(problem) * PACKET
 }
 
-/// Device memory that the exchange needs on one GPU, bytes.
+/// Bytes of device memory that the exchange needs on one GPU.
 pub fn device_bytes(problem: &ExchangeProblem) -> u64 {
     message_bytes_per_gpu(problem) + staging_bytes(problem) as u64
 }
 
-/// Supports short messages that consist of whole packets.
+/// Checks that messages are short and consist of whole packets.
 pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     if problem.bytes() > MOST_BYTES {
         return Err(format!("sums messages of at most {MOST_BYTES} bytes"));
@@ -64,7 +60,7 @@ pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     Ok(())
 }
 
-/// Allocates the messages and the packets on the GPUs.
+/// Allocates the messages and the packet buffers on the GPUs.
 pub fn prepare(
     problem: &ExchangeProblem,
     inputs: &Tensors,

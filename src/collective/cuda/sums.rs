@@ -1,4 +1,4 @@
-//! The kernels that sum messages: their builds, and their launches on all GPUs.
+//! Kernels that sum messages over GPUs: their builds, and their launches on all GPUs.
 
 use super::memory::MessageBuffers;
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
@@ -7,23 +7,24 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{Device, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel};
 
-/// Most blocks of a sum that runs alone: each waits for its peers, so all of them must be resident.
+/// Maximum number of blocks of a sum that runs alone: each block waits for its peers, so all of
+/// them must be resident.
 pub const MAX_WAITING_BLOCKS: usize = 128;
 
-/// Macros of the element and of the number of GPUs.
+/// Macros of the element type and of the number of GPUs.
 pub fn defines(problem: &ExchangeProblem) -> Vec<String> {
     let element = if problem.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
     vec![element.to_owned(), format!("GPUS={}", problem.gpus)]
 }
 
-/// A problem for two GPUs of each dtype: a build each.
+/// Problems of all builds: one for two GPUs of each dtype.
 pub fn variants() -> Vec<ExchangeProblem> {
     let problem =
         |dtype| ExchangeProblem { kind: ExchangeKind::AllReduce, gpus: 2, elements: 1, dtype };
     [Dtype::F32, Dtype::Bf16].map(problem).to_vec()
 }
 
-/// Memory of each GPU, filled with 0, that the other GPUs write to.
+/// Allocates zeroed memory on each GPU, to which the other GPUs write.
 pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<DeviceBuffer>, BackendError> {
     let mut buffers = Vec::new();
     devices.for_each_device(|_, device| {
@@ -35,14 +36,14 @@ pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<DeviceBuffe
     Ok(buffers)
 }
 
-/// A sum as it is launched on every GPU: with arguments of its own, tables of addresses, counters
-/// of launches by block, its rank, and the number of packets.
+/// Arguments of a sum's launch on every GPU: its own arguments, tables of addresses, counters of
+/// launches by block, the rank, and the number of packets.
 pub struct Sum {
     /// Function that returns the first kernel arguments of a rank.
     pub own: fn(&MessageBuffers, usize) -> Vec<KernelArgument>,
-    /// Addresses by rank, in the memory of each GPU.
+    /// Tables of addresses by rank, in the memory of each GPU.
     pub tables: Vec<Vec<u64>>,
-    /// Packets of a message, or of the part of a GPU.
+    /// Number of packets in a message, or in the part of a GPU.
     pub packets: KernelArgument,
     /// Device memory that the launches use and that must stay allocated.
     pub shared: Vec<DeviceBuffer>,

@@ -1,4 +1,5 @@
-//! A sum in two steps: every GPU sums its part of all messages, and stores it into all outputs.
+//! An all-reduce in two steps: every GPU sums its part of all messages, and stores the sum into all
+//! outputs.
 
 use super::memory::MessageBuffers;
 use super::sums::{self, MAX_WAITING_BLOCKS, Sum};
@@ -13,22 +14,20 @@ use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[TWO_SHOT_KERNEL];
 
 const THREADS: usize = 512;
-/// Bytes of a packet, and packets that a thread sums at a time.
+/// Number of bytes in a packet.
 pub const PACKET: usize = 16;
 const PACKETS_AT_ONCE: usize = 2;
-/// Bytes of the flags of a GPU.
+/// Bytes of the flags of one GPU.
 pub const FLAG_BYTES: usize = 4 * 2 * MAX_WAITING_BLOCKS;
 
-/// The kernel. Each GPU's part of the message is summed by as many blocks as its size needs.
+/// Kernel of the two-step sum. Each GPU's part of the message is summed by as many blocks as its
+/// size needs.
 pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", PACKETS_AT_ONCE)],
     variants: sums::variants,
     ..KernelSpec::new(
-        kernel_file(
-            "collective/all_reduce_two_shot",
-            include_str!("../../../kernels/collective/all_reduce_two_shot.cu"),
-        ),
+        kernel_file("collective/all_reduce_two_shot"),
         "collective_all_reduce_two_shot",
         THREADS,
         |problem| {
@@ -42,7 +41,7 @@ pub const fn part(problem: &ExchangeProblem) -> usize {
     problem.bytes() / (PACKET * problem.gpus)
 }
 
-/// Messages of whole packets for each GPU.
+/// Checks that messages have whole packets for each GPU.
 pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     let unit = PACKET * problem.gpus;
     match problem.bytes().is_multiple_of(unit) {
@@ -51,7 +50,7 @@ pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     }
 }
 
-/// Places the messages, and the flags by which blocks wait for their peers.
+/// Allocates the messages, and the flags by which blocks wait for their peers.
 pub fn prepare(
     problem: &ExchangeProblem,
     inputs: &Tensors,

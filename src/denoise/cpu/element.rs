@@ -1,13 +1,13 @@
-//! Operations between the expert's GEMMs, row by row, written to vectorise inside a `pulp`
-//! dispatch.
+//! Operations between the GEMMs of the action expert, row by row, written to vectorise inside a
+//! `pulp` dispatch.
 
 use crate::math::{exp, gelu_tanh};
 
-/// Partial results of a reduction that are kept apart, so that it vectorises and its additions
+/// Number of partial results that a reduction keeps, so that it vectorises and its additions
 /// overlap.
 const LANES: usize = 64;
 
-/// Scale, shift and gate of one adaRMS, `[W]` each.
+/// Scale, shift and gate of one adaRMS norm, `[W]` each.
 #[derive(Clone, Copy)]
 pub struct CpuStyle<'a> {
     pub scale: &'a [f32],
@@ -16,14 +16,14 @@ pub struct CpuStyle<'a> {
 }
 
 impl<'a> CpuStyle<'a> {
-    /// Parts of a style row `[3W]`.
+    /// Splits a style row `[3W]` into scale, shift and gate.
     pub fn style_from_row(row: &'a [f32]) -> Self {
         let width = row.len() / 3;
         Self { scale: &row[..width], shift: &row[width..2 * width], gate: &row[2 * width..] }
     }
 }
 
-/// `y = x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift` of one row.
+/// Computes adaRMS of one row: `y = x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift`.
 #[inline(always)]
 pub fn ada_rms(y: &mut [f32], x: &[f32], style: &CpuStyle) {
     let squares = reduce_values(x, 0.0, |sum, x| sum + x * x, |a, b| a + b);
@@ -33,7 +33,7 @@ pub fn ada_rms(y: &mut [f32], x: &[f32], style: &CpuStyle) {
     }
 }
 
-/// Rotates the pairs `(i, i + E/2)` of one head by the angles of its position.
+/// Rotates the pairs `(i, i + E/2)` of one head by the angles of its position (RoPE).
 #[inline(always)]
 pub fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = x.split_at_mut(cos.len());
@@ -42,7 +42,7 @@ pub fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// Replaces scores by `e^(score - largest)` and returns the inverse of their sum.
+/// Replaces scores by `e^(score - maximum)` and returns the inverse of their sum.
 #[inline(always)]
 pub fn softmax_unscaled(scores: &mut [f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };
@@ -51,19 +51,19 @@ pub fn softmax_unscaled(scores: &mut [f32]) -> f32 {
     1.0 / reduce_values(scores, 0.0, |sum, x| sum + x, |a, b| a + b)
 }
 
-/// `gate = gelu_tanh(gate)·up`.
+/// Computes `gate = gelu_tanh(gate)·up` in place.
 #[inline(always)]
 pub fn gelu_times(gate: &mut [f32], up: &[f32]) {
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
 }
 
-/// `h += gate·branch`.
+/// Adds a gated branch to the residual stream: `h += gate·branch`.
 #[inline(always)]
 pub fn add_gated(h: &mut [f32], gate: &[f32], branch: &[f32]) {
     h.iter_mut().zip(gate).zip(branch).for_each(|((h, gate), branch)| *h += gate * branch);
 }
 
-/// `y = silu(y + bias)`.
+/// Computes `y = silu(y + bias)` in place.
 #[inline(always)]
 pub fn silu_biased(y: &mut [f32], bias: &[f32]) {
     y.iter_mut().zip(bias).for_each(|(y, bias)| {
@@ -72,7 +72,7 @@ pub fn silu_biased(y: &mut [f32], bias: &[f32]) {
     });
 }
 
-/// `y += bias`.
+/// Adds the bias: `y += bias`.
 #[inline(always)]
 pub fn add(y: &mut [f32], bias: &[f32]) {
     y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);

@@ -1,4 +1,5 @@
-//! The forward pass: seven parallel regions a layer, each over blocks of weight columns or of rows.
+//! Forward pass of the action expert on the CPU: seven parallel regions in each layer, each over
+//! blocks of weight columns or of rows.
 
 use std::sync::Arc;
 
@@ -14,30 +15,31 @@ use crate::parallel;
 use kernelgate::backend::cpu::threads;
 use kernelgate::workload::Tensors;
 
-/// Rows of a norm that are worth a task.
+/// Minimum number of rows of a norm for one task.
 const ROWS: usize = 8;
 
-/// The two halves of a layer; the value is the half's style in the order of use.
+/// The two branches of a layer, attention and feed-forward. The value is the index of the branch's
+/// style.
 #[derive(Clone, Copy)]
 enum LayerBranch {
     Attention = 0,
     FeedForward = 1,
 }
 
-/// Inputs, and all the memory that a velocity needs.
+/// Inputs of the expert, and all the memory that computing a velocity needs.
 pub struct CpuExpert {
     shape: ExpertShape,
     inputs: Arc<Tensors>,
-    /// Times whose styles are held.
+    /// Number of times whose styles are stored.
     times: usize,
-    /// Rotations `[S, E/2]` of the suffix.
+    /// Rotation angles `[S, E/2]` of the suffix positions.
     cos: Vec<f32>,
     sin: Vec<f32>,
     /// Time embedding, its hidden layer and the condition, `[times, W]` each.
     embedding: Vec<f32>,
     hidden: Vec<f32>,
     cond: Vec<f32>,
-    /// `[2·depth + 1][times, 3W]`: both styles of each layer, then the final one.
+    /// Styles `[2·depth + 1][times, 3W]`: both styles of each layer, then the final one.
     styles: Vec<f32>,
     /// The residual stream, and the input or output of a branch, `[S, W]`.
     h: Vec<f32>,
@@ -48,7 +50,7 @@ pub struct CpuExpert {
     v: Vec<f32>,
     /// `[S·H, P + S]`.
     scores: Vec<f32>,
-    /// `[S·H]`: of the exponentials of a row of scores.
+    /// Inverse sum of the exponentials of each row of scores, `[S·H]`.
     inverse_sums: Vec<f32>,
     /// `[S, H·E]`.
     attended: Vec<f32>,
@@ -58,12 +60,12 @@ pub struct CpuExpert {
 }
 
 impl CpuExpert {
-    /// Allocates for velocities at `times` times.
+    /// Allocates the memory for velocities at `times` different times.
     pub fn new(shape: &ExpertShape, inputs: Arc<Tensors>, times: usize) -> Self {
         let ExpertShape { model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, .. } =
             *shape;
         let half = head_dim / 2;
-        // Angles in fp64: positions near 1000 would cost f32 three digits.
+        // Angles are computed in fp64: at positions near 1000, f32 would lose three digits.
         let angle = |i: usize| (p + i / half) as f64 / 1e4f64.powf((i % half) as f64 / half as f64);
         let zeros = |len: usize| vec![0.0; len];
         Self {
@@ -89,7 +91,7 @@ impl CpuExpert {
         }
     }
 
-    /// Computes the styles for the times; there are as many as were allocated.
+    /// Computes the styles for the times of a loop, whose number was given to `new`.
     pub fn set_loop_times(&mut self, times: &[f64]) {
         let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.times);
         assert_eq!(times.len(), n, "as many times as allocated");
@@ -125,7 +127,7 @@ impl CpuExpert {
         });
     }
 
-    /// The velocity `v [S, 32]` of actions `x [S, 32]` at time number `time`.
+    /// Computes the velocity `v [S, 32]` of actions `x [S, 32]` at time number `time`.
     pub fn velocity(&mut self, time: usize, x: &[f32], v: &mut [f32]) {
         let (depth, s) = (self.shape.model.depth, self.shape.s);
         linear(&mut self.h, x, s, &self.inputs, ["action_in", "action_in_bias"], add);
@@ -142,7 +144,7 @@ impl CpuExpert {
         linear(v, &self.y, s, &self.inputs, ["action_out", "action_out_bias"], add);
     }
 
-    /// `y = adaRMS(h)` with style number `site`.
+    /// Computes `y = adaRMS(h)` with style number `site`.
     fn norm(&mut self, site: usize, time: usize) {
         let width = self.shape.model.width;
         let style = CpuStyle::style_from_row(style_row_of_site(
@@ -159,7 +161,7 @@ impl CpuExpert {
         });
     }
 
-    /// `q, k, v = y·W`, in one region; k gets its rotation.
+    /// Computes `q, k, v = y·W` in one parallel region and rotates k.
     fn project_queries_keys_values(&mut self, layer: usize) {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
         let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
@@ -176,8 +178,8 @@ impl CpuExpert {
         Arch::new().dispatch(|| rows.for_each(|((k, cos), sin)| rope(k, cos, sin)));
     }
 
-    /// `attended = softmax(q·kᵀ/√E)·v`, rows of all heads together: they share their keys and
-    /// values.
+    /// Computes `attended = softmax(q·kᵀ/√E)·v`, with the query rows of all heads in one GEMM,
+    /// because all heads share one set of keys and values.
     fn attend(&mut self, layer: usize) {
         let ExpertShape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
         let (context, half) = (self.shape.visible_tokens(), head_dim / 2);
@@ -210,7 +212,8 @@ impl CpuExpert {
             let (prefix, suffix) = mutable_matrix_rows(scores, rows).split_at_col_mut(p);
             multiply_f32(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
             multiply_f32(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
-            // The sum divides the 256 outputs of a row, not its thousand scores.
+            // The division by the sum is applied to the 256 outputs of a row, not to its thousand
+            // scores.
             Arch::new().dispatch(|| {
                 for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
                     *inverse_sum = softmax_unscaled(row);
@@ -232,7 +235,7 @@ impl CpuExpert {
         });
     }
 
-    /// `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
+    /// Computes `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
     fn gate_and_up_projections(&mut self, layer: usize) {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
         let gate =
@@ -255,7 +258,8 @@ impl CpuExpert {
         );
     }
 
-    /// `h += gate·(branch·W)`, with the gate of that half of the layer.
+    /// Adds a branch to the residual stream, `h += gate·(branch·W)`, with the gate of the branch's
+    /// style.
     fn close(&mut self, branch: LayerBranch, layer: usize, time: usize) {
         let (s, width) = (self.shape.s, self.shape.model.width);
         let style = CpuStyle::style_from_row(style_row_of_site(
@@ -286,8 +290,8 @@ impl CpuExpert {
     }
 }
 
-/// `[sin(2πt/period), cos(2πt/period)]`, periods from 4e-3 to 4; angles reach 1600, so they are
-/// fp64 until rounded once.
+/// Computes the time embedding `[sin(2πt/period), cos(2πt/period)]` with periods from 4e-3 to 4.
+/// Angles reach 1600, so they are fp64 and rounded once.
 fn embed(row: &mut [f32], t: f64) {
     let (sines, cosines) = row.split_at_mut(row.len() / 2);
     let last = (sines.len() - 1).max(1) as f64;
@@ -298,7 +302,7 @@ fn embed(row: &mut [f32], t: f64) {
     }
 }
 
-/// Row `time` of styles number `site` in `[sites][times, 3W]`.
+/// Returns row `time` of style number `site` in `[sites][times, 3W]`.
 fn style_row_of_site(
     styles: &[f32],
     site: usize,
@@ -309,7 +313,7 @@ fn style_row_of_site(
     &styles[(site * times + time) * 3 * width..][..3 * width]
 }
 
-/// `y = finish(x·W, bias)` over `rows` rows, `finish` being given pieces of rows.
+/// Computes `y = finish(x·W, bias)` over `rows` rows; `finish` receives pieces of rows.
 fn linear(
     y: &mut [f32],
     x: &[f32],
@@ -328,7 +332,7 @@ fn linear(
     });
 }
 
-/// Matrix number `layer` of a stack `[layers, in, out]`, or the only one of `[in, out]`.
+/// Returns matrix number `layer` of a stack `[layers, in, out]`, or the single matrix `[in, out]`.
 fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32> {
     let &[.., rows, columns] = inputs.tensor(name).shape() else {
         unreachable!("`{name}` is a matrix")
@@ -340,17 +344,17 @@ fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32>
     )
 }
 
-/// Columns of a task, so that each thread gets several tasks, a task has whole tiles of `faer`'s
-/// AVX-512 kernel, and a block's rows stay close together in memory.
+/// Number of columns in the block of one task. Each thread gets several tasks, a task has whole
+/// tiles of `faer`'s AVX-512 kernel, and a block's rows stay close together in memory.
 fn columns_per_task_block(columns: usize) -> usize {
     const TILE: usize = 96;
     columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)
 }
 
-/// Columns of an output, and the weight columns that they are computed from.
+/// Columns of an output, and the weight columns from which they are computed.
 type Block<'a> = (MatMut<'a, f32>, MatRef<'a, f32>);
 
-/// Column blocks of an output, each with its weight columns.
+/// Splits an output into column blocks, each with its weight columns.
 fn blocks<'a>(
     output: MatMut<'a, f32>,
     weights: MatRef<'a, f32>,
@@ -363,7 +367,7 @@ fn blocks<'a>(
     })
 }
 
-/// Blocks of `width` columns; the last may be narrower.
+/// Splits a matrix into blocks of `width` columns; the last block may be narrower.
 fn columns(matrix: MatMut<'_, f32>, width: usize) -> impl Iterator<Item = MatMut<'_, f32>> {
     let mut rest = Some(matrix).filter(|matrix| matrix.ncols() > 0);
     std::iter::from_fn(move || {
@@ -377,18 +381,18 @@ fn columns(matrix: MatMut<'_, f32>, width: usize) -> impl Iterator<Item = MatMut
     })
 }
 
-/// A row-major matrix of that many rows.
+/// Views a slice as a row-major matrix of `rows` rows.
 fn view(values: &[f32], rows: usize) -> MatRef<'_, f32> {
     MatRef::from_row_major_slice(values, rows, values.len() / rows)
 }
 
-/// A row-major matrix of that many rows, to write.
+/// Views a mutable slice as a row-major matrix of `rows` rows.
 fn mutable_matrix_rows(values: &mut [f32], rows: usize) -> MatMut<'_, f32> {
     let columns = values.len() / rows;
     MatMut::from_row_major_slice_mut(values, rows, columns)
 }
 
-/// A row of a block of a row-major matrix.
+/// Returns one row of a block of a row-major matrix.
 fn mutable_block_row<'a>(block: &'a mut MatMut<'_, f32>, row: usize) -> &'a mut [f32] {
     block.as_mut().row_mut(row).try_as_row_major_mut().expect("blocks are row-major").as_slice_mut()
 }

@@ -1,8 +1,8 @@
-//! The denoise expert on the host in f32: GEMMs over blocks of weight columns, everything else
-//! fused into them.
+//! The denoise expert on the CPU in f32: GEMMs over blocks of weight columns, with all other
+//! operations fused into them.
 //!
-//! Weights are read from the inputs; the only copies are activations. Quantised weights are widened
-//! to f32 while a case is prepared, because the host gains nothing from fewer bytes here.
+//! Weights are read directly from the inputs; only activations are copied. Quantised weights are
+//! converted to f32 while a case is prepared, because the CPU gains nothing here from fewer bits.
 
 mod element;
 mod expert;
@@ -19,7 +19,7 @@ use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Step implementations.
+/// CPU implementations of one denoising step.
 pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
     name: "cpu",
     about: "column blocks of weights over threads, heads packed into one attention GEMM, norm \
@@ -34,12 +34,12 @@ pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
             expert.set_loop_times(&[f64::from(inputs.f32("t")[0])]);
             expert.velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
         });
-        // The expert holds the weights and caches that it was made with.
+        // The expert keeps the weights and caches with which it was created.
         task.reading(&["t", "x"])
     }),
 }];
 
-/// Loop implementations.
+/// CPU implementations of the denoising loop.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     name: "cpu",
     about: "the step of `cpu`, with the styles of all steps computed first",
@@ -75,7 +75,7 @@ fn supports(shape: &ExpertShape) -> Result<(), String> {
     }
 }
 
-/// Inputs of the expert in f32: the inputs themselves, or their f32 equivalents.
+/// Converts the inputs of the expert to f32; f32 inputs are shared without a copy.
 fn inputs_in_f32(shape: &ExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
         WeightFormat::Same => inputs.clone(),

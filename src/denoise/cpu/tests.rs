@@ -8,7 +8,8 @@ use kernelgate::backend::Executable;
 use kernelgate::verify::{OutputComparison, compare, verify};
 use kernelgate::workload::{Problem, Tolerance, random};
 
-/// Extents that divide neither vectors nor blocks of columns: several blocks, the last one short.
+/// Model whose extents are not multiples of a vector or of a block of columns: several blocks, the
+/// last one short.
 const ODD: Model = Model { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
 
 fn shape(model: Model, s: usize, p: usize) -> ExpertShape {

@@ -1,5 +1,5 @@
-//! Five kernels a layer: `kernels/denoise/fused_*`. Styles of all steps are computed before the
-//! first.
+//! Rung of five kernels a layer, `kernels/denoise/fused_*`. The styles of all steps are computed
+//! before the first step.
 
 use super::pack::{
     DOWN_K_SPLIT, GATE_UP_K_SPLIT, LINEAR_K_SPLIT, OUT_K_SPLIT, PackedMatrix, QKV_K_SPLIT, TILE,
@@ -16,7 +16,7 @@ use kernelgate::backend::program::{
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
-/// The kernels.
+/// Kernels of the fused rung.
 pub const KERNELS: &[KernelSpec<Items>] = &[
     QKV,
     OUT,
@@ -29,21 +29,19 @@ pub const KERNELS: &[KernelSpec<Items>] = &[
     END,
 ];
 
-/// Rows of a tile of a GEMM.
+/// Number of rows in a tile of a GEMM.
 const TILE_ROWS: usize = 64;
 
-/// The GEMMs: a cluster a tile of 64 columns, k split among its blocks, and 64 rows.
+/// GEMM kernel: each cluster computes a tile of 64 rows by 64 columns, with k split among its
+/// blocks.
 const QKV: KernelSpec<Items> = KernelSpec {
     constants: projection_constants,
     shared_bytes: |items| gemm_shared_bytes(items.model.width, QKV_K_SPLIT),
     cluster: Some(QKV_K_SPLIT),
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    ..model_kernel(
-        "denoise/fused_project",
-        include_str!("../../../kernels/denoise/fused_project.cu"),
-        "denoise_fused_project_qkv",
-        |items| tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_K_SPLIT),
-    )
+    ..model_kernel("denoise/fused_project", "denoise_fused_project_qkv", |items| {
+        tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_K_SPLIT)
+    })
 };
 const OUT: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_out",
@@ -105,7 +103,8 @@ fn tiles(items: &Items, columns: usize, split: usize) -> [usize; 3] {
     [columns / TILE * split, items.items.div_ceil(TILE_ROWS), items.layers]
 }
 
-/// Up to four panels of x, the block's slice of the weights, and the parts that the cluster sends.
+/// Shared memory of a GEMM block: up to four panels of x, the block's slice of the weights, and the
+/// parts that the cluster sends.
 const fn gemm_shared_bytes(depth: usize, split: usize) -> usize {
     let slice = (depth / 16).div_ceil(split) * 16;
     let group = if slice < TILE { slice } else { TILE };
@@ -113,7 +112,7 @@ const fn gemm_shared_bytes(depth: usize, split: usize) -> usize {
     panels * TILE_ROWS * TILE * 2 + slice * TILE * 2 + TILE_ROWS * TILE * 4
 }
 
-/// Blocks of a cluster of attention, and the rows of queries that it shares.
+/// Number of blocks in an attention cluster, which share [`QUERY_ROWS_PER_CLUSTER`] query rows.
 const BLOCKS_PER_ATTENTION_CLUSTER: usize = 8;
 const QUERY_ROWS_PER_CLUSTER: usize = 32;
 const ATTENTION_KERNEL: KernelSpec<Items> = KernelSpec {
@@ -132,38 +131,30 @@ const ATTENTION_KERNEL: KernelSpec<Items> = KernelSpec {
     shared_bytes: attention_shared_bytes,
     cluster: Some(BLOCKS_PER_ATTENTION_CLUSTER),
     requires: RequiredArchitecture::AtLeast(90),
-    ..model_kernel(
-        "denoise/fused_attention",
-        include_str!("../../../kernels/denoise/fused_attention.cu"),
-        "denoise_fused_attention",
-        |items| {
-            [
-                items.items.div_ceil(QUERY_ROWS_PER_CLUSTER) * BLOCKS_PER_ATTENTION_CLUSTER,
-                1,
-                items.layers,
-            ]
-        },
-    )
+    ..model_kernel("denoise/fused_attention", "denoise_fused_attention", |items| {
+        [
+            items.items.div_ceil(QUERY_ROWS_PER_CLUSTER) * BLOCKS_PER_ATTENTION_CLUSTER,
+            1,
+            items.layers,
+        ]
+    })
 };
 
-/// Rows of q and of 128 keys and values, 128 bytes at least; the probabilities.
+/// Shared memory of attention: rows of q, of 128 keys and values, each of at least 128 bytes; the
+/// probabilities.
 fn attention_shared_bytes(items: &Items) -> usize {
     let row_bytes = (2 * items.model.head_dim).max(128);
     (QUERY_ROWS_PER_CLUSTER + 2 * 128) * row_bytes + QUERY_ROWS_PER_CLUSTER * 128 * 2
 }
 
-const BEGIN_KERNEL: KernelSpec<Items> = model_kernel(
-    "denoise/fused_rows",
-    include_str!("../../../kernels/denoise/fused_rows.cu"),
-    "denoise_fused_rows_begin",
-    a_row_a_block,
-);
+const BEGIN_KERNEL: KernelSpec<Items> =
+    model_kernel("denoise/fused_rows", "denoise_fused_rows_begin", a_row_a_block);
 const END: KernelSpec<Items> = KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN_KERNEL };
 
-/// Inputs that are held with room for the suffix behind each layer's prefix.
+/// Inputs that are stored with space for the suffix after each layer's prefix.
 pub const CACHE_INPUTS: [&str; 2] = ["k_cache", "v_cache"];
 
-/// A program with the inputs that are held as they lie, and with these packed ones.
+/// Creates a program with the inputs that keep their layout, and with the given packed inputs.
 pub fn declared(run: &ExpertRun, packings: Vec<PackedMatrix>) -> ExpertWriter<'_> {
     let names: Vec<&str> = packings.iter().flat_map(|packing| packing.inputs).copied().collect();
     let mut writer = ExpertWriter::new(run, &[&CACHE_INPUTS[..], &names].concat());
@@ -175,12 +166,12 @@ pub fn declared(run: &ExpertRun, packings: Vec<PackedMatrix>) -> ExpertWriter<'_
     writer
 }
 
-/// Everything but inputs, keys, values and output.
+/// Regions of scratch memory: everything but inputs, keys, values and output.
 pub fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
-    // Between two GEMMs: rows and columns in whole panels of 64.
+    // Activations between two GEMMs have whole panels of 64 rows and columns.
     let panels = |rows: usize, columns: usize| {
         rows.next_multiple_of(64) * columns.next_multiple_of(64) * bf16
     };
@@ -224,13 +215,13 @@ impl KeyValueCaches {
         Self { keys, values: keys.plus(bytes), layer_bytes }
     }
 
-    /// Keys and values of a layer.
+    /// Pointers to the keys and values of a layer.
     fn layer(&self, layer: usize) -> [Pointer; 2] {
         [self.keys, self.values].map(|all| all.plus(layer * self.layer_bytes))
     }
 }
 
-/// Layers of rows, with room for more rows behind each.
+/// Copies the rows of each layer, with `tail_bytes` zeros after each layer.
 fn rows_with_tails(bytes: &[u8], depth: usize, tail_bytes: usize) -> Vec<u8> {
     let layer_bytes = bytes.len() / depth;
     let mut spread = Vec::with_capacity(bytes.len() + depth * tail_bytes);
@@ -241,19 +232,19 @@ fn rows_with_tails(bytes: &[u8], depth: usize, tail_bytes: usize) -> Vec<u8> {
     spread
 }
 
-/// The launches, each beginning when the one before it has ended.
+/// Program whose launches begin when the previous one has ended.
 pub fn program(run: &ExpertRun) -> Program {
     write(run, false, false)
 }
 
-/// The launches, each with programmatic dependent launch (PDL).
+/// Program whose launches all use programmatic dependent launch (PDL).
 pub fn programmatic_launches(run: &ExpertRun) -> Program {
     write(run, true, false)
 }
 
-/// The launches with PDL, keys and values kept in L2 from the first step to the last. The last step
-/// releases them, so that the next launch finds L2 as it would find it without them, whether L2 is
-/// flushed between the two or not.
+/// Program with PDL that keeps keys and values in L2 from the first step to the last. The last step
+/// releases them, so that the next launch finds L2 in its usual state, whether L2 is flushed
+/// between launches or not.
 pub fn launches_keeping_l2(run: &ExpertRun) -> Program {
     write(run, true, true)
 }
@@ -278,8 +269,8 @@ fn write(run: &ExpertRun, programmatic: bool, keep: bool) -> Program {
     writer.program
 }
 
-/// Writes the launches that do not depend on the actions, styles of all steps and angles; and that
-/// of the first residual stream.
+/// Writes the launches that do not depend on the actions (styles of all steps and angles) and the
+/// launch that computes the first residual stream.
 fn prepare(writer: &mut ExpertWriter) {
     let steps = writer.run.steps;
     write_conditioning(writer);
@@ -296,7 +287,7 @@ fn prepare(writer: &mut ExpertWriter) {
     begin(writer);
 }
 
-/// Writes the launches of the embedded times, `cond`, and of the angles.
+/// Writes the launches of the time embeddings, of `cond` and of the angles.
 pub fn write_conditioning(writer: &mut ExpertWriter) {
     let run = writer.run;
     let Model { width, head_dim, .. } = run.shape.model;
@@ -320,14 +311,14 @@ pub fn write_conditioning(writer: &mut ExpertWriter) {
     }
 }
 
-/// Writes the launch of the first residual stream.
+/// Writes the launch that computes the first residual stream.
 pub fn begin(writer: &mut ExpertWriter) {
     let state = if writer.run.looped { writer.velocity_output() } else { NULL };
     let arguments = ("x", "action_in", "action_in_bias", state, "h", "squares");
     writer.launch(&BEGIN_KERNEL, writer.run.shape.s, arguments);
 }
 
-/// Writes the launches of a step.
+/// Writes the launches of one denoising step.
 fn step(writer: &mut ExpertWriter, caches: KeyValueCaches, step: usize, keep: bool) {
     let run = writer.run;
     let Model { width, depth, heads, .. } = run.shape.model;
@@ -378,7 +369,7 @@ fn step(writer: &mut ExpertWriter, caches: KeyValueCaches, step: usize, keep: bo
     writer.program.end();
 }
 
-/// Addresses of the velocity and of the state, one of them null, and the length of a step.
+/// Addresses of the velocity and of the state, one of them null, and the length dt of a step.
 pub fn result_arguments(writer: &ExpertWriter) -> [Operand; 3] {
     let dt = (-1.0 / writer.run.steps as f64) as f32;
     match writer.run.looped {

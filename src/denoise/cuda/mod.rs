@@ -1,10 +1,10 @@
-//! The denoise expert on the GPU: from a launch an operation, through a few fused kernels a layer,
-//! to one kernel for the loop.
+//! The denoise expert on the GPU: from one launch for each operation, through a few fused kernels
+//! in each layer, to one kernel for the whole loop.
 //!
 //! Each kernel's file under `kernels/denoise` explains its computation, thread mapping and bound. A
-//! rung is a `Program`, its launches and the memory that they work on: a launch walks it, or
-//! replays its capture. Weights are packed while a case is prepared, if a rung needs another layout
-//! than that of the inputs. Deliberately absent: f32.
+//! rung is a `Program`, its launches and their memory: a launch of the rung walks the program or
+//! replays its captured graph. Weights are packed while a case is prepared, if a rung needs a
+//! layout different from that of the inputs. The dtype f32 is excluded on purpose.
 
 mod fused;
 mod pack;
@@ -21,20 +21,20 @@ use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate_cuda::spec::{ListedKernel, list};
 
-/// Every kernel of the family.
+/// Every kernel of the denoise family.
 pub fn kernels() -> Vec<ListedKernel> {
     [list(per_op::KERNELS), list(fused::KERNELS), list(persistent::KERNELS)].concat()
 }
 
-/// Step ladder.
+/// Ladder of one denoising step.
 pub const STEP: &[Implementation<DenoiseStep>] = &implementation_ladder();
 
-/// Loop ladder: the rows of a step, and one that only a loop can gain from.
+/// Ladder of the denoising loop: the rows of a step, and one from which only a loop can gain.
 ///
-/// `fused_overlap_l2` extends the fastest of those with several kernels a layer, so that its gain
-/// is a gain over the best alternative. Of 641 MB that a step reads, 18 are keys and values: at
-/// memory bandwidth, keeping them saves 4 µs a step at most, and `fused_overlap` prefetches most of
-/// them while the kernel before attention still runs.
+/// `fused_overlap_l2` extends the fastest rung with several kernels a layer, so that its gain is
+/// relative to the best alternative. A step reads 641 MB, 18 MB of them keys and values. At
+/// memory bandwidth, keeping them in L2 saves at most 4 µs a step, and `fused_overlap` prefetches
+/// most of them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &{
     let [per_op, graph, fused_graph, fused_overlap, persistent] = implementation_ladder();
     [per_op, graph, fused_graph, fused_overlap, OVERLAP_L2_ROW, persistent]
@@ -59,7 +59,7 @@ const OVERLAP_L2_ROW: Implementation<DenoiseLoop> = Implementation {
     ),
 };
 
-/// The rows, the same for both problem types.
+/// Rows of the ladder, which are the same for both problem types.
 const fn implementation_ladder<P>() -> [Implementation<P>; 5]
 where
     ExpertRun: for<'a> From<&'a P>,

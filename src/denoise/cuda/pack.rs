@@ -1,12 +1,12 @@
-//! Weights, keys and values in the layouts of the kernels: packed once, on the host, while a case
-//! is prepared.
+//! Weights, keys and values in the layouts of the kernels: they are packed once, on the host, while
+//! a case is prepared.
 //!
-//! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`):
-//! `[layer][tile of 64 columns][k / group][group rows of k][64]`, 16-byte chunks of eight columns
-//! XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Layout of the
-//! persistent kernel (`kernels/denoise/units.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of
-//! k]`, 16-byte chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the
-//! tensor cores.
+//! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`) are `[layer][tile of 64
+//! columns][k / group][group rows of k][64]`, with 16-byte chunks of eight columns XOR-swizzled by
+//! row. A group is up to 64 rows of one block's slice of k. Weights of the persistent kernel
+//! (`kernels/denoise/units.cuh`) are `[layer][k / 64][columns / 8][8 columns][64 of k]`, with
+//! 16-byte chunks of eight k XOR-swizzled by column. Keys and values of the persistent kernel are
+//! fragments of the tensor cores.
 
 mod codes;
 
@@ -18,61 +18,63 @@ use crate::denoise::model::Model;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Blocks among which the fused GEMMs split k: of q, k and v together, of the attended values, of
-/// the feed-forward's way in and way out, and of what does not depend on the actions.
+/// Number of blocks among which a fused GEMM splits k. There is a constant for q, k and v together,
+/// the attended values, the feed-forward's input, its output, and the GEMMs that do not depend on
+/// the actions.
 pub const QKV_K_SPLIT: usize = 4;
 pub const OUT_K_SPLIT: usize = 8;
 pub const GATE_UP_K_SPLIT: usize = 2;
 pub const DOWN_K_SPLIT: usize = 8;
 pub const LINEAR_K_SPLIT: usize = 4;
 
-/// Columns of a tile, and of a chunk.
+/// Number of columns in a tile of packed weights.
 pub const TILE: usize = 64;
 const CHUNK: usize = 8;
 const CHUNK_BYTES: usize = 16;
 
-/// The order of the columns.
+/// Order of the columns in packed weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedColumnOrder {
-    /// Original order.
+    /// Original order of the columns.
     Plain,
-    /// Heads of q, k and v with this many columns; eight columns are next to the eight half a head
-    /// further on, with which they rotate.
+    /// Heads of q, k and v with this number of columns. Eight columns are next to the eight columns
+    /// half a head further, with which they rotate.
     Rotating(usize),
-    /// Eight columns of one matrix next to eight of the other.
+    /// Eight columns of one matrix are next to eight columns of the other.
     Alternating,
 }
 
-/// A packed region.
+/// A region of packed weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedMatrix {
-    /// Name of the region.
+    /// Name of the packed region.
     pub name: &'static str,
-    /// The inputs in the region, `[layers][k][columns]` each.
+    /// Inputs that the region contains, each `[layers][k][columns]`.
     pub inputs: &'static [&'static str],
-    /// Columns of each input.
+    /// Number of columns of each input.
     columns: Vec<usize>,
-    /// Rows of each input: the depth k of the GEMM.
+    /// Number of rows of each input: the depth k of the GEMM.
     depth: usize,
     layers: usize,
     order: PackedColumnOrder,
     layout: PackedMemoryLayout,
 }
 
-/// Elements that are neighbours in memory.
+/// Memory layout of packed weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedMemoryLayout {
-    /// Tiles of columns, with k split among this many blocks.
+    /// Tiles of columns, with k split among this number of blocks.
     Tiles(usize),
-    /// Panels of k, eight columns at a time.
+    /// Panels of 64 k in bf16, eight columns at a time.
     Panels,
-    /// Panels of weights in fp8.
+    /// Panels of weights in fp8 codes.
     Codes,
-    /// Panels of weights in int4.
+    /// Panels of weights in int4 codes.
     Int4Codes,
 }
 
-/// A model's for the persistent kernel: panels, a layer's GEMMs in that format; others in tiles.
+/// Packings of a model for the persistent kernel: the GEMMs of a layer as panels in the format
+/// `weights`, all other GEMMs as tiles.
 pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<PackedMatrix> {
     let mut packings = packings_of_model(model);
     for packing in &mut packings {
@@ -92,7 +94,7 @@ pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<PackedMa
 const STYLE_GEMMS: [&str; 3] = ["style1", "style2", "final_style"];
 const LAYER_GEMMS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
 
-/// All of a model.
+/// Packings of all weights of a model for the fused kernels.
 pub fn packings_of_model(model: &Model) -> Vec<PackedMatrix> {
     let Model { width, depth: layers, mlp, heads, head_dim, .. } = *model;
     let queries = heads * head_dim;
@@ -135,7 +137,7 @@ pub fn packings_of_model(model: &Model) -> Vec<PackedMatrix> {
 }
 
 impl PackedMatrix {
-    /// Name and bytes of the region.
+    /// Name and size of the packed region.
     pub fn region_of_packing(&self) -> NamedRegion {
         (self.name, self.layers * self.packed_layer_bytes())
     }
@@ -149,7 +151,7 @@ impl PackedMatrix {
         }
     }
 
-    /// Input and first column of a chunk.
+    /// Input and first column from which a chunk is copied.
     fn source(&self, chunk: usize) -> (usize, usize) {
         match self.order {
             PackedColumnOrder::Plain => (0, chunk * CHUNK),
@@ -166,12 +168,12 @@ impl PackedMatrix {
         }
     }
 
-    /// The packed bytes.
+    /// Packs the tensors and returns the packed bytes.
     pub fn pack(&self, tensors: &Tensors) -> Vec<u8> {
         let inputs: Vec<&[u8]> =
             self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
         match self.layout {
-            // Up to 64 rows of one block's slice of k.
+            // Each group has up to 64 rows of one block's slice of k.
             PackedMemoryLayout::Tiles(split) => {
                 self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE))
             }
@@ -181,7 +183,7 @@ impl PackedMatrix {
         }
     }
 
-    /// A chunk of a row of Rows of each input: the depth k of the GEMM.
+    /// Returns a chunk of eight columns of one row of an input.
     fn chunk_of_row<'a>(
         &self,
         inputs: &[&'a [u8]],
@@ -198,7 +200,7 @@ impl PackedMatrix {
         let row_bytes = TILE * Dtype::Bf16.bytes();
         let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
         let tiles = self.packed_layer_bytes() / (self.depth * row_bytes);
-        // A tile is all of k for its columns.
+        // Each task packs one tile, with all of k for its columns.
         parallel::for_each_chunk(&mut packed, self.depth * row_bytes, &|index, to| {
             let (layer, tile) = (index / tiles, index % tiles);
             for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
@@ -261,8 +263,8 @@ impl PackedMatrix {
         })
     }
 
-    /// Panels of units of this many bytes: `write` gets the layer, the first k, the input, the
-    /// first column and the unit's place.
+    /// Packs panels of units of `unit_bytes` bytes. `write` receives the layer, the first k, the
+    /// input, the first column and the unit's destination.
     fn pack_units(
         &self,
         bytes: usize,
@@ -281,13 +283,12 @@ impl PackedMatrix {
     }
 }
 
-/// Rows of a matrix of fragments of each layer: the maximum number of keys of the persistent
-/// kernel.
+/// Maximum number of keys of the persistent kernel, for which each layer's fragments have space.
 pub const MAX_PERSISTENT_KEYS: usize = 1024;
 
-/// Cached keys or values `[layers][prefix][head_dim]` as
-/// `[layers][1024 / 16][head_dim / 16][16 x 16 as a fragment]`, zeros behind the prefix. A
-/// fragment's rows are keys; of values, `transposed`, the columns of head_dim.
+/// Packs cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim /
+/// 16][16 x 16 as a fragment]`, with zeros after the prefix. The rows of a fragment are keys or,
+/// with `transposed` for values, columns of head_dim.
 pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
     const SIDE: usize = 16;
     let element = Dtype::Bf16.bytes();
@@ -308,8 +309,8 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
     packed
 }
 
-/// Offset of row and k in a fragment: a lane has two neighbours of k of a row, the same eight rows
-/// further on, and both again eight k further on.
+/// Offset of row and k in a fragment. A lane has two neighbours along k of a row, the same k eight
+/// rows further, and both rows eight k further.
 const fn offset_in_fragment(row: usize, k: usize) -> usize {
     (row % 8 * 4 + k % 8 / 2) * 8 + (row / 8 + k / 8 * 2) * 2 + k % 2
 }
@@ -349,7 +350,8 @@ mod tests {
         let source = |name: &str, chunk| {
             packings.iter().find(|packing| packing.name == name).unwrap().source(chunk)
         };
-        // The second head of q, then k and v behind the eight heads of q.
+        // The chunks are those of the second head of q, then those of k and v after the eight heads
+        // of q.
         assert_eq!(
             [32, 33, 34].map(|chunk| source("qkv_proj", chunk)),
             [(0, 256), (0, 256 + 128), (0, 256 + 8)]
@@ -393,14 +395,14 @@ mod tests {
     #[test]
     fn fragments_are_what_the_lanes_of_a_warp_hold() {
         let mut places: Vec<_> = (0..256).map(|i| offset_in_fragment(i / 16, i % 16)).collect();
-        // Lane 5 has row 1, k 2 and 3; row 9; k 10 and 11 of both.
+        // Lane 5 has row 1, k 2 and 3; row 9; and k 10 and 11 of both rows.
         assert_eq!(
             [(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)].map(|(row, k)| offset_in_fragment(row, k)),
             [40, 41, 42, 44, 47]
         );
         places.sort_unstable();
         assert_eq!(places, (0..256).collect::<Vec<_>>());
-        // Two layers of 17 keys, 16 columns.
+        // The cache has two layers of 17 keys with 16 columns.
         let cache: Vec<u8> = (1..=2 * 17 * 16u16).flat_map(u16::to_le_bytes).collect();
         let read = |transposed| -> Vec<u16> {
             pack_cache(&cache, 2, 16, transposed)
@@ -416,8 +418,8 @@ mod tests {
         assert_eq!(keys[256 + offset_in_fragment(1, 0)], 0);
     }
 
-    /// Decodes as `decode` of `kernels/denoise/units.cuh` does: two words of two bf16 from four
-    /// codes.
+    /// Decodes as `decode` of `kernels/denoise/units.cuh` does: four codes become two words of two
+    /// bf16.
     fn decode_like_kernel(word: u32, factor: f32) -> [f32; 4] {
         let words = [
             word >> 4 & 0x07f0_07f0 | word & 0x8000_8000,
@@ -429,7 +431,7 @@ mod tests {
 
     #[test]
     fn every_int4_decodes_to_its_value_where_the_kernel_looks_for_it() {
-        // A group of each way in is two panels, and a layer's width has half a group at its end.
+        // A group of 128 k is two panels, and the width of a layer ends with half a group.
         let model = Model { head_dim: 32, width: 192, mlp: 256, ..TINY };
         let mut tensors = Tensors::new();
         for spec in model.tensors(1, 1, Dtype::Bf16) {
@@ -447,7 +449,8 @@ mod tests {
             for (index, unit) in packed.chunks_exact(codes::INT4_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
                 let (input, first) = packing.source(index % units);
-                // As `decode_int4` of `kernels/denoise/units.cuh`, eight codes a word.
+                // The decoding follows `decode_int4` of `kernels/denoise/units.cuh`, with eight
+                // codes a word.
                 for (number, word) in unit[..codes::INT4_FACTORS_OFFSET].chunks_exact(4).enumerate()
                 {
                     let (lane, word) = (number / 2, u32::from_le_bytes(word.try_into().unwrap()));
@@ -470,7 +473,7 @@ mod tests {
 
     #[test]
     fn every_code_decodes_to_its_value_where_the_kernel_looks_for_it() {
-        // Every k is whole panels.
+        // Every depth k of this model is a multiple of a panel.
         let model = Model { head_dim: 32, ..TINY };
         let mut tensors = Tensors::new();
         for spec in model.tensors(1, 1, Dtype::Bf16) {
@@ -486,7 +489,7 @@ mod tests {
             for (index, unit) in packed.chunks_exact(codes::FP8_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
                 let (input, first) = packing.source(index % units);
-                // Lane by lane, four words each.
+                // Units are written lane by lane, with four words each.
                 for (lane, codes) in
                     unit[..codes::FP8_FACTORS_OFFSET].chunks_exact(codes::GROUP).enumerate()
                 {

@@ -1,7 +1,7 @@
-//! One launch for each operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in the order
-//! in which a framework runs the model; or, for a capture, independent GEMMs in lanes of their own.
-//! Quantised weights are dequantised before each GEMM, because the library has no GEMM of bf16 by
-//! fp8.
+//! Rung with one launch for each operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in
+//! the order in which a framework runs the model. In a captured graph, independent GEMMs have their
+//! own lanes. Quantised weights are dequantised before each GEMM, because the library has no GEMM
+//! of bf16 by fp8.
 
 mod memory;
 
@@ -20,11 +20,11 @@ use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
 use memory::{declared, encoded_layer, layer_rows_and_columns, padded, quantised_matrix};
 
-/// Neighbours that a thread of most kernels takes: every extent of a model is a multiple of as
-/// many.
+/// Number of neighbouring elements that a thread of most kernels handles; every extent of a model
+/// is a multiple of it.
 const PACKET: usize = 8;
 
-/// The kernels.
+/// Kernels of the rung `per_op`.
 pub const KERNELS: &[KernelSpec<Items>] = &[
     EMBED,
     BIAS,
@@ -44,7 +44,7 @@ pub const KERNELS: &[KernelSpec<Items>] = &[
     DEQUANTIZE_INT4_KERNEL,
 ];
 
-/// `fused` begins with this kernel too.
+/// Kernel of the time embedding, which `fused` launches too.
 pub const EMBED: KernelSpec<Items> = KernelSpec {
     constants: |_| {
         vec![
@@ -54,15 +54,12 @@ pub const EMBED: KernelSpec<Items> = KernelSpec {
             ("INT4_GROUP", int4::GROUP),
         ]
     },
-    ..kernel(
-        "denoise/per_op",
-        include_str!("../../../kernels/denoise/per_op.cu"),
-        "denoise_per_op_embed",
-        |items| [embed_blocks(&items.model) * items.items, 1, items.layers],
-    )
+    ..kernel("denoise/per_op", "denoise_per_op_embed", |items| {
+        [embed_blocks(&items.model) * items.items, 1, items.layers]
+    })
 };
 
-/// An item a thread.
+/// Kernel of the bias, with one thread for each packet.
 const BIAS: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_per_op_bias",
     blocks: |items| [items.items.div_ceil(THREADS), 1, items.layers],
@@ -70,7 +67,7 @@ const BIAS: KernelSpec<Items> = KernelSpec {
 };
 const CAST_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_cast", ..BIAS };
 const COPY_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_copy", ..BIAS };
-/// `fused` has this kernel too.
+/// Kernel of the rotation angles, which `fused` launches too.
 pub const ANGLES_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_angles", ..BIAS };
 const MODULATE_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS };
 const RESIDUAL_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_residual", ..BIAS };
@@ -90,17 +87,18 @@ const SOFTMAX: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_softmax"
 const ACTION_OUT_KERNEL: KernelSpec<Items> =
     KernelSpec { symbol: "denoise_per_op_action_out", ..NORM };
 
-/// Blocks of `denoise_per_op_embed` a row.
+/// Number of blocks of `denoise_per_op_embed` for each row.
 pub const fn embed_blocks(model: &Model) -> usize {
     (model.width / 2).div_ceil(THREADS)
 }
 
-/// The launches, one after the other.
+/// Program of the launches, one after the other.
 pub fn program(run: &ExpertRun) -> Program {
     write(PerOpWriter { writer: declared(run), side: None })
 }
 
-/// The launches: independent GEMMs concurrently, on parallel graph branches; every kernel with PDL.
+/// Program in which independent GEMMs run concurrently, on parallel graph branches, and every
+/// kernel uses PDL.
 pub fn concurrent_launches(run: &ExpertRun) -> Program {
     let mut writer = declared(run);
     writer.programmatic = true;
@@ -117,15 +115,15 @@ fn write(mut pass: PerOpWriter) -> Program {
 /// Lanes of GEMMs that run concurrently with the first lane.
 #[derive(Clone, Copy)]
 struct ConcurrentGemmLanes {
-    /// The style of the next norm.
+    /// Lane of the style of the next norm.
     styles: Lane,
-    /// GEMMs of the same x as one in the first lane.
+    /// Lanes of GEMMs with the same input x as a GEMM in the first lane.
     gemms: [Lane; 2],
 }
 
 struct PerOpWriter<'a> {
     writer: ExpertWriter<'a>,
-    /// `None`: one GEMM after the other.
+    /// Side lanes; `None` runs one GEMM after the other.
     side: Option<ConcurrentGemmLanes>,
 }
 
@@ -163,7 +161,7 @@ impl PerOpWriter<'_> {
         self.end();
     }
 
-    /// The velocity of the actions `x`.
+    /// Writes the launches that compute the velocity of the actions `x`.
     fn step(&mut self, step: usize, x: Operand, velocity: Operand) {
         let shape = self.writer.run.shape;
         let Model { width, depth, head_dim, .. } = shape.model;
@@ -299,7 +297,8 @@ impl PerOpWriter<'_> {
         self.end();
     }
 
-    /// A layer's matrix in bf16, dequantised here if it is held as codes.
+    /// Pointer to a layer's matrix in bf16; if it is stored as codes, a launch dequantises it
+    /// first.
     fn matrix(&mut self, name: &'static str, layer: usize) -> Pointer {
         let Some(matrix) =
             quantised_matrix(self.writer.run).iter().find(|matrix| matrix.name == name)
@@ -316,13 +315,13 @@ impl PerOpWriter<'_> {
         values
     }
 
-    /// The style of the `index`-th norm of a step.
+    /// Pointer to the style of the `index`-th norm of a step.
     fn address_of_style(&self, index: usize) -> Pointer {
         let style_bytes = 3 * self.writer.run.shape.model.width * Dtype::F32.bytes();
         self.writer.program.at("styles").plus(index * style_bytes)
     }
 
-    /// Computes the style of a norm in a lane, if the loop has a norm of that index.
+    /// Computes the style of norm number `index` in a lane, if the loop has such a norm.
     fn compute_style(&mut self, lane: Lane, index: usize) {
         let Model { width, depth, .. } = self.writer.run.shape.model;
         let weights = match index {
@@ -338,7 +337,8 @@ impl PerOpWriter<'_> {
         self.writer.program.gemm(lane, spec, operands);
     }
 
-    /// adaRMS of h: its style, the norm, the modulation; to `y`, or in fp32 to `exact`.
+    /// Writes the launches of adaRMS of h: style, norm and modulation. The result goes to `y`, or
+    /// in fp32 to `exact`.
     fn norm(&mut self, index: usize, bias: Pointer, exact: bool) {
         let Model { width, .. } = self.writer.run.shape.model;
         let s = self.writer.run.shape.s;
@@ -347,7 +347,8 @@ impl PerOpWriter<'_> {
         }
         self.launch(&NORM, s, ("h", "normed", int(width)));
         if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
-            // The first lane waits for this style; the next one is concurrent with later steps.
+            // The first lane waits for this style; the next style is computed concurrently with
+            // later steps.
             self.writer.program.wait(Lane::MAIN_LANE, styles);
             self.compute_style(styles, index + 1);
         }
@@ -361,7 +362,7 @@ impl PerOpWriter<'_> {
         self.launch(&MODULATE_KERNEL, packets, arguments);
     }
 
-    /// h += gate·branch, with the gate of that norm's style.
+    /// Adds the gated branch, h += gate·branch, with the gate of the style of norm number `index`.
     fn add_gated_residual(&mut self, index: usize, bias: Pointer) {
         let (width, s) = (self.writer.run.shape.model.width, self.writer.run.shape.s);
         let packets = s * width / PACKET;
@@ -370,7 +371,7 @@ impl PerOpWriter<'_> {
         self.launch(&RESIDUAL_KERNEL, packets, arguments);
     }
 
-    /// x += bias on rows of the width, then SiLU if `silu`.
+    /// Adds the bias to rows of the width, x += bias, followed by SiLU if `silu`.
     fn bias(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
         let width = self.writer.run.shape.model.width;
         let packets = rows * width / PACKET;
@@ -378,14 +379,14 @@ impl PerOpWriter<'_> {
         self.launch(&BIAS, packets, (x, bias, sizes));
     }
 
-    /// A GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
+    /// Writes a GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
     fn gemm(&mut self, [rows, columns, depth]: [usize; 3], x: &str, w: Pointer, y: &str) {
         let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16);
         self.add_gemm_in_lane(Lane::MAIN_LANE, spec, x, w, y);
     }
 
-    /// GEMMs of one x and several (w, y) in side lanes, concurrent with the next steps of the first
-    /// lane; without side lanes, before them.
+    /// Writes GEMMs of one x with several (w, y). They run in side lanes, concurrently with the
+    /// next launches of the first lane; without side lanes they run before those launches.
     fn concurrent_gemms(
         &mut self,
         [rows, columns, depth]: [usize; 3],
@@ -402,7 +403,7 @@ impl PerOpWriter<'_> {
         }
     }
 
-    /// Waits for this many concurrent GEMMs.
+    /// Waits for `gemms` concurrent GEMMs.
     fn wait_for_concurrent(&mut self, gemms: usize) {
         let Some(ConcurrentGemmLanes { gemms: lanes, .. }) = self.side else { return };
         lanes[..gemms].iter().for_each(|lane| self.writer.program.wait(Lane::MAIN_LANE, *lane));

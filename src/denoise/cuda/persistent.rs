@@ -1,5 +1,6 @@
-//! The whole loop in one kernel, `kernels/denoise/persistent.cu`. Launches before it do not depend
-//! on the actions: the embedded times as in `fused`, then two GEMMs of a row a step.
+//! Rung that computes the whole loop in one kernel, `kernels/denoise/persistent.cu`. The launches
+//! before that kernel do not depend on the actions: the time embeddings as in `fused`, then two
+//! GEMMs with one row for each step.
 
 use super::fused::{self, CACHE_INPUTS};
 use super::pack::{MAX_PERSISTENT_KEYS, pack_cache, persistent_packings};
@@ -12,10 +13,10 @@ use kernelgate::backend::program::{MemoryPurpose, Program, int_operands};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
-/// Rows that a tile of the kernel has room for.
+/// Number of rows that a tile of the kernel can hold.
 const MAX_TILE_ROWS: usize = 56;
 
-/// The kernels.
+/// Kernels of the persistent rung.
 pub const KERNELS: &[KernelSpec<Items>] = &[
     PERSISTENT_KERNEL,
     STYLES_KERNEL_INPUTS,
@@ -26,7 +27,7 @@ pub const KERNELS: &[KernelSpec<Items>] = &[
     SHIFTS_INT4_KERNEL,
 ];
 
-/// Blocks: so many clusters of so many.
+/// Number of clusters in the grid, each of [`RANKS`] blocks.
 const CLUSTER_COUNT: usize = 15;
 const RANKS: usize = 8;
 const THREADS: usize = 384;
@@ -41,15 +42,10 @@ const PERSISTENT_KERNEL: KernelSpec<Items> = KernelSpec {
     requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
     stages: STAGES,
-    ..model_kernel(
-        "denoise/persistent",
-        include_str!("../../../kernels/denoise/persistent.cu"),
-        "denoise_persistent",
-        |_| [CLUSTER_COUNT * RANKS, 1, 1],
-    )
+    ..model_kernel("denoise/persistent", "denoise_persistent", |_| [CLUSTER_COUNT * RANKS, 1, 1])
 };
 
-/// Stages of the kernel, by their numbers there.
+/// Names of the stages of the kernel's timer, in the order of the kernel's enum `Stage`.
 const STAGES: &[&str] = &[
     "before the first layer",
     "qkv: waits for x",
@@ -70,7 +66,7 @@ const STAGES: &[&str] = &[
     "between steps",
 ];
 
-/// Quantised weights, which a fourth warpgroup decodes.
+/// Build for quantised weights in fp8, which a fourth warpgroup decodes.
 const PERSISTENT_FP8_KERNEL: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,
     constants: |items| persistent_constants(items, THREADS_WITH_DECODERS, 8),
@@ -84,25 +80,20 @@ const PERSISTENT_INT4_KERNEL: KernelSpec<Items> = KernelSpec {
 };
 const THREADS_WITH_DECODERS: usize = THREADS + 128;
 
-/// Inputs of the kernel by `kernels/denoise/streamed_rows.cu`: styles, and the terms that shifts
-/// add to the columns of the GEMMs after them.
+/// Kernel that computes the styles of all steps, in `kernels/denoise/streamed_rows.cu`.
 const STYLES_KERNEL_INPUTS: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_streamed_styles",
     shared_bytes: |_| STYLES_SHARED_BYTES,
     ..SHIFTS_KERNEL
 };
+/// Kernel that computes the terms which the norms' shifts add to the columns of later GEMMs.
 const SHIFTS_KERNEL: KernelSpec<Items> = KernelSpec {
     constants: |items| streamed_constants(items, 16),
     threads: STREAMED_THREADS,
     shared_bytes: |_| shifts_shared_bytes(16),
     requires: RequiredArchitecture::AtLeast(90),
     variants: PERSISTENT_KERNEL.variants,
-    ..model_kernel(
-        "denoise/streamed_rows",
-        include_str!("../../../kernels/denoise/streamed_rows.cu"),
-        "denoise_streamed_shifts",
-        |_| [STREAMED_BLOCKS, 1, 1],
-    )
+    ..model_kernel("denoise/streamed_rows", "denoise_streamed_shifts", |_| [STREAMED_BLOCKS, 1, 1])
 };
 const SHIFTS_FP8_KERNEL: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,
@@ -117,13 +108,15 @@ const SHIFTS_INT4_KERNEL: KernelSpec<Items> = KernelSpec {
     ..SHIFTS_KERNEL
 };
 
-/// Eight warps that multiply and one that copies; two blocks a multiprocessor of an H100 or H200.
+/// Threads of a block: eight warps that multiply and one that copies. An H100 or H200 runs two such
+/// blocks on each multiprocessor.
 const STREAMED_THREADS: usize = 288;
 const STREAMED_BLOCKS: usize = 264;
-/// Bytes of x for sixteen steps in bf16; of 16 units of weights.
+/// Bytes of x for sixteen steps in bf16.
 const STREAMED_X_BYTES: usize = 16 * 2 * PI05_MODEL.width;
 const STYLES_SHARED_BYTES: usize = STREAMED_X_BYTES + 5 * weight_piece_bytes(16);
 
+/// Bytes of a piece of 16 units of weights with this number of bits.
 const fn weight_piece_bytes(weight_bits: usize) -> usize {
     16 * match weight_bits {
         16 => 1024,
@@ -131,8 +124,8 @@ const fn weight_piece_bytes(weight_bits: usize) -> usize {
     }
 }
 
-/// Pieces in the ring of the shifts' weights: as many as fit beside x, of which there are two
-/// parts.
+/// Number of slots in the ring of the shifts' weights: as many as fit into shared memory besides
+/// the two parts of x.
 const fn shift_weight_slots(weight_bits: usize) -> usize {
     match weight_bits {
         16 => 3,
@@ -181,8 +174,8 @@ fn persistent_constants(
     with_model(items, &own)
 }
 
-/// Whether the kernel is made for the model and has room for the rows and the keys. Whether all
-/// blocks are resident on a device at once is checked when it is loaded.
+/// Checks that the kernel is compiled for the model and has space for the rows and keys. Whether
+/// all blocks are resident on a device at once is checked when the kernel is loaded.
 pub fn supported(run: &ExpertRun) -> Result<(), String> {
     let shape = &run.shape;
     if fused_model_macro(&shape.model) != fused_model_macro(&PI05_MODEL) {
@@ -199,7 +192,7 @@ pub fn supported(run: &ExpertRun) -> Result<(), String> {
     Ok(())
 }
 
-/// Everything but inputs and output.
+/// Regions of scratch memory: everything but inputs and output.
 fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
@@ -214,14 +207,14 @@ fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
         ("q", rows(queries)),
         ("attended", rows(queries)),
         ("hidden", rows(mlp)),
-        // Two norms, sixteen parts a row.
+        // The squares of two norms have sixteen parts for each row.
         ("squares", 2 * MAX_TILE_ROWS * 16 * f32),
         ("arrived", size_of::<u32>()),
     ]);
     regions
 }
 
-/// A program with every region.
+/// Creates a program with every memory region of this run.
 fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
     let Model { depth, head_dim, .. } = run.shape.model;
     let mut writer = fused::declared(run, persistent_packings(&run.shape.model, run.shape.weights));
@@ -236,7 +229,7 @@ fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
     writer
 }
 
-/// The launches, each beginning while the one before it ends.
+/// Program whose launches all use programmatic dependent launch (PDL).
 pub fn program(run: &ExpertRun) -> Program {
     let (kernel, shifts_kernel) = match run.shape.weights {
         WeightFormat::Same => (&PERSISTENT_KERNEL, &SHIFTS_KERNEL),

@@ -1,43 +1,41 @@
-//! The common part of the family's rows: parameters of builds and grids, and the models that have
-//! builds.
+//! Data that all rows of the denoise family share: parameters of builds and grids, and the models
+//! for which there are builds.
 
 use crate::denoise::model::{ACTION_COLUMNS, Model, PI05_MODEL, TINY};
 use crate::kernel_files::kernel_file;
 use kernelgate_cuda::KernelSpec;
 
-/// The parameters of builds and grids.
+/// Parameters on which the builds and grids of kernels depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Items {
-    /// The expert.
+    /// The model of the action expert.
     pub model: Model,
-    /// Rows or elements, as the kernel counts, of a layer.
+    /// Number of rows or elements of a layer, as the kernel counts them.
     pub items: usize,
-    /// Layers that one launch computes.
+    /// Number of layers that one launch computes.
     pub layers: usize,
 }
 
-/// Threads a block of all kernels but the persistent one.
+/// Threads of a block, in all kernels but the persistent one.
 pub const THREADS: usize = 256;
 
-/// A kernel of the family that is the same for every model.
+/// Declares a kernel of the family that has one build for all models.
 pub const fn kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     blocks: fn(&Items) -> [usize; 3],
 ) -> KernelSpec<Items> {
     KernelSpec {
         constants: |_| vec![("THREADS", THREADS)],
         variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
-        ..KernelSpec::new(kernel_file(file, text), symbol, THREADS, blocks)
+        ..KernelSpec::new(kernel_file(file), symbol, THREADS, blocks)
     }
 }
 
-/// A kernel of the family that is compiled for a model. Blocks of one kernel and of the next are
-/// co-resident: both set the shared-memory carve-out to 100 %.
+/// Declares a kernel of the family that is compiled for a model. It sets the shared-memory
+/// carve-out to 100 %, so that blocks of one kernel and of the next one can be co-resident.
 pub const fn model_kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     blocks: fn(&Items) -> [usize; 3],
 ) -> KernelSpec<Items> {
@@ -48,11 +46,11 @@ pub const fn model_kernel(
         constants: |items| with_model(items, &[("THREADS", THREADS)]),
         whole_shared: true,
         variants: || [PI05_MODEL, TINY].map(|model| Items { model, items: 1, layers: 1 }).to_vec(),
-        ..kernel(file, text, symbol, blocks)
+        ..kernel(file, symbol, blocks)
     }
 }
 
-/// The numbers of `kernels/denoise/model.cuh`, and others.
+/// Macros of `kernels/denoise/model.cuh`, followed by `others`.
 pub fn with_model(items: &Items, others: &[(&'static str, usize)]) -> Vec<(&'static str, usize)> {
     let Model { width, mlp, heads, head_dim, .. } = items.model;
     let model = [
@@ -65,12 +63,12 @@ pub fn with_model(items: &Items, others: &[(&'static str, usize)]) -> Vec<(&'sta
     [&model, others].concat()
 }
 
-/// A row a block.
+/// Grid with one block for each row.
 pub fn a_row_a_block(items: &Items) -> [usize; 3] {
     [items.items, 1, items.layers]
 }
 
-/// The macro that selects a model in the fused kernels, for any depth; `None` for a model without a
+/// Macro that selects a model in the fused kernels, for any depth; `None` for a model without a
 /// build.
 pub fn fused_model_macro(model: &Model) -> Option<&'static str> {
     let same = |known: &Model| Model { name: model.name, depth: model.depth, ..*known } == *model;

@@ -1,4 +1,4 @@
-//! A step or a loop, and the limits of the kernels that compute it.
+//! A denoising step or loop as the kernels run it, and the limits of these kernels.
 
 use kernelgate::workload::Dtype;
 
@@ -6,17 +6,18 @@ use super::row::fused_model_macro;
 use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
 use crate::denoise::model::ACTION_COLUMNS;
 
-/// Most steps that are captured: a graph of the operations one by one has 400 nodes a step.
+/// Maximum number of steps of a captured loop: a graph with one node for each operation has 400
+/// nodes a step.
 const MAX_CAPTURED_STEPS: usize = 100;
 
-/// A step, or a loop of them.
+/// A denoising step, or a loop of steps, that kernels run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertRun {
     /// Model and sizes.
     pub shape: ExpertShape,
-    /// How many velocities.
+    /// Number of velocities that are computed.
     pub steps: usize,
-    /// Whether the velocities move the actions; else the one velocity is the output.
+    /// Whether the velocities move the actions; otherwise the single velocity is the output.
     pub looped: bool,
 }
 
@@ -33,12 +34,12 @@ impl From<&DenoiseLoop> for ExpertRun {
 }
 
 impl ExpertRun {
-    /// Checks that the kernels of single operations compute the run.
+    /// Checks that the kernels of single operations support the run.
     pub fn check_per_op_supported(&self) -> Result<(), String> {
         self.supported()
     }
 
-    /// Whether the fused kernels are compiled for its model.
+    /// Checks that the fused kernels are compiled for the run's model.
     pub fn check_fused_supported(&self) -> Result<(), String> {
         self.supported()?;
         if self.shape.weights != WeightFormat::Same {
@@ -53,7 +54,7 @@ impl ExpertRun {
         if self.shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
     }
 
-    /// The loop itself, if it is short enough to be captured.
+    /// Returns this run if its loop is short enough to be captured.
     pub fn captured_loop(&self) -> Result<Self, String> {
         if self.steps <= MAX_CAPTURED_STEPS {
             Ok(*self)

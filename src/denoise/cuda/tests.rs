@@ -1,6 +1,6 @@
-//! Tests of declared memory and refusals on any machine; on a GPU every rung is compared with the
-//! reference, at the small model and at the full width with few layers, for repeatability, and its
-//! memory with the declared memory.
+//! Tests of declared memory and of refused problems, which run on any machine. On a GPU every rung
+//! is compared with the reference, for the small model and for the full width with few layers.
+//! Rungs must also be repeatable, and their memory is compared with the declared memory.
 
 mod quantized;
 
@@ -18,7 +18,7 @@ use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
 
-/// Every kernel of the full model in a fraction of its time.
+/// Model that runs every kernel of the full model in a fraction of its time.
 const SHALLOW_MODEL: Model = Model { name: "shallow", depth: 2, ..PI05_MODEL };
 
 fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
@@ -29,12 +29,12 @@ fn denoise_loop_of(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoo
     DenoiseLoop { expert: shape(model, s, p), steps }
 }
 
-/// Sets the weights to fp8.
+/// Sets the weights of a problem to fp8.
 fn in_fp8(problem: DenoiseLoop) -> DenoiseLoop {
     with_weights(problem, WeightFormat::Fp8)
 }
 
-/// Sets the weights to int4.
+/// Sets the weights of a problem to int4.
 fn in_int4(problem: DenoiseLoop) -> DenoiseLoop {
     with_weights(problem, WeightFormat::Int4)
 }
@@ -43,7 +43,7 @@ fn with_weights(problem: DenoiseLoop, weights: WeightFormat) -> DenoiseLoop {
     DenoiseLoop { expert: ExpertShape { weights, ..problem.expert }, ..problem }
 }
 
-/// The rows that compute a problem.
+/// Rows that support a problem.
 fn supporting_rows<P>(
     rows: &'static [Implementation<P>],
     problem: &P,
@@ -51,8 +51,8 @@ fn supporting_rows<P>(
     rows.iter().filter(|row| (row.supports)(problem).is_ok()).collect()
 }
 
-/// Verifies every row, two launches each, because a launch must not depend on the outputs of the
-/// last one.
+/// Verifies two launches of every row, because a launch must not depend on the outputs of the
+/// previous one.
 fn check<P: Problem>(
     rows: impl IntoIterator<Item = &'static Implementation<P>>,
     problem: &P,
@@ -103,7 +103,7 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
     assert_eq!((STEP[0].supports)(&other), Ok(()));
     assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
     assert_eq!((STEP[2].supports)(&DenoiseStep { expert: shape(SHALLOW_MODEL, 7, 13) }), Ok(()));
-    // The persistent kernel has one size.
+    // The persistent kernel has only one set of dimensions.
     assert_eq!(STEP[4].name, "cuda/persistent");
     let persistent = |model, s, p| (STEP[4].supports)(&DenoiseStep { expert: shape(model, s, p) });
     assert_eq!(persistent(TINY, 7, 13), Err("not compiled for this model".to_owned()));
@@ -130,8 +130,8 @@ fn declared_memory_is_what_the_shapes_say() {
     let problem = denoise_loop_of(TINY, 7, 13, 3);
     let inputs = problem.inputs(1).bytes() as u64;
     let fixed = 3 * 8 + 7 * 32 * 4;
-    // The time's three panels; styles of 2·2 + 1 norms; angles, h, squares, q; a panel of attended
-    // and two of hidden; the suffix' keys and values.
+    // The regions are: three panels of the time; styles of 2·2 + 1 norms; angles, h, squares, q;
+    // one panel of `attended` and two of `hidden`; keys and values of the suffix.
     let panel = 64 * 64 * 2;
     let fused = 3 * panel
         + 5 * 3 * 192 * 4
@@ -145,7 +145,7 @@ fn declared_memory_is_what_the_shapes_say() {
     assert_eq!(declared(&LOOP[3], &problem), declared(&LOOP[2], &problem));
     assert_eq!(declared(&LOOP[4], &problem), declared(&LOOP[2], &problem));
     assert_eq!(declared(&LOOP[1], &problem), declared(&LOOP[0], &problem) + 3 * (16 << 20));
-    // 20 tokens are padded to 24.
+    // The 20 tokens are padded to 24.
     let scores = 7 * 2 * 24 * (4 + 2) + 2 * 24 * 16 * 2;
     let rows = 7
         * (32 * 2
@@ -157,7 +157,7 @@ fn declared_memory_is_what_the_shapes_say() {
             + 32 * 4);
     let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
     assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
-    // Codes and a bf16 for each eight columns and 64 of k replace bf16.
+    // Codes, and a bf16 factor for each eight columns and 64 of k, replace the bf16 weights.
     let full = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     assert_eq!(
         declared(&LOOP[5], &full) - declared(&LOOP[5], &in_fp8(full)),
@@ -167,15 +167,15 @@ fn declared_memory_is_what_the_shapes_say() {
         declared(&LOOP[5], &full) - declared(&LOOP[5], &in_int4(full)),
         PI05_MODEL.layer_weight_elements() / 512 * (1024 - 272)
     );
-    // The full loop: its 879 MB of weights and caches are nearly all of it.
+    // Nearly all memory of the full loop is its 879 MB of weights and caches.
     for row in LOOP {
         let gigabytes = declared(row, &full) as f64 / 1e9;
         assert!((0.87..0.96).contains(&gigabytes), "{}: {gigabytes}", row.name);
     }
 }
 
-/// The programs of a run: operations one by one and in lanes, fused, fused with caches kept in L2,
-/// persistent.
+/// Programs of a run: one launch for each operation, the same in lanes, fused, fused with caches
+/// kept in L2, persistent.
 fn programs(run: &ExpertRun) -> [Program; 5] {
     [
         per_op::program,
@@ -231,13 +231,14 @@ fn programs_have_the_launches_and_ranges_of_the_model() {
     let [per_op, concurrent, fused, _, persistent] = programs(&run);
     let commands =
         |program: &Program| program.steps().iter().filter(|step| step.is_gpu_command()).count();
-    // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the
-    // projection and Euler; one copy.
+    // Launches of a step: 5 for the time, 3 for the actions' input, angles, 18 layers of 21, 3 for
+    // the last norm, the projection and Euler; one copy.
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
     assert_eq!(commands(&concurrent), commands(&per_op));
-    // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
+    // Launches: embedding, angles, two layers of the time, three styles, begin; then five a layer
+    // and one a step.
     assert_eq!(commands(&fused), 8 + 10 * (18 * 5 + 1));
-    // All styles at once, all shifts at once, and the loop.
+    // The launches are all styles at once, all shifts at once, and the loop.
     assert_eq!(commands(&persistent), 6 + 1 + 1);
     let ranges: Vec<&str> = per_op
         .steps()
@@ -268,7 +269,7 @@ fn only_the_programs_that_say_so_overlap_their_launches() {
 fn attention_keeps_the_caches_until_the_last_step() {
     let run = ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3));
     let kept = fused::launches_keeping_l2(&run);
-    // Keys and values of two layers, 20 rows of 16 columns each, without a gap.
+    // The caches are keys and values of two layers, with 20 rows of 16 columns each and no gap.
     assert_eq!(kept.bytes("caches"), 2 * 2 * 2 * 20 * 16);
     let lines: Vec<_> = kernel_launches_of(&kept)
         .filter(|launch| launch.kernel().symbol == "denoise_fused_attention")
@@ -321,8 +322,8 @@ fn every_rung_agrees_with_the_reference_at_the_full_width() {
 #[test]
 fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
     let Some((device, _alone)) = gpu() else { return };
-    // All rows and all keys; rows of one block of eight and one more; a prefix that ends within
-    // sixteen keys, or before all of some blocks'.
+    // Horizons and prefixes: all rows and all keys; the rows of one block of eight and one more; a
+    // prefix that ends within sixteen keys, or before all keys of some blocks.
     for (s, p) in
         [(56, 968), (8, 1016), (9, 1015), (1, 1023), (33, 500), (50, 974), (24, 3), (17, 111)]
     {
@@ -333,7 +334,7 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
             &format!("shallow s={s} p={p}"),
         );
     }
-    // One layer, an odd number of them; more steps than a tile of shifts has.
+    // Numbers of layers: one, and odd ones; more steps than a tile of shifts has rows.
     for (depth, steps) in [(1, 1), (1, 2), (3, 5), (1, 37)] {
         let model = Model { depth, ..SHALLOW_MODEL };
         check(
@@ -343,7 +344,7 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
             &format!("depth={depth} steps={steps}"),
         );
     }
-    // Ranks without rows and clusters without queries, step after step.
+    // Some blocks have no rows and some clusters no queries, in every step.
     for (s, p, steps) in [(1, 1, 3), (9, 40, 2), (56, 968, 3)] {
         check(
             &LOOP[5..],
@@ -396,7 +397,7 @@ fn fused_launches_repeat_bit_by_bit() {
         }
         assert!(same || ["cuda/per_op", "cuda/graph"].contains(&row.name), "{}", row.name);
     }
-    // Starting early changes when, never what.
+    // Starting early changes when kernels run, never their results.
     assert!(kinds.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
@@ -414,7 +415,7 @@ fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
             task.outputs().unwrap().tensor("actions").as_bytes().to_vec()
         };
         let first = launch();
-        // An exchange between blocks that is not ordered shows as a rare difference.
+        // A race in an exchange between blocks shows as a rare difference.
         for number in 1..1000 {
             assert_eq!(launch(), first, "{:?} launch {number}", problem.expert.weights);
         }
@@ -428,7 +429,8 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let inputs = problem.inputs(24);
     for row in LOOP {
         let free = || memory::settled(&device).unwrap().0 as f64;
-        // Once before, so that modules and the pool's own overhead are not counted.
+        // The row is prepared once before the measurement, so that modules and the pool's own
+        // overhead are not counted.
         if prepare(row, &problem, &inputs, &device).is_none() {
             continue;
         }
@@ -438,7 +440,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
         drop(task);
         let declared = row.device_bytes(&problem).unwrap() as f64;
         eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
-        // Allocations come from the driver in pieces of 32 MiB.
+        // The driver allocates in pieces of 32 MiB.
         assert!(
             (used - declared).abs() <= 0.05 * declared + 64e6,
             "{}: declared {declared}, used {used}",

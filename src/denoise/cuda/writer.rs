@@ -1,4 +1,4 @@
-//! Writing the programs of the family: its inputs, the times of a loop, stacked layers, launches of
+//! Writer of the family's programs: inputs, times of a loop, stacked layers, and launches of
 //! kernels whose builds and grids depend on a model.
 
 use super::row::Items;
@@ -9,11 +9,11 @@ use kernelgate::backend::program::{
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
-/// The input that differs from one inference to the next. Launches read weights and caches as they
-/// were when the program was loaded, some of them packed.
+/// Name of the input that differs from one inference to the next. Launches read weights and caches
+/// as they were when the program was loaded, some of them packed.
 const NOISE_INPUT: &str = "x";
 
-/// A named piece of device memory and its bytes.
+/// Name and size in bytes of a region of device memory.
 pub type NamedRegion = (&'static str, usize);
 
 /// Writes the program of a run.
@@ -27,8 +27,8 @@ pub struct ExpertWriter<'a> {
 }
 
 impl<'a> ExpertWriter<'a> {
-    /// A program with the run's inputs, except those that are packed, the times of a loop, and the
-    /// output.
+    /// Creates a program with the output, the times of a loop, and the run's inputs except those in
+    /// `packed`.
     pub fn new(run: &'a ExpertRun, packed: &[&str]) -> Self {
         let mut program = Program::new();
         let shape = &run.shape;
@@ -56,7 +56,7 @@ impl<'a> ExpertWriter<'a> {
         Self { run, program, programmatic: false }
     }
 
-    /// Declares scratch.
+    /// Declares regions of scratch memory.
     pub fn scratch(
         &mut self,
         purpose: MemoryPurpose,
@@ -67,29 +67,30 @@ impl<'a> ExpertWriter<'a> {
         }
     }
 
-    /// A region as an operand.
+    /// Returns a region as an operand of a launch.
     pub fn at(&self, name: &str) -> Operand {
         self.program.at(name).into()
     }
 
-    /// The output.
+    /// Returns the output as an operand of a launch.
     pub fn velocity_output(&self) -> Operand {
         self.at(self.run.output().0)
     }
 
-    /// Start of a layer's part of a stacked region.
+    /// Returns the start of a layer's part of a stacked region.
     pub fn layer(&self, name: &str, layer: usize) -> Pointer {
         let layer_bytes = self.program.bytes(name) / self.run.shape.model.depth;
         self.program.at(name).plus(layer * layer_bytes)
     }
 
-    /// Adds a kernel over this many items.
+    /// Adds the launch of a kernel over `items` items.
     pub fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Operands) {
         let launch = self.kernel(kernel, [items, 1], arguments);
         self.program.add(launch);
     }
 
-    /// A launch of a kernel over this many items of this many layers, which the caller adds.
+    /// Returns the launch of a kernel over this number of items and layers; the caller adds it to
+    /// the program.
     pub fn kernel(
         &self,
         kernel: &KernelSpec<Items>,
@@ -102,7 +103,7 @@ impl<'a> ExpertWriter<'a> {
     }
 }
 
-/// Times of a loop: 1, and then `-1/steps` further each.
+/// Times of a loop: 1 first, then each lower by `1/steps`.
 fn times(steps: usize) -> Vec<f64> {
     let dt = -1.0 / steps as f64;
     let mut t = 1.0;

@@ -15,7 +15,7 @@ pub fn kernels() -> Vec<ListedKernel> {
     list(per_op::KERNELS)
 }
 
-/// Forward ladder.
+/// Ladder of the perceptron's forward pass.
 pub const FORWARD: &[Implementation<Forward>] = &[
     Implementation {
         name: "cuda/per_op",
@@ -31,7 +31,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[
     },
 ];
 
-/// Backward ladder.
+/// Ladder of the perceptron's backward pass.
 pub const BACKWARD: &[Implementation<Backward>] = &[
     Implementation {
         name: "cuda/per_op",

@@ -1,4 +1,4 @@
-//! A launch an operation: the rung that every other one is compared with.
+//! Rung with one launch for each operation, with which all other rungs are compared.
 
 use crate::kernel_files::kernel_file;
 use crate::mlp::shape::Shape;
@@ -17,23 +17,20 @@ const ACTIVATE: KernelSpec<Shape> = KernelSpec {
     defines: |_| vec!["ELEMENT_BF16".to_owned()],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![Shape { b: 1, i: 1, h: 1, c: 1, dtype: Dtype::Bf16 }],
-    ..KernelSpec::new(
-        kernel_file("mlp/per_op", include_str!("../../../kernels/mlp/per_op.cu")),
-        "mlp_per_op_activate",
-        THREADS,
-        |shape| [(shape.b * shape.h).div_ceil(THREADS), 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("mlp/per_op"), "mlp_per_op_activate", THREADS, |shape| {
+        [(shape.b * shape.h).div_ceil(THREADS), 1, 1]
+    })
 };
 const ACTIVATE_BACKWARD: KernelSpec<Shape> =
     KernelSpec { symbol: "mlp_per_op_activate_backward", ..ACTIVATE };
 
-/// A row a block.
+/// Kernel of the softmax: each block computes one row.
 const SOFTMAX: KernelSpec<Shape> =
     KernelSpec { symbol: "mlp_per_op_softmax", blocks: |shape| [shape.b, 1, 1], ..ACTIVATE };
 const SOFTMAX_BACKWARD: KernelSpec<Shape> =
     KernelSpec { symbol: "mlp_per_op_softmax_backward", ..SOFTMAX };
 
-/// The launches that compute `p` from x and the weights.
+/// Program that computes `p` from x and the weights.
 pub fn forward(shape: &Shape) -> Program {
     let mut program = Program::new();
     program.output("p", [shape.b, shape.c], Dtype::F32);
@@ -41,7 +38,7 @@ pub fn forward(shape: &Shape) -> Program {
     program
 }
 
-/// Gradients of x and of the weights, behind the forward pass.
+/// Program that computes the gradients of x and of the weights, after the forward pass.
 pub fn backward(shape: &Shape) -> Program {
     let Shape { b, i, h, c, .. } = *shape;
     let mut program = Program::new();
@@ -75,7 +72,7 @@ pub fn backward(shape: &Shape) -> Program {
     program
 }
 
-/// The forward pass into the region `p`.
+/// Adds the forward pass, which writes the region `p`.
 fn write_forward(program: &mut Program, shape: &Shape) {
     let Shape { b, i, h, c, .. } = *shape;
     for (name, [rows, columns]) in shape.operands() {
@@ -95,7 +92,7 @@ fn write_forward(program: &mut Program, shape: &Shape) {
     });
 }
 
-/// D `[m, n]` in f32 of bf16 matrices.
+/// GEMM of bf16 matrices with the result D `[m, n]` in f32.
 const fn gemm(m: usize, n: usize, k: usize) -> GemmSpec {
     GemmSpec::new(m, n, k, MatrixDtype::Bf16, MatrixDtype::F32)
 }

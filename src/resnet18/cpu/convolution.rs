@@ -1,6 +1,7 @@
-//! Convolutions in f32: GEMMs of gathered rows, a block of frames or of filters a task.
+//! Convolutions in f32 as GEMMs of gathered rows; each task computes a block of frames or of
+//! filters.
 //!
-//! Taps that read only padding are skipped: eight of nine if a frame is one pixel.
+//! Taps that read only padding are skipped: eight of nine taps if a frame is one pixel.
 
 use std::ops::Range;
 
@@ -10,11 +11,11 @@ use crate::parallel;
 use crate::resnet18::network::{ConvolutionLayer, ConvolutionWindow};
 use kernelgate::backend::cpu::threads;
 
-/// Maximum output pixels of a task: their gathered inputs stay in L2.
+/// Maximum number of output pixels of a task: their gathered inputs stay in L2.
 const ROWS: usize = 256;
-/// Columns of the operand that a task of the weight gradient gathers, at least.
+/// Minimum number of operand columns that a task of the weight gradient gathers.
 const COLUMNS: usize = 64;
-/// Filters of a task of the weight gradient.
+/// Number of filters for which a task computes the weight gradient.
 const FILTERS: usize = 128;
 
 /// Input element of a convolution: a spike or the value of a pixel.
@@ -35,13 +36,14 @@ impl ConvolutionInput for f32 {
     }
 }
 
-/// Frames of a task: a part of every thread's share, and few enough rows.
+/// Number of frames of a task: few enough rows, and few enough frames that every thread gets some.
 fn frames_per_task(window: &ConvolutionWindow, frames: usize) -> usize {
     let fit = (ROWS / window.output.pixel_count()).max(1);
     fit.min(frames.div_ceil(2 * threads())).max(1)
 }
 
-/// The operand's rows, one an output pixel: what each of the taps reads, zeros in the padding.
+/// Gathers the operand's rows, one for each output pixel: the input of each tap, with zeros in the
+/// padding.
 fn gather<T: ConvolutionInput>(
     window: &ConvolutionWindow,
     input: &[T],
@@ -70,7 +72,7 @@ fn matrix(values: &[f32], columns: usize) -> MatRef<'_, f32> {
     MatRef::from_row_major_slice(values, values.len() / columns, columns)
 }
 
-/// The weight's columns of those taps, `[out, taps·in]`.
+/// Columns of the weight that belong to the given taps, `[out, taps·in]`.
 fn columns<'a>(conv: &ConvolutionLayer, weight: &'a [f32], taps: &Range<usize>) -> MatRef<'a, f32> {
     let channels = conv.window.input.channels;
     matrix(weight, conv.filter_elements()).subcols(taps.start * channels, taps.len() * channels)
@@ -104,7 +106,7 @@ pub fn convolve<T: ConvolutionInput>(
 }
 
 /// Adds the gradient of a convolution's input, computed from the gradient of its output
-/// (`factor·conv(input)`).
+/// (`factor·conv(input)`), to `input`.
 pub fn add_input_gradient(
     conv: &ConvolutionLayer,
     weight: &[f32],
@@ -138,8 +140,8 @@ pub fn add_input_gradient(
     );
 }
 
-/// Gradient of a convolution's weight `[out, taps, in]`, computed from the gradient of its output
-/// (`factor·conv(input)`).
+/// Computes the gradient of a convolution's weight `[out, taps, in]` from the gradient of its
+/// output (`factor·conv(input)`).
 pub fn convolution_weight_gradient<T: ConvolutionInput>(
     conv: &ConvolutionLayer,
     input: &[T],

@@ -1,7 +1,7 @@
-//! ResNet-18 on the host in f32: a layer at a time over all frames, the stem once an image, neurons
-//! by the loops of `st_bif`.
+//! ResNet-18 on the CPU in f32: each layer is computed over all frames, the stem once for each
+//! image. Neurons use the loops of `st_bif`.
 //!
-//! Deliberately absent: packed weights. Every launch reads the parameters from the inputs.
+//! Packed weights are excluded on purpose: every launch reads the parameters from the inputs.
 
 mod convolution;
 mod network;
@@ -15,7 +15,7 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use network::CpuNetwork;
 
-/// Inference implementations.
+/// CPU implementations of ResNet-18 inference.
 pub const INFERENCE: &[Implementation<Inference>] = &[Implementation {
     name: "cpu",
     about: "gathered rows times filters in f32, a layer at a time, the stem once an image",
@@ -29,7 +29,7 @@ pub const INFERENCE: &[Implementation<Inference>] = &[Implementation {
     }),
 }];
 
-/// Training implementations.
+/// CPU implementations of a ResNet-18 training step.
 pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     name: "cpu",
     about: "the forward of `cpu`, neurons replayed backward, gradients by GEMMs of the same rows",

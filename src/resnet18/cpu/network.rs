@@ -1,4 +1,4 @@
-//! The network in f32, layer by layer over all frames, forward and backward.
+//! The ResNet-18 network in f32, layer by layer over all frames, forward and backward.
 
 use kernelgate_numerics::gemm::Accum;
 
@@ -13,7 +13,7 @@ use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 use kernelgate_cuda::observe::range::{RangeGuard, within};
 
-/// Elements that one task computes if elements do not depend on each other.
+/// Number of elements that one task computes, if elements do not depend on each other.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// State that the forward pass saves for the backward pass: allocated once, overwritten by every
@@ -35,7 +35,7 @@ pub struct CpuNetwork {
 }
 
 impl CpuNetwork {
-    /// State for this number of images and steps.
+    /// Allocates the state for the shape's numbers of images and time steps.
     pub fn new(shape: &NetworkShape) -> Self {
         let network = shape.sizes.network();
         let neurons = network.neurons();
@@ -79,13 +79,13 @@ impl CpuNetwork {
         within("Final_Layers", || self.classify(parameters, logits));
     }
 
-    /// Numbers of the blocks of each stage.
+    /// Indices of the residual blocks in each stage.
     fn stages(&self) -> Vec<std::ops::Range<usize>> {
         let blocks = self.shape.sizes.blocks;
         (0..self.network.blocks.len()).step_by(blocks).map(|first| first..first + blocks).collect()
     }
 
-    /// The convolution once, its currents in every step that is fed.
+    /// Computes the stem: its convolution once, and its currents in every fed time step.
     fn stem(&mut self, images: &[f32], parameters: &[f32]) {
         let stem = &self.network.stem;
         let currents = values(&mut self.currents[0]);
@@ -95,7 +95,8 @@ impl CpuNetwork {
         let bias = &parameters[stem.first_bias_element()..][..channels];
         parallel::for_each_chunk(once, stem.window.output.elements(), &|_, image| {
             for pixel in image.chunks_mut(channels) {
-                // A quotient of a sum: exact if the sum is a multiple of the steps.
+                // The currents are quotients of a sum, which are exact if the sum is a multiple of
+                // the steps.
                 pixel.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b) / steps);
             }
         });
@@ -172,7 +173,7 @@ impl CpuNetwork {
         }
     }
 
-    /// Share of a bias that the existing steps feed.
+    /// Fraction of a bias that the existing time steps feed into the neurons.
     fn share(&self) -> f32 {
         self.shape.fed() as f32 / self.shape.steps() as f32
     }
@@ -346,7 +347,7 @@ impl CpuNetwork {
     }
 }
 
-/// The spikes that are the input of a block.
+/// The spikes that are the input of a residual block.
 fn input_of<'a>(number: usize, pooled: &'a [i8], spikes: &'a [Vec<i8>]) -> &'a [i8] {
     if number == 0 && !pooled.is_empty() { pooled } else { &spikes[2 * number] }
 }
@@ -374,7 +375,7 @@ fn add_bias(
     });
 }
 
-/// Mean cross-entropy, and the gradient of the logits.
+/// Computes the mean cross entropy and the gradient of the logits.
 fn cross_entropy(logits: &[f32], labels: &[f64]) -> (f32, Vec<f32>) {
     let share = 1.0 / labels.len() as f64;
     let (mut loss, mut gradient) = (0.0, Vec::with_capacity(logits.len()));
@@ -400,7 +401,7 @@ fn values(tensor: &mut Tensor) -> &mut [f32] {
     values
 }
 
-/// Reading what [`values`] writes.
+/// Reads a tensor of f32 as a slice; [`values`] is the counterpart that writes.
 trait F32Reader {
     fn f32s(&self) -> &[f32];
 }

@@ -1,18 +1,18 @@
-//! Max-pooling of sums over time, forward and backward, an image a task.
+//! Max pooling of sums of spikes over time, forward and backward; each task pools one image.
 
 use crate::parallel;
 use crate::resnet18::network::ConvolutionWindow;
 
-/// Spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and for each of them the input element that
-/// is the first largest.
+/// Pooled spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and for each of them the input
+/// element with the first maximum.
 pub struct PooledSpikes {
-    /// `[T, output]`.
+    /// Pooled spikes, `[T, output]`.
     pub spikes: Vec<i8>,
-    /// `[T, output]`.
+    /// Index of the input element of each pooled spike, `[T, output]`.
     pub sources: Vec<u32>,
 }
 
-/// Pools every image of spikes `[T, B, input]`.
+/// Pools the spikes `[T, B, input]` of every image.
 pub fn pool(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSpikes> {
     let size = window.input.elements();
     let b = spikes.len() / t / size;
@@ -46,8 +46,8 @@ fn largest(window: &ConvolutionWindow, sums: &[i8], at: usize) -> usize {
         .expect("a window reads its centre")
 }
 
-/// Gradient of the spikes before pooling `[T, B, input]`, computed from the gradient of the spikes
-/// after pooling `[T, B, output]`.
+/// Computes the gradient of the spikes before pooling `[T, B, input]` from the gradient of the
+/// spikes after pooling `[T, B, output]`.
 pub fn pool_gradient(
     window: &ConvolutionWindow,
     pooled: &[PooledSpikes],

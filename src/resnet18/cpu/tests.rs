@@ -41,9 +41,9 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
 }
 
 /// Basis of the tolerance with normal weights: the number of spikes that a rounding moves, and the
-/// effect of moved spikes on logits. Images are nudged by 1e-5 of themselves, a hundred times the
-/// rounding of fp32, so that some spikes move; by 1e-4 the logits move by 0.18, beyond the
-/// tolerance.
+/// effect of moved spikes on logits. Images are changed by a factor of 1 ± 1e-5, a hundred times
+/// the rounding of fp32, so that some spikes move. With 1e-4 the logits move by 0.18, which is
+/// beyond the tolerance.
 #[test]
 fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 16, blocks: 2, side: 32 };
@@ -86,8 +86,8 @@ fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
     assert!(by_rounding * 100_000 < all && by_nudging > 0 && by_nudging * 1000 < all);
 }
 
-/// Prints how many spikes of each layer fp32 and fp64 have in common (with `--nocapture`), with the
-/// weights of the file in RESNET18_WEIGHTS, else with seeded ones.
+/// Prints how many spikes of each layer are equal in fp32 and fp64 (with `--nocapture`). The
+/// weights are those of the file in RESNET18_WEIGHTS, otherwise seeded ones.
 #[test]
 fn agreement_of_spikes_with_the_reference_by_layer() {
     let named = std::env::var_os("RESNET18_WEIGHTS").is_some();
@@ -139,10 +139,10 @@ fn logits_and_training_steps_are_those_of_the_reference() {
     }
 }
 
-/// Basis of the tolerance of gradients with other than dyadic weights. Rounding moves no spike, and
-/// the gradients are as close as with dyadic weights. If inputs change by 1e-5, one or two spikes
-/// move in time and the gradients stay within the tolerance; if more neurons end with another spike
-/// count, the gradients do not.
+/// Basis of the tolerance of gradients with weights that are not dyadic. Rounding moves no spike,
+/// and the gradients are as close as with dyadic weights. If inputs change by 1e-5, one or two
+/// spikes move in time and the gradients stay within the tolerance; if more neurons end with
+/// another spike count, the gradients do not.
 #[test]
 fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsewhere() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 16, blocks: 2, side: 32 };
@@ -167,7 +167,7 @@ fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsew
     }
 }
 
-/// A gradient that lacks something is beyond each tolerance that is not fp32's own.
+/// A gradient with a missing part exceeds every tolerance that is wider than fp32's rounding.
 #[test]
 fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
     let step = TrainStep { shape: shape(NetworkStem::ImageNet, 3, 5, 8) };
@@ -184,7 +184,8 @@ fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
         assert!(tolerances.iter().all(|&loose| compare(&outputs, &expected, loose).is_ok()));
         let old = &inputs.f32("momentum")[first..][..len];
         let new = &mut outputs.f32_mut("new_momentum")[first..][..len];
-        // Half the gradient, as a lost time step or image would be at worst for the test.
+        // The gradient is halved, which is as small as the effect of a lost time step or image can
+        // be.
         new.iter_mut().zip(old).for_each(|(new, m)| *new = 0.5 * (*new + 0.9 * m));
         for &loose in &tolerances {
             assert!(compare(&outputs, &expected, loose).is_err(), "{name}");

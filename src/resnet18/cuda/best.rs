@@ -1,6 +1,6 @@
-//! The forward pass of ResNet-18 in one launch: `kernels/resnet18/best.cu`. Training keeps the
-//! results of the stem, so its convolution is that of the row `fused`, and its neurons with the
-//! pooling are another launch.
+//! The forward pass of ResNet-18 in one launch: `kernels/resnet18/best.cu`. Training needs the
+//! stem's results, so its stem uses the convolution of the row `fused`, and a separate launch for
+//! the neurons with the pooling.
 
 use super::fused::{
     ActivationRegion, Forward, MergedLayers, activation_regions, classifier_parameters,
@@ -24,27 +24,28 @@ use kernelgate::backend::program::{
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
-/// The kernels.
+/// Kernels of the rung `best`.
 pub const KERNELS: &[KernelSpec<TileGrid>] = &[LAYERS, STEM];
 
-/// Blocks of a group, and most groups at a time: the blocks have to be resident at once.
+/// Number of blocks in a group, which compute the same images.
 const BLOCKS_PER_GROUP: usize = 8;
+/// Maximum number of groups at a time, because all blocks have to be resident at once.
 const MAX_IMAGE_GROUPS: usize = 16;
-/// Rows of a pixel: all steps of a group's images.
+/// Number of rows for each pixel: all time steps of a group's images.
 const ROWS_PER_PIXEL: usize = 16;
-/// Layers behind the pooling.
+/// Number of layers after the pooling.
 const LAYERS_AFTER_POOLING: usize = 16;
-/// Channels of the first layer behind the pooling.
+/// Number of channels of the first layer after the pooling.
 const FIRST_LAYER_CHANNELS: usize = 64;
 const THREADS: usize = 640;
-/// Copies of weights that are ahead of their use, of 8 KiB.
+/// Number of weight copies of 8 KiB that can be ahead of their use.
 const WEIGHT_SLOTS: usize = 13;
 const SHARED_BYTES: usize = 226_560;
 const STEM_THREADS: usize = 128;
-/// The stem's filters: 64 of 7 rows of 8 pixels of 4 channels.
+/// Bytes of the stem's filters as fragments: 64 filters of 7 rows of 8 pixels of 4 channels.
 const FRAGMENT_BYTES: usize = FIRST_LAYER_CHANNELS * 7 * 8 * 4 * 2;
 
-/// The launches.
+/// Launches of `best` that replace the launches of single layers.
 pub const MERGED_LAYERS: MergedLayers = MergedLayers { stem, layers };
 
 const LAYERS: KernelSpec<TileGrid> = KernelSpec {
@@ -64,12 +65,9 @@ const LAYERS: KernelSpec<TileGrid> = KernelSpec {
     requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || [4, 8, 16].map(|steps| TileGrid { steps, blocks: [BLOCKS_PER_GROUP, 1] }).to_vec(),
     stages: STAGES,
-    ..KernelSpec::new(
-        kernel_file("resnet18/best", include_str!("../../../kernels/resnet18/best.cu")),
-        "resnet18_best_layers",
-        THREADS,
-        |grid| [grid.blocks[0], 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("resnet18/best"), "resnet18_best_layers", THREADS, |grid| {
+        [grid.blocks[0], 1, 1]
+    })
 };
 
 const STEM: KernelSpec<TileGrid> = KernelSpec {
@@ -81,8 +79,8 @@ const STEM: KernelSpec<TileGrid> = KernelSpec {
     ..LAYERS
 };
 
-/// Names of the kernel's stages, by their numbers in the kernel source. Waiting for spikes of other
-/// blocks counts to the layer that waits.
+/// Names of the kernel's timer stages, in the order of their numbers in the kernel. The wait for
+/// spikes of other blocks counts as time of the layer that waits.
 const STAGES: &[&str] = &[
     "start",
     "stem: images",
@@ -107,14 +105,15 @@ const STAGES: &[&str] = &[
     "classifier",
 ];
 
-/// Regions of the list of layers, of the words that blocks send each other, and of the rounds that
-/// each of them has done.
+/// Name of the region with the list of layers that the kernel reads.
 const LAYER_LIST: &str = "best_layers";
+/// Name of the region with the words that blocks send each other.
 const EXCHANGE_WORDS: &str = "best_sent";
+/// Name of the region with the number of rounds that each block has done.
 const ROUND_COUNTERS: &str = "best_rounds";
-/// Regions of inference: the stem's filters as fragments, and the pooled spikes that blocks send
-/// each other.
+/// Name of the region with the stem's filters as fragments, for inference.
 const STEM_FRAGMENTS: &str = "best_stem.fragments";
+/// Name of the region with the pooled spikes that blocks send each other.
 const STEM_EXCHANGE_WORDS: &str = "best_stem_sent";
 
 /// Checks that the kernel is compiled for a shape.
@@ -130,12 +129,13 @@ pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     Ok(())
 }
 
-/// Groups that compute images at the same time.
+/// Number of groups of blocks that compute images at the same time.
 fn image_groups(shape: &NetworkShape) -> usize {
     (shape.b * shape.t).div_ceil(ROWS_PER_PIXEL).min(MAX_IMAGE_GROUPS)
 }
 
-/// Declares weights in tiles that a training step packs: of all convolutions but the stem's.
+/// Declares the regions of weights in tiles, which a training step packs: of all convolutions but
+/// the stem's.
 pub fn declare_weight_tiles(program: &mut Program, network: &Network) {
     for conv in network.block_convolutions().skip(1) {
         let elements = conv.window.output.channels * weight_columns(network, conv);
@@ -207,14 +207,15 @@ fn layer_list_words(
     list
 }
 
-/// The layers' convolutions with the blocks that they are in.
+/// The layers' convolutions, each with its residual block.
 fn layers_with_blocks(
     network: &Network,
 ) -> impl Iterator<Item = (&ConvolutionLayer, &ResidualBlock)> {
     network.blocks.iter().flat_map(|block| [(&block.first, block), (&block.second, block)])
 }
 
-/// The tiles of a weight from tap 0 on. Taps before the first live one are neither held nor read.
+/// Pointer to the tiles of a weight from tap 0 on. Taps before the first live one are neither
+/// stored nor read.
 fn weight(program: &Program, conv: &ConvolutionLayer) -> TableWord {
     const FILTERS: usize = 32;
     let before = conv.window.live_taps().start * conv.window.input.channels;
@@ -224,8 +225,8 @@ fn weight(program: &Program, conv: &ConvolutionLayer) -> TableWord {
         .into()
 }
 
-/// Regions that a forward pass writes: not the spikes of the stem, which stay on the chip, and the
-/// spikes of later layers only if a training step keeps them. The currents of the stem are written
+/// Regions that a forward pass writes. The spikes of the stem stay on the chip, and the spikes of
+/// later layers are stored only if a training step needs them. The currents of the stem are written
 /// in training only.
 pub fn regions_written_forward(
     shape: &NetworkShape,
@@ -246,12 +247,12 @@ pub fn regions_written_forward(
     regions
 }
 
-/// The launches of inference.
+/// Program of ResNet-18 inference that stores no spikes of layers.
 pub fn program(shape: &NetworkShape) -> Program {
     inference_launches(shape, false)
 }
 
-/// The launches of inference; `keep` decides whether the spikes of all layers are kept.
+/// Program of ResNet-18 inference; `keep` decides whether the spikes of all layers are stored.
 pub fn inference_launches(shape: &NetworkShape, keep: bool) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
@@ -265,7 +266,7 @@ pub fn inference_launches(shape: &NetworkShape, keep: bool) -> Program {
     program
 }
 
-/// Declares parameters as the kernel reads them: weights in tiles, the stem's as fragments.
+/// Declares parameters in the kernel's layouts: weights in tiles, those of the stem as fragments.
 fn declare_packed(program: &mut Program, shape: &NetworkShape, network: &Network) {
     for PackedRegion { name, bytes, part } in packed_regions(shape, network) {
         let conv = network.block_convolutions().find(|conv| weight_region_name(conv) == name);
@@ -309,8 +310,8 @@ fn stem(forward: &Forward, program: &mut Program) {
     program.add(launch.programmatic());
 }
 
-/// Adds the launch that computes all layers to the program. With a null address of the logits it
-/// ends before the classifier.
+/// Adds the launch that computes all layers to the program. With a null address of the logits the
+/// launch ends before the classifier.
 fn layers(forward: &Forward, program: &mut Program, logits: Operand) {
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last_frame();

@@ -1,5 +1,5 @@
-//! A training step of ResNet-18 over several GPUs: `best` on each, with the gradients of the last
-//! stages summed over the GPUs while the backward pass goes on.
+//! A training step of ResNet-18 over several GPUs: `best` on each GPU. The gradients of the last
+//! stages are summed over the GPUs while the backward pass goes on.
 
 use super::fused_train;
 use crate::collective::InPlaceSum;
@@ -10,14 +10,14 @@ use kernelgate::backend::program::set::{self, RankProgram};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
-/// Device memory of the training step on one GPU, bytes.
+/// Bytes of device memory of the training step on one GPU.
 pub fn device_bytes_per_gpu(problem: &DataParallel) -> u64 {
     let shape = problem.step_of_one_gpu().shape;
     let sums = fused_train::gradient_sums_by_bucket(&shape, problem.gpus);
     fused_train::launches_of_one_gpu(&shape, problem.gpus, sums).device_bytes()
 }
 
-/// Loads a program on each GPU, and connects their sums.
+/// Loads a program on each GPU, and connects the programs' sums over GPUs.
 pub fn prepare_rank_programs(
     problem: &DataParallel,
     inputs: &Tensors,

@@ -1,6 +1,6 @@
 //! The forward pass of ResNet-18 with one kernel for each layer: `kernels/resnet18/fused.cu`. The
-//! stem is computed once an image, by the library's GEMM, and the classifier reads the sum over
-//! time.
+//! stem's convolution is computed once for each image by the library's GEMM, and the classifier
+//! reads the sum of spikes over time.
 
 use super::per_op::{
     POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name, declare_images_and_logits,
@@ -20,20 +20,17 @@ use kernelgate::backend::program::{
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
-/// The kernels.
+/// Kernels of the rung `fused`.
 pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, CLASSIFIER_TAIL];
 
-const BLOCK: KernelSpec<TileGrid> = tiled(
-    kernel_file("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu")),
-    "resnet18_fused_block",
-);
+const BLOCK: KernelSpec<TileGrid> = tiled(kernel_file("resnet18/fused"), "resnet18_fused_block");
 const BLOCK_WIDE: KernelSpec<TileGrid> = wide_build(BLOCK);
 const STEM: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..BLOCK };
 const POOL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
 const CLASSIFIER_TAIL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
 
-/// A region of activations and its bytes.
+/// Name and size in bytes of a region of activations.
 pub type ActivationRegion = (String, usize);
 
 /// Regions that a forward pass writes, and regions that only a backward pass needs.
@@ -63,31 +60,33 @@ pub fn activation_regions(
     regions
 }
 
-/// Declares activations.
+/// Declares regions of activations.
 pub fn declare_activations(program: &mut Program, regions: Vec<ActivationRegion>) {
     for (name, bytes) in regions {
         program.scratch(name, MemoryPurpose::Activations, bytes);
     }
 }
 
-/// Declares the operand of the stem's GEMM.
+/// Declares the region of the operand of the stem's GEMM.
 pub fn declare_stem_operand(program: &mut Program, shape: &NetworkShape, network: &Network) {
     let rows = shape.b * network.stem.window.output.pixel_count();
     let bytes = rows * padded_stem_columns(network) * Dtype::Bf16.bytes();
     program.scratch("operand", MemoryPurpose::Workspace, bytes);
 }
 
-/// Region of the currents of a layer; of the stem's without bias, once an image.
+/// Name of the region of a layer's currents. For the stem it holds the convolution without bias,
+/// once for each image.
 pub fn currents_region_name(layer: usize) -> String {
     SavedForwardRegions::Currents.currents(layer)
 }
 
-/// Region of the gradient of a layer's currents, bf16; of the stem's summed over the steps.
+/// Name of the region of the gradient of a layer's currents, in bf16; the stem's gradient is summed
+/// over the steps.
 pub fn currents_gradient_name(layer: usize) -> String {
     format!("gradient{layer}")
 }
 
-/// The launches of inference.
+/// Program of ResNet-18 inference.
 pub fn program(shape: &NetworkShape) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
@@ -102,14 +101,14 @@ pub fn program(shape: &NetworkShape) -> Program {
 
 /// Launches that replace the launches of single layers.
 pub struct MergedLayers {
-    /// The stem's neurons with the pooling, in training.
+    /// Launches the stem's neurons with the pooling, in training.
     pub stem: fn(&Forward, &mut Program),
-    /// Adds a launch of all layers after the pooling; with the stem in inference, and with the
+    /// Adds a launch of all layers after the pooling. It includes the stem in inference, and the
     /// classifier if the address of the logits is not null.
     pub layers: fn(&Forward, &mut Program, Operand),
 }
 
-/// Writes the forward pass.
+/// Writes the launches of a forward pass.
 pub struct Forward<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
@@ -117,18 +116,18 @@ pub struct Forward<'a> {
     pub network: &'a Network,
     /// Whether a backward pass follows and biases are unpacked parameters.
     pub training: bool,
-    /// Launches that compute several layers at once.
+    /// Launches that compute several layers at once, if the row has them.
     pub merged: Option<&'static MergedLayers>,
 }
 
 impl Forward<'_> {
-    /// A region that only a training step has, else null.
+    /// Address of a region that only a training step declares; otherwise null.
     pub fn training_region_or_null(&self, program: &Program, name: &str) -> Operand {
         if self.training { program.at(name).into() } else { NULL }
     }
 
-    /// A convolution's bias. The packed biases are divided by the number of time steps, except the
-    /// stem's bias.
+    /// Address of a convolution's bias. The packed biases are divided by the number of time steps,
+    /// except the stem's bias.
     pub fn bias(&self, program: &Program, conv: &ConvolutionLayer) -> Operand {
         match self.training {
             true => training_parameter(program, conv.first_bias_element()),
@@ -147,7 +146,7 @@ impl Forward<'_> {
         TileGrid { steps: self.shape.t, blocks: [elements.div_ceil(2 * THREADS), 1] }
     }
 
-    /// Images to logits.
+    /// Adds the whole forward pass, from images to logits, to the program.
     pub fn whole(&self, program: &mut Program, logits: Operand) {
         let (network, images) = (self.network, self.shape.b);
         let stem = self.training || self.merged.is_none();
@@ -239,8 +238,8 @@ impl Forward<'_> {
         );
     }
 
-    /// A convolution with its neurons; at the end of a block, which reads `input`, with the
-    /// residual.
+    /// Adds a convolution with its neurons to the program. At the end of a block, which reads
+    /// `input`, the residual is added.
     fn layer(
         &self,
         program: &mut Program,
@@ -285,7 +284,8 @@ impl Forward<'_> {
         program.in_range(&conv.name, |program| program.add(launch));
     }
 
-    /// The classifier; in training with the gradient of the last currents.
+    /// Adds the classifier to the program; in training it also computes the gradient of the last
+    /// currents.
     fn launch_classifier(&self, program: &mut Program, logits: Operand) {
         let (shape, network) = (self.shape, self.network);
         let map = network.last_frame();
@@ -314,25 +314,25 @@ impl Forward<'_> {
     }
 }
 
-/// Operand of a parameter of a training step.
+/// Address of a parameter in a training step.
 pub fn training_parameter(program: &Program, index: usize) -> Operand {
     program.at("parameters").plus(index * Dtype::F32.bytes()).into()
 }
 
-/// Weight and bias of the classifier in a training step.
+/// Addresses of the classifier's weight and bias in a training step.
 pub fn classifier_parameters(program: &Program, network: &Network) -> [Operand; 2] {
     let bias = network.classifier + CLASS_COUNT * network.last_frame().channels;
     [network.classifier, bias].map(|index| training_parameter(program, index))
 }
 
-/// Operand of a convolution's weight, beginning at tap 0. Taps before the first live one are
-/// neither held nor read.
+/// Address of a convolution's weight from tap 0 on. Taps before the first live one are neither
+/// stored nor read.
 pub fn weight(program: &Program, conv: &ConvolutionLayer) -> Operand {
     let before = conv.window.live_taps().start * conv.window.input.channels;
     program.at(&weight_region_name(conv)).address_before(before * Dtype::Bf16.bytes()).into()
 }
 
-/// θ and Tmax.
+/// Arguments of a kernel's neurons: θ and Tmax.
 pub fn neuron_launch_arguments(shape: &NetworkShape) -> [Operand; 2] {
     let neuron = shape.neuron();
     [Operand::from(neuron.threshold as f32), Operand::from(neuron.tracer_max)]

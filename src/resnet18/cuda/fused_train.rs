@@ -1,6 +1,6 @@
-//! A training step of ResNet-18 with one kernel for each layer: `fused`'s forward pass with its
-//! currents kept, `kernels/resnet18/fused_backward.cu`, and the operations on all parameters at
-//! once in `kernels/resnet18/fused_step.cu`.
+//! A training step of ResNet-18 with one kernel for each layer: the forward pass of `fused` with
+//! its currents stored, `kernels/resnet18/fused_backward.cu`, and the operations on all parameters
+//! at once in `kernels/resnet18/fused_step.cu`.
 
 use std::rc::Rc;
 
@@ -37,13 +37,8 @@ pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK_KERNEL, WIDE_BLOCK_KERNEL, 
 /// Kernels over all parameters; their parameter is the number of blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SUM_PARTS, SGD];
 
-const BLOCK_KERNEL: KernelSpec<TileGrid> = tiled(
-    kernel_file(
-        "resnet18/fused_backward",
-        include_str!("../../../kernels/resnet18/fused_backward.cu"),
-    ),
-    "resnet18_fused_block_backward",
-);
+const BLOCK_KERNEL: KernelSpec<TileGrid> =
+    tiled(kernel_file("resnet18/fused_backward"), "resnet18_fused_block_backward");
 const WIDE_BLOCK_KERNEL: KernelSpec<TileGrid> = wide_build(BLOCK_KERNEL);
 const STEM: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK_KERNEL };
@@ -53,7 +48,7 @@ const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
     shared_bytes: |_| SHARED_BYTES_PER_GROUP,
     variants: || vec![1],
     ..KernelSpec::new(
-        kernel_file("resnet18/fused_step", include_str!("../../../kernels/resnet18/fused_step.cu")),
+        kernel_file("resnet18/fused_step"),
         "resnet18_fused_weight_gradients",
         GROUP,
         |blocks| [*blocks, 1, 1],
@@ -64,24 +59,24 @@ const PACK: KernelSpec<usize> =
 const SUM_PARTS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sum_parts", ..PACK };
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK };
 
-/// Buckets of gradients, and their sums over GPUs beside the backward pass.
+/// Exchange of gradient buckets between GPUs, concurrently with the backward pass.
 struct BucketExchange {
     buckets: GradientBuckets,
-    /// Lane of the sums.
+    /// Lane in which the sums over GPUs run.
     lane: Lane,
     /// The sum over GPUs for each bucket of gradients.
     sums: Vec<Rc<InPlaceSum>>,
-    /// Share of this GPU's images among all.
+    /// Fraction of all images that this GPU has.
     share: f32,
 }
 
-/// The sums over GPUs of a training step, one a bucket.
+/// Sums over GPUs in a training step, one for each bucket of gradients.
 pub fn gradient_sums_by_bucket(shape: &NetworkShape, gpus: usize) -> Vec<Rc<InPlaceSum>> {
     let buckets = GradientBuckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus);
     buckets.bytes().iter().map(|bytes| InPlaceSum::new(gpus, *bytes)).collect()
 }
 
-/// Declares everything but inputs, outputs and lists.
+/// Declares all regions except inputs, outputs and job lists.
 fn declare(
     program: &mut Program,
     shape: &NetworkShape,
@@ -126,17 +121,17 @@ fn declare(
     }
 }
 
-/// The launches of a training step whose forward pass has one launch for each layer.
+/// Program of a training step whose forward pass has one launch for each layer.
 pub fn program(shape: &NetworkShape) -> Program {
     write(Program::new(), shape, false, None)
 }
 
-/// The launches of a training step whose forward pass has all layers in one launch.
+/// Program of a training step whose forward pass computes all layers in one launch.
 pub fn merged_launches(shape: &NetworkShape) -> Program {
     write(Program::new(), shape, true, None)
 }
 
-/// The launches of one GPU, with those sums of gradients in a lane of their own.
+/// Program of a training step on one GPU; the sums of gradients over GPUs have their own lane.
 pub fn launches_of_one_gpu(
     shape: &NetworkShape,
     gpus: usize,
@@ -174,7 +169,7 @@ fn write(
     program
 }
 
-/// Writes a training step.
+/// Writes the launches of a training step.
 struct Step<'a> {
     forward: Forward<'a>,
     tensors: TrainingTensors,
@@ -192,7 +187,7 @@ impl Step<'_> {
         program.in_range("Optimizer", |program| {
             let tensors = [parameters, momentum, new_parameters, new_momentum];
             self.all(program, &SGD, "sgd0", (tensors, SGD_MOMENTUM, LEARNING_RATE));
-            // The last sum runs beside the update of the parameters before.
+            // The last sum runs concurrently with the update of earlier parameters.
             if let Some(exchanged) = &self.exchanged {
                 program.wait(Lane::MAIN_LANE, exchanged.lane);
                 self.all(program, &SGD, "sgd1", (tensors, SGD_MOMENTUM, LEARNING_RATE));
@@ -200,7 +195,7 @@ impl Step<'_> {
         });
     }
 
-    /// A kernel over all parameters, by its list.
+    /// Adds the launch of a kernel that processes the jobs of a list for all parameters.
     fn all(
         &self,
         program: &mut Program,
@@ -215,7 +210,8 @@ impl Step<'_> {
         program.add(if waits { launch } else { launch.programmatic() });
     }
 
-    /// The gradients of a bucket's weights, and their sum over GPUs under what follows.
+    /// Adds the gradients of a bucket's weights, and their sum over GPUs, which runs concurrently
+    /// with later launches.
     fn weight_gradients_of_bucket(&self, program: &mut Program, bucket: usize) {
         program.in_range("Weight_Gradients", |program| {
             self.all(program, &WEIGHT_GRADIENTS, &format!("gradients{bucket}"), ());

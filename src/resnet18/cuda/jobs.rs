@@ -1,5 +1,6 @@
-//! Jobs of the kernels over all parameters: for each kernel a list of jobs, with the structures of
-//! `kernels/resnet18/fused_step.cu` and 64 bits a field, and the job of each of its blocks.
+//! Jobs of the kernels that process all parameters at once. Each kernel has a list of jobs, in the
+//! structures of `kernels/resnet18/fused_step.cu` with 64 bits a field, and a list of the job of
+//! each of its blocks.
 
 use std::collections::BTreeMap;
 
@@ -15,16 +16,17 @@ use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Map, Network, Resi
 use kernelgate::backend::program::{MemoryPurpose, Pointer, Program, TableWord};
 use kernelgate::workload::Dtype;
 
-/// Packets of four elements of a thread, if a block is not a tile.
+/// Number of packets of four elements that a thread handles, if its block is not a tile.
 pub const PACKETS: usize = 4;
-/// Elements of a block that is not a tile.
+/// Number of elements that a block handles, if it is not a tile.
 const ELEMENTS: usize = GROUP * PACKETS * 4;
-/// Minimum number of tiles of rows that a part of a weight's gradient sums, if there are as many.
+/// Minimum number of row tiles that a part of a weight's gradient sums, if the gradient has as
+/// many.
 const MIN_ROW_TILES_PER_PART: usize = 16;
-/// Limit of the number of blocks of a weight, which limits its parts.
+/// Maximum number of blocks for one weight, which limits its number of parts.
 const MAX_BLOCKS_PER_WEIGHT: usize = 256;
 
-/// A list: the jobs, and the job of each block.
+/// A job list: the jobs, and the job of each block.
 #[derive(Default)]
 struct JobList {
     jobs: Vec<TableWord>,
@@ -45,12 +47,13 @@ impl JobList {
 /// other gradients.
 pub const GRADIENT_BUCKETS: usize = 3;
 
-/// The gradients that GPUs sum, in the order in which the backward pass computes them: a bucket is one
-/// region of device memory.
+/// Buckets of gradients that GPUs sum, in the order in which the backward pass computes them. A
+/// bucket is one region of device memory.
 pub struct GradientBuckets {
-    /// Bytes of each.
+    /// Size of each bucket in bytes.
     bytes: Vec<usize>,
-    /// Bucket of a weight and its bias, and their offset in bytes, by the weight's first element.
+    /// Bucket of a weight and its bias, and the offset in bytes of each, by the index of the
+    /// weight's first element.
     places: BTreeMap<usize, (usize, usize)>,
 }
 
@@ -80,45 +83,46 @@ impl GradientBuckets {
         *end += elements.next_multiple_of(4) * Dtype::F32.bytes();
     }
 
-    /// Bytes of each bucket.
+    /// Size of each bucket in bytes.
     pub fn bytes(&self) -> &[usize] {
         &self.bytes
     }
 
-    /// Region of a bucket.
+    /// Name of the region of a bucket.
     pub fn name(bucket: usize) -> String {
         format!("exchanged{bucket}")
     }
 
-    /// Declares the regions.
+    /// Declares the regions of all buckets.
     pub fn declare(&self, program: &mut Program) {
         for (bucket, bytes) in self.bytes.iter().enumerate() {
             program.scratch(Self::name(bucket), MemoryPurpose::Gradients, *bytes);
         }
     }
 
-    /// Bucket and place of a weight's gradient, by the weight's first element.
+    /// Bucket of a weight's gradient and its address, by the index of the weight's first element.
     pub fn place(&self, program: &Program, element: usize) -> (usize, Pointer) {
         let (bucket, offset) = self.places[&element];
         (bucket, program.at(&Self::name(bucket)).plus(offset))
     }
 }
 
-/// Job lists of the weight kernels; the gradient lists are one for each bucket, or a single list.
+/// Job lists of the weight kernels. There is one list of gradients for each bucket, or a single
+/// list.
 #[derive(Default)]
 pub struct JobLists {
     pack: JobList,
     gradients: Vec<JobList>,
-    /// Jobs that sum the parts of gradients; only with buckets.
+    /// Jobs that sum the parts of gradients; they exist only with buckets.
     sums: Vec<JobList>,
-    /// Updates behind all buckets but the last one, and behind that.
+    /// SGD updates after all buckets but the last one, and after the last one.
     sgd: [JobList; 2],
 }
 
 impl JobLists {
-    /// Jobs of a network whose regions are declared. Weights that have regions in the tile layout
-    /// are also packed in that layout. `mean` is the share of this GPU's images among all, for the
-    /// mean over images.
+    /// Creates the jobs of a network whose regions are declared. Weights that have regions in the
+    /// tile layout are also packed in that layout. `mean` is the fraction of all images that this
+    /// GPU has, for the mean over images.
     pub fn new(
         shape: &NetworkShape,
         network: &Network,
@@ -168,7 +172,7 @@ impl JobLists {
             Some((bucket, whole)) => (bucket, Some(whole)),
             None => (0, None),
         };
-        // A gradient of one part is computed where it is exchanged.
+        // A gradient with a single part is computed directly in its bucket.
         let sums =
             whole.filter(|_| parts == 1).unwrap_or_else(|| program.at(&gradient_parts_name(conv)));
         let SummedFrames { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
@@ -223,14 +227,14 @@ impl JobLists {
         );
     }
 
-    /// The sum of the parts of a gradient.
+    /// Adds the job that sums the parts of a gradient.
     fn sum(&mut self, bucket: usize, parts: Pointer, to: Pointer, count: usize, elements: usize) {
         let fields = [parts, to].map(TableWord::Pointer).into_iter();
         let fields = fields.chain(sizes([count, elements, elements]));
         self.sums[bucket].push_job(elements.div_ceil(ELEMENTS), fields);
     }
 
-    /// SGD of a parameter `[rows, depth]` whose gradient holds only a range of columns.
+    /// Adds the SGD job of a parameter `[rows, depth]` whose gradient has only a range of columns.
     fn update(
         &mut self,
         bucket: usize,
@@ -249,7 +253,7 @@ impl JobLists {
         self.sgd[last].push_job(elements.div_ceil(ELEMENTS), fields);
     }
 
-    /// The lists that have jobs, with their names.
+    /// Lists that have jobs, with their names.
     fn lists_by_name(&self) -> impl Iterator<Item = (String, &JobList)> {
         let by_bucket = |name: &'static str, lists: &'_ [JobList]| -> Vec<String> {
             (0..lists.len()).map(|bucket| format!("{name}{bucket}")).collect()
@@ -264,14 +268,14 @@ impl JobLists {
             .filter(|(_, list)| list.count > 0)
     }
 
-    /// Blocks of a kernel; 0 without jobs.
+    /// Number of blocks of a kernel; 0 without jobs.
     pub fn blocks(&self, name: &str) -> usize {
         self.lists_by_name()
             .find(|(known, _)| known == name)
             .map_or(0, |(_, list)| list.owners.len())
     }
 
-    /// Regions of a list: jobs, and the job of each block.
+    /// Names of the two regions of a list: the jobs, and the job of each block.
     pub fn regions(name: &str) -> [String; 2] {
         [format!("{name}_jobs"), format!("{name}_owners")]
     }
@@ -323,7 +327,7 @@ pub fn declare_gradient_parts(
     }
 }
 
-/// Extents as words.
+/// Extents as words of a job.
 fn sizes<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = TableWord> {
     sizes.into_iter().map(|size| TableWord::Value(size as i64))
 }
@@ -332,22 +336,22 @@ fn gradient_parts_name(conv: &ConvolutionLayer) -> String {
     format!("{}.parts", conv.name)
 }
 
-/// Parts that the gradient of a weight is summed in.
+/// Number of parts in which the gradient of a weight is summed.
 fn gradient_parts(shape: &NetworkShape, network: &Network, conv: &ConvolutionLayer) -> usize {
     let blocks = weight_columns(network, conv) / TILE * (conv.window.output.channels / TILE);
-    // Rows are all steps of an image at a pixel, the stem's one step.
+    // Rows of the GEMM are all time steps of an image at a pixel; for the stem a single step.
     let steps = if conv.weight == network.stem.weight { 1 } else { shape.t };
     let tiles = conv.window.output.pixel_count() * (shape.b * steps).div_ceil(TILE);
     (tiles / MIN_ROW_TILES_PER_PART).clamp(1, MAX_BLOCKS_PER_WEIGHT.div_ceil(blocks))
 }
 
-/// The frames that the gradient of a weight is summed over.
+/// Frames over which the gradient of a weight is summed.
 struct SummedFrames {
-    /// Name of the region of frames that the convolution reads.
+    /// Name of the region of the frames that the convolution reads.
     frames: String,
-    /// Layer of the neurons that its output goes to.
+    /// Index of the layer of neurons that receives the convolution's output.
     layer: usize,
-    /// Extents of a frame.
+    /// Extents of one frame.
     map: Map,
     steps: usize,
     fed: usize,
@@ -356,8 +360,8 @@ struct SummedFrames {
     first_tap: usize,
 }
 
-/// Every convolution with the frames that its gradient is summed over. The stem's operand, which is
-/// the same in every time step, was gathered before: for this kernel the stem is a convolution of
+/// Every convolution with the frames over which its gradient is summed. The stem's operand is the
+/// same in every time step and was gathered before: for this kernel the stem is a convolution of
 /// one pixel and one time step.
 fn convolutions<'a>(
     shape: &NetworkShape,

@@ -1,10 +1,11 @@
-//! ResNet-18 on the GPU: from a launch an operation and time step to the network in one launch.
+//! ResNet-18 on the GPU: from one launch for each operation and time step to the whole network in
+//! one launch.
 //!
 //! Each kernel's file under `kernels/resnet18` explains its computation, thread mapping and bound.
-//! A rung is a `Program`: its launches and the memory that they work on. Weights are packed while a
-//! case is prepared. Neurons start from their first step, so there is no reset to launch; frames
-//! lie time-major as every kernel reads them, so that only the stem's operand is gathered.
-//! Deliberately absent: f32.
+//! A rung is a `Program`: its launches and their memory. Weights are packed while a case is
+//! prepared. Neurons start from their first step, so no launch resets them. Frames are time-major
+//! as every kernel reads them, so that only the stem's operand is gathered. The dtype f32 is
+//! excluded on purpose.
 
 mod best;
 mod data_parallel;
@@ -36,7 +37,7 @@ pub fn kernels() -> Vec<ListedKernel> {
     .concat()
 }
 
-/// Inference ladder.
+/// Ladder of ResNet-18 inference.
 pub const INFERENCE: &[Implementation<Inference>] = &[
     Implementation {
         name: "cuda/per_op",
@@ -84,7 +85,7 @@ fn prepare_train_step(
     supported(&problem.shape)
 }
 
-/// Training ladder.
+/// Ladder of a ResNet-18 training step.
 pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     Implementation {
         name: "cuda/per_op",
@@ -123,7 +124,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     },
 ];
 
-/// Training over several GPUs.
+/// Rows of a training step over several GPUs.
 pub const DATA_PARALLEL: &[Implementation<DataParallel>] = &[Implementation {
     name: "cuda/best",
     about: "best on each GPU; gradients are summed over peer memory in three buckets, beside the \

@@ -1,5 +1,6 @@
-//! A launch an operation, and for neurons and pooling a launch an operation and time step: gathered
-//! operands, the library's GEMMs, the neurons of `st_bif/forward` one step at a time.
+//! Rung with one launch for each operation; neurons and pooling take one launch for each time step.
+//! Operands are gathered, GEMMs are the library's, and neurons are those of `st_bif/forward`, one
+//! step at a time.
 
 use super::weights::{
     bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
@@ -19,16 +20,16 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
-/// Threads a block.
+/// Number of threads in a block.
 const THREADS: usize = 256;
 /// Number of columns that a gathering thread handles.
 const GATHERED_COLUMNS_PER_THREAD: usize = 8;
 
-/// Names of the ranges of the stages.
+/// Names of the profiler ranges of the four stages.
 pub const STAGE_RANGES: [&str; 4] =
     ["Layer1_ResBlocks", "Layer2_ResBlocks", "Layer3_ResBlocks", "Layer4_ResBlocks"];
 
-/// Kernel rows; their parameter is the number of elements, one a thread.
+/// Kernels of the rung `per_op`. Their parameter is the number of elements, one for each thread.
 pub const KERNELS: &[KernelSpec<usize>] = &[
     ENCODE_KERNEL,
     GATHER_KERNEL,
@@ -44,13 +45,13 @@ const ENCODE_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        kernel_file("resnet18/per_op", include_str!("../../../kernels/resnet18/per_op.cu")),
+        kernel_file("resnet18/per_op"),
         "resnet18_per_op_encode",
         THREADS,
         |elements| [elements.div_ceil(THREADS), 1, 1],
     )
 };
-/// `fused` has this kernel too, for the images.
+/// Kernel that gathers images, which `fused` launches too.
 pub const GATHER_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_per_op_gather", ..ENCODE_KERNEL };
 const GATHER_SPIKES_KERNEL: KernelSpec<usize> =
@@ -61,23 +62,24 @@ const ADD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_add", ..ENC
 const ADD_SPIKES_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_per_op_add_spikes", ..ENCODE_KERNEL };
 const POOL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_pool", ..ENCODE_KERNEL };
-/// Kernel of the classifier: each block computes one class of one image. Also of `fused`.
+/// Kernel of the classifier, which `fused` launches too: each block computes one class of one
+/// image.
 pub const CLASSIFY_KERNEL: KernelSpec<usize> = KernelSpec {
     symbol: "resnet18_per_op_classify",
     blocks: |blocks| [*blocks, 1, 1],
     ..ENCODE_KERNEL
 };
 
-/// Results of a forward pass that a backward pass reads.
+/// Results of a forward pass that are stored for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SavedForwardRegions {
-    /// No results are kept: one region of currents serves all layers.
+    /// No results are stored: one region of currents serves all layers.
     Nothing,
-    /// The currents of every layer, and the taps that the pooling read.
+    /// The currents of every layer, and the taps of the pooling's maxima.
     Currents,
 }
 
-/// Region of the taps that the pooling read, a byte each.
+/// Name of the region of the taps of the pooling's maxima, one byte each.
 pub const POOLED_TAPS: &str = "pooled_sources";
 
 impl SavedForwardRegions {
@@ -90,7 +92,7 @@ impl SavedForwardRegions {
     }
 }
 
-/// Declares everything but parameters, images and outputs.
+/// Declares all regions except parameters, images and outputs.
 pub fn declare_scratch(
     program: &mut Program,
     shape: &NetworkShape,
@@ -137,12 +139,12 @@ pub fn declare_scratch(
     }
 }
 
-/// Region of a layer's spikes, a byte each.
+/// Name of the region of a layer's spikes, one byte each.
 pub fn layer_spikes_name(layer: usize) -> String {
     format!("spikes{layer}")
 }
 
-/// Region of the spikes that a block reads.
+/// Name of the region of the spikes that a residual block reads.
 pub fn block_input_name(network: &Network, block: usize) -> String {
     if block == 0 && network.pool.is_some() {
         "pooled".to_owned()
@@ -158,7 +160,7 @@ pub fn declare_images_and_logits(program: &mut Program, shape: &NetworkShape) ->
     program.output("logits", shape.logits(), Dtype::F32)
 }
 
-/// The launches of inference.
+/// Program of ResNet-18 inference.
 pub fn program(shape: &NetworkShape) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
@@ -170,7 +172,7 @@ pub fn program(shape: &NetworkShape) -> Program {
     program
 }
 
-/// Writes the forward pass.
+/// Writes the launches of a forward pass.
 pub struct Forward<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
@@ -181,7 +183,7 @@ pub struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// Images to logits.
+    /// Adds the whole forward pass, from images to logits, to the program.
     pub fn whole(&self, program: &mut Program, logits: Pointer) {
         program.in_range("Main_Inference_Timing_Run", |program| {
             program.in_range("Time_Encoding", |program| self.encode_images(program));
@@ -218,7 +220,7 @@ impl Forward<'_> {
         }
     }
 
-    /// The stem's operand.
+    /// Gathers the operand of the stem's GEMM.
     fn gather_stem_operand(&self, program: &mut Program) {
         let (stem, frames) = (&self.network.stem, self.shape.frame_count());
         gather_images(program, stem, frames, padded_stem_columns(self.network), "frames");
@@ -233,7 +235,7 @@ impl Forward<'_> {
         self.neurons(program, 0, self.network.pool.as_ref());
     }
 
-    /// The operand of a convolution of spikes.
+    /// Gathers the GEMM operand of a convolution of spikes.
     pub fn gather_spikes(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str) {
         let taps = conv.window.live_taps();
         let rows = self.shape.frame_count() * conv.window.output.pixel_count();
@@ -244,7 +246,7 @@ impl Forward<'_> {
         program.launch(&GATHER_SPIKES_KERNEL, &packets, arguments);
     }
 
-    /// A convolution of spikes into `to`, with its bias.
+    /// Adds a convolution of spikes with its bias, which writes to `to`.
     fn convolve(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str, to: &str) {
         let window = &conv.window;
         let rows = self.shape.frame_count() * window.output.pixel_count();
@@ -368,7 +370,7 @@ pub fn gather_images(
     );
 }
 
-/// The stem's GEMM.
+/// Adds the GEMM of the stem to the program.
 pub fn launch_stem_gemm(
     program: &mut Program,
     stem: &ConvolutionLayer,
@@ -382,13 +384,13 @@ pub fn launch_stem_gemm(
     program.gemm(Lane::MAIN_LANE, spec, operands);
 }
 
-/// The GEMM of a convolution: a gathered operand by the weights `[filters, depth]`.
+/// GEMM of a convolution: a gathered operand times the weights `[filters, depth]`.
 const fn launch_convolution_gemm(rows: usize, filters: usize, depth: usize) -> GemmSpec {
     let plain = GemmSpec::new(rows, filters, depth, MatrixDtype::Bf16, MatrixDtype::F32);
     GemmSpec { b_transposed: true, ..plain }
 }
 
-/// Side, channels, side of the output, kernel, stride.
+/// Kernel arguments of a window: side, channels, side of the output, kernel, stride.
 pub fn window_arguments(window: &ConvolutionWindow) -> [Operand; 5] {
     let ConvolutionWindow { input, output, kernel, stride } = *window;
     int_operands([input.side, input.channels, output.side, kernel, stride])

@@ -1,5 +1,6 @@
-//! Tests of refusals and declared memory on any machine; on a GPU every rung is compared with the
-//! reference, including the spikes of every layer, and its memory with the declared memory.
+//! Tests of refused problems and of declared memory, which run on any machine. On a GPU every rung
+//! is compared with the reference, including the spikes of every layer, and its memory is compared
+//! with the declared memory.
 
 use super::per_op::layer_spikes_name;
 use super::*;
@@ -49,7 +50,7 @@ fn rows_reject_unsupported_problems_with_a_reason() {
     );
 }
 
-/// The programs of every row that computes a problem, by the name of the row.
+/// Programs of all rows that support a problem, with the names of the rows.
 fn programs_by_row(shape: NetworkShape) -> Vec<(&'static str, Program)> {
     let (inference, training) = (Inference { shape }, TrainStep { shape });
     let mut all = Vec::new();
@@ -126,7 +127,7 @@ fn tiles_have_swizzled_rows() {
     assert_eq!(weights::live_weight_columns(&last.second), last.second.window.input.channels);
 }
 
-/// Odd batches, both stems, every number of steps that is compiled.
+/// Batches of odd size, both stems, and every number of steps for which there is a build.
 #[test]
 fn every_rung_is_the_reference_bit_for_bit() {
     let Some((device, _alone)) = gpu() else { return };
@@ -136,7 +137,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
         (NetworkStem::ImageNet, 64, 9, 16, 16),
         (NetworkStem::Cifar, 8, 3, 5, 8),
         (NetworkStem::ImageNet, 64, 5, 4, 8),
-        // More images than are computed at a time.
+        // More images than `best` computes at a time.
         (NetworkStem::ImageNet, 64, 35, 8, 8),
     ] {
         let problem = Inference { shape: shape(stem, width, b, t, level) };
@@ -254,7 +255,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
         let used = before - free();
         drop(task);
         let declared = row.device_bytes(&problem).unwrap() as f64;
-        // Allocations come from the driver in pieces of 32 MiB.
+        // The driver allocates in pieces of 32 MiB.
         let apart = (used - declared).abs();
         assert!(apart <= 0.05 * declared + 64e6, "{}: declared {declared}, used {used}", row.name);
         eprintln!("{}: declared {declared}, used {used}", row.name);

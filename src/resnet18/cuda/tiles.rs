@@ -9,23 +9,23 @@ use kernelgate_cuda::{Device, KernelSpec, Source};
 pub struct TileGrid {
     /// Number of time steps, for which the kernel is compiled: 4, 8 or 16.
     pub steps: usize,
-    /// Grid size in blocks in x and y.
+    /// Number of blocks of the grid in x and y.
     pub blocks: [usize; 2],
 }
 
-/// Threads that share a tile; blocks have one, two or four such groups.
+/// Number of threads that share a tile; blocks have one, two or four such groups.
 pub const GROUP: usize = 128;
-/// Threads a block, unless a row has its own.
+/// Number of threads in a block, unless a row has its own.
 pub const THREADS: usize = 2 * GROUP;
-/// Rows and columns of a tile, and channels of a step of a GEMM: a row is all time steps of an
-/// image at one pixel.
+/// Number of rows and columns of a tile, and of channels in a step of a GEMM. A row is one time
+/// step of an image at one pixel.
 pub const TILE: usize = 64;
-/// Steps of a group's GEMM whose operands are in shared memory.
+/// Number of steps of a group's GEMM whose operands are in shared memory.
 const STAGES_AHEAD: usize = 3;
-/// Shared memory of a group: two operands in bf16.
+/// Shared memory of a group: stages of two operands in bf16.
 pub const SHARED_BYTES_PER_GROUP: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
 
-/// A launch over tiles: the common part of the rows of one file.
+/// Declares a kernel that is launched over tiles: the common part of all rows of one file.
 pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<TileGrid> {
     KernelSpec {
         defines: |grid| vec![format!("STEPS={}", grid.steps)],
@@ -36,8 +36,8 @@ pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<TileGrid>
     }
 }
 
-/// A build with blocks of four groups, for grids whose every block has a multiprocessor of its
-/// own, and one that holds its shared memory.
+/// Build of a kernel with blocks of four groups, for grids in which every block has a
+/// multiprocessor of its own.
 pub const fn wide_build(narrow: KernelSpec<TileGrid>) -> KernelSpec<TileGrid> {
     KernelSpec {
         threads: 2 * THREADS,

@@ -1,6 +1,7 @@
-//! A training step, a launch an operation: weights rounded to bf16, the forward pass of `per_op`
-//! with its currents kept, neurons backward by the replay of `st_bif/backward`, gradients of
-//! weights and inputs by the library's GEMMs, SGD a parameter at a time.
+//! Rung of a training step with one launch for each operation: weights rounded to bf16, the forward
+//! pass of `per_op` with its currents stored, neurons backward by `st_bif/backward` with replay.
+//! The library's GEMMs compute gradients of weights and inputs; SGD updates one parameter at a
+//! time.
 
 use super::per_op::{
     Forward, POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name,
@@ -22,14 +23,15 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
-/// Threads a block.
+/// Number of threads in a block.
 const THREADS: usize = 256;
 /// Number of rows and of columns of a tile.
 const TILE: usize = 32;
-/// Parts that sums over rows are computed in.
+/// Number of parts in which sums over rows are computed.
 const ROW_SUM_PARTS: usize = 64;
 
-/// Kernel rows; unless stated otherwise, their parameter is the number of elements, one a thread.
+/// Kernels of the training step. Unless stated otherwise, their parameter is the number of
+/// elements, one for each thread.
 pub const KERNELS: &[KernelSpec<usize>] = &[
     PACK_KERNEL,
     SHARE_KERNEL,
@@ -48,18 +50,15 @@ pub const KERNELS: &[KernelSpec<usize>] = &[
 const PACK_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![1],
-    ..KernelSpec::new(
-        kernel_file("resnet18/train", include_str!("../../../kernels/resnet18/train.cu")),
-        "resnet18_train_pack",
-        THREADS,
-        |elements| [elements.div_ceil(THREADS), 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("resnet18/train"), "resnet18_train_pack", THREADS, |elements| {
+        [elements.div_ceil(THREADS), 1, 1]
+    })
 };
 const SHARE_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_share", ..PACK_KERNEL };
 const FEATURES_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_features", ..PACK_KERNEL };
-/// The row `fused_train` uses this kernel too.
+/// Kernel of the classifier's gradients, which the row `fused_train` launches too.
 pub const CLASSIFIER_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_classifier", ..PACK_KERNEL };
 const LAST_LAYER_KERNEL: KernelSpec<usize> =
@@ -69,14 +68,14 @@ const SCATTER_KERNEL: KernelSpec<usize> =
 const SCALE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scale", ..PACK_KERNEL };
 const POOL_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK_KERNEL };
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK_KERNEL };
-/// Launched with the given number of blocks. `fused_train` has this kernel too.
+/// Kernel of the loss, which `fused_train` launches too; its parameter is the number of blocks.
 pub const LOSS: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK_KERNEL };
 const ROUND_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_round", ..LOSS };
 const SUM_ROWS_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS };
 
-/// Whether the gradients' GEMMs can be computed: frames are their inner extent, in rows of whole 16
-/// bytes.
+/// Checks that the GEMMs of the gradients can be computed: their inner extent is the number of
+/// frames, whose rows must be multiples of 16 bytes.
 pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     if shape.frame_count().is_multiple_of(8) {
         Ok(())
@@ -85,10 +84,10 @@ pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     }
 }
 
-/// Inputs and outputs of a training step.
+/// Addresses of the inputs and outputs of a training step.
 #[derive(Debug, Clone, Copy)]
 pub struct TrainingTensors {
-    /// Classes.
+    /// Class of each image.
     pub labels: Pointer,
     /// Old parameters.
     pub parameters: Pointer,
@@ -105,7 +104,7 @@ pub struct TrainingTensors {
 }
 
 impl TrainingTensors {
-    /// Declares the tensors of training, and the images.
+    /// Declares the images and the tensors of a training step.
     pub fn declare_training_tensors(
         program: &mut Program,
         shape: &NetworkShape,
@@ -149,7 +148,7 @@ fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network
         ("spike_gradient", Gradients, frames * largest),
         ("other_spike_gradient", Gradients, frames * largest),
         ("current_gradient", Gradients, frames * largest),
-        // Lives for the GEMM of one layer only.
+        // The gathered gradient is needed only during the GEMM of one layer.
         ("gathered_gradient", Workspace, rows.unwrap_or(0)),
         ("weight_gradient", Gradients, weight_gradient),
         ("bias_sums", Workspace, ROW_SUM_PARTS * features),
@@ -161,7 +160,7 @@ fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network
     }
 }
 
-/// The launches.
+/// Program of a training step.
 pub fn train_step_program(shape: &NetworkShape) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
@@ -173,7 +172,7 @@ pub fn train_step_program(shape: &NetworkShape) -> Program {
     program
 }
 
-/// Writes a training step.
+/// Writes the launches of a training step.
 struct TrainStepWriter<'a> {
     forward: Forward<'a>,
     theta: f32,
@@ -245,7 +244,7 @@ impl<'a> TrainStepWriter<'a> {
         program.launch(&SHARE_KERNEL, &elements, (from, to, long(elements), divisor));
     }
 
-    /// The loss, the classifier's step, and the gradient of the last spikes.
+    /// Adds the loss, the classifier's step, and the gradient of the last spikes.
     fn loss(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.network());
         let map = network.last_frame();
@@ -357,7 +356,7 @@ impl<'a> TrainStepWriter<'a> {
         program.launch(&kernel, &neurons, arguments);
     }
 
-    /// Rounds the gradient of a convolution's output, as it lies and transposed.
+    /// Rounds the gradient of a convolution's output to bf16, both as it is and transposed.
     fn round_and_transpose(&self, program: &mut Program, conv: &ConvolutionLayer) {
         let channels = conv.window.output.channels;
         let rows = self.forward.shape.frame_count() * conv.window.output.pixel_count();
@@ -366,7 +365,7 @@ impl<'a> TrainStepWriter<'a> {
         program.launch(&ROUND_KERNEL, &blocks, (regions, long(rows), int(channels)));
     }
 
-    /// The step of a convolution of spikes, its output's gradient rounded.
+    /// Adds the SGD step of a convolution of spikes, after rounding the gradient of its output.
     fn parameters_of(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str) {
         program.in_range("Weight_Gradients", |program| {
             self.forward.gather_spikes(program, conv, input);
@@ -374,8 +373,8 @@ impl<'a> TrainStepWriter<'a> {
         self.convolution_weight_step(program, conv, self.theta);
     }
 
-    /// The step of a convolution whose operand is gathered: The convolution's output was multiplied
-    /// by `factor`, so its gradient is too.
+    /// Adds the SGD step of a convolution whose operand is gathered. The convolution's output was
+    /// multiplied by `factor`, so its gradient is too.
     fn convolution_weight_step(&self, program: &mut Program, conv: &ConvolutionLayer, factor: f32) {
         let (shape, network) = (self.forward.shape, self.network());
         let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
@@ -431,7 +430,8 @@ impl<'a> TrainStepWriter<'a> {
         program.launch(&SCATTER_KERNEL, &elements, arguments);
     }
 
-    /// SGD of a parameter `[filters, depth]` whose gradient holds only a range of columns.
+    /// Adds the SGD update of a parameter `[filters, depth]` whose gradient has only a range of
+    /// columns.
     fn sgd(
         &self,
         program: &mut Program,

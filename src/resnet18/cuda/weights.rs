@@ -1,5 +1,5 @@
-//! Parameters as the kernels take them: weights in bf16, biases in fp32, divided by the number of
-//! steps that they are spread over.
+//! Parameters in the layouts of the kernels: weights in bf16, biases in fp32, divided by the number
+//! of time steps over which they are spread.
 
 use half::bf16;
 
@@ -8,7 +8,8 @@ use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network};
 use kernelgate::backend::program::{MemoryPurpose, Program};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Columns of the stem's gathered operand: the columns of its filters, rounded up to tiles of 64.
+/// Number of columns of the stem's gathered operand: the columns of its filters, rounded up to
+/// tiles of 64.
 pub fn padded_stem_columns(network: &Network) -> usize {
     network.stem.filter_elements().next_multiple_of(64)
 }
@@ -23,29 +24,29 @@ pub struct PackedRegion {
     pub part: ParameterPart,
 }
 
-/// A subset of the parameters, and how a region holds it.
+/// A subset of the parameters, and the form in which a region stores it.
 #[derive(Debug, Clone, Copy)]
 pub enum ParameterPart {
-    /// A weight `[filters, depth]` in bf16: a range of its columns.
+    /// A range of the columns of a weight `[filters, depth]`, in bf16.
     Weight {
-        /// The first parameter.
+        /// Index of the first element of the weight among the parameters.
         at: usize,
-        /// Rows.
+        /// Number of rows of the weight.
         filters: usize,
-        /// Columns of the weight.
+        /// Number of columns of the weight.
         depth: usize,
-        /// Index of the first column that the region holds.
+        /// Index of the first column that the region stores.
         first: usize,
-        /// Columns that are held; those past the end of a row are zero.
+        /// Number of columns that the region stores; those past the end of a row are zero.
         columns: usize,
     },
-    /// Parameters in fp32, divided by a number.
+    /// Parameters in fp32, divided by `divisor`.
     Share {
-        /// The first parameter.
+        /// Index of the first of these parameters.
         at: usize,
-        /// How many.
+        /// Number of parameters in the region.
         count: usize,
-        /// The number.
+        /// Divisor of the parameters.
         divisor: f32,
     },
 }
@@ -113,14 +114,14 @@ pub fn declare_packed_parameters(program: &mut Program, shape: &NetworkShape, ne
     }
 }
 
-/// Region of a convolution's weight: bf16 `[out, taps·in]` of the live taps, the stem's padded to
-/// [`padded_stem_columns`].
+/// Name of the region of a convolution's weight: bf16 `[out, taps·in]` of the live taps. The stem's
+/// weight is padded to [`padded_stem_columns`].
 pub fn weight_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.weight", conv.name)
 }
 
-/// Name of the region that holds a weight in tiles of 32 filters by 64 columns, `[out/32,
-/// taps·in/64, 32, 64]`, in whose rows the 16-byte chunks are swizzled: a copied tile has the
+/// Name of the region that stores a weight in tiles of 32 filters by 64 columns, `[out/32,
+/// taps·in/64, 32, 64]`. The 16-byte chunks of a tile's rows are swizzled: a copied tile has the
 /// layout that tensor cores read.
 pub fn tiled_weight_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.tiles", conv.name)
@@ -144,9 +145,10 @@ pub fn tiled_weight(weight: &[u8], columns: usize) -> Vec<u8> {
     tiles
 }
 
-/// The stem's packed weight as B fragments of `mma.m16n8k16`: `[out/8, 7, lane, 4]` words of two
-/// columns. A filter's columns are 7 rows of 8 pixels of 4 channels, of which the last pixel and
-/// the last channel are zero: a row is two steps of 16 columns, and a lane has both steps' words.
+/// Arranges the stem's packed weight as B fragments of `mma.m16n8k16`: `[out/8, 7, lane, 4]` words
+/// of two columns. A filter's columns are 7 rows of 8 pixels of 4 channels, of which the last pixel
+/// and the last channel are zero. A row is two steps of 16 columns, and a lane has the words of
+/// both steps.
 pub fn stem_weight_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     const STEM_KERNEL_SIZE: usize = 7;
     const IMAGE_CHANNELS: usize = 3;
@@ -169,8 +171,8 @@ pub fn stem_weight_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     bytemuck::cast_slice(&words).to_vec()
 }
 
-/// Region of the share of a bias that a step adds, `bias/steps`; of the stem's, the whole bias, as
-/// its sum is divided later.
+/// Name of the region of the bias that each time step adds, `bias/steps`. For the stem it is the
+/// whole bias, because the stem's sum is divided later.
 pub fn bias_share_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.bias", conv.name)
 }
@@ -181,7 +183,7 @@ pub fn weight_columns(network: &Network, conv: &ConvolutionLayer) -> usize {
     if is_stem { padded_stem_columns(network) } else { live_weight_columns(conv) }
 }
 
-/// Columns of the taps that read a pixel somewhere.
+/// Number of columns of the taps that read a pixel somewhere.
 pub fn live_weight_columns(conv: &ConvolutionLayer) -> usize {
     conv.window.live_taps().len() * conv.window.input.channels
 }
@@ -190,8 +192,8 @@ pub fn live_weight_columns(conv: &ConvolutionLayer) -> usize {
 mod tests {
     use super::*;
 
-    /// Position of B's element of a step's column and of a filter in `mma.m16n8k16`: lane, word of
-    /// the step, half of the word (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+    /// Position of a B element, given its column in the step and its filter, in `mma.m16n8k16`:
+    /// lane, word of the step, half of the word (PTX ISA, "Matrix Fragments for mma.m16n8k16").
     fn place(column: usize, filter: usize) -> (usize, usize, usize) {
         (filter * 4 + column % 8 / 2, column / 8, column % 2)
     }

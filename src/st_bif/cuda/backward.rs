@@ -13,7 +13,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
-/// The kernels.
+/// Kernels of the ST-BIF backward pass.
 pub const KERNELS: &[KernelSpec<NeuronShape>] = &[SAVED_KERNEL, REPLAY_KERNEL, ANY_REPLAY_KERNEL];
 
 const SAVED_BLOCK_THREADS: usize = 128;
@@ -22,14 +22,14 @@ const SAVED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     constants: |_| vec![("BLOCK", SAVED_BLOCK_THREADS), ("PER_THREAD", SAVED_NEURONS_PER_THREAD)],
     ..st_bif_kernel(
         "st_bif/backward_saved",
-        include_str!("../../../kernels/st_bif/backward_saved.cu"),
         "st_bif_backward_saved",
         SAVED_BLOCK_THREADS,
         |neurons| [neurons.n.div_ceil(SAVED_BLOCK_THREADS * SAVED_NEURONS_PER_THREAD), 1, 1],
     )
 };
 
-/// Most steps that `backward_replay` unrolls into registers; more go through its tiled sibling.
+/// Maximum number of steps that `backward_replay` unrolls into registers; `backward_replay_any`
+/// handles more.
 const MAX_UNROLLED_STEPS: usize = 16;
 
 const REPLAY_BLOCK_THREADS: usize = 128;
@@ -45,7 +45,6 @@ const REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     variants: || neuron_variants(&[4, 8, 16]),
     ..st_bif_kernel(
         "st_bif/backward_replay",
-        include_str!("../../../kernels/st_bif/backward_replay.cu"),
         "st_bif_backward_replay",
         REPLAY_BLOCK_THREADS,
         |neurons| {
@@ -54,7 +53,8 @@ const REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     )
 };
 
-/// Neurons of a thread: as many as fit in registers beside the coefficients of all steps.
+/// Number of neurons of a thread: as many as fit into registers besides the coefficients of all
+/// steps.
 fn replay_neurons_per_thread(neurons: &NeuronShape) -> usize {
     if neurons.dtype == Dtype::F32 || neurons.t > 8 { 2 } else { 4 }
 }
@@ -66,7 +66,6 @@ const ANY_REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     },
     ..st_bif_kernel(
         "st_bif/backward_replay_any",
-        include_str!("../../../kernels/st_bif/backward_replay_any.cu"),
         "st_bif_backward_replay_any",
         ANY_REPLAY_THREADS,
         |neurons| {
@@ -80,7 +79,7 @@ fn any_replay_neurons_per_thread(neurons: &NeuronShape) -> usize {
     8 / neurons.dtype.bytes()
 }
 
-/// Backward ladder.
+/// Ladder of the ST-BIF backward pass.
 pub const BACKWARD: &[Implementation<StBifBackward>] = &[
     Implementation {
         name: "cuda/saved",
@@ -124,7 +123,7 @@ fn prepare_saved(
     }
     let kernel = SAVED_KERNEL.load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
-    // Membranes and tracers are computed from x.
+    // Membranes and tracers are computed from x, so gy is the only input that may change.
     let inputs = cuda::inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(KernelArgument::from);
@@ -158,8 +157,8 @@ fn prepare_replay(
     }))
 }
 
-/// The kernel that replays this number of time steps, with its arguments after the addresses of x,
-/// gy, the final membrane's gradient (null if zero) and gx.
+/// Loads the kernel that replays this number of time steps. Also returns its arguments after the
+/// addresses of x, gy, the final membrane's gradient (null if zero) and gx.
 pub fn replay_kernel<T: From<i64> + From<i32> + From<f32>>(
     neurons: &NeuronShape,
 ) -> (KernelSpec<NeuronShape>, Vec<T>) {

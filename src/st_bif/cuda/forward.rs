@@ -11,31 +11,25 @@ use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
-/// The kernels.
+/// Kernels of the ST-BIF forward pass.
 pub const KERNELS: &[KernelSpec<NeuronShape>] =
     &[PER_STEP_KERNEL, FUSED, VECTORIZED_KERNEL, PACKED_KERNEL];
 
 /// Threads of a block, for kernels in which a thread computes one neuron.
 const THREADS: usize = 256;
 
-/// A time step a launch; membranes and tracers in memory.
-pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> = st_bif_kernel(
-    "st_bif/forward_per_step",
-    include_str!("../../../kernels/st_bif/forward_per_step.cu"),
-    "st_bif_forward_per_step",
-    THREADS,
-    |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
-);
+/// Kernel with one launch for each time step, and membranes and tracers in memory.
+pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> =
+    st_bif_kernel("st_bif/forward_per_step", "st_bif_forward_per_step", THREADS, |neurons| {
+        [neurons.n.div_ceil(THREADS), 1, 1]
+    });
 
-/// The kernel saves membranes and tracers if it gets memory for them: the first kernel version of
-/// the backward pass starts from saved values.
-pub const FUSED: KernelSpec<NeuronShape> = st_bif_kernel(
-    "st_bif/forward_fused",
-    include_str!("../../../kernels/st_bif/forward_fused.cu"),
-    "st_bif_forward_fused",
-    THREADS,
-    |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
-);
+/// Kernel that computes all time steps in one launch. It saves membranes and tracers if it gets
+/// memory for them, for the first rung of the backward pass.
+pub const FUSED: KernelSpec<NeuronShape> =
+    st_bif_kernel("st_bif/forward_fused", "st_bif_forward_fused", THREADS, |neurons| {
+        [neurons.n.div_ceil(THREADS), 1, 1]
+    });
 
 /// Threads of a block, for kernels in which a thread computes 16 bytes of neurons.
 const STREAMING_BLOCK_THREADS: usize = 128;
@@ -45,7 +39,6 @@ const VECTORIZED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     constants: streaming_constants,
     ..st_bif_kernel(
         "st_bif/forward_vectorized",
-        include_str!("../../../kernels/st_bif/forward_vectorized.cu"),
         "st_bif_forward_vectorized",
         STREAMING_BLOCK_THREADS,
         streaming_blocks,
@@ -57,7 +50,6 @@ const PACKED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     constants: streaming_constants,
     ..st_bif_kernel(
         "st_bif/forward_packed",
-        include_str!("../../../kernels/st_bif/forward_packed.cu"),
         "st_bif_forward_packed",
         STREAMING_BLOCK_THREADS,
         streaming_blocks,
@@ -65,7 +57,7 @@ const PACKED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
 };
 
 fn streaming_defines(neurons: &NeuronShape) -> Vec<String> {
-    // Fewer steps than a chunk: a smaller chunk keeps the unused loads out of the registers.
+    // With fewer steps than a chunk, a smaller chunk avoids registers for unused loads.
     let chunk = match neurons.t {
         1 => Some("CHUNK=1"),
         2 | 3 => Some("CHUNK=2"),
@@ -87,7 +79,7 @@ fn streaming_blocks(neurons: &NeuronShape) -> [usize; 3] {
     [neurons.n.div_ceil(STREAMING_BLOCK_THREADS * streaming_neurons_per_thread(neurons)), 1, 1]
 }
 
-/// Forward ladder.
+/// Ladder of the ST-BIF forward pass.
 pub const FORWARD: &[Implementation<StBifForward>] = &[
     Implementation {
         name: "cuda/per_step",
@@ -180,7 +172,7 @@ fn prepare_fused(
     ))
 }
 
-/// Launches the kernel `forward_vectorized` or `forward_packed`, which have the same arguments.
+/// Prepares the kernel `forward_vectorized` or `forward_packed`, which have the same arguments.
 fn prepare_streaming(
     problem: &StBifForward,
     inputs: &Tensors,
@@ -217,8 +209,8 @@ fn spike_output(
     }
 }
 
-/// Two bits a spike, four to a byte, lowest bits first, rows padded to whole bytes: 00 is 0, 01 is
-/// 1, 11 is -1.
+/// Unpacks spikes of two bits each, four in a byte, lowest bits first, with rows padded to whole
+/// bytes: 00 is 0, 01 is 1, 11 is -1.
 fn unpack_spikes(bytes: &[u8], shape: &[usize]) -> Tensor {
     let row_bytes = shape[1].div_ceil(4).max(1);
     let spike = |row: &[u8], neuron: usize| match row[neuron / 4] >> (2 * (neuron % 4)) & 3 {

@@ -1,8 +1,8 @@
-//! ST-BIF on the GPU: the ladder from one launch a time step to vectorised kernels at the memory
-//! limit.
+//! The ST-BIF neuron on the GPU: the ladder from one launch for each time step to vectorised
+//! kernels at the memory limit.
 //!
-//! Each kernel's file under `kernels/st_bif` explains its computation, thread mapping and bound. A
-//! ladder's file has its kernels' rows and its implementations.
+//! Each kernel's file under `kernels/st_bif` explains its computation, thread mapping and bound.
+//! The file of a ladder has the rows of its kernels and its implementations.
 
 mod backward;
 mod forward;

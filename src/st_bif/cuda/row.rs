@@ -1,4 +1,4 @@
-//! Parts that the rows of the family's kernels share, and the arguments that all of them take.
+//! Code that the rows of all ST-BIF kernels share, and the arguments that all of them have.
 
 use crate::kernel_files::kernel_file;
 use crate::st_bif::definition::NeuronShape;
@@ -6,10 +6,9 @@ use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelArgument, KernelSpec};
 
-/// A kernel of the family, one build an element type.
+/// Declares a kernel of the family, with one build for each element type.
 pub const fn st_bif_kernel(
     file: &'static str,
-    text: &'static str,
     symbol: &'static str,
     threads: usize,
     blocks: fn(&NeuronShape) -> [usize; 3],
@@ -17,11 +16,11 @@ pub const fn st_bif_kernel(
     KernelSpec {
         defines: |neurons| vec![element(neurons)],
         variants: || neuron_variants(&[8]),
-        ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
+        ..KernelSpec::new(kernel_file(file), symbol, threads, blocks)
     }
 }
 
-/// Neurons of every element type, for those numbers of steps.
+/// Problems with every element type, for those numbers of steps.
 pub fn neuron_variants(steps: &[usize]) -> Vec<NeuronShape> {
     let parameters =
         NeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
@@ -29,7 +28,7 @@ pub fn neuron_variants(steps: &[usize]) -> Vec<NeuronShape> {
     [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().flat_map(each).collect()
 }
 
-/// The macro of `common/element.cuh`.
+/// Macro of `common/element.cuh` that selects the element type.
 pub fn element(neurons: &NeuronShape) -> String {
     let element = match neurons.dtype {
         Dtype::F16 => "ELEMENT_F16",
@@ -39,15 +38,15 @@ pub fn element(neurons: &NeuronShape) -> String {
     element.to_owned()
 }
 
-/// A null pointer.
+/// Kernel argument for a null pointer.
 pub const NULL_POINTER: KernelArgument = KernelArgument::Address(0);
 
-/// N, T: The sizes are `long long` arguments in every kernel.
+/// Arguments N and T, which are `long long` in every kernel.
 pub fn neuron_and_step_counts<T: From<i64>>(neurons: &NeuronShape) -> [T; 2] {
     [neurons.n, neurons.t].map(|size| T::from(size as i64))
 }
 
-/// θ, Tmin, Tmax, p: the last arguments of every kernel, for a launch or for a program.
+/// Arguments θ, Tmin, Tmax and p, the last ones of every kernel, for a launch or for a program.
 pub fn parameters<T: From<f32> + From<i32>>(neurons: &NeuronShape) -> [T; 4] {
     let NeuronParameters { threshold, tracer_min, tracer_max, prefire } = neurons.parameters;
     [(threshold as f32).into(), tracer_min.into(), tracer_max.into(), (prefire as f32).into()]

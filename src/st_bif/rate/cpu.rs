@@ -1,5 +1,5 @@
-//! The rate on the host: blocks of neurons with their sums in L1, time loop inside, one pass over
-//! the spikes.
+//! The firing rate on the CPU: blocks of neurons with their sums in L1, the loop over time inside,
+//! one pass over the spikes.
 
 use super::definition::FiringRate;
 use crate::parallel;
@@ -7,13 +7,13 @@ use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, TensorData, Tensors};
 
-/// Neurons of a task: their sums, two bytes each, stay in L1.
+/// Number of neurons of a task: their sums, two bytes each, stay in L1.
 const NEURONS_PER_TASK: usize = 4096;
 
-/// Spikes whose sum a 16-bit integer holds.
+/// Maximum number of spikes whose sum fits into a 16-bit integer.
 const MAX_STEPS_IN_I16: usize = i16::MAX as usize;
 
-/// Implementations.
+/// CPU implementations of the firing rate.
 pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
     name: "cpu",
     about: "16-bit sums of 4096 neurons in L1, one pass over the spikes",
@@ -34,7 +34,7 @@ pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
     }),
 }];
 
-/// Sums of the neurons from `first` on, over all rows of `n` spikes.
+/// Sums the spikes of the neurons from `first` on, over all rows of `n` spikes.
 fn sum_neuron_block(spikes: &[i8], n: usize, first: usize, sums: &mut [f32]) {
     sums.fill(0.0);
     for steps in spikes.chunks(n * MAX_STEPS_IN_I16) {

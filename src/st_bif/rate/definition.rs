@@ -1,9 +1,11 @@
-//! The readout of a spiking network: the mean spike of each neuron over the time steps.
+//! Readout of a spiking network: the mean spike of each neuron over the time steps (its firing
+//! rate).
 //!
-//! Source: rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs of
-//! all steps. Spikes are bytes with the values -1, 0 and 1, as `st_bif/forward` writes them.
+//! The source is rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs
+//! of all steps. Spikes are bytes with the values -1, 0 and 1, as `st_bif/forward` writes them.
 //!
-//! Deliberately absent: the threshold, which the next layer's weights take in, and packed spikes.
+//! The threshold, which the next layer's weights include, and packed spikes are excluded on
+//! purpose.
 
 use crate::parallel;
 use kernelgate::workload::tensor::split_columns;
@@ -35,7 +37,7 @@ pub const RATE_WORKLOAD: Workload<FiringRate> = Workload {
     },
 };
 
-/// `st_bif/rate`: `spikes [T, N]` in {-1, 0, 1} to `rate [N]` in f32.
+/// Problem `st_bif/rate`: computes `rate [N]` in f32 from `spikes [T, N]` in {-1, 0, 1}.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FiringRate {
     /// Neurons.
@@ -44,13 +46,13 @@ pub struct FiringRate {
     pub t: usize,
 }
 
-/// Neurons that one task of the reference takes.
+/// Number of neurons that one task of the reference computes.
 const COLUMNS: usize = 1 << 16;
 
 impl Problem for FiringRate {
     fn inputs(&self, seed: u64) -> Tensors {
-        // The outer parts of N(0, 1): about 31 % of the neurons spike in a step, half of them up
-        // and half down.
+        // Samples of N(0, 1) beyond ±1 become spikes: about 31 % of the neurons spike in a step,
+        // half of them up and half down.
         let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
         let spikes = random::map_normal_values(seed, "spikes", self.t * self.n, spike);
         let mut inputs = Tensors::new();
@@ -72,7 +74,7 @@ impl Problem for FiringRate {
         vec![Expected::all("rate", [self.n], rate)]
     }
 
-    /// Neurons are independent.
+    /// The neurons are independent of each other.
     fn symmetries(&self) -> Vec<Symmetry> {
         vec![Symmetry::Roll { inputs: &[("spikes", 1)], outputs: &[("rate", 0)] }]
     }
@@ -84,7 +86,7 @@ impl Problem for FiringRate {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Sums are exact; 1/T and the product with it round once each, by up to 2^-24 of the value.
+        // Sums are exact. 1/T and the product with it round once each, by up to 2^-24 of the value.
         Tolerance { max_error: 1.5e-7, relative_l2: 1.5e-7 }
     }
 

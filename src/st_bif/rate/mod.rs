@@ -1,4 +1,4 @@
-//! The rate of each neuron: definition, fp64 reference, CPU row.
+//! The firing rate of each neuron: definition, fp64 reference, CPU row.
 
 mod cpu;
 mod definition;

@@ -1,4 +1,4 @@
-//! Gradients of every parameter, from the last layer to the first.
+//! Gradients of every parameter on the CPU, from the last layer to the first.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
@@ -8,14 +8,15 @@ use crate::parallel;
 use crate::transformer::shape::{ArenaRows, Shape, Weight};
 use kernelgate::workload::Tensors;
 
-/// The rows of a tensor in the arena of gradients.
+/// Rows of a tensor in the arena of gradients.
 fn rows<'a>(shape: &Shape, gradient: &'a mut [f32], weight: Weight) -> &'a mut [f32] {
     let ArenaRows { first, rows, .. } = shape.rows_of(weight);
     &mut gradient[first * shape.d..][..rows * shape.d]
 }
 
 impl Model {
-    /// Fills the arena of gradients of the mean loss over all tokens; overwrites the logits.
+    /// Computes the gradients of the mean loss over all tokens into the arena; overwrites the
+    /// logits.
     pub fn backward(&self, inputs: &Tensors, logits: &mut [f32], gradient: &mut [f32]) {
         let shape = self.shape;
         let Shape { d, layers, vocabulary, .. } = shape;
@@ -118,7 +119,7 @@ impl Model {
         self.norm_backward(2 * number, inputs, &layer.x, &grad, grad_x, gradient);
     }
 
-    /// The gradient of rotated queries and keys, and of values.
+    /// Computes the gradient of rotated queries and keys, and of values.
     fn grad_qkv(&self, qkv: &[f32], grad_attended: &[f32]) -> Vec<f32> {
         let shape = self.shape;
         let Shape { d, heads, batch, context, .. } = shape;

@@ -1,4 +1,4 @@
-//! The forward pass, which keeps the values that the backward pass reads.
+//! Forward pass on the CPU, which stores the values that the backward pass reads.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
@@ -9,44 +9,45 @@ use crate::parallel;
 use crate::transformer::shape::{ArenaRows, Shape, Weight};
 use kernelgate::workload::Tensors;
 
-/// Activations of a layer.
+/// Activations of one layer.
 pub struct Layer {
     /// The residual stream before the layer.
     pub x: Vec<f32>,
     pub qkv_input: Vec<f32>,
     pub qkv: Vec<f32>,
     pub attended: Vec<f32>,
-    /// The residual stream behind attention.
+    /// The residual stream between attention and SwiGLU.
     pub middle: Vec<f32>,
     pub mlp_input: Vec<f32>,
     pub gate_up: Vec<f32>,
     pub hidden: Vec<f32>,
 }
 
-/// Memory of a model on the host.
+/// Activations of a model in host memory.
 pub struct Model {
     pub shape: Shape,
     pub table: Vec<[f32; 2]>,
     pub layers: Vec<Layer>,
-    /// The residual stream before the head, and normalised.
+    /// The residual stream before the head.
     pub x: Vec<f32>,
     pub head_input: Vec<f32>,
     token_losses: Vec<f32>,
 }
 
-/// A tensor of the arena.
+/// Views a tensor of the parameter arena as a matrix.
 pub fn weight<'a>(shape: &Shape, inputs: &'a Tensors, weight: Weight) -> MatRef<'a, f32> {
     let ArenaRows { first, rows, .. } = shape.rows_of(weight);
     view(&inputs.f32("parameters")[first * shape.d..][..rows * shape.d], rows, shape.d)
 }
 
-/// The gain of a norm.
+/// Returns the gain of a norm.
 pub fn gain<'a>(shape: &Shape, inputs: &'a Tensors, norm: usize) -> &'a [f32] {
     let first = shape.rows_of(Weight::Gains).first + norm;
     &inputs.f32("parameters")[first * shape.d..][..shape.d]
 }
 
-/// Queries (0), keys (1) or values (2) of a sequence's head in `[T, operands·d]`.
+/// Views the queries (0), keys (1) or values (2) of a sequence's head in a tensor `[T,
+/// operands·d]`.
 pub fn head<'a>(
     shape: &Shape,
     rows: &'a [f32],
@@ -61,7 +62,7 @@ pub fn head<'a>(
     rows.submatrix(first, operand * shape.d + head * head_dim, shape.context, head_dim)
 }
 
-/// Causal probabilities of a head, `[context, context]`.
+/// Computes the causal probabilities of a head, `[context, context]`.
 pub fn probabilities(shape: &Shape, query: MatRef<'_, f32>, key: MatRef<'_, f32>) -> Vec<f32> {
     let context = shape.context;
     let scale = 1.0 / (shape.head_dim() as f32).sqrt();
@@ -76,7 +77,7 @@ pub fn probabilities(shape: &Shape, query: MatRef<'_, f32>, key: MatRef<'_, f32>
     scores
 }
 
-/// `[context, head_dim]` of each sequence's head into `[T, operands·d]`.
+/// Copies `[context, head_dim]` of each sequence's head into a tensor `[T, operands·d]`.
 pub fn scatter(shape: &Shape, to: &mut [f32], operands: usize, operand: usize, heads: &[Vec<f32>]) {
     let (d, head_dim, context) = (shape.d, shape.head_dim(), shape.context);
     each_row(to, operands * d, &|token, row| {
@@ -112,7 +113,7 @@ impl Model {
         }
     }
 
-    /// Fills `[T, padded]` logits, and the losses of the tokens.
+    /// Computes the padded logits `[T, padded]`, and the losses of the tokens.
     pub fn forward(&mut self, inputs: &Tensors, logits: &mut [f32]) {
         let shape = self.shape;
         let Shape { d, layers, vocabulary, .. } = shape;
@@ -143,7 +144,7 @@ impl Model {
         });
     }
 
-    /// The mean loss of each sequence.
+    /// Computes the mean loss of each sequence.
     pub fn losses(&self, inputs: &Tensors, losses: &mut [f32]) {
         let context = inputs.tensor("tokens").shape()[1];
         for (loss, tokens) in losses.iter_mut().zip(self.token_losses.chunks(context)) {

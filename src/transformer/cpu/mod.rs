@@ -1,6 +1,6 @@
-//! The language model on the host in f32: GEMMs on all threads, the steps between them row by row.
+//! The language model on the CPU in f32: GEMMs on all threads, the steps between them row by row.
 //!
-//! Deliberately absent: the published sizes, of which a launch takes seconds.
+//! The published model sizes are excluded on purpose: their launches would take seconds.
 
 mod backward;
 mod forward;
@@ -13,10 +13,10 @@ use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Parameters of the largest model that a row computes.
+/// Maximum number of parameters of a model that the CPU rows support.
 const MAX_CPU_PARAMETERS: usize = 8 << 20;
 
-/// Forward rows.
+/// CPU rows of the forward pass.
 pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, the steps between them row by row",
@@ -37,7 +37,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     }),
 }];
 
-/// Training rows.
+/// CPU rows of a training step.
 pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     name: "cpu",
     about: "forward, GEMMs with transposed operands on all threads, AdamW",
@@ -68,7 +68,7 @@ fn check_cpu_supported(shape: &Shape) -> Result<(), String> {
     }
 }
 
-/// AdamW.
+/// Updates the state by a step of AdamW.
 fn update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
     let [beta_1, beta_2] = [BETA_1, BETA_2].map(|beta| beta as f32);
     let [rest_1, rest_2] = [BETA_1, BETA_2].map(|beta| (1.0 - beta) as f32);

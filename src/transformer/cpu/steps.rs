@@ -1,4 +1,4 @@
-//! Steps between GEMMs, on all threads.
+//! Steps between the GEMMs of the language model, on all threads.
 
 use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
 
@@ -6,7 +6,7 @@ use crate::math::exp;
 use crate::parallel;
 use crate::transformer::shape::{NORM_EPSILON, ROPE_BASE, Shape};
 
-/// Elements of a task.
+/// Number of elements that one task computes.
 const ELEMENTS_PER_CPU_TASK: usize = 1 << 12;
 
 pub fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
@@ -36,13 +36,13 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// The inverse root of a row's mean square.
+/// Returns the inverse root of a row's mean square.
 pub fn inverse_rms(row: &[f32]) -> f32 {
     let sum: f32 = row.iter().map(|x| x * x).sum();
     1.0 / (sum / row.len() as f32 + NORM_EPSILON as f32).sqrt()
 }
 
-/// RMSNorm of each row.
+/// Computes RMSNorm of each row.
 pub fn norm(x: &[f32], gain: &[f32], out: &mut [f32]) {
     let d = gain.len();
     each_row(out, d, &|row, out| {
@@ -52,8 +52,8 @@ pub fn norm(x: &[f32], gain: &[f32], out: &mut [f32]) {
     });
 }
 
-/// Adds the gradient of the rows before a norm to `grad_x`, and that of its gain to `grad_gain`,
-/// which begins at 0.
+/// Adds the gradient of a norm's input rows to `grad_x`, and computes the gradient of its gain in
+/// `grad_gain`, which must be 0 before.
 pub fn norm_backward(
     x: &[f32],
     gain: &[f32],
@@ -80,7 +80,7 @@ pub fn norm_backward(
     }
 }
 
-/// Cosines and sines of every position and pair.
+/// Computes the cosine and sine of every position and pair.
 pub fn rotary_cosines_and_sines(shape: &Shape) -> Vec<[f32; 2]> {
     let head_dim = shape.head_dim();
     let angle = |position: usize, pair: usize| {
@@ -92,7 +92,7 @@ pub fn rotary_cosines_and_sines(shape: &Shape) -> Vec<[f32; 2]> {
     (0..shape.context * pairs).map(|index| angle(index / pairs, index % pairs)).collect()
 }
 
-/// Rotates queries and keys of `[T, 3·d]`; backwards where `direction` is -1.
+/// Rotates queries and keys of `[T, 3·d]`; with `direction` -1 it rotates backwards.
 pub fn rotate(shape: &Shape, table: &[[f32; 2]], qkv: &mut [f32], direction: f32) {
     let (d, pairs) = (shape.d, shape.head_dim() / 2);
     each_row(qkv, 3 * d, &|token, row| {

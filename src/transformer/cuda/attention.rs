@@ -1,5 +1,5 @@
-//! Attention between the projections: three operations with the scores in memory, or the fused
-//! kernels of the attention family.
+//! Attention between the projections of the language model: three operations with the scores in
+//! memory, or the fused kernels of the attention family.
 
 use super::kernels::softmax;
 use super::network::{F32, Network};
@@ -13,7 +13,7 @@ use kernelgate::backend::program::{MemoryPurpose, Pointer, int, long};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
-/// The problem of the attention family.
+/// Shape of this attention for the kernels of the attention family.
 pub const fn attention_shape(shape: &Shape) -> AttentionShape {
     AttentionShape {
         batch: shape.batch,
@@ -27,7 +27,7 @@ pub const fn attention_shape(shape: &Shape) -> AttentionShape {
     }
 }
 
-/// Queries, keys and values packed, the output `[T, d]`.
+/// Layout with queries, keys and values packed in one tensor, and the output `[T, d]`.
 fn packed_attention_layout(shape: &Shape) -> ForwardLayout {
     let (head, row) = (shape.head_dim() as u64, 3 * shape.d as u64);
     let packed = Strides { batch: shape.context as u64 * row, head, row };
@@ -35,21 +35,21 @@ fn packed_attention_layout(shape: &Shape) -> ForwardLayout {
     ForwardLayout { q: packed, k: packed, v: packed, ..dense }
 }
 
-/// A matrix of each head of a sequence, as an operand of a batched GEMM.
+/// Matrices of all heads of a sequence, as an operand of a batched GEMM.
 struct HeadMatrix {
-    /// The first head of the first sequence.
+    /// Address of the first head of the first sequence.
     first: Pointer,
-    /// Elements from a row to the next.
+    /// Distance in elements from a row to the next one.
     row: usize,
-    /// Elements from a head to the next.
+    /// Distance in elements from a head to the next one.
     head: usize,
-    /// Bytes from a sequence to the next.
+    /// Distance in bytes from a sequence to the next one.
     sequence: usize,
 }
 
 impl Network {
-    /// Declares the memory that attention keeps for this many layers, and the scores, if there are
-    /// any.
+    /// Declares the memory that attention keeps for `layers` layers, and the scores if they are in
+    /// memory.
     pub fn declare_attention(&mut self, layers: usize) {
         let Shape { heads, context, dtype, .. } = self.shape;
         let rows = heads * self.shape.tokens();
@@ -64,7 +64,7 @@ impl Network {
         }
     }
 
-    /// Queries (0), keys (1) or values (2) of a packed tensor.
+    /// Queries (0), keys (1) or values (2) of a packed tensor, as a GEMM operand.
     fn packed_part(&self, qkv: Pointer, operand: usize) -> HeadMatrix {
         let element = self.shape.dtype.bytes();
         HeadMatrix {
@@ -75,21 +75,21 @@ impl Network {
         }
     }
 
-    /// A tensor `[T, d]`.
+    /// A tensor `[T, d]` as a GEMM operand.
     fn unpacked_output(&self, tensor: Pointer) -> HeadMatrix {
         let Shape { d, context, dtype, .. } = self.shape;
         let sequence = context * d * dtype.bytes();
         HeadMatrix { first: tensor, row: d, head: self.shape.head_dim(), sequence }
     }
 
-    /// A tensor `[batch, heads, context, context]`.
+    /// A tensor `[batch, heads, context, context]` as a GEMM operand.
     fn square_score_tensor(&self, tensor: Pointer, element: usize) -> HeadMatrix {
         let Shape { heads, context, .. } = self.shape;
         let head = context * context;
         HeadMatrix { first: tensor, row: context, head, sequence: heads * head * element }
     }
 
-    /// A GEMM of every head, a launch a sequence.
+    /// Adds a batched GEMM of every head, with one launch for each sequence.
     fn multiply_heads(&mut self, spec: GemmSpec, [a, b, d]: [HeadMatrix; 3]) {
         let spec = GemmSpec {
             batch_count: self.shape.heads,
@@ -111,7 +111,7 @@ impl Network {
         }
     }
 
-    /// Attention of a layer, from its rotated `qkv` to `attended`.
+    /// Adds the attention of a layer, from its rotated `qkv` to `attended`.
     pub fn attend(&mut self, layer: usize) {
         let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation(name, layer));
         self.program.begin("scaled_dot_product_attention");
@@ -165,13 +165,13 @@ impl Network {
         self.program.end();
     }
 
-    /// Rows of scores, and their factor.
+    /// Number of rows of scores, and the factor of the scores.
     fn score_rows(&self) -> (usize, f32) {
         let rows = self.shape.heads * self.shape.tokens();
         (rows, 1.0 / (self.shape.head_dim() as f32).sqrt())
     }
 
-    /// Softmax and its backward.
+    /// Kernels of the softmax and of its backward.
     fn softmax_kernels(&self) -> [&'static kernelgate_cuda::KernelSpec<Shape>; 2] {
         match self.shape.dtype {
             Dtype::Bf16 => {
@@ -181,7 +181,7 @@ impl Network {
         }
     }
 
-    /// Declares the scratch of the backward.
+    /// Declares the scratch memory of the attention backward.
     pub fn declare_attention_backward(&mut self) -> Option<ScratchPointers> {
         let Shape { heads, context, dtype, .. } = self.shape;
         match self.attention {
@@ -197,7 +197,8 @@ impl Network {
         }
     }
 
-    /// The gradient of rotated `qkv` from that of `attended`.
+    /// Adds the attention backward, which computes the gradient of rotated `qkv` from that of
+    /// `attended`.
     pub fn attention_backward(
         &mut self,
         layer: usize,

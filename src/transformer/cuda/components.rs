@@ -8,7 +8,7 @@ use kernelgate::backend::program::{
 };
 use kernelgate::backend::{Implementation, Prepare};
 
-/// Rows of the kernels.
+/// GPU rows of the component workload.
 pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
     Implementation {
         name: "cuda/kernel",
@@ -30,14 +30,15 @@ pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
     },
 ];
 
-/// Order of the additions of a gradient.
+/// Order in which addends of the embedding's gradient are summed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum GradientSumOrder {
     Fixed,
     Any,
 }
 
-/// The launches of a component. Long because each component has its own.
+/// Writes the launches of a component. The function is long because each component has its own
+/// launches.
 #[expect(clippy::too_many_lines)]
 fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
     let shape = &problem.shape;

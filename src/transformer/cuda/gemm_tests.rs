@@ -1,4 +1,5 @@
-//! GEMMs with epilogues against fp64 at odd shapes, on a GPU; their launches without one.
+//! On a GPU, GEMMs with epilogues are compared with fp64 at odd shapes; without one, their launches
+//! are checked.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use kernelgate::verify::launch_on_poisoned_outputs;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors, random};
 use kernelgate_cuda::Device;
 
-/// Fewer tokens than a tile has rows, more columns than one has, and a part of a tile.
+/// A shape with fewer tokens than a tile has rows, more columns than a tile has, and a partial
+/// tile.
 const ODD: Shape = Shape {
     vocabulary: 333,
     d: 256,
@@ -28,15 +30,16 @@ const ODD: Shape = Shape {
     dtype: Dtype::Bf16,
 };
 const ONE_TOKEN: Shape = Shape { context: 1, ff: 8, d: 64, heads: 1, ..ODD };
-/// Several tiles a block.
+/// A shape with several tiles for each block.
 const MANY: Shape = Shape { context: 130, batch: 5, d: 192, ff: 1096, heads: 3, ..ODD };
 const WIDE_HEADS: Shape = Shape { context: 300, d: 384, heads: 3, ..ODD };
 const SHAPES: [Shape; 4] = [ODD, ONE_TOKEN, MANY, WIDE_HEADS];
 
-/// Multiprocessors, which decide about tiles: one block has all of them, or each block one.
+/// Numbers of multiprocessors, which determine the tiles: one block gets all tiles, or each block
+/// gets one.
 const MULTIPROCESSORS: [usize; 2] = [1, 132];
 
-/// Normal elements with a spread, rounded to bf16, and their values.
+/// Draws normal elements with a spread, rounded to bf16; returns the tensor and the values.
 fn matrix(name: &str, rows: usize, d: usize, spread: f64) -> (Tensor, Vec<f64>) {
     let values = random::map_normal_values(3, name, rows * d, |x| {
         half::bf16::from_f64(f64::from(x) * spread)
@@ -45,7 +48,7 @@ fn matrix(name: &str, rows: usize, d: usize, spread: f64) -> (Tensor, Vec<f64>) 
     (Tensor::new([rows, d], TensorData::Bf16(values)), exact)
 }
 
-/// x w^T, rounded nowhere.
+/// Computes x w^T without rounding.
 fn product(x: &[f64], w: &[f64], d: usize) -> Vec<f64> {
     let row = |x: &[f64]| -> Vec<f64> {
         w.chunks(d).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()).collect()
@@ -53,14 +56,14 @@ fn product(x: &[f64], w: &[f64], d: usize) -> Vec<f64> {
     x.chunks(d).flat_map(row).collect()
 }
 
-/// Outputs of a program with the inputs `x` and `w`.
+/// Runs a program with the inputs `x` and `w` and returns its outputs.
 fn outputs(program: Program, inputs: &Tensors, device: &Arc<Device>) -> Tensors {
     let mut task = program.task(device, inputs, Capture::Stream).unwrap();
     launch_on_poisoned_outputs(&mut task).unwrap();
     task.outputs().unwrap().clone()
 }
 
-/// Each element to within two roundings of the result to bf16.
+/// Asserts that each element is within two roundings to bf16 of the expected one.
 fn assert_close(what: &str, found: &Tensor, expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let found = found.to_f64(0, expected.len());
@@ -70,7 +73,7 @@ fn assert_close(what: &str, found: &Tensor, expected: &[f64]) {
     }
 }
 
-/// A program with x, `rows` rows of w, and these outputs.
+/// Creates a program with x, `rows` rows of w, and these outputs.
 fn with_operands(shape: &Shape, rows: usize, outputs: &[(&'static str, usize)]) -> Program {
     let mut program = Program::new();
     let tokens = shape.tokens();
@@ -153,7 +156,7 @@ fn other_dtypes_and_odd_widths_keep_the_library() {
     }
 }
 
-/// A GPU that runs the kernels.
+/// Returns a GPU on which the kernels run.
 fn own_gpu() -> Option<(Arc<Device>, impl Sized)> {
     let (device, alone) = gpu()?;
     if device.facts().arch != ARCHITECTURE {

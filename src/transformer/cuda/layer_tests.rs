@@ -1,5 +1,5 @@
-//! Each layer of a training step in fp64 on the row's own inputs of that layer, at a published
-//! size: an error of one kernel is not hidden by what rounding has done in the layers before.
+//! Compares each layer of a training step at a published model size with fp64, on the row's own
+//! inputs of that layer. Rounding in earlier layers therefore does not hide an error of one kernel.
 
 use std::sync::Arc;
 
@@ -26,10 +26,10 @@ const SMALL: Shape = Shape {
     dtype: Dtype::Bf16,
 };
 
-/// A few roundings to bf16 on the way through a layer.
+/// Relative L2 error that a few roundings to bf16 within a layer cause.
 const RELATIVE_L2: f64 = 1e-2;
 
-/// The regions of a program that has run.
+/// Memory regions of a program that has run.
 struct Regions<'a> {
     program: &'a LoadedProgram,
     shape: Shape,
@@ -44,26 +44,26 @@ impl Regions<'_> {
         tensor
     }
 
-    /// The tensor of a layer, of which the region holds one after the other.
+    /// Tensor of a layer from a region that holds the tensors of all layers, one after the other.
     fn layer_tensor(&self, name: &str, layer: usize, columns: usize, dtype: Dtype) -> Matrix {
         let len = self.shape.tokens() * columns;
         let values = self.elements(name, dtype).to_f64(layer * len, len);
         Matrix { values, columns }
     }
 
-    /// Rows of an arena.
+    /// Rows of an arena in fp64.
     fn rows(&self, name: &str, rows: &[usize], dtype: Dtype) -> Vec<f64> {
         let (tensor, d) = (self.elements(name, dtype), self.shape.d);
         rows.iter().flat_map(|row| tensor.to_f64(row * d, d)).collect()
     }
 
-    /// The rows of a sequence.
+    /// Rows of one sequence of a matrix.
     fn sequence(&self, matrix: &Matrix, number: usize) -> Matrix {
         let len = self.shape.context * matrix.columns;
         Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }
     }
 
-    /// The bf16 matrix of this name that the workspace holds for a layer.
+    /// Activation of a layer, as a bf16 matrix in the workspace.
     fn activation(&self, name: &str, layer: usize, columns: usize) -> Matrix {
         self.layer_tensor(name, layer, columns, Dtype::Bf16)
     }
@@ -82,7 +82,7 @@ fn close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
     assert!(error <= allowed, "{what}: {error:.1e}");
 }
 
-/// The activations of a layer, for one sequence.
+/// Compares the activations of a layer for one sequence.
 fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
     let Shape { d, ff, .. } = regions.shape;
     let expected = reference.layer(layer, &regions.sequence(&regions.stream("x", layer), number));
@@ -102,7 +102,8 @@ fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize,
     close(&format!("x {}", layer + 1), &found.values, &behind.values, RELATIVE_L2);
 }
 
-/// The gradients of a layer's activations, for one sequence, and sampled rows of its matrices.
+/// Compares the gradients of a layer's activations for one sequence, and sampled rows of the
+/// gradients of its matrices.
 fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
     let Shape { d, ff, .. } = regions.shape;
     let activations =
@@ -136,7 +137,7 @@ fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize
     }
 }
 
-/// The state after the step, from the row's own gradient.
+/// Compares the state after the step, computed from the row's own gradient.
 fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
     for (name, expected) in STATE.into_iter().zip(update(&regions.shape, inputs, gradient)) {
         let rows: Vec<usize> =
@@ -146,7 +147,7 @@ fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
     }
 }
 
-/// Checks the first layer, the one in the middle and the last, each for another sequence.
+/// Checks the first layer, the middle one and the last one, each for a different sequence.
 fn check_layers(device: &Arc<Device>, shape: Shape, attention: Attention, inputs: &Tensors) {
     let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
         text.with(name, [1, shape.context], TensorData::F32(vec![0.0; shape.context]))
@@ -154,7 +155,7 @@ fn check_layers(device: &Arc<Device>, shape: Shape, attention: Attention, inputs
     let one = inputs.replaced_by(&text);
     let single = Shape { batch: 1, ..shape };
     let reference = Reference::for_layers(&single, &one, |x| x);
-    // One group keeps the gradients of every layer's activations.
+    // With a single group, the gradients of every layer's activations are kept.
     let program =
         step(&shape, attention.on(device, &shape), Schedule::Overlapped { group: shape.layers });
     let program = program.load(device, inputs).unwrap();

@@ -1,7 +1,8 @@
-//! The language model on the GPU: a launch an operation, the same in a graph, and fused.
+//! The language model on the GPU: one launch for each operation, the same in a graph, and fused
+//! kernels.
 //!
-//! A rung is a `Program`. Its GEMMs are the library's, but for three that fused rows have on sm_90a;
-//! its other kernels are in `kernels/`.
+//! A rung is a `Program`. Its GEMMs are the library's, except for three that fused rows have on
+//! sm_90a; its other kernels are in `kernels/`.
 
 mod attention;
 mod components;
@@ -28,7 +29,7 @@ use rung::{Attention, Kernels, Schedule};
 const FUSED: Attention = Attention::Fused(QueryGradientSumOrder::Any);
 const DETERMINISTIC: Attention = Attention::Fused(QueryGradientSumOrder::Fixed);
 
-/// Forward ladder.
+/// Ladder of the forward pass.
 pub const FORWARD: &[Implementation<Forward>] = &[
     Implementation {
         name: "cuda/per_op",
@@ -68,7 +69,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[
     },
 ];
 
-/// Training ladder.
+/// Ladder of the training step.
 pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     Implementation {
         name: "cuda/per_op",
@@ -133,7 +134,7 @@ fn fused_step(problem: &TrainStep, kernels: impl Into<Kernels>) -> Program {
     training::step(&problem.shape, kernels, Schedule::overlapped(&problem.shape))
 }
 
-/// Makes a program ready, if its text is of the vocabulary.
+/// Loads a program as a task, after checking that its tokens are in the vocabulary.
 fn task(
     shape: &Shape,
     program: Program,

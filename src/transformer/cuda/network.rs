@@ -1,7 +1,7 @@
-//! The forward pass as a program, and the memory of all passes.
+//! The forward pass as a program, and the memory regions of all passes.
 //!
-//! A training keeps the activations of every layer in regions of their own; a forward pass alone
-//! has one set of them.
+//! A training step keeps the activations of every layer in separate regions; a forward pass alone
+//! has only one set.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec, MatrixDtype};
 /// Bytes of an element of the residual stream, and of the state of AdamW.
 pub const F32: usize = Dtype::F32.bytes();
 
-/// The program of a rung while it is written.
+/// Program of a rung while its launches are added.
 pub struct Network {
     pub program: Program,
     pub shape: Shape,
@@ -29,16 +29,17 @@ pub struct Network {
     products: Products,
     /// Whether a backward pass follows.
     training: bool,
-    /// The arena of weights that GEMMs read.
+    /// Arena of the weights that GEMMs read.
     weights: Pointer,
-    /// Bytes from one layer's tensor to the next, of regions that hold several layers' tensors.
+    /// Distance in bytes from one layer's tensor to the next, for regions that hold the tensors of
+    /// several layers.
     strides: BTreeMap<&'static str, usize>,
 }
 
-/// Tensors of layers begin at multiples of it, bytes: what GEMMs expect of their operands.
+/// Alignment in bytes of the tensors of layers, as GEMMs expect it of their operands.
 const LAYER_ALIGNMENT: usize = 256;
 
-/// Logits and losses.
+/// Program that computes logits and losses.
 pub fn forward(shape: &Shape, kernels: impl Into<Kernels>) -> Program {
     let mut program = Program::new();
     let bytes = shape.parameters() * shape.dtype.bytes();
@@ -54,7 +55,7 @@ pub fn forward(shape: &Shape, kernels: impl Into<Kernels>) -> Program {
 }
 
 impl Network {
-    /// Declares inputs, activations and the loss; `weights` and `logits` are declared.
+    /// Declares inputs, activations and the loss; `weights` and `logits` must be declared before.
     pub fn new(
         program: Program,
         shape: &Shape,
@@ -79,7 +80,7 @@ impl Network {
         network.declare_activation("token_losses", F32 * tokens);
         network.declare_activation("head_input", element * tokens * d);
         let kept = if training { layers } else { 1 };
-        // The head reads the last one.
+        // The head reads the last residual stream.
         let streams = if training { layers + 1 } else { 1 };
         network.declare_layers("x", MemoryPurpose::Activations, F32 * tokens * d, streams);
         for (name, bytes) in [
@@ -97,7 +98,7 @@ impl Network {
         network
     }
 
-    /// Declares a region with a tensor of this many bytes for each of several layers.
+    /// Declares a region with a tensor of `bytes` bytes for each of several layers.
     pub fn declare_layers(
         &mut self,
         name: &'static str,
@@ -110,12 +111,12 @@ impl Network {
         self.strides.insert(name, stride);
     }
 
-    /// Bytes from the tensor of a layer to that of the next one.
+    /// Distance in bytes from a layer's tensor to that of the next layer.
     pub fn stride(&self, name: &str) -> usize {
         *self.strides.get(name).expect("declared for each layer")
     }
 
-    /// Declares an activation.
+    /// Declares the region of an activation.
     pub fn declare_activation(&mut self, name: &str, bytes: usize) {
         self.program.scratch(name.to_owned(), MemoryPurpose::Activations, bytes);
     }
@@ -125,59 +126,59 @@ impl Network {
         self.training
     }
 
-    /// An activation of a layer.
+    /// Address of an activation of a layer.
     pub fn activation(&self, name: &str, layer: usize) -> Pointer {
         let at = self.program.at(name);
         if self.training { at.plus(layer * self.stride(name)) } else { at }
     }
 
-    /// A tensor of weights.
+    /// Address of a tensor of weights.
     pub fn weight(&self, weight: Weight) -> Pointer {
         let row = self.shape.d * self.shape.dtype.bytes();
         self.weights.plus(self.shape.rows_of(weight).first * row)
     }
 
-    /// The gain of a norm.
+    /// Address of the gain of a norm.
     pub fn gain(&self, norm: usize) -> Pointer {
         self.weight(Weight::Gains).plus(norm * self.shape.d * self.shape.dtype.bytes())
     }
 
-    /// The inverse roots of a norm.
+    /// Address of the inverse root mean squares of a norm.
     pub fn roots(&self, norm: usize) -> Pointer {
         self.program.at("roots").plus(norm * F32 * self.shape.tokens())
     }
 
-    /// Launches a kernel with PDL.
+    /// Adds the launch of a kernel with PDL.
     pub fn launch(&mut self, kernel: &KernelSpec<Shape>, arguments: impl Operands) {
         let launch = self.program.kernel(kernel, &self.shape, arguments);
         self.program.add(launch.programmatic());
     }
 
-    /// A GEMM of matrices of the dtype.
+    /// Specification of a GEMM of matrices in the dtype.
     pub fn spec(&self, m: usize, n: usize, k: usize) -> GemmSpec {
         let dtype = match self.shape.dtype {
             Dtype::Bf16 => MatrixDtype::Bf16,
             _ => MatrixDtype::F32,
         };
-        // Tensors of the arena begin at rows.
+        // Tensors of the arena begin at whole rows.
         let row = self.shape.d * self.shape.dtype.bytes();
         let alignment = 1 << row.trailing_zeros().min(8);
         GemmSpec { alignment, ..GemmSpec::new(m, n, k, dtype, dtype) }
     }
 
-    /// D = op(A)·op(B).
+    /// Adds a GEMM D = op(A)·op(B).
     pub fn multiply(&mut self, spec: GemmSpec, operands: [Pointer; 3]) {
         self.program.gemm(Lane::MAIN_LANE, spec, operands);
     }
 
-    /// D = op(A)·op(B) + C in f32.
+    /// Adds a GEMM D = op(A)·op(B) + C in f32.
     fn multiply_and_add(&mut self, spec: GemmSpec, [a, b, c, d]: [Pointer; 4]) {
         let spec = GemmSpec { d: MatrixDtype::F32, beta: 1.0, ..spec };
         let operands = GemmOperands { c: Some(c), ..GemmOperands::new(a, b, d) };
         self.program.gemm(Lane::MAIN_LANE, spec, operands);
     }
 
-    /// The whole pass; `loss` writes the losses of the tokens.
+    /// Adds the whole forward pass; `loss` adds the losses of the tokens.
     pub fn forward(&mut self, loss: impl FnOnce(&mut Self)) {
         self.program.begin("forward");
         let Shape { vocabulary, d, layers, .. } = self.shape;
@@ -228,7 +229,7 @@ impl Network {
         self.program.end();
     }
 
-    /// Queries, keys and values of a layer, rotated.
+    /// Adds the projection to queries, keys and values of a layer, and their rotation.
     fn project(&mut self, layer: usize, input: Pointer, qkv: Pointer) {
         let d = self.shape.d;
         let (tokens, w) = (self.shape.tokens(), self.weight(Weight::Qkv(layer)));
@@ -242,13 +243,13 @@ impl Network {
         self.rotate(qkv, 1.0);
     }
 
-    /// The kernels that have what follows a product in its epilogue, where they are used.
+    /// Kernels that replace a GEMM and the kernel after it, if they are used.
     pub fn own_product(&self) -> Option<Product> {
         let Products::WithEpilogues { multiprocessors } = self.products else { return None };
         Some(Product { shape: self.shape, multiprocessors, saved: self.training })
     }
 
-    /// Rotates queries and keys in place, or back.
+    /// Adds the rotation of queries and keys in place, forward or back.
     pub fn rotate(&mut self, qkv: Pointer, direction: f32) {
         let Shape { d, heads, context, .. } = self.shape;
         let sizes = int_operands([context, heads, self.shape.head_dim(), 3 * d]);
@@ -280,7 +281,7 @@ impl Network {
     }
 }
 
-/// The bytes of an f32 arena rounded to bf16.
+/// Rounds an f32 arena to bf16 and returns the bytes.
 pub fn rounded(parameters: &[f32]) -> Vec<u8> {
     const PART: usize = 1 << 20;
     let mut rounded = vec![0; 2 * parameters.len()];

@@ -1,4 +1,5 @@
-//! Launches and memory without a GPU; rows against the reference at odd shapes on one.
+//! Tests of launches and memory without a GPU; on a GPU, rows are compared with the reference at
+//! odd shapes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use kernelgate::verify::{launch_on_poisoned_outputs, verify};
 use kernelgate::workload::{Dtype, Problem, Tensor, TensorData, Tensors};
 use kernelgate_cuda::Device;
 
-/// No tile divides the context, and no packet the vocabulary.
+/// A model shape whose context is not a multiple of a tile, and its vocabulary not of a packet.
 const ODD: Shape = Shape {
     vocabulary: 333,
     d: 128,
@@ -27,7 +28,7 @@ const ODD: Shape = Shape {
     batch: 3,
     dtype: Dtype::Bf16,
 };
-/// Heads of 80 elements, as the largest size has.
+/// A model shape with heads of 80 elements, as the largest model size has.
 const WIDE: Shape = Shape { d: 160, context: 40, batch: 1, ..ODD };
 
 #[test]
@@ -56,7 +57,7 @@ fn groups_of_layers_fill_a_gpu() {
     }
 }
 
-/// The largest size of a training that fits on a card of 80 GB.
+/// The largest model size whose training fits on a card of 80 GB.
 #[test]
 fn the_state_is_in_memory_once() {
     let xl = Shape {
@@ -106,7 +107,7 @@ fn a_forward_pass_alone_keeps_one_layer() {
         };
         program.bytes_by_memory_purpose().into_iter().fold(0, named)
     });
-    // A root a norm and token.
+    // Each norm stores an inverse root for each token.
     assert_eq!(nine - one, (4 * 2 * 7 * ODD.tokens()) as u64);
 }
 
@@ -138,7 +139,7 @@ fn rows_agree_with_the_reference_on_a_gpu() {
     }
 }
 
-/// The outputs of a row, after two launches.
+/// Runs two launches of a row and returns its outputs.
 fn outputs(inputs: &Tensors, name: &str, device: &Arc<Device>) -> Vec<Tensors> {
     let row = TRAIN_STEP.iter().find(|row| row.name == name).unwrap();
     let Some(mut task) = prepare(row, &TrainStep { shape: ODD }, inputs, device) else {
@@ -162,13 +163,13 @@ fn deterministic_rows_repeat_their_bits() {
     }
 }
 
-/// Heads of 64 elements, and no tile divides the context.
+/// A model shape with heads of 64 elements, and a context that is not a multiple of a tile.
 const REDUCED: Shape = Shape { vocabulary: 1000, d: 128, ff: 384, context: 50, batch: 2, ..ODD };
 
 #[test]
 fn ten_steps_follow_the_curve_of_the_reference_on_a_gpu() {
     let Some((device, _alone)) = gpu() else { return };
-    // Largest relative distance of the loss of a step: an H100 has 2.2e-6 and 9.5e-4.
+    // Maximum relative difference of the loss of a step; an H100 has 2.2e-6 and 9.5e-4.
     for (dtype, band) in [(Dtype::F32, 1e-5), (Dtype::Bf16, 4e-3)] {
         let shape = Shape { dtype, ..REDUCED };
         let inputs = beginning(&shape, 4);

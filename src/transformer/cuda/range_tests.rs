@@ -1,4 +1,5 @@
-//! Named ranges of the programs, by which a profile finds phases and the operations of attention.
+//! Tests of the programs' named ranges, by which a profile finds phases and the operations of
+//! attention.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +25,7 @@ const SMALL: Shape = Shape {
 };
 const PHASES: [&str; 3] = ["forward", "backward", "optimizer"];
 
-/// The ranges around each command.
+/// Names of the ranges around each command of a program.
 fn paths(program: &Program) -> Vec<Vec<&str>> {
     let (mut open, mut paths) = (Vec::new(), Vec::new());
     for step in program.steps() {
@@ -62,7 +63,7 @@ fn unfused_attention_has_the_ranges_of_the_guide() {
         let paths = paths(&program);
         ranges.map(|range| paths.iter().filter(|path| path.last() == Some(&range)).count())
     };
-    // A product of every sequence, of each layer.
+    // Each layer has a GEMM for every sequence.
     assert_eq!(counts(Attention::Unfused), [4, 2, 4]);
     assert_eq!(counts(FUSED), [0; 3]);
 }

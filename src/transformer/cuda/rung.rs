@@ -1,4 +1,4 @@
-//! The choices of a rung.
+//! Choices by which the rungs of the language model differ.
 
 use super::kernels::gemm;
 
@@ -7,17 +7,17 @@ use crate::transformer::shape::Shape;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
 
-/// The kernels of attention.
+/// Kernels that compute attention in a rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attention {
-    /// Scores, softmax and values, with the scores in memory in f32.
+    /// Unfused attention: scores, softmax and values, with f32 scores in memory.
     Unfused,
-    /// Fused, with sums of the backward in that order.
+    /// Fused attention, whose backward sums in the given order.
     Fused(QueryGradientSumOrder),
 }
 
 impl Attention {
-    /// Whether the attention computes a shape.
+    /// Checks whether the attention kernels support a shape.
     pub fn supports(self, shape: &Shape) -> Result<(), String> {
         if !shape.d.is_multiple_of(8) || !shape.ff.is_multiple_of(8) {
             return Err("moves rows whose elements are a multiple of 8".to_owned());
@@ -33,25 +33,25 @@ impl Attention {
     }
 }
 
-/// GEMMs that have the kernel after them in their epilogue where the device allows it.
+/// GEMMs that include the kernel after them in their epilogue, if the device allows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Products {
-    /// All GEMMs are the library's, with kernels after them.
+    /// All GEMMs are the library's, followed by separate kernels.
     Library,
-    /// The products before the rotary embedding, SwiGLU and its gradient are this suite's, for a
-    /// device with that many multiprocessors.
+    /// The GEMMs before the rotary embedding, SwiGLU and its gradient are our own kernels, for a
+    /// device with this number of multiprocessors.
     WithEpilogues {
-        /// Multiprocessors.
+        /// Number of multiprocessors of the device.
         multiprocessors: usize,
     },
 }
 
-/// The kernels of a rung.
+/// Kernels of a rung on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernels {
-    /// Kernels of attention.
+    /// Kernels that compute attention.
     pub attention: Attention,
-    /// Kernels of the products before attention, before SwiGLU and before its gradient.
+    /// Kernels of the GEMMs before the rotary embedding, before SwiGLU and before its gradient.
     pub products: Products,
 }
 
@@ -62,7 +62,7 @@ impl From<Attention> for Kernels {
 }
 
 impl Attention {
-    /// The rung's kernels for a shape on a device.
+    /// Selects the rung's kernels for a shape on a device.
     pub fn on(self, device: &Device, shape: &Shape) -> Kernels {
         let facts = device.facts();
         let own = matches!(self, Self::Fused(_))
@@ -76,25 +76,26 @@ impl Attention {
     }
 }
 
-/// The order of gradients of matrices and updates.
+/// Order of the gradients of matrices and of the updates in a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Schedule {
-    /// One launch after the other, AdamW of all tensors in one.
+    /// Launches follow one another, and a single AdamW launch updates all tensors.
     Serial,
-    /// Gradients of matrices run concurrently with those of activations, those of a group of layers
-    /// at once, and AdamW of a group as soon as its gradients exist.
+    /// Gradients of matrices run concurrently with those of activations. The matrix gradients of a
+    /// group of layers are computed at once, and AdamW updates a group as soon as its gradients
+    /// exist.
     Overlapped {
-        /// Layers of a group.
+        /// Number of layers in a group.
         group: usize,
     },
 }
 
 impl Schedule {
-    /// Groups of layers that are large enough for the smallest gradients, `[d, d]`, to have a tile
-    /// for each multiprocessor; at least three groups, because no gradient of activations is left
-    /// to run concurrently with the update of the last one.
+    /// Chooses groups of layers that are large enough for the smallest gradients, `[d, d]`, to have
+    /// a tile for each multiprocessor. There are at least three groups, because no gradient of
+    /// activations is left to run concurrently with the update of the last group.
     pub fn overlapped(shape: &Shape) -> Self {
-        /// Elements of the tiles of 128 by 256 of all multiprocessors of an H100.
+        /// Number of elements in the tiles of 128 by 256 of all multiprocessors of an H100.
         const FILLED: usize = 132 * 128 * 256;
         const LEAST_GROUPS: usize = 3;
         let least = FILLED.div_ceil(shape.d * shape.d).clamp(1, shape.layers);

@@ -10,7 +10,8 @@ use kernelgate::verify::{ErrorBounds, launch_on_poisoned_outputs, repeats_bit_by
 use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
 
-/// Heads whose pairs no packet begins with, rows that no group of keys is aligned to.
+/// A model shape whose heads begin with no whole packet of pairs, and whose rows are not aligned to
+/// groups of keys.
 const NARROW: Shape = Shape {
     vocabulary: 1003,
     d: 40,
@@ -22,11 +23,12 @@ const NARROW: Shape = Shape {
     dtype: Dtype::Bf16,
 };
 
-/// More tokens than a block holds, each of them many times, and two blocks of columns.
+/// A model shape with more tokens than a block holds, each token many times, and two blocks of
+/// columns.
 const REPEATED: Shape =
     Shape { vocabulary: 13, d: 776, ff: 8, heads: 1, context: 701, batch: 3, ..NARROW };
 
-/// A shape with heads of 80 elements, for which a block sums the gradients of several gains.
+/// A model shape with heads of 80 elements, for which a block sums the gradients of several gains.
 const WIDE: Shape =
     Shape { vocabulary: 515, d: 2560, ff: 264, heads: 32, context: 130, batch: 9, ..NARROW };
 
@@ -69,14 +71,14 @@ fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The outputs of the first row.
+/// Outputs of the first row of a problem.
 fn outputs(problem: &ComponentProblem, inputs: &Tensors, device: &Arc<Device>) -> Tensors {
     let mut task = prepare(&COMPONENT[0], problem, inputs, device).expect("needs no library");
     launch_on_poisoned_outputs(&mut task).unwrap();
     task.outputs().unwrap().clone()
 }
 
-/// Numbers outside the vocabulary of [`NARROW`], or between two of its tokens.
+/// Token numbers outside the vocabulary of [`NARROW`], or between two of its tokens.
 const INVALID: [f32; 6] = [1003.0, -1.0, 0.5, f32::NAN, f32::INFINITY, 1e20];
 
 #[test]
@@ -107,7 +109,7 @@ fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
     let Some((device, _alone)) = gpu() else { return };
     let problem = ComponentProblem { component: Component::EmbeddingGradient, shape: NARROW };
     let mut inputs = problem.inputs(5);
-    // Rows of the invalid tokens add nothing, as rows of zeros do.
+    // Rows of invalid tokens must add nothing, as rows of zeros do.
     let mut without = inputs.clone();
     without.f32_mut("grad_x")[10 * NARROW.d..16 * NARROW.d].fill(0.0);
     let expected = problem.reference(&without);

@@ -1,7 +1,8 @@
-//! A training step: the forward pass, gradients from the last layer to the first, AdamW in place.
+//! A training step as a program: the forward pass, gradients from the last layer to the first,
+//! AdamW in place.
 //!
-//! Gradients of matrices are computed for a group of layers at once, in batched GEMMs: those of one
-//! layer alone do not fill a GPU.
+//! Gradients of matrices are computed for a group of layers at once, in batched GEMMs, because
+//! those of a single layer do not fill a GPU.
 
 use std::ops::Range;
 
@@ -16,7 +17,8 @@ use kernelgate::backend::program::{
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::GemmSpec;
 
-/// Updates the state in place, and returns the losses before the step.
+/// Program of a training step, which updates the state in place and returns the losses before the
+/// step.
 pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> Program {
     let mut program = Program::new();
     let rounds = shape.dtype == Dtype::Bf16;
@@ -25,7 +27,7 @@ pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> P
         let purpose = if weights { MemoryPurpose::Weights } else { MemoryPurpose::Momentum };
         program.state(name, next, purpose, [shape.rows(), shape.d], Dtype::F32);
     }
-    // The step before rounded the weights from the parameters.
+    // The previous step rounded the weights from the parameters.
     let weights = match shape.dtype {
         Dtype::Bf16 => {
             let bytes = shape.dtype.bytes() * shape.parameters();
@@ -46,25 +48,25 @@ pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> P
     training.network.program
 }
 
-/// A step while it is written.
+/// A training step while its launches are added.
 struct Training {
     network: Network,
     scratch: Option<ScratchPointers>,
-    /// Layers whose matrices get their gradients together.
+    /// Number of layers whose matrix gradients are computed together.
     group: usize,
-    /// Layers whose gradients of activations are kept: two groups, or all layers.
+    /// Number of layers whose gradients of activations are kept: two groups, or all layers.
     kept: usize,
-    /// The lane of gradients of matrices.
+    /// Lane of the GEMMs that compute gradients of matrices.
     products: Lane,
-    /// The lane of updates.
+    /// Lane of the AdamW updates.
     updates: Lane,
-    /// A lane for each parity of a group, which waits for the GEMMs that read the group's gradients
-    /// of activations. Empty if one lane has all GEMMs.
+    /// Lanes that wait for the GEMMs which read a group's gradients of activations, one for even
+    /// groups and one for odd groups. Empty if one lane has all GEMMs.
     readers: Vec<Lane>,
 }
 
 impl Training {
-    /// Declares gradients.
+    /// Declares the regions of gradients.
     fn new(mut network: Network, schedule: Schedule) -> Self {
         let shape = network.shape;
         let Shape { d, ff, dtype, layers, .. } = shape;
@@ -109,12 +111,12 @@ impl Training {
         Self { network, scratch, group, kept, products, updates, readers }
     }
 
-    /// A gradient of a layer's activations that GEMMs of its group read.
+    /// Address of a gradient of a layer's activations, which the GEMMs of its group read.
     fn layer_gradient(&self, name: &str, layer: usize) -> Pointer {
         self.at(name).plus(layer % self.kept * self.network.stride(name))
     }
 
-    /// Makes later steps of a lane wait for another lane.
+    /// Makes later launches of a lane wait for another lane.
     fn wait(&mut self, waiting: Lane, on: Lane) {
         if waiting != on {
             self.network.program.wait(waiting, on);
@@ -156,8 +158,8 @@ impl Training {
         self.network.program.end();
     }
 
-    /// Waits for the GEMMs of a side lane that read the set of the group before this layer, which
-    /// this layer begins to overwrite.
+    /// Waits for the GEMMs of a side lane that read the previous group's gradients, because this
+    /// layer begins to overwrite them.
     fn before_overwriting(&mut self, layer: usize) {
         let read = layer / self.group + 1;
         if !self.readers.is_empty() && read * self.group < self.network.shape.layers {
@@ -166,15 +168,15 @@ impl Training {
         }
     }
 
-    /// The gradient of a matrix.
+    /// Address of the gradient of a matrix.
     fn gradient(&self, weight: Weight) -> Pointer {
         let shape = self.network.shape;
         let row = shape.rows_of(weight).first - shape.matrices();
         self.at("grad_matrices").plus(row * shape.d * shape.dtype.bytes())
     }
 
-    /// The description of the gradient of a matrix: the sum over tokens of products of rows of
-    /// `[T, columns]`, of which its rows are columns, and of `[T, d]`.
+    /// Specification of the GEMM that computes the gradient of a matrix. It sums over tokens the
+    /// products of columns of `[T, columns]` and of `[T, d]`.
     fn products(&self, weight: Weight, columns: usize) -> GemmSpec {
         let shape = self.network.shape;
         let rows = shape.rows_of(weight).rows;
@@ -185,7 +187,8 @@ impl Training {
         }
     }
 
-    /// Gradients of the matrices of a group of layers, a GEMM each kind, and their update.
+    /// Adds the gradients of the matrices of a group of layers, with one GEMM for each kind of
+    /// matrix, and their update.
     fn matrix_gradients(&mut self, group: &Range<usize>) {
         let shape = self.network.shape;
         let Shape { d, ff, .. } = shape;
@@ -241,8 +244,8 @@ impl Training {
         self.network.program.end();
     }
 
-    /// Adds the gradient through a norm, of `grad_input`, to that of the residual stream, and rounds
-    /// the sum for the GEMMs of the branch before it.
+    /// Adds the gradient through a norm, from `grad_input`, to that of the residual stream, and
+    /// rounds the sum for the GEMMs of the branch before the norm.
     fn norm_backward(&mut self, norm: usize, x: Pointer, residual: Operand, rounded: Operand) {
         let shape = self.network.shape;
         let d = shape.d;
@@ -308,7 +311,7 @@ impl Training {
         self.network.program.end();
     }
 
-    /// Gradients of the embedding and of all gains.
+    /// Adds the launches of the gradients of the embedding and of all gains.
     fn vector_gradients(&mut self) {
         let shape = self.network.shape;
         let Shape { d, vocabulary, .. } = shape;
@@ -322,7 +325,7 @@ impl Training {
         self.network.program.end();
     }
 
-    /// AdamW of embedding and gains, and of all else if one lane has everything.
+    /// Adds AdamW of embedding and gains, and of all matrices if a single lane has everything.
     fn update(&mut self) {
         let shape = self.network.shape;
         self.wait(Lane::MAIN_LANE, self.products);
@@ -338,8 +341,8 @@ impl Training {
         }
     }
 
-    /// AdamW of matrices whose gradients are there and which no later GEMM reads, in the lane of
-    /// updates.
+    /// Adds AdamW, in the lane of updates, for matrices whose gradients are complete and which no
+    /// later GEMM reads.
     fn update_beside(&mut self, first: Weight, rows: usize) {
         if self.updates == Lane::MAIN_LANE {
             return;
@@ -348,7 +351,7 @@ impl Training {
         let row = self.network.shape.rows_of(first).first;
         self.wait(self.updates, self.products);
         self.wait(self.updates, Lane::MAIN_LANE);
-        // Phases follow one another and are not nested.
+        // Ranges of phases follow one another and are not nested.
         self.network.program.end();
         self.network.program.begin("optimizer");
         self.update_rows(row..row + rows, ("grad_vectors", gradient, "steps"), self.updates);
@@ -356,7 +359,8 @@ impl Training {
         self.network.program.begin("backward");
     }
 
-    /// AdamW of a range of rows of the arena. Its vectors, which come first, have f32 gradients.
+    /// Adds AdamW of a range of rows of the arena. The vectors, which come first in the arena, have
+    /// f32 gradients.
     fn update_rows(&mut self, rows: Range<usize>, gradients: impl Operands, lane: Lane) {
         let shape = self.network.shape;
         let from = |name: &str, element: usize| self.at(name).plus(rows.start * shape.d * element);
@@ -369,8 +373,8 @@ impl Training {
         let elements = [vectors, rows.len() * shape.d].map(long);
         let [rate, decay] = adamw::ADAMW_RATES;
         let arguments = (state, gradients, state, copy, elements, rate, decay);
-        // A model with about the same number of rows: two of the vocabulary's, and the gain of the
-        // head.
+        // Model shape with about the same number of rows: two for each row of the vocabulary, and
+        // the gain of the head.
         let updated = Shape { layers: 0, vocabulary: rows.len().div_ceil(2), ..shape };
         let launch = self.network.program.kernel(&adamw::ADAMW_KERNEL, &updated, arguments);
         self.network.program.add(launch.in_lane(lane).programmatic());

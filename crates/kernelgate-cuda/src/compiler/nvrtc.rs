@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use super::source::{Header, KernelBuild};
+use super::source::{KernelBuild, KernelFile};
 use crate::architecture::number;
 use crate::library::{self, Library};
 
@@ -23,6 +23,15 @@ pub enum CompileError {
         arch: String,
         /// Messages of the compiler.
         log: String,
+    },
+    /// The executable does not embed the kernel file.
+    #[error(
+        "the text of kernel {kernel} is not embedded: `{kernel}.cu` is missing in the files of the \
+         bench (`Harness::kernel_files`)"
+    )]
+    NoText {
+        /// File, without `.cu`.
+        kernel: &'static str,
     },
     /// NVRTC itself failed.
     #[error("NVRTC failed on kernel {kernel}: {code}")]
@@ -100,6 +109,9 @@ pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
 /// # Errors
 /// Fails if NVRTC is missing or the source does not compile; the error holds the compiler's log.
 pub fn compile(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, CompileError> {
+    if build.source.find_text().is_none() {
+        return Err(CompileError::NoText { kernel: build.source.file });
+    }
     compile_source_text(
         &build.name(),
         &build.text(),
@@ -116,7 +128,7 @@ pub fn compile(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, Compile
 pub fn compile_source_text(
     kernel: &str,
     source: &str,
-    headers: &[Header],
+    headers: &[KernelFile],
     options: &[String],
     arch: &str,
 ) -> Result<CompiledCubin, CompileError> {

@@ -4,21 +4,20 @@ use std::borrow::Cow;
 
 use crate::layout;
 
-/// A header: the name that kernels include it by, and its text.
-pub type Header = (&'static str, &'static str);
+/// A kernel file or a header: its name, by which kernels include the header, and its text.
+pub type KernelFile = (&'static str, &'static str);
 
-/// A table of embedded headers: a folder, relative to the file that calls this, and the names that
-/// kernels include the headers by, relative to the folder:
-/// `headers!("../kernels", "mine/tile.cuh", "mine/sum.cuh")`.
+/// A table of embedded files: a folder, relative to the file that calls this, and the names of the
+/// files in the folder: `embedded_files!("../kernels", "mine/tile.cuh", "mine/sum.cu")`.
 #[macro_export]
-macro_rules! headers {
+macro_rules! embedded_files {
     ($folder:literal, $($name:literal),+ $(,)?) => {
         &[$(($name, include_str!(concat!($folder, "/", $name)))),+]
     };
 }
 
 /// Headers that every kernel may include, in any package.
-pub const COMMON_HEADERS: &[Header] = headers!(
+pub const COMMON_HEADERS: &[KernelFile] = embedded_files!(
     "../../kernels",
     "common/bulk.cuh",
     "common/cluster.cuh",
@@ -40,21 +39,25 @@ pub const COMMON_HEADERS: &[Header] = headers!(
     "common/wgmma/wide_tile.cuh",
 );
 
-/// Headers of [`COMMON_HEADERS`] and of `package` that a text includes, directly or through other
+/// Headers of [`COMMON_HEADERS`] and of a package's files that a text includes, directly or through other
 /// headers. A header counts as included if its name occurs anywhere in the source text, even in a
 /// comment or a macro; NVRTC gets these headers and no others.
-pub fn included_headers(text: &str, package: &[Header]) -> Vec<Header> {
-    let (mut found, mut rest): (Vec<Header>, Vec<Header>) =
-        COMMON_HEADERS.iter().chain(package).copied().partition(|(name, _)| text.contains(name));
+pub fn included_headers(text: &str, package: &[KernelFile]) -> Vec<KernelFile> {
+    let headers = package.iter().filter(|(name, _)| !name.ends_with(KERNEL_SUFFIX));
+    let (mut found, mut rest): (Vec<KernelFile>, Vec<KernelFile>) =
+        COMMON_HEADERS.iter().chain(headers).copied().partition(|(name, _)| text.contains(name));
     let mut read = 0;
     while let Some((_, text)) = found.get(read).copied() {
         let (named, others) = rest.into_iter().partition(|(name, _)| text.contains(name));
-        found.extend::<Vec<Header>>(named);
+        found.extend::<Vec<KernelFile>>(named);
         rest = others;
         read += 1;
     }
     found
 }
+
+/// End of the names of kernel files, which the name of a [`Source`] lacks.
+const KERNEL_SUFFIX: &str = ".cu";
 
 /// A kernel file and the headers that it may include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,23 +65,42 @@ pub struct Source {
     /// Name of the kernel source file in messages and records: `family/implementation`, without
     /// `.cu`.
     pub file: &'static str,
-    /// Text of the source.
-    pub text: &'static str,
-    /// Headers of the source's package, besides [`COMMON_HEADERS`].
-    pub headers: &'static [Header],
+    /// Text of the source; `None` if it is in the files.
+    own_text: Option<&'static str>,
+    /// Files of the source's package: the headers besides [`COMMON_HEADERS`], and kernel files.
+    pub files: &'static [KernelFile],
 }
 
 impl Source {
     /// A kernel source file without headers of its own: `Source::new("saxpy",
     /// include_str!("saxpy.cu"))`.
     pub const fn new(file: &'static str, text: &'static str) -> Self {
-        Self { file, text, headers: &[] }
+        Self { file, own_text: Some(text), files: &[] }
+    }
+
+    /// A kernel source file whose text is in the package's files as `{file}.cu`. Without files of
+    /// its own it takes those that the executable gives to the device
+    /// ([`DeviceOptions::files`](crate::DeviceOptions::files)).
+    pub const fn in_files(file: &'static str, files: &'static [KernelFile]) -> Self {
+        Self { file, own_text: None, files }
     }
 
     /// Lets it include the headers of its package: one table for all kernels of the package, made by
-    /// [`headers!`](crate::headers).
-    pub const fn with_headers(self, headers: &'static [Header]) -> Self {
-        Self { headers, ..self }
+    /// [`embedded_files!`](crate::embedded_files).
+    pub const fn with_headers(self, headers: &'static [KernelFile]) -> Self {
+        Self { files: headers, ..self }
+    }
+
+    /// Text of the source; `None` if the files lack it.
+    pub fn find_text(&self) -> Option<&'static str> {
+        let is_own = |name: &str| name.strip_suffix(KERNEL_SUFFIX) == Some(self.file);
+        let in_files = || self.files.iter().find(|(name, _)| is_own(name));
+        self.own_text.or_else(|| in_files().map(|(_, text)| *text))
+    }
+
+    /// Text of the source; empty if the files lack it, which the compiler refuses.
+    pub fn text(&self) -> &'static str {
+        self.find_text().unwrap_or_default()
     }
 
     /// The file with macros, each `NAME` or `NAME=VALUE`.
@@ -128,17 +150,26 @@ impl KernelBuild {
     /// Text that is compiled: the file, after the further functions of a layout.
     pub fn text(&self) -> Cow<'static, str> {
         match self.variant.layout {
-            Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
-            None => self.source.text.into(),
+            Some(layout) => (layout::padding_functions(layout) + self.source.text()).into(),
+            None => self.source.text().into(),
         }
     }
 
     /// The headers that it includes, directly or through other headers.
-    pub fn headers_of_build(&self) -> Vec<Header> {
+    pub fn headers_of_build(&self) -> Vec<KernelFile> {
         included_headers(
             &[&self.text(), self.defines.join(" ").as_str()].join(" "),
-            self.source.headers,
+            self.source.files,
         )
+    }
+
+    /// The build with the files of an executable, unless its source names files of its own.
+    #[must_use]
+    pub fn with_files(mut self, files: &'static [KernelFile]) -> Self {
+        if self.source.files.is_empty() {
+            self.source.files = files;
+        }
+        self
     }
 
     /// Name of one of its kernels in records: the build, followed by the symbol if that differs
@@ -200,7 +231,7 @@ mod tests {
 
     #[test]
     fn headers_are_found_through_headers_and_macros() {
-        const TEST_HEADERS: &[Header] = &[
+        const TEST_HEADERS: &[KernelFile] = &[
             ("mine/a.cuh", "#include <mine/b.cuh>"),
             ("mine/b.cuh", "#include \"common/math.cuh\""),
             ("mine/c.cuh", ""),
@@ -215,6 +246,22 @@ mod tests {
             ["mine/a.cuh", "mine/b.cuh", "common/math.cuh"]
         );
         assert_eq!(names("#include OTHER", &["OTHER=<mine/c.cuh>"]), ["mine/c.cuh"]);
+    }
+
+    #[test]
+    fn a_source_takes_its_text_from_the_files_of_the_executable() {
+        const FILES: &[KernelFile] = &[
+            ("mine/other.cu", ""),
+            ("mine/sum.cu", "#include \"mine/sum.cuh\" // and not mine/other.cu"),
+            ("mine/sum.cuh", ""),
+        ];
+        let build = Source::in_files("mine/sum", &[]).build(&[]);
+        assert_eq!(build.source.find_text(), None);
+        let build = build.with_files(FILES);
+        assert_eq!(build.source.text(), FILES[1].1);
+        assert_eq!(build.headers_of_build(), FILES[2..]);
+        let own = Source::new("mine/sum", "own").build(&[]).with_files(FILES);
+        assert_eq!(own.text(), "own");
     }
 
     #[test]

@@ -437,7 +437,8 @@ impl Device {
 
     /// A build in the form that this device runs.
     fn build_for_device(&self, build: &KernelBuild) -> KernelBuild {
-        KernelBuild { variant: self.options.variant, ..build.clone() }
+        let build = build.clone().with_files(self.options.files);
+        KernelBuild { variant: self.options.variant, ..build }
     }
 
     pub(crate) const fn records_stage_clocks(&self) -> bool {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::architecture;
-use crate::compiler::source::KernelVariant;
+use crate::compiler::source::{KernelFile, KernelVariant};
 
 /// Options of a device, which it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct DeviceOptions {
     pub fills_memory: bool,
     /// Treatment of GEMMs under compute-sanitizer: empty, `seen` or `none`.
     pub gemms: String,
+    /// Kernel files that the executable embeds, for sources without files of their own.
+    pub files: &'static [KernelFile],
 }
 
 impl Default for DeviceOptions {
@@ -33,6 +35,7 @@ impl Default for DeviceOptions {
             variant: KernelVariant::default(),
             fills_memory: true,
             gemms: String::new(),
+            files: &[],
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::requires::RequiredArchitecture;
 use super::row::{KernelSpec, unmet_requirement};
 use crate::architecture::shared_bytes_a_block;
-use crate::compiler::source::KernelBuild;
+use crate::compiler::source::{KernelBuild, KernelFile};
 
 /// A kernel of a build: the row without its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,13 @@ impl ListedKernel {
     /// Name in records: the build, followed by the symbol if that differs from the file's name.
     pub fn name(&self) -> String {
         self.build.kernel_name(self.symbol)
+    }
+
+    /// The kernel with the files of an executable, as [`KernelBuild::with_files`].
+    #[must_use]
+    pub fn with_files(self, files: &'static [KernelFile]) -> Self {
+        let with_clocks = self.with_clocks.map(|build| build.with_files(files));
+        Self { build: self.build.with_files(files), with_clocks, ..self }
     }
 
     /// Reason why an architecture cannot run it, a fragment: "needs sm_90 or later".

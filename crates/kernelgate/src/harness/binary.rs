@@ -24,6 +24,7 @@ use crate::record::text::printable_on_terminal;
 use crate::record::{Environment, ProcessRun, ShardPartition, Store, TrialRequest, file};
 use crate::suite::Suite;
 use crate::workload::Effort;
+use kernelgate_cuda::compiler::source::KernelFile;
 use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::spec::ListedKernel;
 
@@ -76,13 +77,21 @@ pub struct Harness {
     siblings: Vec<Suite>,
     peers: Vec<PeerProgramSource>,
     kernels: Vec<ListedKernel>,
+    kernel_files: &'static [KernelFile],
 }
 
 impl Harness {
     /// A bench binary called `name` (as in `[[bench]]`), with the workloads it times.
     pub fn new(name: &'static str, suites: impl IntoIterator<Item: Into<Suite>>) -> Self {
         let suites = suites.into_iter().map(Into::into).collect();
-        Self { name, suites, siblings: Vec::new(), peers: Vec::new(), kernels: Vec::new() }
+        Self {
+            name,
+            suites,
+            siblings: Vec::new(),
+            peers: Vec::new(),
+            kernels: Vec::new(),
+            kernel_files: &[],
+        }
     }
 
     /// Workloads of the package's other bench binaries, so that a filter which matches nothing in any
@@ -105,13 +114,22 @@ impl Harness {
         self
     }
 
+    /// Files of its CUDA kernels, from [`kernelgate_cuda::embedded_files!`], for sources made by
+    /// [`Source::in_files`](kernelgate_cuda::Source::in_files). If the executable embeds them and
+    /// not the library with the rows, an edited kernel does not compile that library anew.
+    pub fn kernel_files(mut self, files: &'static [KernelFile]) -> Self {
+        self.kernel_files = files;
+        self
+    }
+
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
         protocol::keep_executable_mark();
-        let settings = match process::process_settings() {
+        let mut settings = match process::process_settings() {
             Ok(settings) => settings,
             Err(exit) => return exit,
         };
+        settings.device.options.files = self.kernel_files;
         let outcome = guard::catch_panic(|| self.run(&settings))
             .unwrap_or_else(|panic| Err(HarnessError::Panic { panic }));
         outcome.map_or_else(|error| process::print_failure(&error), Into::into)
@@ -232,7 +250,9 @@ impl Harness {
     ) -> Result<BenchResponseBody, HarnessError> {
         if let RequestedAction::Resources { arch, filter } = action {
             let filter = CaseFilter::parse(filter.as_deref(), false)?;
-            return Ok(answer::resources::resources(&self.kernels, arch, &filter));
+            let with_files = |kernel: &ListedKernel| kernel.clone().with_files(self.kernel_files);
+            let kernels: Vec<_> = self.kernels.iter().map(with_files).collect();
+            return Ok(answer::resources::resources(&kernels, arch, &filter));
         }
         let place = settings.device.place(self.own())?;
         let no_gpu = || BenchResponseBody::Refused(format!("no GPU to time: {}", place.otherwise));

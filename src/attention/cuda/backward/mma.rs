@@ -1,5 +1,6 @@
 //! Attention backward through `mma.sync`: kernels and launcher of
-//! `kernels/attention/backward_flash_mma`, whose first and last kernel those of `wgmma` share.
+//! `kernels/attention/backward_flash_mma`. The backward through `wgmma` launches the first and last
+//! of these kernels too.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::attention::cuda::layout::{BackwardLayout, Strides};
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
 
-/// The kernels.
+/// Kernels of `backward_flash_mma`, one of each build.
 pub const KERNELS: &[KernelSpec<Extents>] = &[
     FLASH_MMA_PREPARE,
     FLASH_MMA,
@@ -23,18 +24,18 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[
 
 const THREADS: usize = 256;
 
-/// Threads that sum a row.
+/// Number of threads that sum one row.
 const WARP: usize = 32;
 
-/// Keys of a block of `backward_flash_mma`.
+/// Number of keys in a key block of `backward_flash_mma`.
 pub const KEYS: usize = 128;
 
-/// Queries in a step of `backward_flash_mma`.
+/// Number of queries in one step of `backward_flash_mma`.
 pub const fn step(extents: &Extents) -> usize {
     if extents.d == 64 { 128 } else { 64 }
 }
 
-/// Queries of all heads, each head padded to whole steps.
+/// Number of queries of all heads, where each head is padded to whole steps.
 const fn padded_rows(extents: &Extents) -> usize {
     extents.heads * extents.s.div_ceil(step(extents)) * step(extents)
 }
@@ -46,17 +47,13 @@ pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
     variants: strided_variants,
     constants: |extents| flash_mma_macros(extents, 2),
     shared_bytes: |extents| flash_mma_shared_bytes(extents, 2),
-    ..kernel(
-        "attention/backward_flash_mma",
-        include_str!("../../../../kernels/attention/backward_flash_mma.cu"),
-        "attention_backward_flash_mma",
-        THREADS,
-        |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
-    )
+    ..kernel("attention/backward_flash_mma", "attention_backward_flash_mma", THREADS, |extents| {
+        [extents.s.div_ceil(KEYS) * extents.heads, 1, 1]
+    })
 };
 pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_prepare",
-    // A thread sixteen bytes of a row.
+    // Each thread handles sixteen bytes of a row.
     blocks: |extents| {
         [(padded_rows(extents) * (extents.d * ELEMENT_BYTES as usize / 16)).div_ceil(THREADS), 1, 1]
     },
@@ -65,14 +62,14 @@ pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
 };
 pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_finish",
-    // Sixteen warps a step.
+    // Sixteen warps handle one step.
     blocks: |extents| [(padded_rows(extents) / step(extents) * 16).div_ceil(THREADS / WARP), 1, 1],
     shared_bytes: |_| 0,
     ..FLASH_MMA
 };
 
-/// The kernel with less shared memory, for cards that have less. Cards from sm_90 on have enough
-/// for two stages, or too little for one.
+/// Build of the main kernel for cards with less shared memory. Cards from sm_90 on have enough for
+/// two stages, or too little for one.
 const ONE_STAGE_KERNEL: KernelSpec<Extents> = KernelSpec {
     shared_bytes: |extents| flash_mma_shared_bytes(extents, 1),
     ..one_stage_kernel(FLASH_MMA)
@@ -92,7 +89,7 @@ const fn one_stage_kernel(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
     }
 }
 
-/// A build with one stage has that in its name.
+/// Builds with one stage have that number in their name.
 fn flash_mma_macros(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
     let shared = ("SHARED_BYTES", flash_mma_shared_bytes(extents, stages));
     let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
@@ -100,8 +97,8 @@ fn flash_mma_macros(extents: &Extents, stages: usize) -> Vec<(&'static str, usiz
     common.into_iter().chain((stages == 2).then_some(("STAGES", 2))).collect()
 }
 
-/// Keys and values; the stages of queries, gradients of the output, and two floats for each of
-/// their rows; the probabilities and two stages of the gradients of the scores.
+/// Shared memory of the main kernel: keys and values; the stages of queries, of output gradients,
+/// and of two floats for each of their rows; the probabilities and two stages of score gradients.
 fn flash_mma_shared_bytes(extents: &Extents, stages: usize) -> usize {
     let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
     let keys_and_values = 2 * KEYS * extents.d * element;
@@ -117,7 +114,7 @@ pub const fn dq_sum_bytes(extents: &Extents) -> u64 {
     4 * (padded_rows(extents) * extents.d) as u64
 }
 
-/// How many tiles of queries shared memory holds.
+/// Number of query tiles that shared memory holds at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stages {
     One,
@@ -125,7 +122,7 @@ pub enum Stages {
 }
 
 impl Stages {
-    /// Chooses two stages, unless the device has shared memory for one only.
+    /// Chooses two stages, unless the device has shared memory for only one.
     pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let fits =
@@ -141,20 +138,20 @@ impl Stages {
     }
 }
 
-/// The kernels in the order of their launches.
+/// Loads the kernels, in the order of their launches.
 pub fn load(
     device: &Device,
     extents: &Extents,
     stages: Stages,
 ) -> Result<[LoadedKernel; 3], BackendError> {
     let kernels = stages.kernels();
-    // The one that may be declined first.
+    // The main kernel is loaded first, because the device may decline it.
     let [main, first, last] =
         [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.load(device, extents));
     Ok([first?, main?, last?])
 }
 
-/// Launches to be settled.
+/// Arguments of the launches of one backward, before the launches are prepared.
 pub struct PendingLaunches<'a> {
     pub device: &'a Arc<Device>,
     pub extents: &'a Extents,
@@ -164,17 +161,17 @@ pub struct PendingLaunches<'a> {
 }
 
 impl PendingLaunches<'_> {
-    /// Two floats a row, padded to whole steps.
+    /// Bytes of the row statistics: two floats for each row, padded to whole steps.
     pub const fn row_statistics(&self) -> u64 {
         self.scratch.any
     }
 
-    /// The fp32 accumulator of dq.
+    /// Bytes of the fp32 accumulator of dq.
     pub const fn dq_accumulator(&self) -> u64 {
         self.scratch.any + row_statistics_bytes(self.extents)
     }
 
-    /// Arguments of the kernel before the main one, with the sums of dq that it sets to zero.
+    /// Arguments of the kernel before the main one, with the address of the dq sums that it zeroes.
     pub fn prepare_arguments(&self, zeroed: Option<u64>) -> Arguments {
         let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
         let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
@@ -196,7 +193,7 @@ impl PendingLaunches<'_> {
         self.arguments(&tensors, &strides)
     }
 
-    /// Addresses, `seqlen`, `batch_heads` and `heads`, strides.
+    /// Arguments of a kernel: addresses, `seqlen`, `batch_heads`, `heads`, strides.
     fn arguments(&self, addresses: &[u64], strides: &[&Strides]) -> Arguments {
         let extents = self.extents;
         let numbers = [extents.s, extents.heads, extents.query_heads_per_sequence()];
@@ -206,7 +203,7 @@ impl PendingLaunches<'_> {
     }
 }
 
-/// The three launches of `backward_flash_mma`.
+/// Prepares the three launches of `backward_flash_mma`.
 pub fn launches(
     call: &PendingLaunches<'_>,
     stages: Stages,
@@ -236,7 +233,7 @@ mod tests {
         let narrow =
             Extents { causal: true, ..Extents::self_attention_extents(6, 200, Dtype::Bf16) };
         let wide = Extents { d: 128, ..narrow };
-        // 200 rows are two steps of 128, or four of 64.
+        // A head of 200 rows is padded to two steps of 128, or four of 64.
         assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));
         assert_eq!((FLASH_MMA_PREPARE.blocks)(&narrow), [6 * 256 * 8 / 256, 1, 1]);
         assert_eq!((FLASH_MMA_FINISH.blocks)(&narrow), [6 * 2 * 2, 1, 1]);

@@ -1,7 +1,7 @@
-//! Attention backward: rows, and kernels that only they launch.
+//! Attention backward on the GPU: rows, and kernels that only they launch.
 //!
-//! The forward's output and the rows' log-sum-exp are there before ([`saved`]). Rows time the
-//! launches of a training step: the row sums of dout · out first, then the gradients.
+//! The forward's output and the rows' log-sum-exp are computed beforehand ([`saved`]). Each row
+//! times the launches of a training step: first the row sums of dout · out, then the gradients.
 
 pub mod mma;
 pub mod saved;
@@ -25,26 +25,23 @@ use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, row_stat
 use saved::{BackwardInputs, save_forward_outputs};
 use wgmma::{FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND, key_gradient_sum_bytes};
 
-/// The kernels.
+/// Kernels that are launched by the rows of this file only.
 pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
 
 const THREADS: usize = 256;
 
-/// Threads that sum a row.
+/// Number of threads that sum one row.
 const THREADS_PER_ROW_SUM: usize = 32;
 
-/// Side of the tile of scores that a block of `backward_naive` computes, one a thread.
+/// Side of the tile of scores that a block of `backward_naive` computes, with one thread for each
+/// score.
 const NAIVE_TILE: usize = 16;
 
 const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
-    ..kernel(
-        "attention/backward_naive",
-        include_str!("../../../../kernels/attention/backward_naive.cu"),
-        "attention_backward_naive_delta",
-        THREADS,
-        |extents| [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1],
-    )
+    ..kernel("attention/backward_naive", "attention_backward_naive_delta", THREADS, |extents| {
+        [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1]
+    })
 };
 const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_naive_scores",
@@ -61,7 +58,7 @@ const NAIVE_DQ: KernelSpec<Extents> = KernelSpec {
 const NAIVE_DKV: KernelSpec<Extents> =
     KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
 
-/// Backward ladder, without the library. All need the forward first.
+/// Backward ladder of our own kernels. Every row needs the outputs of a forward pass.
 pub const LADDER: &[Implementation<AttentionBackward>] = &[
     Implementation {
         name: "cuda/naive",
@@ -89,7 +86,7 @@ pub const LADDER: &[Implementation<AttentionBackward>] = &[
     },
 ];
 
-/// The ladder's last rung, for sm_90a.
+/// Row of the ladder's last rung, for sm_90a.
 pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
     name: "cuda/flash_wgmma",
     about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
@@ -107,7 +104,7 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin {
         device_bytes: |problem| {
             let extents = Extents::from(&problem.attention);
-            // Used only if a block has some of the heads that share keys.
+            // The sums are used only if a block has some of the query heads that share keys.
             let sums = if extents.share > 1 { 2 * key_gradient_sum_bytes(&extents) } else { 0 };
             flash_mma_bytes(problem) + sums
         },
@@ -117,11 +114,11 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
     },
 };
 
-/// The row whose gradients have the same bits in every launch.
+/// Row whose gradients have the same bits in every launch.
 pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     name: "cuda/flash_wgmma_deterministic",
     about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
-    // The turns are a hundredth.
+    // The turn counters take a hundredth of the memory and are not counted.
     prepare: Prepare::CudaWithin {
         device_bytes: flash_mma_bytes,
         prepare: |problem, inputs, device| {
@@ -131,18 +128,20 @@ pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     ..WGMMA_ROW
 };
 
-/// Four inputs, the saved output and log-sum-exp, three gradients.
+/// Bytes of the tensors of a backward: four inputs, the saved output and log-sum-exp, three
+/// gradients.
 pub fn tensor_bytes_of_backward(extents: &Extents) -> u64 {
     4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.rows()
 }
 
-/// fp32 probabilities and gradients of the scores, and the row sums.
+/// Device memory of `naive`: fp32 probabilities and score gradients, and the row sums.
 fn naive_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     tensor_bytes_of_backward(&extents) + 2 * 4 * extents.pairs() + 4 * extents.rows()
 }
 
-/// The fp32 accumulator of dq and two floats a row, padded to whole steps.
+/// Device memory of `flash_mma`: the fp32 accumulator of dq and two floats for each row, padded to
+/// whole steps.
 fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     tensor_bytes_of_backward(&extents) + row_statistics_bytes(&extents) + dq_sum_bytes(&extents)
@@ -209,7 +208,7 @@ fn prepare_flash_wgmma(
     task(&backward, problem, inputs, device)
 }
 
-/// A row of dense tensors.
+/// Task of a row over dense tensors.
 pub fn task(
     backward: &Backward,
     problem: &AttentionBackward,
@@ -237,13 +236,13 @@ pub fn task(
         &ScratchAddresses { any: memory[0].address(), zeroed: memory[1].address() },
     )?;
     Ok(CudaTask::new(device, saved.inputs_of_every_launch(), outputs, move |_| {
-        // The launches have addresses only.
+        // The launches hold only addresses, so the buffers must live as long.
         let _alive = (&saved, &memory);
         launches.launch()
     }))
 }
 
-/// `grad_q`, `grad_k` and `grad_v`.
+/// Allocates the outputs `grad_q`, `grad_k` and `grad_v`.
 pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, BackendError> {
     [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
         .into_iter()

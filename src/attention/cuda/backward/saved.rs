@@ -1,7 +1,9 @@
-//! Inputs of a backward, and the output and log-sum-exp that a forward saved for it.
+//! Inputs of an attention backward, with the output and log-sum-exp that a forward pass saved for
+//! it.
 //!
-//! The forward is the fastest one here that the device can run, once while a case is prepared.
-//! Deliberately absent: a choice by row. All start from the same numbers, the library too.
+//! The forward pass is our fastest one that the device can run; it runs once while a case is
+//! prepared. A choice of the forward by row is excluded on purpose: all rows, the library's too,
+//! start from the same numbers.
 
 use std::sync::Arc;
 
@@ -15,20 +17,20 @@ use kernelgate::backend::cuda::{self, Input};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Device, DeviceBuffer};
 
-/// Tensors that a backward reads.
+/// Tensors that an attention backward reads.
 pub struct BackwardInputs {
     pub q: DeviceBuffer,
     pub k: DeviceBuffer,
     pub v: DeviceBuffer,
     pub grad_out: DeviceBuffer,
     pub out: DeviceBuffer,
-    /// fp32, natural logarithm, one a row.
+    /// Log-sum-exp of the rows: fp32, natural logarithm, one for each row.
     pub lse: DeviceBuffer,
 }
 
 impl BackwardInputs {
-    /// Those that every launch reads and from which nothing here follows: the forward saved its
-    /// output and normalisers of q, k and v.
+    /// The input that every launch reads and that the harness may replace: grad_out. It must not
+    /// replace q, k and v, because the saved output and normalisers are functions of them.
     pub fn inputs_of_every_launch(&self) -> [Input; 1] {
         cuda::inputs([("grad_out", &self.grad_out)])
     }
@@ -45,7 +47,7 @@ impl BackwardInputs {
         Ok(Self { q, k, v, grad_out, out, lse })
     }
 
-    /// Fills `out` and `lse`.
+    /// Runs the forward pass, which writes `out` and `lse`.
     fn save_forward_outputs(
         &self,
         attention: &Attention,
@@ -63,12 +65,12 @@ impl BackwardInputs {
             lse: Some(self.lse.address()),
         })?;
         launches.launch()?;
-        // Waits for the kernel before the lists of tiles are freed.
+        // Waits for the kernel, because the lists of tiles are freed on return.
         device.synchronize()
     }
 }
 
-/// Uploads the inputs and runs the forward, which is not part of the problem.
+/// Uploads the inputs and runs the forward pass, which is not part of the timed problem.
 pub fn save_forward_outputs(
     attention: &Attention,
     inputs: &Tensors,
@@ -88,7 +90,7 @@ mod tests {
     use crate::gpu_tests::gpu;
     use kernelgate::workload::Dtype;
 
-    /// `ln Σ exp(q kᵀ / sqrt(d))` of every row over the keys that it sees, in fp64.
+    /// Computes `ln Σ exp(q kᵀ / sqrt(d))` in fp64 for every row, over the keys that the row sees.
     fn log_sum_exps(attention: &Attention, inputs: &Tensors) -> Vec<f64> {
         let Attention { b, h, s, causal, .. } = *attention;
         let heads = HeadTensors { attention, inputs };
@@ -105,8 +107,8 @@ mod tests {
         (0..b * h).flat_map(of_head).collect()
     }
 
-    /// Largest difference, of one more than the number's size: those near zero have its rounding
-    /// from scores that are not.
+    /// Maximum of |found - expected| / (1 + |expected|). The 1 is added because values near zero
+    /// carry the rounding errors of larger scores.
     fn largest_relative_error(found: &[f32], expected: &[f64]) -> f64 {
         assert_eq!(found.len(), expected.len());
         let error = |(found, expected): (&f32, &f64)| {
@@ -116,14 +118,15 @@ mod tests {
         found.iter().zip(expected).map(error).fold(0.0, f64::max)
     }
 
-    /// Above fp32's rounding, below the effect of one more or one missing key on a row of 1000.
+    /// Bound that is above fp32's rounding, and below the effect of one extra or missing key on a
+    /// row of 1000 keys.
     const MAX_TEST_ERROR: f64 = 5e-5;
 
     #[test]
     fn both_forwards_save_the_log_sum_exp_of_the_reference() {
         let Some((device, _alone)) = gpu() else { return };
-        // Heads of queries and of keys; a row, edges of tiles and of blocks of keys, several tiles
-        // a multiprocessor.
+        // The numbers of query heads, key heads and queries: a single row, edges of tiles and of
+        // key blocks, several tiles for each multiprocessor.
         for (h, h_kv, s) in [
             (3, 3, 1),
             (3, 3, 63),
@@ -146,7 +149,7 @@ mod tests {
                         BackwardInputs::upload_with_arbitrary_outputs(&extents, &inputs, &device)
                             .unwrap();
                     let check = |technique| {
-                        // NaN in every row.
+                        // Every row of lse starts as NaN.
                         saved.lse.fill(0xff).unwrap();
                         saved.save_forward_outputs(&attention, technique, &device).unwrap();
                         let mut found = vec![0f32; expected.len()];

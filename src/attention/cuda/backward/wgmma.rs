@@ -6,17 +6,18 @@ use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, kernel, key_boxes, 
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
 
-/// The kernels; those before and after it are `backward_flash_mma`'s.
+/// Kernels of `backward_flash_wgmma`; the launches before and after them are kernels of
+/// `backward_flash_mma`.
 pub const KERNELS: &[KernelSpec<Extents>] =
     &[FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND, FIXED_ORDER_KERNEL, WHOLE];
 
-/// Two warpgroups that compute, one that copies.
+/// Threads of a block: two warpgroups that compute and one that copies.
 const THREADS: usize = 384;
 
-/// Queries of a step.
+/// Number of queries in one step of `backward_flash_wgmma`.
 const QUERIES: usize = 64;
 
-/// Keys of a warpgroup, and of a box of its gradients.
+/// Number of keys of a warpgroup, and of a tensor-copy box of its gradients.
 const KEYS_PER_WARPGROUP: usize = KEYS / 2;
 
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
@@ -25,23 +26,23 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     requires: RequiredArchitecture::Exactly("sm_90a"),
     ..kernel(
         "attention/backward_flash_wgmma",
-        include_str!("../../../../kernels/attention/backward_flash_wgmma.cu"),
         "attention_backward_flash_wgmma",
         THREADS,
         |extents| [blocks(extents, extents.share), 1, 1],
     )
 };
 
-/// The kernel in which a block has some of the heads that share keys.
+/// Build of the kernel in which a block handles only some of the query heads that share keys.
 pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "GROUPED=1"),
     constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE"]),
-    // At most: where each head of queries has blocks of its own.
+    // The grid has at most this size: if each query head has blocks of its own.
     blocks: |extents| [blocks(extents, 1), 1, 1],
     ..FLASH_WGMMA
 };
 
-/// Rounds the gradients of keys and values where heads of queries add to sums of them.
+/// Kernel that rounds the gradients of keys and values from their fp32 sums, if blocks add to sums
+/// in memory.
 pub const ROUND: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_round",
     blocks: |extents| [(2 * key_octets(extents)).div_ceil(THREADS), 1, 1],
@@ -49,14 +50,15 @@ pub const ROUND: KernelSpec<Extents> = KernelSpec {
     ..GROUPED_HEADS_KERNEL
 };
 
-/// The kernel in which the sums of dq have a fixed order.
+/// Build of the kernel in which dq is summed in a fixed order.
 const FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "DETERMINISTIC=1"),
     constants: |extents| constants(extents, &["GROUPED", "WHOLE"]),
     ..FLASH_WGMMA
 };
 
-/// A block takes whole heads here, which leaves no sums of dq to other kernels.
+/// Build of the kernel in which a block computes whole heads, so that no other kernel handles sums
+/// of dq.
 const WHOLE: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "WHOLE=1"),
     constants: |extents| {
@@ -66,7 +68,7 @@ const WHOLE: KernelSpec<Extents> = KernelSpec {
         constants
     },
     shared_bytes: shared_bytes_of_two_stages,
-    // A block a multiprocessor: the launcher knows how many.
+    // The launcher sets one block for each multiprocessor.
     blocks: |_| [1, 1, 1],
     ..FLASH_WGMMA
 };
@@ -79,22 +81,22 @@ const fn blocks(extents: &Extents, heads_a_block: usize) -> usize {
     extents.s.div_ceil(KEYS) * (extents.heads / heads_a_block)
 }
 
-/// Eight elements each of the keys.
+/// Number of groups of eight elements in the keys.
 const fn key_octets(extents: &Extents) -> usize {
     extents.key_heads() * extents.keys * extents.d / 8
 }
 
-/// fp32 sums of the gradients of keys, or of values.
+/// Bytes of the fp32 sums of the gradients of keys, or of values.
 pub const fn key_gradient_sum_bytes(extents: &Extents) -> u64 {
     4 * 8 * key_octets(extents) as u64
 }
 
-/// Heads of queries of a block, of those that read the same keys: the divisor with which the steps
-/// take the least time, by a model of measured times.
+/// Number of query heads that a block handles, out of those that share its keys: the divisor that
+/// takes the least time by a model of measured times.
 ///
-/// Loading the keys and storing the gradients of a block takes as long as some steps, and as more of
-/// them where gradients are added to sums. Blocks of many heads are at different heads at the same
-/// time, and find less of them in L2; causal blocks drift apart further.
+/// Loading the keys and storing the gradients of a block takes the time of some steps, and of more
+/// steps if gradients are added to sums in memory. Blocks of many heads work on different heads at
+/// the same time and find less of them in L2; with a causal mask, blocks drift apart further.
 fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     let Extents { s, share, causal, .. } = *extents;
     let steps = s.div_ceil(QUERIES);
@@ -103,7 +105,7 @@ fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
         let of_block = if heads == share { 2 } else { 4 };
         let longest = (heads * steps + of_block) as f64;
         if causal {
-            // Every block of keys begins at its own diagonal.
+            // Every key block begins at its own diagonal.
             let of_head: usize = (0..rows).map(|row| steps - row * KEYS / QUERIES).sum();
             let all = (extents.heads * of_head + blocks * of_block) as f64;
             longest.max(all / multiprocessors as f64) * (1.0 + 0.035 * heads as f64)
@@ -116,7 +118,7 @@ fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     divisors.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(share)
 }
 
-/// Macros of a build, and the macros that are 0.
+/// Macros of a build: all macros of the kernel, with those in `zeros` set to 0.
 fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
     let numbers = [
         ("THREADS", THREADS),
@@ -127,22 +129,22 @@ fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, us
     numbers.into_iter().chain(zeros.iter().map(|name| (*name, 0))).collect()
 }
 
-/// Keys and values; two stages of queries and of gradients of the output, of gradients of the
-/// scores, and of two floats a query; six pairs of barriers.
+/// Shared memory of the kernel: keys and values; two stages of queries, of output gradients, of
+/// score gradients, and of two floats for each query; six pairs of barriers.
 fn shared_bytes(extents: &Extents) -> usize {
     let row = extents.d * ELEMENT_BYTES as usize;
     let scores = KEYS * QUERIES * ELEMENT_BYTES as usize;
     (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 6 * 16
 }
 
-/// [`shared_bytes`] with two stages of keys and values.
+/// Shared memory of a build with two stages of keys and values; otherwise like [`shared_bytes`].
 fn shared_bytes_of_two_stages(extents: &Extents) -> usize {
     shared_bytes(extents) + 2 * KEYS * extents.d * ELEMENT_BYTES as usize + 16
 }
 
-/// Whether blocks take whole heads: if sums of dq in L2 cost less than those in memory, and
-/// multiprocessors have about the same number of heads each. At each block of keys warpgroups have
-/// the same steps if their number is even.
+/// Whether blocks compute whole heads: if sums of dq in L2 cost less than sums in memory, and all
+/// multiprocessors have about the same number of heads. The number of steps of a head must be even,
+/// so that both warpgroups have as many steps at each key block.
 const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
     let Extents { share, s, heads, causal, .. } = *extents;
     let steps_match = s <= KEYS || s.div_ceil(QUERIES).is_multiple_of(2);
@@ -152,18 +154,18 @@ const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
     share == 1 && few && steps_match && busy
 }
 
-/// The work of a block.
+/// Division of the backward's work among thread blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackwardBlockWork {
-    /// One block of keys, for `heads` of the heads of queries that read it. The order of the sums
-    /// of dq is fixed only if a block has all of these heads.
+    /// A block computes one key block, for `heads` of the query heads that read it. The sums of dq
+    /// have a fixed order only if a block handles all of these heads.
     OfKeys { heads: usize, order: QueryGradientSumOrder },
-    /// Whole heads, by `count` blocks that stay on their multiprocessors. The order is fixed.
+    /// Each of `count` persistent blocks computes whole heads; the sums of dq have a fixed order.
     OfHeads { count: u32 },
 }
 
 impl BackwardBlockWork {
-    /// The fastest on a device.
+    /// Returns the fastest division of the work on a device.
     pub fn fastest_kernels_of_device(
         device: &Device,
         extents: &Extents,
@@ -194,7 +196,7 @@ impl BackwardBlockWork {
         }
     }
 
-    /// Blocks of the grid, and heads of queries of one.
+    /// Number of blocks in the grid, and of query heads for each block.
     const fn grid_and_heads(&self, extents: &Extents) -> (u32, usize) {
         match *self {
             Self::OfKeys { heads, .. } => (blocks(extents, heads) as u32, heads),
@@ -203,8 +205,8 @@ impl BackwardBlockWork {
     }
 }
 
-/// The kernels in the order of their launches: the last but one where blocks are grouped, the last
-/// where several blocks add to the same dq.
+/// Loaded kernels in the order of their launches. The third is used only if blocks handle some of
+/// the heads that share keys, the last only if several blocks add to the same dq.
 pub struct LoadedBackwardKernels {
     first: LoadedKernel,
     main: LoadedKernel,
@@ -212,13 +214,13 @@ pub struct LoadedBackwardKernels {
     last: Option<LoadedKernel>,
 }
 
-/// Loads the kernels.
+/// Loads the kernels of a division of the work.
 pub fn load_backward_kernels(
     device: &Device,
     extents: &Extents,
     blocks: BackwardBlockWork,
 ) -> Result<LoadedBackwardKernels, BackendError> {
-    // The one that may be declined first.
+    // The main kernel is loaded first, because the device may decline it.
     let main = blocks.kernel(extents).load(device, extents)?;
     let grouped = blocks.adds_to_key_gradients(extents);
     let adds = matches!(blocks, BackwardBlockWork::OfKeys { .. });
@@ -230,14 +232,16 @@ pub fn load_backward_kernels(
     })
 }
 
-/// Sums of dk and of dv where blocks are grouped, and a turn a step of queries.
+/// Bytes that must be zero before a launch: sums of dk and dv of a GROUPED build, and a turn
+/// counter for each query step.
 pub const fn bytes_to_zero(extents: &Extents, blocks: BackwardBlockWork) -> u64 {
     let sums =
         if blocks.adds_to_key_gradients(extents) { 2 * key_gradient_sum_bytes(extents) } else { 0 };
     sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64
 }
 
-/// The launches: two if blocks take whole heads, else three, or four if heads are grouped.
+/// Prepares the launches: two if blocks compute whole heads, three otherwise, four if blocks add to
+/// sums of dk and dv.
 pub fn launches(
     call: &PendingLaunches<'_>,
     blocks: BackwardBlockWork,
@@ -317,8 +321,8 @@ mod tests {
 
     #[test]
     fn blocks_have_as_many_heads_as_were_fastest() {
-        // Measured choices: batch, heads of queries, sequence, mask; the fastest one, and those
-        // within 4 % of it.
+        // Measured choices: batch, query heads, sequence length, mask; then the fastest number of
+        // heads for a block, and all within 4 % of it.
         for (b, h, s, causal, good) in [
             (1, 64, 512, true, &[1][..]),
             (1, 64, 1024, true, &[2]),

@@ -1,4 +1,4 @@
-//! Attention of few queries over many keys: row and launcher of
+//! Decoding, attention of few queries over many keys: row and launcher of
 //! `kernels/attention/forward_flash_decode`.
 
 use std::sync::Arc;
@@ -14,32 +14,33 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
-/// The kernel, and a build of it for less shared memory.
+/// The decode kernel, and a build of it for cards with less shared memory.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_DECODE_KERNEL, SMALL];
 
-/// Most queries of a head: with more, tiles of many queries are the better way.
+/// Maximum number of queries of a head in decoding; for more queries, tiles of many queries are
+/// faster.
 const MAX_DECODE_QUERIES: usize = 64;
 
 const DECODE_WARPS: usize = 4;
 
-/// Heads and queries of a block.
+/// Tile sizes of a block of the decode kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
-    /// Rows of queries.
+    /// Number of query rows in the tile.
     rows: usize,
-    /// Keys that a warp takes at once.
+    /// Number of keys that a warp processes in one step.
     step_keys: usize,
-    /// Steps of keys and values in shared memory, of a warp.
+    /// Number of steps of keys and values that a warp keeps in shared memory.
     stages: usize,
 }
 
-/// Rows of queries that read the same keys: those of all heads that share them.
+/// Number of query rows that read the same keys: those of all heads that share them.
 const fn rows_with_shared_keys(extents: &Extents) -> usize {
     extents.share * extents.s
 }
 
-/// One or two tiles of eight rows a group, of which the second finds its keys in L2; for more rows
-/// as many tiles as the registers allow.
+/// Chooses one or two tiles of eight rows for a group of heads; the second tile finds the keys in
+/// L2. For more rows it chooses as large tiles as the registers allow.
 const fn decode_tile(extents: &Extents) -> Tile {
     let narrow = 128 / extents.d;
     if rows_with_shared_keys(extents) <= 16 {
@@ -52,25 +53,25 @@ const fn decode_tile(extents: &Extents) -> Tile {
 const SMALL_DECODE_TILE: Tile = Tile { rows: 8, step_keys: 16, stages: 2 };
 
 impl Tile {
-    /// Keys that a block takes at once.
+    /// Number of keys that a block processes in one step.
     const fn keys_per_step(&self) -> usize {
         DECODE_WARPS * self.step_keys
     }
 
-    /// For each warp the stages of its keys and values, and o, m and l of its rows, o with four
-    /// more columns.
+    /// Shared memory of the decode kernel: for each warp the stages of its keys and values, and o,
+    /// m and l of its rows, where o has four padding columns.
     const fn shared_bytes(&self, extents: &Extents) -> usize {
         let stage = 2 * self.step_keys * extents.d * ELEMENT_BYTES as usize;
         DECODE_WARPS * (self.stages * stage + self.rows * (extents.d + 4 + 2) * 4)
     }
 
-    /// Numbers that follow from the build's name, which has the rows.
+    /// Macros that are determined by the build's name, which contains the number of rows.
     fn constants(&self, extents: &Extents) -> Vec<(&'static str, usize)> {
         vec![
             ("THREADS", THREADS),
             ("STEP_KEYS", self.step_keys),
             ("SHARED_BYTES", self.shared_bytes(extents)),
-            // The mask is an argument: it matters for the last keys only.
+            // The mask is a kernel argument, because it affects only the last keys.
             ("CAUSAL", 1),
         ]
     }
@@ -91,15 +92,14 @@ const FLASH_DECODE_KERNEL: KernelSpec<Extents> = KernelSpec {
     variants: || variants(&[1, MAX_DECODE_QUERIES]),
     ..kernel(
         "attention/forward_flash_decode",
-        include_str!("../../../../kernels/attention/forward_flash_decode.cu"),
         "attention_forward_flash_decode",
         THREADS,
-        // As many blocks as the device holds: the launcher knows how many.
+        // The launcher sets as many blocks as the device holds at once.
         |_| [1, 1, 1],
     )
 };
 
-/// The build for cards on which the other one does not fit.
+/// Build of the decode kernel for cards on which the default build does not fit.
 const SMALL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| SMALL_DECODE_TILE.defines(extents),
     constants: |extents| SMALL_DECODE_TILE.constants(extents),
@@ -120,14 +120,15 @@ fn variants(queries: &[usize]) -> Vec<Extents> {
     variants
 }
 
-/// As many blocks as may run at once, or a sixteenth fewer if each then has whole units or an equal
-/// share of one: memory is equally busy, and no block leaves parts of two units to others.
+/// Number of blocks: as many as can run at once, or up to a sixteenth fewer if each block then has
+/// whole units or an equal share of one unit. The memory is equally busy, and no block shares two
+/// units with other blocks.
 fn blocks(units: usize, most: usize) -> usize {
     let even = |blocks: &usize| units.is_multiple_of(*blocks) || blocks.is_multiple_of(units);
     (most - most / 16..=most).rev().find(even).unwrap_or(most)
 }
 
-/// Row of the forward ladder.
+/// Row of the decode kernel in the forward ladder.
 pub const ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_decode",
     about: "few queries over many keys: heads that share keys read them once, blocks share a \
@@ -141,7 +142,7 @@ pub const ROW: Implementation<AttentionForward> = Implementation {
             Err(format!("takes up to {MAX_DECODE_QUERIES} queries a head"))
         }
     },
-    // Blocks exchange nine megabytes at most.
+    // Blocks exchange partial results of at most nine megabytes.
     prepare: Prepare::CudaWithin {
         device_bytes: fused_device_bytes,
         prepare: prepare_flash_decode,
@@ -177,7 +178,7 @@ fn decode_launcher(
     let units = extents.key_heads() * row_tiles;
     let tiles = units * extents.keys.div_ceil(tile.keys_per_step());
     let blocks = blocks(units, tiles.min(device.facts().multiprocessors as usize));
-    // Two parts a block: o, m and l of each row.
+    // Each block has two partial results: o, m and l of each row.
     let sums = scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
     let arrived = device.upload(&vec![0; 4 * units])?;
     let parameters = Arguments::new()
@@ -236,9 +237,10 @@ mod tests {
 
     #[test]
     fn blocks_have_whole_units_or_equal_shares_of_one_where_few_are_left_idle() {
-        // 132 multiprocessors: two blocks a unit, sixteen, two units a block.
+        // With 132 multiprocessors: 64 units get two blocks each, 8 units sixteen, and 256 units
+        // share blocks in pairs.
         assert_eq!([64, 8, 256].map(|units| blocks(units, 132)), [128; 3]);
-        // No number close enough, and fewer tiles than multiprocessors.
+        // No divisor is close enough to 132, or there are fewer key tiles than multiprocessors.
         assert_eq!((blocks(75, 132), blocks(5, 5), blocks(3, 1)), (132, 5, 1));
     }
 

@@ -9,13 +9,14 @@ use crate::attention::cuda::layout::ForwardLayout;
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
-/// The kernel.
+/// Kernel of `forward_flash_mma` in the list of all kernels.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA_KERNEL];
 
 const THREADS: usize = 128;
 const QUERIES: usize = 128;
 
-/// The forward that a backward starts from, too, where `forward::wgmma` does not run.
+/// Kernel of the forward row, and of the forward before a backward where `forward::wgmma` does not
+/// run.
 pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| strided_defines(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)]),
     variants: strided_variants,
@@ -27,21 +28,17 @@ pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
         ]
     },
     shared_bytes,
-    ..kernel(
-        "attention/forward_flash_mma",
-        include_str!("../../../../kernels/attention/forward_flash_mma.cu"),
-        "attention_forward_flash_mma",
-        THREADS,
-        |extents| [extents.s.div_ceil(QUERIES) * extents.heads, 1, 1],
-    )
+    ..kernel("attention/forward_flash_mma", "attention_forward_flash_mma", THREADS, |extents| {
+        [extents.s.div_ceil(QUERIES) * extents.heads, 1, 1]
+    })
 };
 
-/// The queries, and two stages of 64 keys and values.
+/// Shared memory of the kernel: the queries, and two stages of 64 keys and values.
 fn shared_bytes(extents: &Extents) -> usize {
     (QUERIES + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
 }
 
-/// The launch of [`FLASH_MMA_KERNEL`] over tensors at these addresses.
+/// Prepares the launch of [`FLASH_MMA_KERNEL`] over the tensors at these addresses.
 pub fn launches(
     device: &Device,
     extents: &Extents,

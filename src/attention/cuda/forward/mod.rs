@@ -1,4 +1,4 @@
-//! Attention forward: rows, and kernels that only they launch.
+//! Attention forward on the GPU: rows, and kernels that only they launch.
 
 pub mod decode;
 pub mod mma;
@@ -21,24 +21,20 @@ use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::FLASH_MMA_KERNEL;
 use wgmma::FLASH_WGMMA_KERNEL;
 
-/// The kernels of this file.
+/// Kernels that are launched by the rows of this file only.
 pub const KERNELS: &[KernelSpec<Extents>] =
     &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH_KERNEL];
 
 const THREADS: usize = 256;
 
-/// Side of a tile of `forward_tiled` and `forward_flash`.
+/// Side of a square tile of `forward_tiled` and `forward_flash`.
 const TILE: usize = 64;
 
 const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", TILE)],
-    ..kernel(
-        "attention/forward_tiled",
-        include_str!("../../../../kernels/attention/forward_tiled.cu"),
-        "attention_forward_tiled_scores",
-        THREADS,
-        |extents| [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads],
-    )
+    ..kernel("attention/forward_tiled", "attention_forward_tiled_scores", THREADS, |extents| {
+        [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads]
+    })
 };
 const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_tiled_softmax",
@@ -56,21 +52,18 @@ const FLASH_KERNEL: KernelSpec<Extents> = KernelSpec {
         vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared_bytes(extents))]
     },
     shared_bytes: flash_shared_bytes,
-    ..kernel(
-        "attention/forward_flash",
-        include_str!("../../../../kernels/attention/forward_flash.cu"),
-        "attention_forward_flash",
-        THREADS,
-        |extents| [extents.s.div_ceil(TILE) * extents.heads, 1, 1],
-    )
+    ..kernel("attention/forward_flash", "attention_forward_flash", THREADS, |extents| {
+        [extents.s.div_ceil(TILE) * extents.heads, 1, 1]
+    })
 };
 
-/// Tiles of q, of k or v, and of p, in fp32, with four more columns a row.
+/// Shared memory of `forward_flash`: tiles of q, of k or v, and of p, in fp32, with four padding
+/// columns in each row.
 fn flash_shared_bytes(extents: &Extents) -> usize {
     (2 * extents.d + TILE) * (TILE + 4) * 4
 }
 
-/// Forward ladder, without the library.
+/// Forward ladder of our own kernels.
 pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
     Implementation {
         name: "cuda/naive",
@@ -114,13 +107,13 @@ pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
     },
 ];
 
-/// The ladder's last rung, for sm_90a.
+/// Row of the ladder's last rung, for sm_90a.
 pub const FLASH_WGMMA_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma",
     about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
             that stay; sm_90a only",
     supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA_KERNEL]),
-    // The lists of tiles are a thousandth.
+    // The lists of tiles take a thousandth of the memory and are not counted.
     prepare: Prepare::CudaWithin {
         device_bytes: fused_device_bytes,
         prepare: |problem, inputs, device| {
@@ -131,18 +124,18 @@ pub const FLASH_WGMMA_ROW: Implementation<AttentionForward> = Implementation {
 
 const NULL: KernelArgument = KernelArgument::Address(0);
 
-/// Inputs and output: all that the fused kernels need.
+/// Device memory of the fused kernels: inputs and output.
 pub fn fused_device_bytes(problem: &AttentionForward) -> u64 {
     let extents = Extents::from(&problem.attention);
     2 * extents.vector_bytes() + 2 * extents.key_bytes()
 }
 
-/// fp32 scores and 16-bit probabilities besides inputs and output.
+/// Device memory of `naive`: fp32 scores, 16-bit probabilities, inputs and output.
 fn naive_device_bytes(problem: &AttentionForward) -> u64 {
     fused_device_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
 }
 
-/// fp32 scores, which become the probabilities.
+/// Device memory of `tiled`: fp32 scores, which the probabilities overwrite.
 fn tiled_device_bytes(problem: &AttentionForward) -> u64 {
     fused_device_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
 }
@@ -230,7 +223,7 @@ fn prepare_flash_mma(
     task(AttentionTechnique::FlashMma, problem, inputs, device)
 }
 
-/// A row of dense tensors by that technique.
+/// Task of a row over dense tensors, computed by the technique `with`.
 pub fn task(
     technique: AttentionTechnique,
     problem: &AttentionForward,

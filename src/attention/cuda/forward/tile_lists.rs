@@ -1,63 +1,66 @@
-//! Which block of a persistent kernel computes which queries.
+//! Assignment of query tiles to the thread blocks of a persistent kernel.
 //!
-//! As many blocks as multiprocessors each take a list of tiles, made once while a case is prepared:
-//! heaviest tiles first, each to the block with the least work. Heads whose tensors fit L2 together
-//! are neighbours in the order, except for the light tiles of long sequences, which come last and
-//! balance the blocks. Deliberately absent: lists that change while the kernel runs.
+//! There is one block for each multiprocessor, and each takes a list of tiles that is made while a
+//! case is prepared. The heaviest tiles are assigned first, each to the block with the least work
+//! so far. Heads whose tensors fit into L2 together are neighbours in the order. The light tiles of
+//! long sequences come last and balance the blocks. Lists that change while the kernel runs are
+//! excluded on purpose.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Queries of a warpgroup, and of a box of its copies.
+/// Number of queries of a warpgroup, and of a tensor-copy box of its queries.
 pub const GROUP_ROWS: usize = 64;
-/// Warpgroups that compute.
+/// Number of warpgroups that compute.
 pub const GROUPS: usize = 3;
-/// Work of a tile besides its blocks of keys, in 64 queries by a block of keys.
+/// Cost of a tile besides its key blocks, in units of 64 queries times one key block.
 const TILE_COST: usize = 4;
-/// Bytes of the heads that come together: queries, keys, values and output.
+/// Bytes of L2 that heads processed together may occupy with queries, keys, values and output.
 const L2_BYTES: usize = 20 << 20;
-/// Most tiles of two warpgroups that are tried for a head.
+/// Maximum number of tiles of two warpgroups that are tried for a head.
 const MAX_NARROW: usize = 24;
-/// Queries of a head up to which a block has many tiles, so that one more or less matters little:
-/// its light tiles need not come last, because they would then read its keys from memory once more.
+/// Number of queries up to which a head counts as short. Blocks then have many tiles, so that one
+/// more or less matters little. Light tiles of short heads need not come last, because they would
+/// read their keys from memory again.
 const SHORT: usize = 1024;
 
-/// Queries of a head that a block computes at a time.
+/// A tile of queries of one head that a block computes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tile {
-    /// Head of the queries.
+    /// Index of the head of the queries.
     pub head: usize,
-    /// First query, a multiple of 64.
+    /// First query of the tile, a multiple of 64.
     pub row: usize,
-    /// Parts of 64 queries, each by a warpgroup.
+    /// Number of parts of 64 queries, one for each warpgroup.
     pub groups: usize,
 }
 
-/// Shape from which the tiles are cut.
+/// Attention shape that is divided into tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
-    /// b·h.
+    /// Number of query heads of all sequences, b·h.
     pub heads: usize,
-    /// Heads of queries that read the same keys.
+    /// Number of query heads that read the same keys.
     pub share: usize,
-    /// Queries of a head.
+    /// Number of queries of a head.
     pub s: usize,
-    /// Keys of a head.
+    /// Number of keys of a head.
     pub keys: usize,
-    /// Bytes of a key.
+    /// Bytes of one key.
     pub key_bytes: usize,
-    /// Whether the last query sees all keys, and each before it one less than the next.
+    /// Whether the last query sees all keys and each earlier query one key less than the next.
     pub causal: bool,
-    /// Keys of a block.
+    /// Number of keys in a key block.
     pub block_keys: usize,
 }
 
 impl Tiling {
-    /// Makes a list of tiles for each of `blocks` blocks; together they hold every query once.
+    /// Makes a list of tiles for each of `blocks` blocks; together the lists hold every query once.
     pub fn lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
-        // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
-        // a whole tile more than the others. With a causal mask the weights differ enough, but two
-        // tiles of two warpgroups are better than one of three and one of one.
+        // Without a mask all rows have equal cost. Tiles of two warpgroups are mixed with tiles of
+        // three, so that no block has a whole tile more than the others. With a causal mask the
+        // costs differ enough, but two tiles of two warpgroups are better than one of three and one
+        // of one.
         let most = if !self.causal {
             MAX_NARROW.min(self.s / (2 * GROUP_ROWS))
         } else if self.s <= SHORT {
@@ -69,8 +72,8 @@ impl Tiling {
         best.expect("no narrow tile is a way too").1
     }
 
-    /// Makes the lists if a head ends with `narrow` tiles of two warpgroups; returns the cost of
-    /// the longest too.
+    /// Makes the lists where each head ends with `narrow` tiles of two warpgroups. Returns the cost
+    /// of the longest list too.
     fn assigned(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
         let mut lists = vec![Vec::new(); blocks];
         let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
@@ -82,7 +85,7 @@ impl Tiling {
         (least.into_iter().map(|Reverse((cost, _))| cost).max().unwrap_or(0), lists)
     }
 
-    /// First rows and warpgroups of a head's tiles, the heaviest first.
+    /// First row and number of warpgroups of each tile of a head, the heaviest tile first.
     fn tiles_of_head(&self, narrow: usize) -> Vec<(usize, usize)> {
         let (mut tiles, mut row, mut narrow) = (Vec::new(), 0, narrow);
         while row < self.s {
@@ -96,7 +99,7 @@ impl Tiling {
         tiles
     }
 
-    /// The tiles of all heads in the order in which they are assigned.
+    /// Tiles of all heads in the order of their assignment.
     fn ordered(&self, tiles_of_head: &[(usize, usize)]) -> Vec<Tile> {
         let heaviest = tiles_of_head.first().map_or(0, |&(row, groups)| self.cost(row, groups));
         let light = |&&(row, groups): &&(usize, usize)| {
@@ -120,8 +123,8 @@ impl Tiling {
             .collect()
     }
 
-    /// Work of a tile. Two warpgroups leave the tensor cores idle for a tenth of the time in which
-    /// three keep them busy, one for more.
+    /// Cost of a tile. With two warpgroups the tensor cores are idle for a tenth of the time in
+    /// which three keep them busy, with one warpgroup for more.
     fn cost(&self, row: usize, groups: usize) -> usize {
         let blocks = |group| {
             let end = self.s.min(row + (group + 1) * GROUP_ROWS);
@@ -132,9 +135,9 @@ impl Tiling {
     }
 }
 
-/// The lists in the kernel's format: the first tile of every block, the second ones, and so on.
-/// Each tile is its row, its warpgroups, its head within the sequence, and the sequence. Zeros end
-/// each list.
+/// Writes the lists in the kernel's format: the first tile of every block, then the second ones,
+/// and so on. A tile consists of its row, its number of warpgroups, its head within the sequence,
+/// and the sequence. Zeros end each list.
 pub fn table(lists: &[Vec<Tile>], heads_a_batch: usize) -> Vec<i32> {
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
     let entry = |tile: Option<&Tile>| {
@@ -195,8 +198,8 @@ mod tests {
                 let costs: Vec<_> =
                     tiling.lists(132).iter().map(|list| cost(&tiling, list)).collect();
                 let (most, sum) = (*costs.iter().max().unwrap(), costs.iter().sum::<usize>());
-                // Without narrow tiles the longest sequences have a twentieth more; a share in
-                // turn, a fifth.
+                // Without tiles of two warpgroups the longest list would have a twentieth more
+                // work; with tiles dealt to blocks in rotation, a fifth.
                 assert!(most * 132 * 100 <= sum * 104, "{tiling:?}: {most} of {sum}");
             }
         }
@@ -205,18 +208,19 @@ mod tests {
     #[test]
     fn heavy_tiles_come_first_and_heads_that_fit_l2_together() {
         let tiling = Tiling { heads: 16, s: 4096, keys: 4096, ..SMALL };
-        // 4 MiB a head.
+        // The tensors of a head take 4 MiB.
         let order = tiling.ordered(&tiling.tiles_of_head(0));
         let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
         assert_eq!(heads, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
         assert_eq!((order[0].row, order[0].groups), (4096 - 256, 3));
         let last = order.last().unwrap();
         assert_eq!((last.row, last.head), (0, 15));
-        // Four heads of queries read the same keys and values: 10 MiB.
+        // Four query heads read the same keys and values: together they take 10 MiB.
         let grouped = Tiling { share: 4, ..tiling };
         let order = grouped.ordered(&grouped.tiles_of_head(0));
         assert!(order[..9].iter().map(|tile| tile.head).eq((0..8).chain([0])));
-        // More than L2 holds: heads of the same keys, one such group after the other.
+        // The heads take more than L2 holds: the groups of heads with the same keys come one after
+        // the other.
         let long = Tiling { s: 16_384, keys: 16_384, ..grouped };
         let order = long.ordered(&long.tiles_of_head(0));
         assert!(order[..5].iter().map(|tile| tile.head).eq((0..4).chain([0])));
@@ -226,7 +230,7 @@ mod tests {
     fn tiles_of_short_sequences_read_the_keys_of_a_head_one_soon_after_the_other() {
         let tiling = Tiling { heads: 1024, s: 256, keys: 256, ..SMALL };
         let lists = tiling.lists(132);
-        // Two of two warpgroups, not three and one.
+        // Each head has two tiles of two warpgroups, not one of three and one of one.
         assert!(lists.iter().flatten().all(|tile| tile.groups == 2));
         let order = tiling.ordered(&tiling.tiles_of_head(2));
         let place = |head, row| order.iter().position(|it| (it.head, it.row) == (head, row));

@@ -1,5 +1,5 @@
-//! Attention forward on sm_90a: kernel and launcher of `kernels/attention/forward_flash_wgmma`, and its
-//! row in fp8.
+//! Attention forward on sm_90a: kernel and launcher of `kernels/attention/forward_flash_wgmma`, and
+//! its row in fp8.
 
 use std::sync::Arc;
 
@@ -18,21 +18,24 @@ use kernelgate_cuda::{
     Arguments, Device, DeviceBuffer, KernelArgument, KernelSpec, RequiredArchitecture,
 };
 
-/// The kernel, and what fp8 needs.
+/// Kernels of `forward_flash_wgmma`, with those that its fp8 row needs.
 pub const KERNELS: &[KernelSpec<Extents>] =
     &[FLASH_WGMMA_KERNEL, FLASH_WGMMA_FP8_KERNEL, TRANSPOSE_VALUES_KERNEL];
 
-/// Three warpgroups that compute, one that copies.
+/// Threads of a block: three warpgroups that compute and one that copies.
 const THREADS: usize = 512;
 
-/// Most parts of a short head, 64 queries each, and its most keys.
+/// Maximum number of parts of a short head, 64 queries each; the keys of a short head are limited
+/// to the same number.
 const MAX_PARTS_PER_SHORT_HEAD: usize = 4;
 const MAX_KEYS_OF_SHORT_HEAD: usize = MAX_PARTS_PER_SHORT_HEAD * GROUP_ROWS;
-/// Fewest heads whose tiles are whole heads: two for each multiprocessor of an H100 or H200.
+/// Minimum number of heads for tiles of whole heads: two for each multiprocessor of an H100 or
+/// H200.
 const MIN_SHORT_HEADS: usize = 264;
 
-/// Parts of a tile. A short head is one tile: the keys of four parts are copied once, and no
-/// warpgroup is idle if there are fewer parts than warpgroups. Warpgroups take these parts in turns.
+/// Number of parts of a tile. A short head is one tile: its keys are copied once for four parts,
+/// and warpgroups take its parts in rotation. No warpgroup is idle if there are fewer parts than
+/// warpgroups.
 const fn parts(extents: &Extents) -> usize {
     let parts = extents.s.div_ceil(GROUP_ROWS);
     let short = parts <= MAX_PARTS_PER_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
@@ -43,8 +46,8 @@ const fn takes_short_heads(extents: &Extents) -> bool {
     parts(extents) != GROUPS
 }
 
-/// Keys of a block: as many as fit beside a thread's scores and output in its 160 registers, and 64
-/// if there are so few keys that they fill larger blocks badly.
+/// Number of keys in a key block: as many as fit with a thread's scores and output into its 160
+/// registers. It is 64 if there are so few keys that they fill larger blocks badly.
 const fn keys_per_block(extents: &Extents) -> usize {
     if takes_short_heads(extents) {
         return 64;
@@ -58,25 +61,25 @@ const fn keys_per_block(extents: &Extents) -> usize {
     if extents.keys <= few { 64 } else { usual }
 }
 
-/// Number of tiles and blocks in shared memory.
+/// Numbers of stages in shared memory for queries, keys and values.
 #[derive(Debug, Clone, Copy)]
 struct TileAndBlockStages {
-    /// Copies of queries, of all warpgroups or of one.
+    /// Stages of queries, each of all warpgroups or of one.
     queries: usize,
-    /// Blocks of keys.
+    /// Stages of key blocks.
     keys: usize,
-    /// Blocks of values.
+    /// Stages of value blocks.
     values: usize,
 }
 
-/// Tiles in shared memory where warpgroups take turns.
+/// Number of tile descriptions in shared memory if warpgroups take parts in rotation.
 const SHORT_HEAD_STAGES: usize = 4;
 
 const FP8_KERNEL_STAGES: TileAndBlockStages = TileAndBlockStages { queries: 2, keys: 4, values: 4 };
 
 impl TileAndBlockStages {
-    /// In turns a fifth copy of queries and block of keys let the next head begin in time, where
-    /// more do not fit.
+    /// If warpgroups take parts in rotation, a fifth stage of queries and of keys lets the next
+    /// head begin in time, if shared memory allows no more.
     const fn new(extents: &Extents) -> Self {
         match (extents.d, keys_per_block(extents), takes_short_heads(extents)) {
             (64, _, true) => Self { queries: 6, keys: 6, values: 6 },
@@ -87,7 +90,7 @@ impl TileAndBlockStages {
         }
     }
 
-    /// Numbers that the source needs.
+    /// Macros for the numbers of stages.
     fn constants(self) -> [(&'static str, usize); 4] {
         [
             ("QUERY_STAGES", self.queries),
@@ -97,13 +100,13 @@ impl TileAndBlockStages {
         ]
     }
 
-    /// Bytes of a pair of barriers for each.
+    /// Bytes of the pairs of barriers of all stages.
     const fn barrier_bytes(self) -> usize {
         16 * (self.queries + self.keys + self.values)
     }
 }
 
-/// The build for 16-bit dtypes.
+/// Build of the kernel for 16-bit dtypes.
 pub const FLASH_WGMMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| {
         let keys = format!("TILE_KEYS={}", keys_per_block(extents));
@@ -122,15 +125,14 @@ pub const FLASH_WGMMA_KERNEL: KernelSpec<Extents> = KernelSpec {
 
 const ANY_KEYS_KERNEL: KernelSpec<Extents> = kernel(
     "attention/forward_flash_wgmma",
-    include_str!("../../../../kernels/attention/forward_flash_wgmma.cu"),
     "attention_forward_flash_wgmma",
     THREADS,
-    // A block a multiprocessor: the launcher knows how many.
+    // The launcher sets one block for each multiprocessor.
     |_| [1, 1, 1],
 );
 
-/// Those of the other kernels with few keys, many keys, and many heads of one, two and four parts,
-/// where these differ.
+/// Extents of all builds: those of the other kernels with few keys, with many keys, and with many
+/// heads of one, two and four parts, if these builds differ.
 fn variants() -> Vec<Extents> {
     let lengths_of = |build: Extents| {
         let short =
@@ -144,7 +146,8 @@ fn variants() -> Vec<Extents> {
     variants
 }
 
-/// Copies of queries, blocks of keys and of values, their barriers; in turns tiles and theirs.
+/// Shared memory of the kernel: stages of queries, keys and values with their barriers; if
+/// warpgroups take parts in rotation, also tile descriptions with their barriers.
 fn shared_bytes(extents: &Extents) -> usize {
     let stages = TileAndBlockStages::new(extents);
     let (parts_a_copy, tiles) =
@@ -154,7 +157,8 @@ fn shared_bytes(extents: &Extents) -> usize {
     rows * extents.d * ELEMENT_BYTES as usize + stages.barrier_bytes() + 32 * tiles
 }
 
-/// Keys of a block in fp8: a multiple of 32, and more leave no registers.
+/// Number of keys in a key block in fp8: a multiple of 32; with more keys the registers would not
+/// suffice.
 const FP8_KEYS_PER_BLOCK: usize = 96;
 
 const FLASH_WGMMA_FP8_KERNEL: KernelSpec<Extents> = KernelSpec {
@@ -178,14 +182,13 @@ const TRANSPOSE_VALUES_KERNEL: KernelSpec<Extents> = KernelSpec {
     variants: || vec![fp8_variant(false)],
     ..kernel(
         "attention/transpose_values",
-        include_str!("../../../../kernels/attention/transpose_values.cu"),
         "attention_transpose_values",
         TRANSPOSE_THREADS,
         |extents| [extents.heads * padded_key_count(extents) / 32, 1, 1],
     )
 };
 
-/// Sixteen bytes of 32 keys a thread.
+/// Threads of a block of the transposition: each handles sixteen bytes of a column of 32 keys.
 const TRANSPOSE_THREADS: usize = 32 * 128 / 16;
 
 fn fp8_defines(extents: &Extents) -> Vec<String> {
@@ -196,8 +199,8 @@ fn fp8_variant(causal: bool) -> Extents {
     Extents { d: 128, causal, ..Extents::self_attention_extents(1, 1, Dtype::Fp8) }
 }
 
-/// Shared memory of the fp8 kernel, bytes: that of [`shared_bytes`], with a 16-bit output in place
-/// of the queries.
+/// Bytes of shared memory of the fp8 kernel: like [`shared_bytes`], but the place of the queries
+/// must hold a 16-bit output.
 fn fp8_shared_bytes(extents: &Extents) -> usize {
     let TileAndBlockStages { queries, keys, values } = FP8_KERNEL_STAGES;
     let queries = queries * GROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
@@ -205,7 +208,7 @@ fn fp8_shared_bytes(extents: &Extents) -> usize {
     queries + blocks + FP8_KERNEL_STAGES.barrier_bytes()
 }
 
-/// Keys of a head, padded to whole blocks.
+/// Number of keys of a head, padded to whole key blocks.
 const fn padded_key_count(extents: &Extents) -> usize {
     extents.s.div_ceil(FP8_KEYS_PER_BLOCK) * FP8_KEYS_PER_BLOCK
 }
@@ -214,7 +217,7 @@ const fn transposed_value_bytes(extents: &Extents) -> u64 {
     (extents.heads * padded_key_count(extents) * extents.d) as u64
 }
 
-/// Row in fp8.
+/// Row of attention forward in fp8.
 pub const FLASH_WGMMA_FP8_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma_fp8",
     about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \
@@ -239,14 +242,15 @@ pub const FLASH_WGMMA_FP8_ROW: Implementation<AttentionForward> = Implementation
     },
 };
 
-/// Inputs, an output of 16 bits, and the transposed values; scales are a ten-thousandth.
+/// Device memory of the fp8 row: inputs, an output of 16 bits, and the transposed values; the
+/// scales take a ten-thousandth and are not counted.
 fn fp8_device_bytes(problem: &AttentionForward) -> u64 {
     let extents = Extents::from(&problem.attention);
     let elements = extents.rows() * extents.d as u64;
     (3 + ELEMENT_BYTES) * elements + transposed_value_bytes(&extents)
 }
 
-/// Lists of tiles, one for each multiprocessor.
+/// Makes one list of tiles for each multiprocessor.
 fn tile_lists(
     extents: &Extents,
     device: &Arc<Device>,
@@ -259,25 +263,25 @@ fn tile_lists(
     device.upload(bytemuck::cast_slice(&table(&lists, extents.query_heads_per_sequence())))
 }
 
-/// The source of a block's tiles.
+/// Source of the tiles of thread blocks: lists or a counter.
 #[derive(Debug, Clone, Copy)]
 enum TileSource {
-    /// Address of a list for each block.
+    /// Address of the lists, one for each block.
     Listed(u64),
-    /// Address of the number of heads taken, which is zero before and after each launch.
+    /// Address of the counter of taken heads, which is zero before and after each launch.
     Counted(u64),
 }
 
-/// Operands of the kernel.
+/// Operands of the forward kernel.
 struct ForwardOperands<'a> {
-    /// Queries, keys, values and output, each as the build takes it.
+    /// Queries, keys, values and output, each as a tensor map or address, as the build expects it.
     tensors: [&'a [u8]; 4],
-    /// Address of the rows' log-sum-exp, or zero.
+    /// Address of the rows' log-sum-exp, or zero to omit it.
     lse: u64,
     lse_strides: Strides,
-    /// Addresses of the scales of queries, keys and values in fp8.
+    /// Addresses of the fp8 scales of queries, keys and values.
     scales: [u64; 3],
-    /// The source of a block's tiles.
+    /// Source of the tiles of thread blocks.
     tiles: TileSource,
 }
 
@@ -301,7 +305,7 @@ impl ForwardOperands<'_> {
     }
 }
 
-/// The launch of [`FLASH_WGMMA_KERNEL`] over tensors at these addresses.
+/// Prepares the launch of [`FLASH_WGMMA_KERNEL`] over the tensors at these addresses.
 pub fn launches(
     device: &Arc<Device>,
     extents: &Extents,

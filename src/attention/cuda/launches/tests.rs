@@ -10,29 +10,30 @@ use kernelgate::workload::{Dtype, Expected, Problem, Tensor, Tensors, Tolerance}
 use kernelgate_cuda::DeviceBuffer;
 use kernelgate_cuda::driver::graph::ExecutableGraph;
 
-/// Orders of memory, each with something between tensors that no kernel may read or write.
+/// Memory orders of a tensor; in each there is memory around the tensors that no kernel may read or
+/// write.
 #[derive(Debug, Clone, Copy)]
 enum Order {
     /// `[b, h, s, d]`, dense.
     Bhsd,
-    /// `[b, s, h + 1, d]`: each row ends with an unused head.
+    /// Order `[b, s, h + 1, d]`, where each row ends with an unused head.
     Bshd,
-    /// q, k and v, and their gradients, in tensors `[b, s, h + 2 h_kv, d]`.
+    /// q, k and v, or their gradients, packed in one tensor `[b, s, h + 2 h_kv, d]`.
     Packed,
 }
 
-/// A tensor in a buffer.
+/// Position of a tensor in a buffer.
 #[derive(Debug, Clone, Copy)]
 struct TensorPlace {
     strides: Strides,
-    /// Elements before the first one.
+    /// Number of elements in the buffer before the tensor.
     first: u64,
     extents: [usize; 4],
 }
 
 impl TensorPlace {
-    /// Rows of a number of elements of a buffer: their index in a dense `[b, h, s, d]`, and their
-    /// start.
+    /// Rows of the tensor: for each its index in a dense `[b, h, s, d]` and its start in the
+    /// buffer.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
         let Self { strides, first, extents: [batch, heads, rows, _] } = *self;
         (0..batch * heads * rows).map(move |index| {
@@ -63,8 +64,8 @@ impl TensorPlace {
     }
 }
 
-/// Places of the tensor of queries and the two tensors of keys, and the elements of the buffer of
-/// each.
+/// Positions of the query tensor and the two key tensors, and the number of elements in each
+/// buffer.
 fn places(order: Order, attention: &Attention) -> ([TensorPlace; 3], u64) {
     let Attention { b, h, h_kv, s, d, .. } = *attention;
     let row_of_heads = |heads: usize| match order {
@@ -88,9 +89,9 @@ fn places(order: Order, attention: &Attention) -> ([TensorPlace; 3], u64) {
 
 const POISON_BYTE: u8 = 0xff;
 
-/// Buffers of one problem on a device.
+/// Device buffers of one problem.
 struct ProblemBuffers {
-    /// q, k and v; one buffer for all of them if they are packed.
+    /// Buffers of q, k and v; a single one if they are packed.
     inputs: Vec<DeviceBuffer>,
     gradients: Vec<DeviceBuffer>,
     out: DeviceBuffer,
@@ -153,7 +154,7 @@ fn download_bytes(buffer: &DeviceBuffer) -> Vec<u8> {
     bytes
 }
 
-/// Asserts that every byte outside of the tensors is unchanged.
+/// Asserts that every byte outside the tensors is unchanged.
 fn assert_rest_untouched(memory: &[u8], places: &[TensorPlace], name: &str) {
     let mut memory = memory.to_vec();
     for place in places {
@@ -189,7 +190,8 @@ fn check_forward(
     assert_rest_untouched(&bytes, &[place], name);
 }
 
-/// Twice: launches must not depend on those before, and leave the scratch as they found it.
+/// Launches run twice: they must not depend on earlier launches, and must leave the scratch memory
+/// as they found it.
 fn check_backward(
     device: &Arc<Device>,
     memory: &ProblemBuffers,
@@ -226,7 +228,7 @@ fn check_backward(
             assert_eq!(*first.get_or_insert(found.clone()), found, "{name}: other bits");
         }
     }
-    // An empty buffer has one byte.
+    // An empty buffer is allocated with one byte.
     let left = &download_bytes(&zeroed)[..bytes.zeroed as usize];
     assert!(left.iter().all(|&byte| byte == 0), "{name}: scratch is not zero");
 }
@@ -234,7 +236,7 @@ fn check_backward(
 #[test]
 fn scratch_is_declared_without_a_device() {
     let attention = bf16(2, 4, 100, 128, true);
-    // Eight heads of 100 queries, padded to steps of 64.
+    // Eight heads of 100 queries are padded to steps of 64.
     let any = 8 * 128 * (2 * 4 + 4 * 128);
     let turns = 8 * 2 * 4;
     assert_eq!(
@@ -253,7 +255,8 @@ fn scratch_is_declared_without_a_device() {
 fn every_layout_agrees_with_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     let wgmma = device.facts().arch == "sm_90a";
-    // Batches, heads of queries and of keys, rows: single ones, edges of tiles, several tiles.
+    // Numbers of batches, query heads, key heads and rows: single rows, edges of tiles, several
+    // tiles.
     for (b, h, h_kv, s) in [(1, 1, 1, 1), (2, 3, 3, 63), (3, 4, 4, 129), (2, 6, 2, 333)] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             let dtype = if causal { Dtype::F16 } else { Dtype::Bf16 };
@@ -295,7 +298,7 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
     if device.facts().arch != "sm_90a" {
         return;
     }
-    // Two heads for each block, one more, and many; one, two and four parts.
+    // Two heads for each block, one head more, and many heads; one, two and four parts.
     for (b, h, s) in [(1, 264, 256), (5, 53, 100), (4, 150, 37)] {
         for (d, causal) in [(64, true), (128, false), (128, true)] {
             let attention = bf16(b, h, s, d, causal);
@@ -317,7 +320,8 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
             let mut outputs = Tensors::new();
             outputs.insert("out", memory.places[0].read(&first, attention.dtype));
             assert_agrees(&outputs, &problem.reference(&inputs), problem.tolerance(), &name);
-            // The last one writes everything again, though nobody resets the counter between.
+            // The last graph launch must write all outputs again, although nothing resets the
+            // counter between launches.
             let graph = ExecutableGraph::capture(&device, || {
                 (0..3).try_for_each(|_| launches.launch())?;
                 poison()?;

@@ -26,7 +26,7 @@ fn both_dense_layouts_and_packed_tensors_are_supported() {
     let rows_first = ForwardLayout::strides_of_bshd(&SHAPE);
     assert_eq!(rows_first.check(&SHAPE), Ok(()));
     assert_eq!(BackwardLayout::gradients_like_tensors(rows_first).check(&SHAPE), Ok(()));
-    // q, k and v in one tensor [b, s, h + 2 h_kv, d].
+    // The tensors q, k and v are packed in one tensor [b, s, h + 2 h_kv, d].
     let packed = Strides { batch: 77 * 10 * 64, head: 64, row: 10 * 64 };
     let packed = ForwardLayout { q: packed, k: packed, v: packed, ..rows_first };
     assert_eq!(packed.check(&SHAPE), Ok(()));
@@ -91,10 +91,10 @@ fn tensors_that_no_copy_finds_have_a_reason() {
         ForwardLayout { v: far, ..layout }.check(&SHAPE),
         Err(UnsupportedAttention::Stride { tensor: "v", dimension: "batch", bytes: 1 << 40 })
     );
-    // In a single batch no sequence follows another one.
+    // A batch of one sequence may have any batch stride.
     let single = Shape { batch: 1, ..SHAPE };
     assert_eq!(ForwardLayout { v: far, ..layout }.check(&single), Ok(()));
-    // Single numbers need no alignment: lse as [b, s, h].
+    // Tensors with one element in each row need no alignment: lse as [b, s, h].
     let lse = Strides::strides_of_bshd(6, 77, 1);
     assert_eq!(ForwardLayout { lse, ..layout }.check(&SHAPE), Ok(()));
     assert_eq!(

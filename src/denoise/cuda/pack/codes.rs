@@ -1,35 +1,35 @@
-//! Quantised weights in the layout of the persistent kernel: panels as those of bf16, units of
-//! eight columns and 64 of k. Each unit has `[k / 16][8 columns][16 codes]` and for each column a
-//! bf16 factor of its decoded codes.
+//! Quantised weights in the layout of the persistent kernel: panels as in bf16, with units of eight
+//! columns and 64 of k. Each unit has `[k / 16][8 columns][16 codes]` and, for each column, a bf16
+//! factor that multiplies the decoded codes.
 //!
-//! fp8: the kernel reads a code's bits as a bf16 with the same exponent field, which is 2^-120 of
-//! its value; the factor compensates for that. The bytes of four codes are those of k + 2, k, k +
-//! 3, k + 1, so that shifts alone move neighbours of k into the two halves of a word.
+//! For fp8, the kernel places a code's bits in a bf16 with the same exponent bits, which is 2^-120
+//! of the code's value; the factor compensates for that. The bytes of four codes are those of k +
+//! 2, k, k + 3, k + 1, so that shifts alone move neighbours along k into the two halves of a word.
 //!
-//! int4: a code is a number plus 8. A word has eight codes: even k in its lower half, odd k in its
-//! upper half, each in the order of k. A unit is half a group of k and has its scales.
+//! For int4, a code is the number plus 8. A word has eight codes: even k in its lower half, odd k
+//! in its upper half, each in ascending order. A unit is half a group of k and contains its scales.
 
 use half::bf16;
 use kernelgate::workload::Dtype;
 
-/// Columns and k of a unit.
+/// Number of columns in a unit of quantised weights.
 pub const COLUMNS: usize = 8;
 pub const DEPTH: usize = 64;
-/// Codes of a thread's 16-byte access.
+/// Number of codes in a thread's 16-byte access.
 pub const GROUP: usize = 16;
-/// Position of the code of each k among four.
+/// Position of the code of each k among four neighbouring codes.
 const PLACES: [usize; 4] = [1, 3, 0, 2];
-/// Offset of the factors, behind the codes.
+/// Byte offset of the factors in an fp8 unit, after the codes.
 pub const FP8_FACTORS_OFFSET: usize = COLUMNS * DEPTH;
-/// Bytes of a unit of fp8.
+/// Number of bytes of an fp8 unit.
 pub const FP8_UNIT_BYTES: usize = FP8_FACTORS_OFFSET + COLUMNS * Dtype::Bf16.bytes();
 
-/// Offset of the factors in a unit of int4.
+/// Byte offset of the factors in an int4 unit.
 pub const INT4_FACTORS_OFFSET: usize = COLUMNS * DEPTH / 2;
 pub const INT4_UNIT_BYTES: usize = INT4_FACTORS_OFFSET + COLUMNS * Dtype::Bf16.bytes();
 
-/// Writes a unit of int4: the numbers of its columns at each k, as `codes` gives them, and their
-/// scales.
+/// Writes a unit of int4. `codes` returns the numbers of all columns at one k; `scales` has one
+/// scale for each column.
 pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scales: &[bf16]) {
     let (places, factors) = to.split_at_mut(INT4_FACTORS_OFFSET);
     places.fill(0);
@@ -42,12 +42,13 @@ pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scal
     factors.copy_from_slice(bytemuck::cast_slice(scales));
 }
 
-/// Position of a code of int4 in its unit, in units of four bits.
+/// Position of an int4 code in its unit, in units of four bits.
 const fn int4_code_position(k: usize, column: usize) -> usize {
     (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 8 * 8 + k % 8 / 2 + k % 2 * 4
 }
 
-/// Writes a unit of fp8: the codes of its columns at each k, as `codes` gives them, and their factors.
+/// Writes a unit of fp8. `codes` returns the codes of all columns at one k; `exponents` has one for
+/// each column.
 pub fn pack_fp8_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], exponents: &[i8]) {
     let (places, factors) = to.split_at_mut(FP8_FACTORS_OFFSET);
     for k in 0..DEPTH {
@@ -61,7 +62,7 @@ pub fn pack_fp8_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], expon
     }
 }
 
-/// Position of a code in its unit.
+/// Position in bytes of an fp8 code in its unit.
 const fn place(k: usize, column: usize) -> usize {
     (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 4 * 4 + PLACES[k % 4]
 }

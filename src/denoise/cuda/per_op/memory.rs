@@ -1,4 +1,5 @@
-//! Device memory of the operations one by one: inputs, quantised weights, activations.
+//! Device memory of the rung with one launch for each operation: inputs, quantised weights,
+//! activations.
 
 use crate::denoise::cuda::run::ExpertRun;
 use crate::denoise::cuda::writer::{ExpertWriter, NamedRegion};
@@ -9,18 +10,18 @@ use crate::denoise::model::{ACTION_COLUMNS, Model};
 use kernelgate::backend::program::{MemoryPurpose, Pointer};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Keys that the GEMMs run over: a multiple of eight, so that rows of probabilities are whole
+/// Number of keys in the GEMMs: a multiple of eight, so that rows of probabilities are whole
 /// packets.
 pub const fn padded(context: usize) -> usize {
     context.next_multiple_of(8)
 }
 
-/// A quantised matrix.
+/// A quantised matrix and its buffers.
 pub struct QuantisedMatrix {
-    /// The input, and the region of its codes with the exponents of its columns; of int4, with the
-    /// scales of its groups.
+    /// Name of the input, and of the region with its codes and the exponents of its columns (for
+    /// int4, the scales of its groups).
     pub name: &'static str,
-    /// The layer in bf16.
+    /// Name of the region that holds one dequantised layer in bf16.
     pub values: &'static str,
 }
 
@@ -39,7 +40,7 @@ const QUANTISED_MATRICES: [QuantisedMatrix; 7] = {
     ]
 };
 
-/// The matrices that this run holds as codes.
+/// Matrices that this run stores as codes.
 pub fn quantised_matrix(run: &ExpertRun) -> &'static [QuantisedMatrix] {
     match run.shape.weights {
         WeightFormat::Same => &[],
@@ -47,7 +48,7 @@ pub fn quantised_matrix(run: &ExpertRun) -> &'static [QuantisedMatrix] {
     }
 }
 
-/// A program with every region of this run.
+/// Creates a program with every memory region of this run.
 pub fn declared(run: &ExpertRun) -> ExpertWriter<'_> {
     let names: Vec<_> = quantised_matrix(run).iter().map(|coded| coded.name).collect();
     let mut writer = ExpertWriter::new(run, &names);
@@ -66,7 +67,7 @@ pub fn declared(run: &ExpertRun) -> ExpertWriter<'_> {
     writer
 }
 
-/// Rows and columns of a layer of an input.
+/// Number of rows and columns of one layer of an input.
 pub fn layer_rows_and_columns(run: &ExpertRun, name: &str) -> [usize; 2] {
     let specs = run.shape.model.tensors(run.shape.s, run.shape.p, run.shape.dtype);
     let spec = specs.iter().find(|spec| spec.name == name).expect("an input of the model");
@@ -74,8 +75,8 @@ pub fn layer_rows_and_columns(run: &ExpertRun, name: &str) -> [usize; 2] {
     [rows, columns]
 }
 
-/// The codes of a matrix, then its exponents or scales, as `kernels/denoise/per_op.cu` takes them:
-/// of int4 two columns a byte, the numbers plus 8.
+/// Encodes a matrix in the layout of `kernels/denoise/per_op.cu`: the codes, then the exponents or
+/// scales. For int4 a byte has two columns, each as the number plus 8.
 fn encode_matrix(run: &ExpertRun, inputs: &Tensors, matrix: &QuantisedMatrix) -> Vec<u8> {
     let tensor = inputs.tensor(matrix.name);
     if run.shape.weights == WeightFormat::Int4 {
@@ -89,7 +90,7 @@ fn encode_matrix(run: &ExpertRun, inputs: &Tensors, matrix: &QuantisedMatrix) ->
     }
 }
 
-/// Bytes of a layer's codes, and of its exponents or scales.
+/// Bytes of one layer's codes, and of its exponents or scales.
 fn encoded_bytes(run: &ExpertRun, matrix: &QuantisedMatrix) -> (usize, usize) {
     let [rows, columns] = layer_rows_and_columns(run, matrix.name);
     match run.shape.weights {
@@ -100,7 +101,7 @@ fn encoded_bytes(run: &ExpertRun, matrix: &QuantisedMatrix) -> (usize, usize) {
     }
 }
 
-/// Start of the codes of a layer, and of its exponents or scales.
+/// Pointers to the codes of a layer, and to its exponents or scales.
 pub fn encoded_layer(
     writer: &ExpertWriter,
     matrix: &QuantisedMatrix,

@@ -1,4 +1,4 @@
-//! Rows whose weights are quantised.
+//! Tests of rows whose weights are quantised.
 
 use super::*;
 
@@ -18,7 +18,8 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
         assert_eq!(names(&full), ["cuda/per_op", "cuda/graph", "cuda/persistent"]);
         assert_eq!((LOOP[2].supports)(&full), Err("takes bf16 weights only".to_owned()));
         assert_eq!(names(&tiny), ["cuda/per_op", "cuda/graph"]);
-        // A dequantisation before each GEMM of a layer; the persistent kernel decodes as it reads.
+        // `per_op` dequantises before each GEMM of a layer; the persistent kernel decodes as it
+        // reads.
         let dequantizing = |program: &Program| {
             kernel_launches_of(program)
                 .filter(|launch| launch.kernel().symbol == dequantize)
@@ -32,7 +33,7 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
     }
 }
 
-/// Loops at the kernel's bounds, against the fp64 loop of the quantised weights.
+/// Compares loops at the kernel's size limits with the fp64 loop of the quantised weights.
 fn rows_agree(weights: WeightFormat) {
     let Some((device, _alone)) = gpu() else { return };
     let problems = [
@@ -65,12 +66,13 @@ fn int4_rows_agree_with_the_loop_of_the_quantised_weights() {
     rows_agree(WeightFormat::Int4);
 }
 
-/// Attempts to prepare the rows that use cuBLASLt until both have the same bits. Each preparation
-/// takes the algorithms that were clearly faster at that time, and another algorithm sums in
-/// another order. Wrongly decoded weights never give the same bits.
+/// Maximum number of attempts to prepare the rows that use cuBLASLt until both give the same bits.
+/// Each preparation selects the algorithms that are clearly faster at that time, and different
+/// algorithms sum in different orders. Wrongly decoded weights never give the same bits.
 const CHOICES: usize = 8;
 
-/// The rows of quantised weights have the bits of their bf16 on the dequantised weights.
+/// Rows with quantised weights must give the same bits as their bf16 rows on the dequantised
+/// weights.
 #[test]
 fn rows_decode_to_the_bit() {
     let Some((device, _alone)) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! GEMMs of sm_90a whose epilogue is the kernel that follows a product elsewhere.
+//! GEMMs of sm_90a whose epilogue replaces the kernel that otherwise follows a GEMM.
 
 use super::row::SMALL;
 use crate::kernel_files::kernel_file;
@@ -8,44 +8,45 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::KernelSpec;
 use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
 
-/// The kernels.
+/// Kernels of the GEMMs with epilogues.
 pub const KERNELS: &[KernelSpec<Product>] = &[SWIGLU, SWIGLU_BACKWARD, ROPE];
 
-/// The problem and the device of a launch.
+/// Parameters of a GEMM with an epilogue: the model's extents and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Product {
     /// Extents of the model.
     pub shape: Shape,
-    /// Multiprocessors of the device, each of which has a block.
+    /// Number of multiprocessors of the device; each runs one block.
     pub multiprocessors: usize,
-    /// Whether gates and ups are written too.
+    /// Whether the kernel writes gates and ups too.
     pub saved: bool,
 }
 
-/// Architecture of the kernels, for `wgmma`.
+/// Architecture for which the kernels are compiled, because of `wgmma`.
 pub const ARCHITECTURE: &str = "sm_90a";
 
-/// Elements of k of a step.
+/// Number of elements along k in one step.
 const DEPTH: usize = 64;
-/// Two warpgroups compute, a third one copies.
+/// Threads of a block: two warpgroups that compute and one that copies.
 const THREADS: usize = 384;
-/// Warps that store, each with a slice of shared memory.
+/// Number of warps that store results, each with a slice of shared memory.
 const STORING_WARPS: usize = 8;
 
-/// A tile of x w^T, and its copies.
+/// Tile of a GEMM x w^T, and its stages in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
     rows: usize,
     columns: usize,
-    /// Steps in shared memory.
+    /// Number of steps whose operands are in shared memory.
     stages: usize,
-    /// Columns of the result that a warp stores at a time.
+    /// Number of result columns that a warp stores at a time.
     slice: usize,
 }
 
 const USUAL: Tile = Tile { rows: 128, columns: 256, stages: 4, slice: 128 };
-/// Tiles of each kernel. A product has the one with the least work of a block, which is the one that
-/// leaves the fewest multiprocessors idle at the end; of several the first, which is the faster one.
+/// Tile sizes of the SwiGLU kernel. A launch uses the tile size with the least work for a block,
+/// because it leaves the fewest multiprocessors idle at the end; if several are equal, the first of
+/// them, which is the fastest.
 const SWIGLU_TILES: [Tile; 2] = [USUAL, Tile { rows: 256, columns: 160, stages: 4, slice: 16 }];
 const SWIGLU_BACKWARD_TILES: [Tile; 3] = [
     Tile { slice: 32, ..USUAL },
@@ -90,7 +91,7 @@ impl Tile {
         self.stages * (stage + 16) + STORING_WARPS * slice
     }
 
-    /// Macros of a build, and those that only its kernel has.
+    /// Macros of a build; `own` is the macro that only this kernel has.
     fn defines(&self, own: Option<String>) -> Vec<String> {
         let extents = [("ROWS", self.rows), ("COLUMNS", self.columns)];
         let extents = extents.map(|(name, extent)| format!("TILE_{name}={extent}"));
@@ -106,7 +107,7 @@ impl Tile {
         ]
     }
 
-    /// A block for each multiprocessor, if there are as many tiles.
+    /// Grid with one block for each multiprocessor, or for each tile if there are fewer.
     fn blocks(&self, product: &Product, columns: usize) -> [usize; 3] {
         [self.count(product, columns).min(product.multiprocessors), 1, 1]
     }
@@ -114,14 +115,14 @@ impl Tile {
 
 const SAVING: Product = Product { shape: SMALL, multiprocessors: 132, saved: true };
 const NOT_SAVING: Product = Product { saved: false, ..SAVING };
-/// Products with the other tiles.
+/// GEMM parameters for which the second tile size is used.
 const LONG: Product = Product { shape: Shape { context: 1024, ..SMALL }, ..NOT_SAVING };
 const XL: Product =
     Product { shape: Shape { d: 1600, ff: 6400, heads: 25, context: 1024, ..SMALL }, ..NOT_SAVING };
-/// Heads of 128.
+/// Model shape with heads of 128 elements.
 const WIDE: Shape = Shape { heads: 6, ..SMALL };
 
-/// SwiGLU of the product with gate and up.
+/// Kernel of the GEMM with gate and up, with SwiGLU in its epilogue.
 pub const SWIGLU: KernelSpec<Product> = KernelSpec {
     defines: |product| {
         Tile::swiglu(product).defines(Some(format!("SAVED={}", u8::from(product.saved))))
@@ -131,17 +132,15 @@ pub const SWIGLU: KernelSpec<Product> = KernelSpec {
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![SAVING, NOT_SAVING, Product { saved: true, ..XL }, XL],
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/gemm_swiglu",
-            include_str!("../../../../kernels/transformer/gemm_swiglu.cu"),
-        ),
+        kernel_file("transformer/gemm_swiglu"),
         "transformer_gemm_swiglu",
         THREADS,
         |product| Tile::swiglu(product).blocks(product, 2 * product.shape.ff),
     )
 };
 
-/// SwiGLU's gradient of the product that gives the gradient of the hidden layer.
+/// Kernel of the GEMM that computes the gradient of the hidden layer, with SwiGLU's gradient in its
+/// epilogue.
 pub const SWIGLU_BACKWARD: KernelSpec<Product> = KernelSpec {
     defines: |product| Tile::swiglu_backward(product).defines(None),
     constants: |product| Tile::swiglu_backward(product).constants(),
@@ -149,17 +148,15 @@ pub const SWIGLU_BACKWARD: KernelSpec<Product> = KernelSpec {
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![SAVING, LONG, XL],
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/gemm_swiglu_backward",
-            include_str!("../../../../kernels/transformer/gemm_swiglu_backward.cu"),
-        ),
+        kernel_file("transformer/gemm_swiglu_backward"),
         "transformer_gemm_swiglu_backward",
         THREADS,
         |product| Tile::swiglu_backward(product).blocks(product, product.shape.ff),
     )
 };
 
-/// Rotary embedding of the product with queries, keys and values.
+/// Kernel of the GEMM that computes queries, keys and values, with rotary embedding in its
+/// epilogue.
 pub const ROPE: KernelSpec<Product> = KernelSpec {
     defines: |product| {
         Tile::rope(product).defines(Some(format!("HEAD_DIM={}", product.shape.head_dim())))
@@ -169,10 +166,7 @@ pub const ROPE: KernelSpec<Product> = KernelSpec {
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![NOT_SAVING, LONG, XL, Product { shape: WIDE, ..NOT_SAVING }],
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/gemm_rope",
-            include_str!("../../../../kernels/transformer/gemm_rope.cu"),
-        ),
+        kernel_file("transformer/gemm_rope"),
         "transformer_gemm_rope",
         THREADS,
         |product| Tile::rope(product).blocks(product, 3 * product.shape.d),
@@ -180,7 +174,7 @@ pub const ROPE: KernelSpec<Product> = KernelSpec {
 };
 
 impl Product {
-    /// Whether the kernels compute these products.
+    /// Whether the kernels support the GEMMs of a shape.
     pub fn computes(shape: &Shape) -> bool {
         let of_steps = shape.d.is_multiple_of(DEPTH) && shape.ff.is_multiple_of(8);
         shape.dtype == Dtype::Bf16 && of_steps && shape.head_dim().is_multiple_of(8)
@@ -207,7 +201,8 @@ impl Product {
         (maps, qkv, table, int_operands([self.shape.tokens(), 3 * d, d, context]))
     }
 
-    /// Maps of x, a box a tile, and of matrices of w, two boxes a tile.
+    /// Tensor maps of x, with one box for each tile, and of the matrices of w, with two boxes for
+    /// each tile.
     fn maps(&self, tile: &Tile, x: Pointer, w: Pointer, extents: [usize; 2]) -> [Operand; 2] {
         let map = |at, [matrices, rows]: [usize; 2], box_rows| {
             let [matrices, rows, d] = [matrices, rows, self.shape.d].map(|extent| extent as u64);

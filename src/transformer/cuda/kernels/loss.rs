@@ -1,16 +1,16 @@
-//! Cross entropy.
+//! Kernel rows of the cross entropy.
 
 use super::row::{SMALL, both_dtypes, element_type_macro, packet_elements};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate_cuda::KernelSpec;
 
-/// The kernels.
+/// Kernels of the cross entropy.
 pub const KERNELS: &[KernelSpec<Shape>] = &[LOSS_KERNEL, LOSS_FORWARD_KERNEL, MEAN_LOSS_KERNEL];
 
 const THREADS: usize = 256;
 
-/// Losses of tokens, and gradients that overwrite the logits.
+/// Kernel of the tokens' losses and of the gradients, which overwrite the logits.
 pub const LOSS_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| {
         let packets = shape.padded().div_ceil(THREADS * packet_elements(shape));
@@ -22,19 +22,16 @@ pub const LOSS_KERNEL: KernelSpec<Shape> = KernelSpec {
         let shapes = vocabularies.map(|vocabulary| Shape { vocabulary, ..SMALL });
         shapes.into_iter().flat_map(both_dtypes).collect()
     },
-    ..KernelSpec::new(
-        kernel_file("transformer/loss", include_str!("../../../../kernels/transformer/loss.cu")),
-        "transformer_loss",
-        THREADS,
-        |shape| [shape.tokens(), 1, 1],
-    )
+    ..KernelSpec::new(kernel_file("transformer/loss"), "transformer_loss", THREADS, |shape| {
+        [shape.tokens(), 1, 1]
+    })
 };
 
-/// Losses of tokens.
+/// Kernel of the tokens' losses alone.
 pub const LOSS_FORWARD_KERNEL: KernelSpec<Shape> =
     KernelSpec { symbol: "transformer_loss_forward", ..LOSS_KERNEL };
 
-/// Mean loss of each sequence.
+/// Kernel of the mean loss of each sequence.
 pub const MEAN_LOSS_KERNEL: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_mean_loss",
     blocks: |shape| [shape.batch, 1, 1],

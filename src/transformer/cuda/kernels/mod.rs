@@ -1,8 +1,8 @@
-//! The kernels between the GEMMs and those with GEMMs, a file of rows for each file of `kernels/transformer`.
+//! Kernel rows of the language model, with a file for each file of `kernels/transformer`.
 //!
-//! Layouts are those of [`shape`](crate::transformer::shape); parameters, alignment and units are in
-//! the kernels' headers. Rows have a multiple of 8 elements. Every kernel computes in f32 and waits
-//! for its predecessors itself, so that it may be launched with programmatic dependent launch.
+//! Layouts are those of [`shape`](crate::transformer::shape); parameters, alignment and units are
+//! in the kernels' headers. Rows of tensors have a multiple of 8 elements. Every kernel computes in
+//! f32 and waits for its predecessors itself, so that programmatic dependent launch is allowed.
 
 pub mod adamw;
 pub mod embedding;

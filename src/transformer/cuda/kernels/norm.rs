@@ -1,30 +1,30 @@
-//! RMSNorm, and its gradients.
+//! Kernel rows of RMSNorm and its gradients.
 
 use super::row::{SMALL, both_dtypes, element_type_macro};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate_cuda::KernelSpec;
 
-/// The kernels.
+/// Kernels of RMSNorm.
 pub const KERNELS: &[KernelSpec<Shape>] =
     &[NORM_KERNEL, NORM_ADD_KERNEL, BACKWARD, GAIN_GRADIENT_KERNEL];
 
-/// Threads of a row.
+/// Number of threads that compute one row.
 const THREADS_PER_NORM_ROW: usize = 128;
 
-/// Threads of a block of the backward pass.
+/// Number of threads in a block of the backward pass.
 const THREADS: usize = 512;
 
-/// Most blocks of the backward pass: two on each multiprocessor of an H100, as every block costs a
-/// row of partial sums.
+/// Maximum number of blocks of the backward pass: two on each multiprocessor of an H100, because
+/// every block adds a row of partial sums.
 const MAX_BLOCKS: usize = 264;
 
-/// Blocks of the backward pass, each with a row of partial gain gradients.
+/// Number of blocks of the backward pass, each with a row of partial gain gradients.
 pub fn norm_blocks(shape: &Shape) -> usize {
     MAX_BLOCKS.min(shape.tokens().div_ceil(THREADS / THREADS_PER_NORM_ROW))
 }
 
-/// The norm of rows.
+/// Kernel of RMSNorm of rows.
 pub const NORM_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| {
         vec![
@@ -38,18 +38,18 @@ pub const NORM_KERNEL: KernelSpec<Shape> = KernelSpec {
         widths.into_iter().flat_map(|d| both_dtypes(Shape { d, ..SMALL })).collect()
     },
     ..KernelSpec::new(
-        kernel_file("transformer/norm", include_str!("../../../../kernels/transformer/norm.cu")),
+        kernel_file("transformer/norm"),
         "transformer_norm",
         THREADS_PER_NORM_ROW,
         |shape| [shape.tokens(), 1, 1],
     )
 };
 
-/// The norm of the sum of the residual stream and a branch.
+/// Kernel of RMSNorm of the sum of the residual stream and a branch.
 pub const NORM_ADD_KERNEL: KernelSpec<Shape> =
     KernelSpec { symbol: "transformer_norm_add", ..NORM_KERNEL };
 
-/// Gradient of the residual stream, and partial gradients of the gain.
+/// Kernel of the gradient of the residual stream, and of partial gradients of the gain.
 pub const BACKWARD: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_norm_backward",
     threads: THREADS,
@@ -57,7 +57,7 @@ pub const BACKWARD: KernelSpec<Shape> = KernelSpec {
     ..NORM_KERNEL
 };
 
-/// Gradients of all gains from partial ones `[gains, norm_blocks, d]`.
+/// Kernel that sums the partial gradients of all gains, `[gains, norm_blocks, d]`.
 pub const GAIN_GRADIENT_KERNEL: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_gain_gradient",
     threads: 1024,

@@ -1,26 +1,23 @@
-//! Rotary position embedding.
+//! Kernel row of the rotary position embedding (RoPE).
 
 use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering, packet_elements};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::{ROPE_BASE, Shape};
 use kernelgate_cuda::KernelSpec;
 
-/// The kernel.
+/// Kernel of RoPE in the list of all kernels.
 pub const KERNELS: &[KernelSpec<Shape>] = &[ROPE_KERNEL];
 
 const THREADS: usize = 256;
 
-/// Rotates queries and keys.
+/// Kernel that rotates queries and keys.
 pub const ROPE_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(
-        kernel_file("transformer/rope", include_str!("../../../../kernels/transformer/rope.cu")),
-        "transformer_rope",
-        THREADS,
-        |shape| grid_covering(2 * shape.tokens() * shape.d, THREADS, packet_elements(shape)),
-    )
+    ..KernelSpec::new(kernel_file("transformer/rope"), "transformer_rope", THREADS, |shape| {
+        grid_covering(2 * shape.tokens() * shape.d, THREADS, packet_elements(shape))
+    })
 };
 
 /// Cosine and sine of each angle, `[context, head_dim / 2, 2]`.

@@ -1,30 +1,31 @@
-//! Parts that the rows of the kernels share.
+//! Code that all kernel rows of the language model share.
 
 use crate::transformer::shape::Shape;
 use kernelgate::workload::Dtype;
 
-/// The macro that selects the element type.
+/// Macro that selects the element type.
 pub fn element_type_macro(shape: &Shape) -> String {
     let name = if shape.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
     name.to_owned()
 }
 
-/// Elements of 16 bytes.
+/// Number of elements in 16 bytes.
 pub const fn packet_elements(shape: &Shape) -> usize {
     16 / shape.dtype.bytes()
 }
 
-/// Grid of blocks with `threads` threads, each of which moves `each` elements.
+/// Grid that covers `elements` elements by blocks of `threads` threads, each of which handles
+/// `each` elements.
 pub const fn grid_covering(elements: usize, threads: usize, each: usize) -> [usize; 3] {
     [elements.div_ceil(threads * each), 1, 1]
 }
 
-/// The two dtypes of a shape.
+/// A shape in both of its dtypes.
 pub fn both_dtypes(shape: Shape) -> [Shape; 2] {
     [Dtype::Bf16, Dtype::F32].map(|dtype| Shape { dtype, ..shape })
 }
 
-/// The size whose builds are recorded.
+/// Model shape for which the builds are recorded.
 pub const SMALL: Shape = Shape {
     vocabulary: 10_000,
     d: 768,

@@ -1,4 +1,4 @@
-//! Causal softmax of scores in memory.
+//! Kernel rows of the causal softmax of scores in memory.
 
 use super::row::{SMALL, both_dtypes, element_type_macro};
 use crate::kernel_files::kernel_file;
@@ -6,33 +6,30 @@ use crate::transformer::shape::Shape;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
-/// The kernels.
+/// Kernels of the causal softmax.
 pub const KERNELS: &[KernelSpec<Shape>] =
     &[SOFTMAX_KERNEL, BACKWARD, SOFTMAX_OF_F32_KERNEL, SOFTMAX_BACKWARD_OF_F32_KERNEL];
 
 const THREADS: usize = 128;
 
-/// Probabilities from scores of the dtype.
+/// Kernel that computes probabilities from scores in the dtype.
 pub const SOFTMAX_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape), key_quads_macro(shape)],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
-        kernel_file(
-            "transformer/softmax",
-            include_str!("../../../../kernels/transformer/softmax.cu"),
-        ),
+        kernel_file("transformer/softmax"),
         "transformer_causal_softmax",
         THREADS,
         |shape| [(shape.heads * shape.batch * shape.context).div_ceil(THREADS / 32), 1, 1],
     )
 };
 
-/// Gradients of the scores, of the dtype.
+/// Kernel that computes gradients of scores in the dtype.
 pub const BACKWARD: KernelSpec<Shape> =
     KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_KERNEL };
 
-/// Probabilities from f32 scores.
+/// Kernel that computes probabilities from f32 scores.
 pub const SOFTMAX_OF_F32_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| {
         vec![element_type_macro(shape), key_quads_macro(shape), "SCORES_F32".to_owned()]
@@ -41,11 +38,11 @@ pub const SOFTMAX_OF_F32_KERNEL: KernelSpec<Shape> = KernelSpec {
     ..SOFTMAX_KERNEL
 };
 
-/// Gradients of f32 scores, of f32 gradients of the probabilities.
+/// Kernel that computes gradients of f32 scores from f32 gradients of the probabilities.
 pub const SOFTMAX_BACKWARD_OF_F32_KERNEL: KernelSpec<Shape> =
     KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_OF_F32_KERNEL };
 
-/// The macro of the groups of four keys that a lane holds.
+/// Macro for the number of groups of four keys that a lane holds.
 fn key_quads_macro(shape: &Shape) -> String {
     format!("QUADS={}", shape.context.div_ceil(4 * 32))
 }
