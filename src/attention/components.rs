@@ -83,7 +83,7 @@ impl ComponentShape {
     }
 
     /// Shape of q, k, v and the output: `[b, h, s, d]`.
-    pub fn vectors(&self) -> [usize; 4] {
+    pub fn vector_shape(&self) -> [usize; 4] {
         [self.b, self.h, self.s, self.d]
     }
 
@@ -97,7 +97,7 @@ impl ComponentShape {
     }
 
     fn vector_count(&self) -> u64 {
-        self.vectors().iter().map(|&extent| extent as u64).product()
+        self.vector_shape().iter().map(|&extent| extent as u64).product()
     }
 
     fn head(&self) -> HeadParameters {
@@ -127,7 +127,10 @@ impl Problem for ScoresProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for name in ["q", "k"] {
-            inputs.insert(name, draw(seed, name, &self.shape.vectors(), self.shape.dtype, |x| x));
+            inputs.insert(
+                name,
+                draw(seed, name, &self.shape.vector_shape(), self.shape.dtype, |x| x),
+            );
         }
         inputs
     }
@@ -244,7 +247,7 @@ impl Problem for ValuesProblem {
             "probabilities",
             draw(seed, "probabilities", &self.shape.pairs(), dtype, probability),
         );
-        inputs.insert("v", draw(seed, "v", &self.shape.vectors(), dtype, |x| x));
+        inputs.insert("v", draw(seed, "v", &self.shape.vector_shape(), dtype, |x| x));
         inputs
     }
 
@@ -256,7 +259,7 @@ impl Problem for ValuesProblem {
                 .head()
                 .values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
         });
-        vec![Expected::all("out", self.shape.vectors(), out)]
+        vec![Expected::all("out", self.shape.vector_shape(), out)]
     }
 
     /// The heads are independent of each other, and so are the rows of a head.

@@ -247,7 +247,7 @@ impl Attention {
 
     /// Number of query-key pairs that count as work. Under the causal mask, half of the pairs of
     /// queries with keys at their own positions are hidden, by FlashAttention's convention.
-    fn pairs(&self) -> u64 {
+    fn visible_pairs(&self) -> u64 {
         let (heads, s, keys) = ((self.b * self.h) as u64, self.s as u64, self.keys as u64);
         if self.causal { heads * s * (2 * keys - s) / 2 } else { heads * s * keys }
     }
@@ -301,10 +301,10 @@ impl Attention {
     /// for each pair, and the bytes read and written.
     pub(super) fn work(&self, gemms: u64, read: u64, written: u64) -> Work {
         Work::bytes(read, written)
-            .with_flops(Unit::Matmul, self.dtype, gemms * 2 * self.d as u64 * self.pairs())
+            .with_flops(Unit::Matmul, self.dtype, gemms * 2 * self.d as u64 * self.visible_pairs())
             // Vector operations of a pair in the forward: scale, subtract, exponential, sum and
             // divide; in the backward: scale, subtract, exponential, subtract and multiply.
-            .with_flops(Unit::Vector, Dtype::F32, 5 * self.pairs())
+            .with_flops(Unit::Vector, Dtype::F32, 5 * self.visible_pairs())
     }
 
     /// Bytes of host memory: tensors in the dtype, the drawn rows in fp64, and one head's matrices
@@ -386,7 +386,7 @@ impl HeadTensors<'_> {
     pub(super) fn first_positions(&self, name: &str, head: usize, positions: usize) -> Vec<f64> {
         let [_, heads, rows, d] = self.attention.shape_of_input(name);
         let head = head / (self.attention.h / heads);
-        self.read(name, head, head * rows * d, positions * d)
+        self.read_elements(name, head, head * rows * d, positions * d)
     }
 
     /// Reads the queries at some positions of a head.
@@ -397,13 +397,13 @@ impl HeadTensors<'_> {
         positions: &[usize],
     ) -> Vec<f64> {
         let Attention { s, d, .. } = *self.attention;
-        let read = |position| self.read(name, head, (head * s + position) * d, d);
+        let read = |position| self.read_elements(name, head, (head * s + position) * d, d);
         positions.iter().flat_map(read).collect()
     }
 
     /// Reads `count` elements of a head from element `from` on; fp8 operands are multiplied by
     /// their scale.
-    fn read(&self, name: &str, head: usize, from: usize, count: usize) -> Vec<f64> {
+    fn read_elements(&self, name: &str, head: usize, from: usize, count: usize) -> Vec<f64> {
         if self.attention.dtype != Dtype::Fp8 {
             return self.inputs.tensor(name).to_f64(from, count);
         }

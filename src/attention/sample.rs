@@ -52,10 +52,10 @@ impl Rows {
 
     /// Whether the reference computes every row.
     pub fn whole(&self) -> bool {
-        self.pairs() <= u128::from(MAX_REFERENCE_PAIRS)
+        self.pair_count() <= u128::from(MAX_REFERENCE_PAIRS)
     }
 
-    fn pairs(&self) -> u128 {
+    fn pair_count(&self) -> u128 {
         self.heads as u128 * self.s as u128 * self.keys as u128
     }
 

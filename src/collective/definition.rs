@@ -138,7 +138,7 @@ impl ExchangeProblem {
         &INPUT_NAMES[..(0..self.gpus).filter(|&rank| self.input_elements(rank).is_some()).count()]
     }
 
-    fn draw(&self, seed: u64, name: &str, len: usize) -> Tensor {
+    fn draw_message(&self, seed: u64, name: &str, len: usize) -> Tensor {
         let data = match self.dtype {
             Dtype::Bf16 => {
                 TensorData::Bf16(random::map_normal_values(seed, name, len, bf16::from_f32))
@@ -181,7 +181,7 @@ impl Problem for ExchangeProblem {
         let mut inputs = Tensors::new();
         for (rank, name) in INPUT_NAMES.iter().enumerate().take(self.gpus) {
             if let Some(len) = self.input_elements(rank) {
-                inputs.insert(name, self.draw(seed, name, len));
+                inputs.insert(name, self.draw_message(seed, name, len));
             }
         }
         inputs
@@ -250,7 +250,7 @@ mod tests {
     const EXCHANGE_WORKLOADS: [Workload<ExchangeProblem>; 5] =
         [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND];
 
-    fn small(kind: ExchangeKind, gpus: usize) -> ExchangeProblem {
+    fn small_problem(kind: ExchangeKind, gpus: usize) -> ExchangeProblem {
         ExchangeProblem { kind, gpus, elements: 24, dtype: Dtype::F32 }
     }
 
@@ -267,14 +267,14 @@ mod tests {
             ExchangeKind::ReduceScatter,
             ExchangeKind::Broadcast,
         ] {
-            assert_eq!(symmetry::check(&small(kind, 4), 1, 0.0), Ok(1), "{kind:?}");
+            assert_eq!(symmetry::check(&small_problem(kind, 4), 1, 0.0), Ok(1), "{kind:?}");
         }
-        assert_eq!(symmetry::check(&small(ExchangeKind::Send, 2), 1, 0.0), Ok(1));
+        assert_eq!(symmetry::check(&small_problem(ExchangeKind::Send, 2), 1, 0.0), Ok(1));
     }
 
     #[test]
     fn bytes_on_the_links_are_those_of_the_bus_bandwidth() {
-        let received = |kind, gpus| small(kind, gpus).work().link.unwrap().bytes;
+        let received = |kind, gpus| small_problem(kind, gpus).work().link.unwrap().bytes;
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllReduce, gpus)), [96, 144]);
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllGather, gpus)), [48, 72]);
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::ReduceScatter, gpus)), [48, 72]);
@@ -283,9 +283,9 @@ mod tests {
 
     #[test]
     fn parts_of_a_sum_are_the_sum() {
-        let inputs = small(ExchangeKind::AllReduce, 2).inputs(3);
-        let whole = small(ExchangeKind::AllReduce, 2).reference(&inputs);
-        let parts = small(ExchangeKind::ReduceScatter, 2).reference(&inputs);
+        let inputs = small_problem(ExchangeKind::AllReduce, 2).inputs(3);
+        let whole = small_problem(ExchangeKind::AllReduce, 2).reference(&inputs);
+        let parts = small_problem(ExchangeKind::ReduceScatter, 2).reference(&inputs);
         let values = |expected: &Expected| match &expected.values {
             TensorData::F64(values) => values.clone(),
             _ => panic!("f64"),

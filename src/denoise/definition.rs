@@ -83,7 +83,7 @@ const MODEL_AXIS: Axis = Axis::one_of(
 );
 const S: Axis = Axis::number("s", "horizon: actions denoised together");
 const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images, 712 with two");
-const STEPS: Axis = Axis::number("steps", "Euler steps");
+const STEPS_AXIS: Axis = Axis::number("steps", "Euler steps");
 const DTYPE: Axis = Axis::one_of(
     "dtype",
     &["f32", "bf16", "fp8", "int4"],
@@ -116,7 +116,7 @@ pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     name: "denoise/loop",
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
-    axes: &[MODEL_AXIS, S, P, STEPS, DTYPE],
+    axes: &[MODEL_AXIS, S, P, STEPS_AXIS, DTYPE],
     // On two cores the full loop takes about 3 s and its reference 9 s, so the CPU runs it only in
     // the thorough selection.
     default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],

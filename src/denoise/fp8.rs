@@ -17,7 +17,7 @@ use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 const COLUMN_EXPONENT_RANGE: std::ops::RangeInclusive<i32> = -100..=7;
 
 /// Number of elements that one task converts to f32.
-const PIECE: usize = 1 << 16;
+const ELEMENTS_PER_TASK: usize = 1 << 16;
 
 /// A matrix that is quantised to fp8.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,8 +112,8 @@ pub fn widen_to_f32(inputs: &Tensors) -> Tensors {
     for (name, tensor) in inputs.iter().filter(|(_, tensor)| narrow(tensor)) {
         let TensorData::Bf16(values) = tensor.tensor_data() else { continue };
         let mut wider = vec![0.0; values.len()];
-        parallel::for_each_chunk(&mut wider, PIECE, &|piece, wider| {
-            values[piece * PIECE..][..wider.len()].convert_to_f32_slice(wider);
+        parallel::for_each_chunk(&mut wider, ELEMENTS_PER_TASK, &|piece, wider| {
+            values[piece * ELEMENTS_PER_TASK..][..wider.len()].convert_to_f32_slice(wider);
         });
         wide.insert(name, Tensor::new(tensor.shape(), TensorData::F32(wider)));
     }
@@ -123,7 +123,7 @@ pub fn widen_to_f32(inputs: &Tensors) -> Tensors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::denoise::model::{PI05_MODEL, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
 
     #[test]
     fn a_columns_largest_element_uses_the_upper_half_of_the_range() {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn dequantised_weights_are_near_and_stay_as_they_are() {
-        let specs = TINY.tensors(3, 5, Dtype::Bf16);
+        let specs = TINY_MODEL.tensors(3, 5, Dtype::Bf16);
         let quantized: Vec<_> = specs.iter().filter(|spec| is_quantized(spec)).collect();
         let names: Vec<_> = quantized.iter().map(|spec| spec.name).collect();
         assert_eq!(
@@ -172,7 +172,8 @@ mod tests {
     #[test]
     fn widened_inputs_have_the_same_values() {
         let mut inputs = Tensors::new();
-        TINY.tensors(3, 5, Dtype::Bf16)
+        TINY_MODEL
+            .tensors(3, 5, Dtype::Bf16)
             .iter()
             .for_each(|s| inputs.insert(s.name, s.draw_tensor(1)));
         let wide = widen_to_f32(&inputs);

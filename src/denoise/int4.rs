@@ -119,7 +119,7 @@ pub fn bytes(spec: &TensorSpec) -> u64 {
 mod tests {
     use super::*;
     use crate::denoise::fp8::is_quantized;
-    use crate::denoise::model::{PI05_MODEL, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
     use kernelgate::workload::random;
 
     fn tensor(shape: [usize; 3], value: impl Fn(usize, usize, usize) -> f32) -> Tensor {
@@ -196,7 +196,7 @@ mod tests {
             PI05_MODEL.layer_weight_elements() / 2 + PI05_MODEL.layer_weight_elements() / 64
         );
         // The matrix has k = 64, so each column has one group.
-        let specs = TINY.tensors(7, 13, Dtype::Bf16);
+        let specs = TINY_MODEL.tensors(7, 13, Dtype::Bf16);
         let gate = specs.iter().find(|spec| spec.name == "gate_proj").unwrap();
         assert_eq!(bytes(gate), 2 * (64 * 128 / 2 + 128 * 2));
     }

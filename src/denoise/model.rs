@@ -14,10 +14,10 @@ pub const PI05_MODEL: Model =
 
 /// One layer of pi0.5's expert. It runs the same kernels in a time that is acceptable for tools
 /// which check every memory access.
-pub const LAYER: Model = Model { name: "pi05_layer", depth: 1, ..PI05_MODEL };
+pub const PI05_LAYER_MODEL: Model = Model { name: "pi05_layer", depth: 1, ..PI05_MODEL };
 
 /// Dimensions small enough for a reference that is computed element by element.
-pub const TINY: Model =
+pub const TINY_MODEL: Model =
     Model { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
 
 /// Dimensions of an action expert with one key-value head.
@@ -89,7 +89,7 @@ impl TensorSpec {
 impl Model {
     /// Returns the model of that name.
     pub fn model_of_name(name: &str) -> Option<Self> {
-        [PI05_MODEL, LAYER, TINY].into_iter().find(|model| model.name == name)
+        [PI05_MODEL, PI05_LAYER_MODEL, TINY_MODEL].into_iter().find(|model| model.name == name)
     }
 
     /// Number of weights in all layers without their styles, which every step must read.

@@ -40,7 +40,7 @@ pub enum PlantedFault {
 }
 
 /// The plain implementation of the expert, with its tensors in f64.
-pub struct Plain {
+pub struct PlainExpert {
     shape: ExpertShape,
     tensors: BTreeMap<String, Vec<f64>>,
     /// Whether activations are rounded to bf16 wherever openpi's bf16 model rounds them.
@@ -49,7 +49,7 @@ pub struct Plain {
     pub fault: PlantedFault,
 }
 
-impl Plain {
+impl PlainExpert {
     pub fn new(shape: &ExpertShape, inputs: &Tensors) -> Self {
         let tensors = inputs
             .iter()

@@ -15,9 +15,9 @@ use kernelgate::workload::tensor::split_columns;
 
 /// Number of columns of a matrix that one task converts: with 4096 rows they are 2 MB, which stay
 /// in L2.
-const COLUMNS: usize = 64;
+const COLUMNS_PER_TASK: usize = 64;
 /// Number of elements of an activation that one task computes.
-const ELEMENTS: usize = 1 << 12;
+const ELEMENTS_PER_TASK: usize = 1 << 12;
 /// Number of query rows for which one task computes attention.
 const QUERY_ROWS_PER_TASK: usize = 64;
 
@@ -70,8 +70,8 @@ impl<'a> ReferenceExpert<'a> {
             let y = ada_rms(&h, &style);
             let mut hidden = self.project("gate_proj", layer, &y);
             let up = self.project("up_proj", layer, &y);
-            parallel::for_each_chunk(&mut hidden, ELEMENTS, &|number, gates| {
-                let gates = gates.iter_mut().zip(&up[number * ELEMENTS..]);
+            parallel::for_each_chunk(&mut hidden, ELEMENTS_PER_TASK, &|number, gates| {
+                let gates = gates.iter_mut().zip(&up[number * ELEMENTS_PER_TASK..]);
                 gates.for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
             });
             add_gated(&mut h, &self.project("down_proj", layer, &hidden), style.gate);
@@ -248,11 +248,13 @@ pub(super) fn project(
     let [.., inner, columns] = *tensor.shape() else { panic!("`{name}` is a matrix") };
     let x = MatRef::from_row_major_slice(x, rows, inner);
     let mut y = vec![0.0; rows * columns];
-    parallel::for_each_task(split_columns(&mut y, columns, COLUMNS), &|block, mut y| {
+    parallel::for_each_task(split_columns(&mut y, columns, COLUMNS_PER_TASK), &|block, mut y| {
         let width = y[0].len();
         let mut w = Vec::with_capacity(inner * width);
         for row in 0..inner {
-            w.extend(tensor.to_f64((layer * inner + row) * columns + block * COLUMNS, width));
+            w.extend(
+                tensor.to_f64((layer * inner + row) * columns + block * COLUMNS_PER_TASK, width),
+            );
         }
         let product = gemm(x, MatRef::from_row_major_slice(&w, inner, width));
         y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));

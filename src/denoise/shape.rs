@@ -13,7 +13,7 @@ use super::model::{ACTION_COLUMNS, Model, ReadTime, TensorSpec};
 pub(super) const MAX_TOKENS_AND_STEPS: usize = 1 << 16;
 
 /// Cache of the inputs that were drawn last: their seed, their specifications and their tensors.
-static LAST: Mutex<Option<(u64, Vec<TensorSpec>, Tensors)>> = Mutex::new(None);
+static LAST_DRAWN_INPUTS: Mutex<Option<(u64, Vec<TensorSpec>, Tensors)>> = Mutex::new(None);
 
 /// Format of the layers' projection matrices, which each step reads. The inputs are not quantised:
 /// an implementation quantises them once, while it prepares.
@@ -29,7 +29,7 @@ pub enum WeightFormat {
 
 impl WeightFormat {
     /// Function that dequantises a matrix of this format.
-    fn dequantized(self) -> Option<fn(&Tensor) -> Tensor> {
+    fn dequantize_function(self) -> Option<fn(&Tensor) -> Tensor> {
         match self {
             Self::Same => None,
             Self::Fp8 => Some(fp8::dequantized),
@@ -83,7 +83,7 @@ impl ExpertShape {
     /// represent.
     pub(super) fn effective_inputs(&self, inputs: &Tensors) -> Tensors {
         let mut inputs = inputs.clone();
-        let Some(dequantized) = self.weights.dequantized() else { return inputs };
+        let Some(dequantized) = self.weights.dequantize_function() else { return inputs };
         for spec in self.input_specs().iter().filter(|spec| fp8::is_quantized(spec)) {
             let tensor = dequantized(inputs.tensor(spec.name));
             inputs.insert(spec.name, tensor);
@@ -104,7 +104,7 @@ impl ExpertShape {
     /// weights are the same for every horizon, prefix and number of steps.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let specs = self.input_specs();
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = LAST_DRAWN_INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
         let mut inputs = match last.take() {
             Some((of, known, tensors)) if of == seed => {
                 let both = specs.iter().filter(|spec| known.contains(spec));

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::denoise::model::{Model, PI05_MODEL, ReadTime, TINY, TensorSpec};
-use crate::denoise::plain::{Plain, PlantedFault};
+use crate::denoise::model::{Model, PI05_MODEL, ReadTime, TINY_MODEL, TensorSpec};
+use crate::denoise::plain::{PlainExpert, PlantedFault};
 use crate::denoise::reference::*;
 use crate::denoise::shape::MAX_TOKENS_AND_STEPS;
 use kernelgate::verify::{OutputComparison, compare};
@@ -23,7 +23,7 @@ const PLANTED_FAULTS: [PlantedFault; 10] = [
 ];
 
 fn tiny_shape(s: usize, p: usize, dtype: Dtype) -> ExpertShape {
-    ExpertShape { model: TINY, s, p, dtype, weights: WeightFormat::Same }
+    ExpertShape { model: TINY_MODEL, s, p, dtype, weights: WeightFormat::Same }
 }
 
 fn in_fp8(model: Model, s: usize, p: usize) -> ExpertShape {
@@ -40,7 +40,7 @@ fn values(mut expected: Vec<Expected>) -> Vec<f64> {
 }
 
 /// Distance of `actual` from a problem's reference, without a tolerance.
-fn distance(actual: Vec<f64>, expected: &[Expected]) -> OutputComparison {
+fn distance_from_reference(actual: Vec<f64>, expected: &[Expected]) -> OutputComparison {
     let outputs = Tensors::new().with(&expected[0].name, expected[0].shape.clone(), actual);
     compare(&outputs, expected, Tolerance { max_error: f64::MAX, relative_l2: f64::MAX }).unwrap()
 }
@@ -153,7 +153,7 @@ fn fp8_reads_half_the_weights_and_computes_in_bf16() {
 
 #[test]
 fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
-    for expert in [in_fp8(TINY, 7, 13), in_int4(TINY, 7, 13)] {
+    for expert in [in_fp8(TINY_MODEL, 7, 13), in_int4(TINY_MODEL, 7, 13)] {
         let problem = DenoiseLoop { expert, steps: 3 };
         let plain = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::Bf16), steps: 3 };
         let inputs = problem.inputs(1);
@@ -180,7 +180,10 @@ fn prints_the_error_of_quantising_the_full_model() {
         let (x, y) = (&values(quantised), &values(exact.clone()));
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let cosine = dot(x, y) / (dot(x, x) * dot(y, y)).sqrt();
-        eprintln!("s={s} p={p} steps={steps} cosine {cosine:.5} {:?}", distance(x.clone(), &exact));
+        eprintln!(
+            "s={s} p={p} steps={steps} cosine {cosine:.5} {:?}",
+            distance_from_reference(x.clone(), &exact)
+        );
     }
 }
 
@@ -189,13 +192,15 @@ fn prints_the_error_of_quantising_the_full_model() {
 #[test]
 fn quantising_itself_moves_the_actions_by_a_percent() {
     for seed in 1..4 {
-        let problem = DenoiseLoop { expert: in_fp8(TINY, 50, 100), steps: 10 };
+        let problem = DenoiseLoop { expert: in_fp8(TINY_MODEL, 50, 100), steps: 10 };
         let plain = DenoiseLoop { expert: tiny_shape(50, 100, Dtype::Bf16), steps: 10 };
         let inputs = problem.inputs(seed);
-        let moved = distance(values(problem.reference(&inputs)), &plain.reference(&inputs));
+        let moved =
+            distance_from_reference(values(problem.reference(&inputs)), &plain.reference(&inputs));
         assert!((1e-3..5e-2).contains(&moved.errors.relative_l2), "{moved:?}");
-        let problem = DenoiseLoop { expert: in_int4(TINY, 50, 100), ..problem };
-        let int4 = distance(values(problem.reference(&inputs)), &plain.reference(&inputs));
+        let problem = DenoiseLoop { expert: in_int4(TINY_MODEL, 50, 100), ..problem };
+        let int4 =
+            distance_from_reference(values(problem.reference(&inputs)), &plain.reference(&inputs));
         assert!((moved.errors.relative_l2..2e-1).contains(&int4.errors.relative_l2), "{int4:?}");
     }
 }
@@ -390,9 +395,9 @@ fn the_reference_is_the_plain_implementation() {
     ] {
         let step = DenoiseStep { expert: tiny_shape(s, p, dtype) };
         let inputs = step.inputs(s as u64);
-        let plain = Plain::new(&step.expert, &inputs)
+        let plain = PlainExpert::new(&step.expert, &inputs)
             .velocity(&action_values(&inputs), f64::from(SINGLE_STEP_TIME));
-        let comparison = distance(plain, &step.reference(&inputs));
+        let comparison = distance_from_reference(plain, &step.reference(&inputs));
         assert!(
             comparison.errors.relative_l2 < 1e-13 && comparison.errors.max_error < 1e-13,
             "s={s} p={p}: {comparison:?}"
@@ -405,13 +410,13 @@ fn the_loop_is_the_plain_step_repeated() {
     let steps = 3;
     let problem = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::F32), steps };
     let inputs = problem.inputs(1);
-    let plain = Plain::new(&problem.expert, &inputs);
+    let plain = PlainExpert::new(&problem.expert, &inputs);
     let mut x = action_values(&inputs);
     for t in [1.0, 2.0 / 3.0, 1.0 / 3.0] {
         let v = plain.velocity(&x, t);
         x.iter_mut().zip(v).for_each(|(x, v)| *x -= v / 3.0);
     }
-    assert!(distance(x, &problem.reference(&inputs)).errors.relative_l2 < 1e-13);
+    assert!(distance_from_reference(x, &problem.reference(&inputs)).errors.relative_l2 < 1e-13);
 }
 
 #[test]
@@ -422,7 +427,7 @@ fn tolerance_lets_no_fault_pass() {
         for seed in 1..4 {
             let inputs = step.inputs(seed);
             let expected = step.reference(&inputs);
-            let mut plain = Plain::new(&step.expert, &inputs);
+            let mut plain = PlainExpert::new(&step.expert, &inputs);
             for fault in PLANTED_FAULTS {
                 // One token of a hundred can weigh less than the rounding of bf16, so only the f32
                 // problem must detect this fault.
@@ -430,7 +435,7 @@ fn tolerance_lets_no_fault_pass() {
                     continue;
                 }
                 plain.fault = fault;
-                let wrong = distance(
+                let wrong = distance_from_reference(
                     plain.velocity(&action_values(&inputs), f64::from(SINGLE_STEP_TIME)),
                     &expected,
                 );
@@ -449,7 +454,7 @@ fn tolerance_lets_bf16_rounding_pass() {
         let (step, whole) = (DenoiseStep { expert }, DenoiseLoop { expert, steps });
         for seed in 1..4 {
             let inputs = step.inputs(seed);
-            let mut plain = Plain::new(&expert, &inputs);
+            let mut plain = PlainExpert::new(&expert, &inputs);
             plain.rounded = true;
             let velocity = plain.velocity(&action_values(&inputs), f64::from(SINGLE_STEP_TIME));
             let times = times(steps);
@@ -457,8 +462,8 @@ fn tolerance_lets_bf16_rounding_pass() {
                 plain.velocity(x, times[step])
             });
             for (rounded, tolerance) in [
-                (distance(velocity, &step.reference(&inputs)), step.tolerance()),
-                (distance(moved, &whole.reference(&inputs)), whole.tolerance()),
+                (distance_from_reference(velocity, &step.reference(&inputs)), step.tolerance()),
+                (distance_from_reference(moved, &whole.reference(&inputs)), whole.tolerance()),
             ] {
                 let room = (tolerance.relative_l2 / rounded.errors.relative_l2)
                     .min(tolerance.max_error / rounded.errors.max_error);
@@ -483,7 +488,7 @@ fn zero_gates_leave_the_residual_untouched() {
     let step = DenoiseStep { expert: tiny_shape(7, 13, Dtype::F32) };
     let mut inputs = step.inputs(1);
     let before = values(step.reference(&inputs));
-    let width = TINY.width;
+    let width = TINY_MODEL.width;
     for name in ["style1", "style2", "style1_bias", "style2_bias"] {
         for row in inputs.f32_mut(name).chunks_mut(3 * width) {
             row[2 * width..].fill(0.0);

@@ -17,7 +17,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     about: "GEMMs on all threads, SiLU and softmax between them",
     supports: |problem| requires_f32(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let mut layers = Layers::new(&problem.shape);
+        let mut layers = LayerActivations::new(&problem.shape);
         let outputs =
             Tensors::new().with_output("p", [problem.shape.b, problem.shape.c], Dtype::F32);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
@@ -32,7 +32,7 @@ pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
     about: "the forward pass, then GEMMs with transposed operands on all threads",
     supports: |problem| requires_f32(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let mut layers = Layers::new(&problem.shape);
+        let mut layers = LayerActivations::new(&problem.shape);
         let mut p = vec![0.0; problem.shape.b * problem.shape.c];
         let outputs =
             problem.shape.operands().into_iter().fold(Tensors::new(), |outputs, (name, shape)| {
@@ -50,10 +50,10 @@ fn requires_f32(shape: &Shape) -> Result<(), String> {
 }
 
 /// Number of elements that a task computes between two GEMMs.
-const ELEMENTS: usize = 1 << 12;
+const ELEMENTS_PER_TASK: usize = 1 << 12;
 
 /// Activations of the layers between the GEMMs.
-struct Layers {
+struct LayerActivations {
     shape: Shape,
     z: Vec<f32>,
     a: Vec<f32>,
@@ -61,7 +61,7 @@ struct Layers {
     grad_logits: Vec<f32>,
 }
 
-impl Layers {
+impl LayerActivations {
     fn new(shape: &Shape) -> Self {
         let hidden = || vec![0.0; shape.b * shape.h];
         Self {
@@ -78,11 +78,13 @@ impl Layers {
         let Shape { b, h, c, .. } = self.shape;
         let [x, w1, w2] = operands(&self.shape, inputs);
         multiply(&mut self.z, x, w1);
-        parallel::for_each_chunk(&mut self.a, ELEMENTS, &|number, a| {
-            a.iter_mut().zip(&self.z[number * ELEMENTS..]).for_each(|(a, z)| *a = z * sigmoid(*z));
+        parallel::for_each_chunk(&mut self.a, ELEMENTS_PER_TASK, &|number, a| {
+            a.iter_mut()
+                .zip(&self.z[number * ELEMENTS_PER_TASK..])
+                .for_each(|(a, z)| *a = z * sigmoid(*z));
         });
         multiply(p, view(&self.a, b, h), w2);
-        parallel::for_each_chunk(p, c * ELEMENTS.div_ceil(c), &|_, rows| {
+        parallel::for_each_chunk(p, c * ELEMENTS_PER_TASK.div_ceil(c), &|_, rows| {
             for row in rows.chunks_mut(c) {
                 let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 row.iter_mut().for_each(|x| *x = exp(*x - largest));
@@ -96,7 +98,7 @@ impl Layers {
     fn backward(&mut self, inputs: &Tensors, p: &[f32], outputs: &mut Tensors) {
         let Shape { b, h, c, .. } = self.shape;
         let [x, w1, w2] = operands(&self.shape, inputs);
-        let rows = c * ELEMENTS.div_ceil(c);
+        let rows = c * ELEMENTS_PER_TASK.div_ceil(c);
         let grad_p = inputs.f32("grad_p");
         parallel::for_each_chunk(&mut self.grad_logits, rows, &|number, grad| {
             let before = p[number * rows..].chunks(c).zip(grad_p[number * rows..].chunks(c));
@@ -108,8 +110,8 @@ impl Layers {
         });
         let grad_logits = view(&self.grad_logits, b, c);
         multiply(&mut self.grad_z, grad_logits, w2.transpose());
-        parallel::for_each_chunk(&mut self.grad_z, ELEMENTS, &|number, grad| {
-            for (grad, &z) in grad.iter_mut().zip(&self.z[number * ELEMENTS..]) {
+        parallel::for_each_chunk(&mut self.grad_z, ELEMENTS_PER_TASK, &|number, grad| {
+            for (grad, &z) in grad.iter_mut().zip(&self.z[number * ELEMENTS_PER_TASK..]) {
                 let s = sigmoid(z);
                 *grad *= s * (1.0 + z * (1.0 - s));
             }

@@ -7,11 +7,11 @@ use super::network::{ConvolutionLayer, ConvolutionWindow};
 use crate::parallel;
 
 /// Approximate number of output pixels that each CPU task computes.
-const ROWS: usize = 512;
+const ROWS_PER_TASK: usize = 512;
 
 /// Number of frames that each CPU task computes.
 fn frames_a_task(window: &ConvolutionWindow) -> usize {
-    (ROWS / window.output.pixel_count()).max(1)
+    (ROWS_PER_TASK / window.output.pixel_count()).max(1)
 }
 
 /// Copies the inputs of a tap for some frames: a row of channels for each output pixel, with zeros

@@ -71,7 +71,7 @@ const STEM_AXIS: Axis = Axis::one_of(
 const W: Axis = Axis::number("w", "width: channels of the first stage, 64 in ResNet-18");
 const B: Axis = Axis::number("b", "batch: images");
 const T: Axis = Axis::number("t", "time steps");
-const LEVEL: Axis =
+const LEVEL_AXIS: Axis =
     Axis::one_of("level", &["4", "8", "16"], "quantisation level: neurons count to level/2 - 1");
 const WEIGHTS_AXIS: Axis = Axis::one_of(
     "weights",
@@ -79,12 +79,12 @@ const WEIGHTS_AXIS: Axis = Axis::one_of(
     "drawn on a grid on which fp32 sums are exact, as they come, or read: \
      RESNET18_WEIGHTS names a safetensors file",
 );
-const DTYPE: Axis = Axis::one_of(
+const DTYPE_AXIS: Axis = Axis::one_of(
     "dtype",
     &["f32", "bf16"],
     "what weights and images are exact in, and the least precision of GEMM operands",
 );
-const AXES: &[Axis] = &[STEM_AXIS, W, B, T, LEVEL, WEIGHTS_AXIS, DTYPE];
+const AXES: &[Axis] = &[STEM_AXIS, W, B, T, LEVEL_AXIS, WEIGHTS_AXIS, DTYPE_AXIS];
 
 /// Factor of the old momentum in an SGD step.
 pub const SGD_MOMENTUM: f32 = 0.9;

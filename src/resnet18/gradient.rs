@@ -2,14 +2,14 @@
 
 use super::convolution::{input_gradient, weight_gradient};
 use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow};
-use super::reference::{Forward, Neurons, Reference, first_maxima};
+use super::reference::{Forward, NeuronLayer, Reference, first_maxima};
 use crate::parallel;
 use crate::st_bif::neuron::{self, NeuronForwardTrace};
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
 /// Number of neurons that one task simulates.
-const COLUMNS: usize = 4096;
+const NEURONS_PER_TASK: usize = 4096;
 
 impl Reference<'_> {
     /// Computes the loss of a forward pass and the gradient of every parameter.
@@ -105,22 +105,25 @@ impl Reference<'_> {
     }
 
     /// Computes the gradient of neurons' input currents from the gradient of their spikes.
-    fn gradient_through_neurons(&self, neurons: &Neurons, spikes: &[f64]) -> Vec<f64> {
+    fn gradient_through_neurons(&self, neurons: &NeuronLayer, spikes: &[f64]) -> Vec<f64> {
         let (t, n) = (self.shape.t, spikes.len() / self.shape.t);
         let parameters = self.shape.neuron();
         let mut currents = vec![0.0; spikes.len()];
-        parallel::for_each_task(split_columns(&mut currents, n, COLUMNS), &|task, mut rows| {
-            let mut trace = NeuronForwardTrace::default();
-            let [mut x, mut gy, mut gx] = [(); 3].map(|()| vec![0.0; t]);
-            for column in 0..rows[0].len() {
-                let at = task * COLUMNS + column;
-                x.iter_mut().enumerate().for_each(|(t, x)| *x = neurons.currents[t * n + at]);
-                gy.iter_mut().enumerate().for_each(|(t, g)| *g = spikes[t * n + at]);
-                neuron::forward_into(&parameters, &x, &mut trace);
-                neuron::backward_into(&parameters, &trace, &gy, 0.0, &mut gx);
-                rows.iter_mut().zip(&gx).for_each(|(row, &g)| row[column] = g);
-            }
-        });
+        parallel::for_each_task(
+            split_columns(&mut currents, n, NEURONS_PER_TASK),
+            &|task, mut rows| {
+                let mut trace = NeuronForwardTrace::default();
+                let [mut x, mut gy, mut gx] = [(); 3].map(|()| vec![0.0; t]);
+                for column in 0..rows[0].len() {
+                    let at = task * NEURONS_PER_TASK + column;
+                    x.iter_mut().enumerate().for_each(|(t, x)| *x = neurons.currents[t * n + at]);
+                    gy.iter_mut().enumerate().for_each(|(t, g)| *g = spikes[t * n + at]);
+                    neuron::forward_into(&parameters, &x, &mut trace);
+                    neuron::backward_into(&parameters, &trace, &gy, 0.0, &mut gx);
+                    rows.iter_mut().zip(&gx).for_each(|(row, &g)| row[column] = g);
+                }
+            },
+        );
         currents
     }
 

@@ -133,7 +133,7 @@ impl<'a> TapeNetwork<'a> {
             let image = image.iter().map(|&x| (x, if fed { 1.0 / steps } else { 0.0 }));
             let image: Vec<TapeNode> = image.map(|term| self.tape.sum(&[term])).collect();
             let currents = self.convolve_on_tape(&network.stem, &image, 1.0, fed);
-            let mut spikes = self.fire(&mut states[0], &currents);
+            let mut spikes = self.advance_neurons(&mut states[0], &currents);
             if let Some(pool) = &network.pool {
                 let sums: Vec<TapeNode> = states[0].iter().map(|state| state.c).collect();
                 let now = self.pool(pool.input, pool.output, &sums);
@@ -147,7 +147,7 @@ impl<'a> TapeNetwork<'a> {
             }
             for (number, block) in network.blocks.iter().enumerate() {
                 let currents = self.convolve_on_tape(&block.first, &spikes, theta, fed);
-                let hidden = self.fire(&mut states[2 * number + 1], &currents);
+                let hidden = self.advance_neurons(&mut states[2 * number + 1], &currents);
                 let branch = self.convolve_on_tape(&block.second, &hidden, theta, fed);
                 let (shortcut, factor) = match &block.shortcut {
                     Some(conv) => (self.convolve_on_tape(conv, &spikes, theta, fed), 1.0),
@@ -156,9 +156,10 @@ impl<'a> TapeNetwork<'a> {
                 let sum =
                     |(&x, &y): (&TapeNode, &TapeNode)| self.tape.sum(&[(x, 1.0), (y, factor)]);
                 let currents: Vec<TapeNode> = branch.iter().zip(&shortcut).map(sum).collect();
-                spikes = self.fire(&mut states[2 * number + 2], &currents);
+                spikes = self.advance_neurons(&mut states[2 * number + 2], &currents);
             }
-            let logits = self.classify(&spikes, network.last_frame(), network.classifier, fed);
+            let logits =
+                self.add_classifier(&spikes, network.last_frame(), network.classifier, fed);
             totals.iter_mut().zip(logits).for_each(|(total, node)| total.push((node, 1.0)));
         }
         for (tracers, states) in self.tracers.iter_mut().zip(&states) {
@@ -208,7 +209,7 @@ impl<'a> TapeNetwork<'a> {
     }
 
     /// Computes one time step of a layer: returns its spikes and updates the neurons' states.
-    fn fire(
+    fn advance_neurons(
         &mut self,
         states: &mut [NeuronMembraneAndTracer],
         currents: &[TapeNode],
@@ -266,7 +267,13 @@ impl<'a> TapeNetwork<'a> {
         output
     }
 
-    fn classify(&mut self, spikes: &[TapeNode], map: Map, at: usize, fed: bool) -> Vec<TapeNode> {
+    fn add_classifier(
+        &mut self,
+        spikes: &[TapeNode],
+        map: Map,
+        at: usize,
+        fed: bool,
+    ) -> Vec<TapeNode> {
         let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
         let of_channel = |channel: usize| -> Vec<(TapeNode, f64)> {
             (0..map.pixel_count())

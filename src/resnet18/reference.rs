@@ -13,7 +13,7 @@ use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
 /// Number of neurons that one task simulates, which limits its scratch memory.
-const COLUMNS: usize = 4096;
+const NEURONS_PER_TASK: usize = 4096;
 
 /// The reference network with its parameters.
 pub struct Reference<'a> {
@@ -26,7 +26,7 @@ pub struct Reference<'a> {
 }
 
 /// Currents and spikes of a layer of neurons over all time steps.
-pub struct Neurons {
+pub struct NeuronLayer {
     /// Input currents, `[T, B, side, side, channels]`.
     pub currents: Vec<f64>,
     /// Spikes of the neurons, in the shape of the currents.
@@ -36,7 +36,7 @@ pub struct Neurons {
 /// Results of a forward pass, layer by layer.
 pub struct Forward {
     /// Results of the stem's neurons, then of two layers for each block.
-    pub layers: Vec<Neurons>,
+    pub layers: Vec<NeuronLayer>,
     /// Spikes after the max-pooling, if the network has it.
     pub pooled: Option<Vec<i8>>,
     /// Features `[B, features]`: the mean over pixels of the last neurons' values, summed over
@@ -131,20 +131,25 @@ impl<'a> Reference<'a> {
     }
 
     /// Simulates a layer of neurons on its input currents.
-    fn run_neurons(&self, currents: Vec<f64>) -> Neurons {
+    fn run_neurons(&self, currents: Vec<f64>) -> NeuronLayer {
         let (t, n) = (self.shape.t, currents.len() / self.shape.t);
         let parameters = self.shape.neuron();
         let mut spikes = vec![0i8; currents.len()];
-        parallel::for_each_task(split_columns(&mut spikes, n, COLUMNS), &|task, mut rows| {
-            let (mut series, mut trace) = (vec![0.0; t], NeuronForwardTrace::default());
-            for column in 0..rows[0].len() {
-                let at = task * COLUMNS + column;
-                series.iter_mut().enumerate().for_each(|(t, x)| *x = currents[t * n + at]);
-                neuron::forward_into(&parameters, &series, &mut trace);
-                rows.iter_mut().zip(&trace.steps).for_each(|(row, step)| row[column] = step.spike);
-            }
-        });
-        Neurons { currents, spikes }
+        parallel::for_each_task(
+            split_columns(&mut spikes, n, NEURONS_PER_TASK),
+            &|task, mut rows| {
+                let (mut series, mut trace) = (vec![0.0; t], NeuronForwardTrace::default());
+                for column in 0..rows[0].len() {
+                    let at = task * NEURONS_PER_TASK + column;
+                    series.iter_mut().enumerate().for_each(|(t, x)| *x = currents[t * n + at]);
+                    neuron::forward_into(&parameters, &series, &mut trace);
+                    rows.iter_mut()
+                        .zip(&trace.steps)
+                        .for_each(|(row, step)| row[column] = step.spike);
+                }
+            },
+        );
+        NeuronLayer { currents, spikes }
     }
 
     /// Computes the spikes after max pooling: `pool(Σ_t s) - pool(Σ_{t-1} s)`.

@@ -17,7 +17,7 @@ use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
 /// Number of neurons whose state is kept in L1 at a time.
-const LANES: usize = 256;
+const NEURONS_PER_BLOCK: usize = 256;
 
 /// CPU implementations of the ST-BIF forward pass.
 pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
@@ -95,7 +95,7 @@ fn neuron_count_of(x: &Tensor) -> usize {
 /// Number of columns of a task: each thread gets several tasks, and a task has whole blocks of
 /// lanes.
 fn columns_per_task(n: usize) -> usize {
-    n.div_ceil(8 * threads()).next_multiple_of(LANES)
+    n.div_ceil(8 * threads()).next_multiple_of(NEURONS_PER_BLOCK)
 }
 
 /// Constants of the neuron in fp32.
@@ -147,7 +147,7 @@ impl NeuronScalars32 {
 
 /// A block of neurons. Lane blocks always have this whole length, and the rest of the last block is
 /// idle: a loop whose length the compiler does not know would end in scalar code.
-type NeuronLaneBlock<T> = [T; LANES];
+type NeuronLaneBlock<T> = [T; NEURONS_PER_BLOCK];
 
 /// Elements `from..from + lanes` as f32: a slice of the tensor, or converted into the buffer.
 #[inline(always)]
@@ -188,15 +188,15 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
     fn call(self) {
         let Self { parameters, x, n, from, rows } = self;
         let width = rows[0].len();
-        for block in (0..width).step_by(LANES) {
-            let lanes = LANES.min(width - block);
-            let mut membrane = [parameters.initial_membrane(); LANES];
-            let mut tracer = [0i32; LANES];
-            let (mut buffer, mut spikes) = ([0f32; LANES], [0i8; LANES]);
+        for block in (0..width).step_by(NEURONS_PER_BLOCK) {
+            let lanes = NEURONS_PER_BLOCK.min(width - block);
+            let mut membrane = [parameters.initial_membrane(); NEURONS_PER_BLOCK];
+            let mut tracer = [0i32; NEURONS_PER_BLOCK];
+            let (mut buffer, mut spikes) = ([0f32; NEURONS_PER_BLOCK], [0i8; NEURONS_PER_BLOCK]);
             for (t, row) in rows.iter_mut().enumerate() {
                 let current = elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
                 let repayment = parameters.membrane_repayment(t);
-                for lane in 0..LANES {
+                for lane in 0..NEURONS_PER_BLOCK {
                     membrane[lane] += current[lane];
                     spikes[lane] =
                         parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
@@ -249,27 +249,27 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
         let (steps, width) = (rows.len(), rows[0].len());
         let surrogate = SurrogateConstants::new(parameters);
         // H and c before each time step, for every lane of a block.
-        let mut history = vec![([0f32; LANES], [0i32; LANES]); steps];
-        let mut buffer = [0f32; LANES];
-        for block in (0..width).step_by(LANES) {
-            let lanes = LANES.min(width - block);
-            let mut membrane = [parameters.initial_membrane(); LANES];
-            let mut tracer = [0i32; LANES];
+        let mut history = vec![([0f32; NEURONS_PER_BLOCK], [0i32; NEURONS_PER_BLOCK]); steps];
+        let mut buffer = [0f32; NEURONS_PER_BLOCK];
+        for block in (0..width).step_by(NEURONS_PER_BLOCK) {
+            let lanes = NEURONS_PER_BLOCK.min(width - block);
+            let mut membrane = [parameters.initial_membrane(); NEURONS_PER_BLOCK];
+            let mut tracer = [0i32; NEURONS_PER_BLOCK];
             for (t, (h, c)) in history.iter_mut().enumerate() {
                 let current = elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
                 let repayment = parameters.membrane_repayment(t);
-                for lane in 0..LANES {
+                for lane in 0..NEURONS_PER_BLOCK {
                     membrane[lane] += current[lane];
                     h[lane] = membrane[lane];
                     c[lane] = tracer[lane];
                     parameters.step(&mut membrane[lane], &mut tracer[lane], repayment);
                 }
             }
-            let mut grad_v = [0f32; LANES];
-            let mut grad_tracer = [0f32; LANES];
+            let mut grad_v = [0f32; NEURONS_PER_BLOCK];
+            let mut grad_tracer = [0f32; NEURONS_PER_BLOCK];
             for (t, (h, c)) in history.iter().enumerate().rev() {
                 let gy = elements_as_f32(gy, t * n + from + block, lanes, &mut buffer);
-                for lane in 0..LANES {
+                for lane in 0..NEURONS_PER_BLOCK {
                     let (a, b) = surrogate.at(h[lane], c[lane]);
                     let m = gy[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
                     grad_v[lane] += m * a;

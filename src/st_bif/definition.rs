@@ -192,7 +192,7 @@ impl NeuronShape {
 
     /// Draws dyadic currents from N(0, 0.5²), clamped below 2, on the finest grid that the dtype
     /// represents exactly.
-    fn currents(&self, seed: u64) -> Tensor {
+    fn draw_currents(&self, seed: u64) -> Tensor {
         let grid: f32 = match self.dtype {
             Dtype::Bf16 => 64.0,
             Dtype::F16 => 512.0,
@@ -220,7 +220,7 @@ impl NeuronShape {
 }
 
 /// Number of neurons that one task of the reference computes; limits its fp64 scratch memory.
-const COLUMNS: usize = 4096;
+const NEURONS_PER_TASK: usize = 4096;
 
 /// Computes `[T, N]` from a function of one neuron's inputs over time, in parallel over neurons.
 ///
@@ -233,8 +233,8 @@ fn fill_per_neuron<T: Send + Copy + Default>(
 ) -> Vec<T> {
     let (t, n) = (neurons.t, neurons.n);
     let mut out = vec![T::default(); t * n];
-    parallel::for_each_task(split_columns(&mut out, n, COLUMNS), &|task, mut rows| {
-        let (from, width) = (task * COLUMNS, rows[0].len());
+    parallel::for_each_task(split_columns(&mut out, n, NEURONS_PER_TASK), &|task, mut rows| {
+        let (from, width) = (task * NEURONS_PER_TASK, rows[0].len());
         let blocks: Vec<Vec<Vec<f64>>> = inputs
             .iter()
             .map(|input| (0..t).map(|step| input.to_f64(step * n + from, width)).collect())
@@ -265,7 +265,7 @@ pub struct StBifForward {
 impl Problem for StBifForward {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        inputs.insert("x", self.neurons.currents(seed));
+        inputs.insert("x", self.neurons.draw_currents(seed));
         inputs
     }
 
@@ -322,7 +322,7 @@ pub struct StBifBackward {
 impl Problem for StBifBackward {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        inputs.insert("x", self.neurons.currents(seed));
+        inputs.insert("x", self.neurons.draw_currents(seed));
         inputs.insert("gy", self.neurons.drawn_tensor(seed, "gy", |x| x));
         inputs
     }

@@ -11,7 +11,7 @@ use half::bf16;
 
 use super::gradients::{Gradient, update};
 use super::reference::{sigmoid, softmax};
-use super::shape::{ArenaRows, NORM_EPSILON, ROPE_BASE, SIZES, Shape, Weight};
+use super::shape::{ArenaRows, MODEL_SIZES, NORM_EPSILON, ROPE_BASE, Shape, Weight};
 use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Point, Problem, Tensor, TensorData, Tensors, Tolerance, Unit,
@@ -24,8 +24,8 @@ pub const COMPONENT: Workload<ComponentProblem> = Workload {
     about: "a kernel of the language model on inputs of its own",
     revision: 1,
     axes: &[
-        Axis::one_of("kernel", NAMES, "the kernel"),
-        Axis::one_of("size", SIZES, "width, layers and heads"),
+        Axis::one_of("kernel", COMPONENT_NAMES, "the kernel"),
+        Axis::one_of("size", MODEL_SIZES, "width, layers and heads"),
         Axis::number("ctx", "tokens of a sequence"),
         Axis::number("b", "sequences"),
         Axis::one_of("dtype", &["f32", "bf16"], "dtype of activations; sums are f32"),
@@ -81,8 +81,8 @@ pub enum Component {
 }
 
 impl Component {
-    /// Every component, in the order of [`NAMES`].
-    pub const ALL: [Self; NAMES.len()] = [
+    /// Every component, in the order of [`COMPONENT_NAMES`].
+    pub const ALL: [Self; COMPONENT_NAMES.len()] = [
         Self::Embed,
         Self::EmbeddingGradient,
         Self::Norm,
@@ -102,7 +102,7 @@ impl Component {
 }
 
 /// Names of the components as values of the axis `kernel`.
-const NAMES: &[&str] = &[
+const COMPONENT_NAMES: &[&str] = &[
     "embed",
     "embedding_gradient",
     "norm",
@@ -122,10 +122,10 @@ const NAMES: &[&str] = &[
 
 /// Maximum number of parameters of a model whose whole AdamW step is compared with the reference;
 /// of a larger model some rows are.
-const WHOLE: usize = 4 << 20;
+const MAX_PARAMETERS_COMPARED_WHOLE: usize = 4 << 20;
 
 /// An input or output tensor of a component.
-pub struct Declared {
+pub struct ComponentTensor {
     /// Name of the tensor.
     pub name: &'static str,
     /// Shape of the tensor.
@@ -134,7 +134,7 @@ pub struct Declared {
     pub dtype: Dtype,
 }
 
-impl Declared {
+impl ComponentTensor {
     fn new(name: &'static str, extents: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
         Self { name, extents: extents.into(), dtype }
     }
@@ -157,18 +157,18 @@ pub struct ComponentProblem {
 impl ComponentProblem {
     fn bind(point: &Point) -> Result<Self, AxisError> {
         let name = point.word("kernel")?;
-        let number = NAMES.iter().position(|known| *known == name);
+        let number = COMPONENT_NAMES.iter().position(|known| *known == name);
         let component = Component::ALL[number.expect("the axis lists the names")];
         Ok(Self { component, shape: Shape::bind(point)? })
     }
 
     /// Input tensors of the component.
-    pub fn operands(&self) -> Vec<Declared> {
+    pub fn operands(&self) -> Vec<ComponentTensor> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, .. } = shape;
         let tokens = shape.tokens();
-        let f32 = |name, extents| Declared::new(name, extents, Dtype::F32);
-        let element = |name, extents| Declared::new(name, extents, dtype);
+        let f32 = |name, extents| ComponentTensor::new(name, extents, Dtype::F32);
+        let element = |name, extents| ComponentTensor::new(name, extents, dtype);
         let token_numbers = |name| f32(name, vec![shape.batch, context]);
         let stream = |name| f32(name, vec![tokens, d]);
         let gain = || element("gain", vec![d]);
@@ -205,12 +205,12 @@ impl ComponentProblem {
             Component::Loss | Component::LossForward => vec![logits(), token_numbers("targets")],
             Component::AdamW => {
                 let rows = |name, rows| f32(name, vec![rows, d]);
-                let matrices = shape.rows() - shape.matrices();
+                let matrices = shape.rows() - shape.first_matrix_row();
                 vec![
                     rows("parameters", shape.rows()),
                     rows("first_moments", shape.rows()),
                     rows("second_moments", shape.rows()),
-                    rows("f32_gradients", shape.matrices()),
+                    rows("f32_gradients", shape.first_matrix_row()),
                     element("gradients", vec![matrices, d]),
                     f32("steps", vec![1]),
                 ]
@@ -219,12 +219,12 @@ impl ComponentProblem {
     }
 
     /// Output tensors of the component.
-    pub fn outputs(&self) -> Vec<Declared> {
+    pub fn outputs(&self) -> Vec<ComponentTensor> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, batch, .. } = shape;
         let tokens = shape.tokens();
-        let f32 = |name, extents| Declared::new(name, extents, Dtype::F32);
-        let element = |name, extents| Declared::new(name, extents, dtype);
+        let f32 = |name, extents| ComponentTensor::new(name, extents, Dtype::F32);
+        let element = |name, extents| ComponentTensor::new(name, extents, dtype);
         let inverse = || f32("inverse", vec![tokens, 1]);
         let y = || element("y", vec![tokens, d]);
         let pairs = vec![batch * shape.heads, context, context];
@@ -276,7 +276,7 @@ impl ComponentProblem {
     }
 
     fn references(&self, inputs: &Tensors) -> Vec<Vec<f64>> {
-        let rows = Rows { inputs, shape: self.shape };
+        let rows = ComponentRows { inputs, shape: self.shape };
         match self.component {
             Component::Embed => vec![rows.embed()],
             Component::EmbeddingGradient => vec![rows.embedding_gradient()],
@@ -303,7 +303,7 @@ impl ComponentProblem {
 
     /// Rows of the parameter arena that are compared with the reference.
     fn compared_rows(&self) -> Vec<usize> {
-        let whole = self.shape.parameters() <= WHOLE;
+        let whole = self.shape.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE;
         let count = if whole { self.shape.rows() } else { 1000 };
         random::indices(1, "rows", self.shape.rows(), count)
     }
@@ -312,12 +312,12 @@ impl ComponentProblem {
 impl Problem for ComponentProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        for Declared { name, extents, dtype } in self.operands() {
+        for ComponentTensor { name, extents, dtype } in self.operands() {
             let spread = self.spread(name);
             let len = extents.iter().product();
             let data = match (name, dtype) {
                 ("tokens" | "targets", _) => {
-                    TensorData::F32(self.shape.text(seed).f32(name).to_vec())
+                    TensorData::F32(self.shape.draw_tokens_and_targets(seed).f32(name).to_vec())
                 }
                 ("steps", _) => TensorData::F32(vec![3.0]),
                 (_, Dtype::Bf16) => {
@@ -335,7 +335,7 @@ impl Problem for ComponentProblem {
         let sampled = (self.component == Component::AdamW).then(|| self.compared_rows());
         let outputs = self.outputs().into_iter().zip(self.references(inputs));
         outputs
-            .map(|(Declared { name, extents, .. }, values)| Expected {
+            .map(|(ComponentTensor { name, extents, .. }, values)| Expected {
                 rows: sampled.clone().filter(|rows| rows.len() < extents[0]),
                 ..Expected::all(name, extents, values)
             })
@@ -343,7 +343,9 @@ impl Problem for ComponentProblem {
     }
 
     fn work(&self) -> Work {
-        let sum = |tensors: Vec<Declared>| tensors.iter().map(Declared::bytes).sum::<usize>();
+        let sum = |tensors: Vec<ComponentTensor>| {
+            tensors.iter().map(ComponentTensor::bytes).sum::<usize>()
+        };
         let Shape { d, dtype, .. } = self.shape;
         let (all, write) = (sum(self.operands()), sum(self.outputs()));
         let used_rows = self.shape.tokens().min(self.shape.vocabulary);
@@ -384,7 +386,7 @@ impl Problem for ComponentProblem {
     }
 
     fn host_bytes(&self) -> u64 {
-        let elements = |tensors: Vec<Declared>| {
+        let elements = |tensors: Vec<ComponentTensor>| {
             tensors.iter().map(|tensor| tensor.extents.iter().product::<usize>()).sum::<usize>()
         };
         let outputs = elements(self.outputs());
@@ -394,12 +396,12 @@ impl Problem for ComponentProblem {
 }
 
 /// Inputs of a component, read row by row in fp64.
-struct Rows<'a> {
+struct ComponentRows<'a> {
     inputs: &'a Tensors,
     shape: Shape,
 }
 
-impl Rows<'_> {
+impl ComponentRows<'_> {
     fn row(&self, name: &str, row: usize, columns: usize) -> Vec<f64> {
         self.inputs.tensor(name).to_f64(row * columns, columns)
     }
@@ -432,7 +434,7 @@ impl Rows<'_> {
     }
 
     /// Row of x for a token, plus the rows of the tensors `added` for the same token.
-    fn stream(&self, token: usize, added: &[&str]) -> Vec<f64> {
+    fn residual_row(&self, token: usize, added: &[&str]) -> Vec<f64> {
         let d = self.shape.d;
         let mut x = self.row("x", token, d);
         for name in added {
@@ -442,17 +444,17 @@ impl Rows<'_> {
     }
 
     fn sum(&self) -> Vec<f64> {
-        self.tokens(&|token| self.stream(token, &["branch"]))
+        self.tokens(&|token| self.residual_row(token, &["branch"]))
     }
 
     fn inverse_roots(&self, added: &[&str]) -> Vec<f64> {
-        self.tokens(&|token| vec![inverse_root(&self.stream(token, added))])
+        self.tokens(&|token| vec![inverse_root(&self.residual_row(token, added))])
     }
 
     fn norm(&self, added: &[&str]) -> Vec<f64> {
         let gain = self.row("gain", 0, self.shape.d);
         self.tokens(&|token| {
-            let x = self.stream(token, added);
+            let x = self.residual_row(token, added);
             let root = inverse_root(&x);
             x.iter().zip(&gain).map(|(x, gain)| x * root * gain).collect()
         })
@@ -602,7 +604,8 @@ impl Rows<'_> {
     /// Rows of the new parameters, of both moments and of the rounded copy.
     fn adamw(&self, rows: &[usize]) -> Vec<Vec<f64>> {
         let Shape { d, dtype, .. } = self.shape;
-        let gradient = |number: usize| match rows[number].checked_sub(self.shape.matrices()) {
+        let gradient = |number: usize| match rows[number].checked_sub(self.shape.first_matrix_row())
+        {
             None => self.row("f32_gradients", rows[number], d),
             Some(row) => self.row("gradients", row, d),
         };

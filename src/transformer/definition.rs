@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 
 use super::gradients::step;
 use super::reference::Reference;
-use super::shape::{SIZES, Shape};
+use super::shape::{MODEL_SIZES, Shape};
 use kernelgate::workload::{
     Axis, Breakdown, Dtype, Expected, Part, Problem, SampleUnit, Symmetry, Tensors, Tolerance,
     Unit, Work, Workload,
 };
 
 const AXES: &[Axis] = &[
-    Axis::one_of("size", SIZES, "width, layers and heads"),
+    Axis::one_of("size", MODEL_SIZES, "width, layers and heads"),
     Axis::number("ctx", "tokens of a sequence"),
     Axis::number("b", "sequences"),
     Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and activations; sums are f32"),
@@ -67,7 +67,7 @@ pub struct Forward {
 
 impl Problem for Forward {
     fn inputs(&self, seed: u64) -> Tensors {
-        let mut inputs = self.shape.text(seed);
+        let mut inputs = self.shape.draw_tokens_and_targets(seed);
         inputs.insert("parameters", self.shape.weights(seed, self.shape.dtype));
         inputs
     }
@@ -130,8 +130,8 @@ pub struct TrainStep {
 
 impl Problem for TrainStep {
     fn inputs(&self, seed: u64) -> Tensors {
-        let text = self.shape.text(seed);
-        text.iter().fold(self.shape.state(seed), |mut inputs, (name, tensor)| {
+        let text = self.shape.draw_tokens_and_targets(seed);
+        text.iter().fold(self.shape.draw_optimizer_state(seed), |mut inputs, (name, tensor)| {
             inputs.insert(name, tensor.clone());
             inputs
         })

@@ -1,6 +1,6 @@
 //! Gradients of every parameter in fp64, and the step of AdamW from them.
 
-use super::reference::{Layer, Matrix, Normalized, Reference, each_row, sigmoid, softmax};
+use super::reference::{Layer, Matrix, NormalizedRows, Reference, each_row, sigmoid, softmax};
 use super::shape::{
     ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, NEXT_STATE, STATE, Shape, WEIGHT_DECAY,
     Weight,
@@ -109,7 +109,7 @@ impl Reference<'_> {
                 *to = left.values[token * left.columns + column];
             }
         });
-        let values = self.buffers.product(&picked, right.view()).rounded(self.round).values;
+        let values = self.buffers.multiplied(&picked, right.view()).rounded(self.round).values;
         self.buffers.reclaim([picked]);
         Gradient { tensor, rows, values }
     }
@@ -118,11 +118,11 @@ impl Reference<'_> {
     fn norm_backward(
         &self,
         norm: usize,
-        normalized: &Normalized,
+        normalized: &NormalizedRows,
         grad: &Matrix,
     ) -> (Matrix, Vec<f64>) {
         /// Number of columns for which one task sums over tokens.
-        const COLUMNS: usize = 32;
+        const COLUMNS_PER_TASK: usize = 32;
         let d = self.shape.d;
         let gains = self.weight(Weight::Gains);
         let gains = gains.row(norm);
@@ -137,10 +137,10 @@ impl Reference<'_> {
             }
         });
         let mut grad_gain = vec![0.0; d];
-        parallel::for_each_chunk(&mut grad_gain, COLUMNS, &|number, sums| {
+        parallel::for_each_chunk(&mut grad_gain, COLUMNS_PER_TASK, &|number, sums| {
             for token in 0..grad.rows() {
                 let [grad, x] =
-                    [grad, &normalized.rows].map(|of| &of.row(token)[number * COLUMNS..]);
+                    [grad, &normalized.rows].map(|of| &of.row(token)[number * COLUMNS_PER_TASK..]);
                 for (sum, (grad, x)) in sums.iter_mut().zip(grad.iter().zip(x)) {
                     *sum += grad * x;
                 }

@@ -55,11 +55,11 @@ impl Matrix {
 /// Memory of matrices that were reclaimed, for reuse. Threads that touch fresh memory wait
 /// for each other in the Linux kernel, at every page.
 #[derive(Default)]
-pub struct Buffers {
+pub struct MatrixBuffers {
     free: Mutex<Vec<Vec<f64>>>,
 }
 
-impl Buffers {
+impl MatrixBuffers {
     /// Returns a matrix with arbitrary values: 0, or those of an earlier matrix.
     pub fn matrix(&self, rows: usize, columns: usize) -> Matrix {
         let len = rows * columns;
@@ -77,26 +77,27 @@ impl Buffers {
     }
 
     /// Computes `a · b`, with tiles on all threads.
-    pub fn product(&self, a: &Matrix, b: MatRef<'_, f64>) -> Matrix {
+    pub fn multiplied(&self, a: &Matrix, b: MatRef<'_, f64>) -> Matrix {
         /// Larger tiles pack their operands less often, smaller tiles keep more threads busy.
-        const TILE: [usize; 2] = [256, 512];
+        const TILE_EXTENTS: [usize; 2] = [256, 512];
         /// Number of columns in the inner loop of a GEMM.
-        const STEP: usize = 48;
+        const COLUMNS_PER_STEP: usize = 48;
         /// Other processes may delay some threads; idle threads then take their tiles.
         const TILES_PER_THREAD: usize = 3;
         let mut out = self.matrix(a.rows(), b.ncols());
         let columns = out.columns;
-        let row_tiles = a.rows().div_ceil(TILE[0]);
+        let row_tiles = a.rows().div_ceil(TILE_EXTENTS[0]);
         let column_tiles = (TILES_PER_THREAD * parallel::worker_threads()).div_ceil(row_tiles);
-        let tile_columns = columns.div_ceil(column_tiles).next_multiple_of(STEP).min(TILE[1]);
+        let tile_columns =
+            columns.div_ceil(column_tiles).next_multiple_of(COLUMNS_PER_STEP).min(TILE_EXTENTS[1]);
         let mut tiles = Vec::new();
-        for (number, rows) in out.values.chunks_mut(TILE[0] * columns).enumerate() {
+        for (number, rows) in out.values.chunks_mut(TILE_EXTENTS[0] * columns).enumerate() {
             let count = rows.len() / columns;
             let mut left = MatMut::from_row_major_slice_mut(rows, count, columns);
             for first in (0..columns).step_by(tile_columns) {
                 let width = tile_columns.min(columns - first);
                 let (tile, others) = left.split_at_col_mut(width);
-                tiles.push((number * TILE[0], first, tile));
+                tiles.push((number * TILE_EXTENTS[0], first, tile));
                 left = others;
             }
         }
@@ -126,21 +127,21 @@ pub fn each_row(values: &mut [f64], columns: usize, f: &(dyn Fn(usize, &mut [f64
 }
 
 /// Rows divided by the roots of their mean squares, without the gain, and the inverse roots.
-pub struct Normalized {
+pub struct NormalizedRows {
     pub rows: Matrix,
     pub inverse_roots: Vec<f64>,
 }
 
 /// Activations of a layer from which its gradients are computed.
 pub struct Layer {
-    pub before_attention: Normalized,
+    pub before_attention: NormalizedRows,
     pub qkv_input: Matrix,
     /// Rotated queries and keys, and values.
     pub qkv: Matrix,
     pub attended: Matrix,
     /// The residual stream between attention and SwiGLU.
     pub middle: Matrix,
-    pub before_mlp: Normalized,
+    pub before_mlp: NormalizedRows,
     pub mlp_input: Matrix,
     pub gate_up: Matrix,
     pub hidden: Matrix,
@@ -170,7 +171,7 @@ pub struct Reference<'a> {
     pub inputs: &'a Tensors,
     pub round: fn(f64) -> f64,
     /// Memory of matrices for reuse.
-    pub buffers: Buffers,
+    pub buffers: MatrixBuffers,
     pub streams: Vec<Matrix>,
     /// Logits of all tokens, `[T, vocabulary]`.
     pub logits: Matrix,
@@ -179,7 +180,7 @@ pub struct Reference<'a> {
 impl<'a> Reference<'a> {
     /// Creates a reference that computes single layers from given inputs.
     pub fn for_layers(shape: &Shape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
-        let (buffers, logits) = (Buffers::default(), Matrix::zeros(0, 1));
+        let (buffers, logits) = (MatrixBuffers::default(), Matrix::zeros(0, 1));
         Self { shape: *shape, inputs, round, buffers, streams: vec![], logits }
     }
 
@@ -193,7 +194,7 @@ impl<'a> Reference<'a> {
         }
         for layer in 0..shape.layers {
             let activations = reference.layer(layer, &x);
-            let next = reference.behind(layer, &activations);
+            let next = reference.stream_after_layer(layer, &activations);
             reference.buffers.reclaim(activations.into_matrices());
             reference.streams.push(std::mem::replace(&mut x, next));
         }
@@ -212,7 +213,7 @@ impl<'a> Reference<'a> {
     /// Multiplies `a` by the rows of a tensor of parameters.
     pub fn by_rows(&self, a: &Matrix, weight: Weight) -> Matrix {
         let weight = self.weight(weight);
-        let product = self.buffers.product(a, weight.view().transpose());
+        let product = self.buffers.multiplied(a, weight.view().transpose());
         self.buffers.reclaim([weight]);
         product
     }
@@ -220,7 +221,7 @@ impl<'a> Reference<'a> {
     /// Multiplies `a` by the columns of a tensor of parameters.
     pub fn by_columns(&self, a: &Matrix, weight: Weight) -> Matrix {
         let weight = self.weight(weight);
-        let product = self.buffers.product(a, weight.view());
+        let product = self.buffers.multiplied(a, weight.view());
         self.buffers.reclaim([weight]);
         product
     }
@@ -244,7 +245,7 @@ impl<'a> Reference<'a> {
     }
 
     /// Computes norm number `norm`, without and with its gain.
-    pub fn normalize(&self, norm: usize, x: &Matrix) -> (Normalized, Matrix) {
+    pub fn normalize(&self, norm: usize, x: &Matrix) -> (NormalizedRows, Matrix) {
         let d = self.shape.d;
         let root = |row: usize| {
             let mean = x.row(row).iter().map(|x| x * x).sum::<f64>() / d as f64;
@@ -262,7 +263,7 @@ impl<'a> Reference<'a> {
             let values = rows.row(row).iter().zip(gains.row(norm));
             to.iter_mut().zip(values).for_each(|(to, (x, gain))| *to = (self.round)(x * gain));
         });
-        (Normalized { rows, inverse_roots }, scaled)
+        (NormalizedRows { rows, inverse_roots }, scaled)
     }
 
     /// Computes the activations of a layer from the residual stream before it.
@@ -296,7 +297,7 @@ impl<'a> Reference<'a> {
     }
 
     /// Computes the residual stream after a layer.
-    pub fn behind(&self, layer: usize, activations: &Layer) -> Matrix {
+    pub fn stream_after_layer(&self, layer: usize, activations: &Layer) -> Matrix {
         self.by_columns(&activations.hidden, Weight::Down(layer)).plus(&activations.middle)
     }
 

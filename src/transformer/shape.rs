@@ -34,9 +34,9 @@ pub const WEIGHT_DECAY: f64 = 0.1;
 pub const LEARNING_RATE: f64 = 1e-3;
 
 /// Logits are padded with zeros to a multiple of this number of columns.
-const PADDED: usize = 8;
+const LOGITS_PADDING_MULTIPLE: usize = 8;
 /// Maximum number of parameters of a model that is compared with the reference as a whole.
-const WHOLE: usize = 4 << 20;
+const MAX_PARAMETERS_COMPARED_WHOLE: usize = 4 << 20;
 /// Number of rows of each tensor, and of the logits, that are compared for a larger model.
 const SAMPLED_ROWS: usize = 64;
 
@@ -67,7 +67,7 @@ pub const STATE: [&str; 3] = ["parameters", "first_moments", "second_moments"];
 pub const NEXT_STATE: [&str; 3] = ["next_parameters", "next_first_moments", "next_second_moments"];
 
 /// Names of the model sizes.
-pub const SIZES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
+pub const MODEL_SIZES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
 
 /// A tensor of the model's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,12 +134,12 @@ impl Shape {
 
     /// Number of columns of the logits, with padding.
     pub const fn padded(&self) -> usize {
-        self.vocabulary.next_multiple_of(PADDED)
+        self.vocabulary.next_multiple_of(LOGITS_PADDING_MULTIPLE)
     }
 
     /// Number of rows of the parameter arena.
     pub const fn rows(&self) -> usize {
-        self.matrices() + self.layers * self.layer_rows() + self.vocabulary
+        self.first_matrix_row() + self.layers * self.layer_rows() + self.vocabulary
     }
 
     /// Number of parameters of the model.
@@ -148,7 +148,7 @@ impl Shape {
     }
 
     /// Index of the arena's first row after the embedding and the gains.
-    pub const fn matrices(&self) -> usize {
+    pub const fn first_matrix_row(&self) -> usize {
         self.vocabulary + self.norms()
     }
 
@@ -164,7 +164,7 @@ impl Shape {
     /// Rows of the arena that hold a tensor.
     pub const fn rows_of(&self, weight: Weight) -> ArenaRows {
         let Self { vocabulary, d, ff, .. } = *self;
-        let matrices = self.matrices();
+        let matrices = self.first_matrix_row();
         let (first, rows) = match weight {
             Weight::Embedding => (0, vocabulary),
             Weight::Gains => (vocabulary, self.norms()),
@@ -178,7 +178,7 @@ impl Shape {
     }
 
     /// Every tensor of parameters, in the order of the arena.
-    pub fn tensors(&self) -> Vec<ArenaRows> {
+    pub fn arena_tensors(&self) -> Vec<ArenaRows> {
         let layer = |layer| {
             [Weight::Qkv(layer), Weight::Out(layer), Weight::GateUp(layer), Weight::Down(layer)]
         };
@@ -191,7 +191,7 @@ impl Shape {
     /// first row. Those of the embedding include the rows of some tokens that occur.
     pub fn compared_rows(&self, weight: Weight, inputs: &Tensors) -> Vec<usize> {
         let ArenaRows { rows, .. } = self.rows_of(weight);
-        if self.parameters() <= WHOLE || weight == Weight::Gains {
+        if self.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE || weight == Weight::Gains {
             return (0..rows).collect();
         }
         let mut sampled = random::indices(1, &format!("{weight:?}"), rows, SAMPLED_ROWS);
@@ -206,12 +206,16 @@ impl Shape {
 
     /// Indices of the tokens whose logits are compared with the reference.
     pub fn compared_tokens(&self) -> Vec<usize> {
-        let count = if self.parameters() <= WHOLE { self.tokens() } else { 4 * SAMPLED_ROWS };
+        let count = if self.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE {
+            self.tokens()
+        } else {
+            4 * SAMPLED_ROWS
+        };
         random::indices(1, "logits", self.tokens(), count)
     }
 
     /// Draws the tokens and their targets.
-    pub fn text(&self, seed: u64) -> Tensors {
+    pub fn draw_tokens_and_targets(&self, seed: u64) -> Tensors {
         ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
             let vocabulary = self.vocabulary as f32;
             // The digits of a normal number after the third are about uniform.
@@ -235,7 +239,7 @@ impl Shape {
             })),
         };
         let mut arena = Tensor::zeroed([self.rows(), self.d], dtype);
-        for ArenaRows { weight, first, rows } in self.tensors() {
+        for ArenaRows { weight, first, rows } in self.arena_tensors() {
             let (spread, mean) = match weight {
                 Weight::Embedding => (1.0, 0.0),
                 Weight::Gains => (0.1, 1.0),
@@ -252,7 +256,7 @@ impl Shape {
 
     /// Draws the state of AdamW: parameters in f32, both moments as in the middle of a training,
     /// and the number of steps done.
-    pub fn state(&self, seed: u64) -> Tensors {
+    pub fn draw_optimizer_state(&self, seed: u64) -> Tensors {
         // The spread is about that of a gradient of the mean over this number of tokens.
         let spread = 5e-3 / (self.tokens() as f32).sqrt();
         let moments = |name: &str, value: &(dyn Fn(f32) -> f32 + Sync)| {
@@ -327,7 +331,7 @@ mod tests {
         let [d, ff, layers, heads] = [768, 3072, 12, 12];
         let (vocabulary, context, batch, dtype) = (10_000, 512, 4, Dtype::Bf16);
         let small = Shape { vocabulary, d, ff, layers, heads, context, batch, dtype };
-        let end = small.tensors().into_iter().fold(0, |end, tensor| {
+        let end = small.arena_tensors().into_iter().fold(0, |end, tensor| {
             assert_eq!(tensor.first, end, "{:?}", tensor.weight);
             end + tensor.rows
         });
@@ -350,7 +354,7 @@ mod tests {
             batch: 2,
             dtype: Dtype::F32,
         };
-        let text = shape.text(1);
+        let text = shape.draw_tokens_and_targets(1);
         for name in ["tokens", "targets"] {
             let valid = |x: &f32| *x >= 0.0 && *x < 13.0 && x.fract() == 0.0;
             assert!(text.f32(name).iter().all(valid));

@@ -32,7 +32,7 @@ fn mean_loss(shape: &Shape, inputs: &Tensors) -> f64 {
 fn gradients_are_differences_of_the_loss() {
     let inputs = TrainStep { shape: TINY }.inputs(2);
     let gradients = Reference::new(&TINY, &inputs, |x| x).gradients();
-    assert_eq!(gradients.len(), TINY.tensors().len());
+    assert_eq!(gradients.len(), TINY.arena_tensors().len());
     for gradient in gradients {
         let ArenaRows { weight, first, rows } = gradient.tensor;
         assert_eq!(gradient.rows.len(), rows, "{weight:?}");
@@ -71,7 +71,7 @@ fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors
 }
 
 /// State at the beginning of a training: no moments and no steps.
-pub fn beginning(shape: &Shape, seed: u64) -> Tensors {
+pub fn initial_state(shape: &Shape, seed: u64) -> Tensors {
     let zeros = || vec![0.0f32; shape.parameters()];
     let extents = [shape.rows(), shape.d];
     let moments = Tensors::new()
@@ -83,7 +83,7 @@ pub fn beginning(shape: &Shape, seed: u64) -> Tensors {
 
 #[test]
 fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
-    let inputs = beginning(&TINY, 3);
+    let inputs = initial_state(&TINY, 3);
     let next = next_state(&TINY, &inputs, &step(&TINY, &inputs, |x| x));
     let gradients = Reference::new(&TINY, &inputs, |x| x).gradients();
     let head = gradients.iter().find(|gradient| gradient.tensor.weight == Weight::Head).unwrap();
@@ -97,7 +97,7 @@ fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
 }
 
 /// Mean loss before each step of a training.
-pub fn curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> {
+pub fn loss_curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> {
     let mut state = beginning.clone();
     let mut losses = vec![];
     for _ in 0..steps {
@@ -112,7 +112,7 @@ pub fn curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> {
 
 #[test]
 fn a_training_learns_its_text() {
-    let losses = curve(&TINY, &beginning(&TINY, 4), 8);
+    let losses = loss_curve(&TINY, &initial_state(&TINY, 4), 8);
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
 }
 
@@ -215,7 +215,7 @@ fn a_weight_just_above_a_tie_is_rounded_up() {
 
 #[test]
 fn a_token_outside_of_the_vocabulary_is_named() {
-    let mut text = TINY.text(1);
+    let mut text = TINY.draw_tokens_and_targets(1);
     assert_eq!(check_text(&TINY, &text), Ok(()));
     text.insert("targets", Tensor::new([2, 7], TensorData::F32(vec![21.0; 14])));
     let message = "`targets` has 21 at 0, a vocabulary of 21 ends before";

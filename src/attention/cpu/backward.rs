@@ -4,9 +4,9 @@
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
-use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
+use super::blocks::{KEYS_PER_TILE, QUERIES_PER_BLOCK, SCORES_PER_TILE, gemm, matrix};
 use super::forward;
-use super::rows::{RowInnerProducts, ScoreGradientRows, Tile};
+use super::rows::{RowInnerProducts, ScoreGradientRows, ScoreTile};
 use crate::attention::definition::Attention;
 use crate::parallel;
 use kernelgate::workload::{TensorData, Tensors};
@@ -59,8 +59,8 @@ pub(super) fn launch(
             let [q, grad_out, out] = [q, grad_out, &saved.out].map(|x| &x[head * s * d..][..s * d]);
             let normalisers = &saved.normalisers[head * s..][..s];
             let head = HeadInputs { attention, q, k, v, grad_out, out, normalisers };
-            for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
-                head.queries(block * QUERIES, grad_q, grad_k, grad_v);
+            for (block, grad_q) in grad_q.chunks_mut(QUERIES_PER_BLOCK * d).enumerate() {
+                head.add_gradients_of_queries(block * QUERIES_PER_BLOCK, grad_q, grad_k, grad_v);
             }
         }
     });
@@ -80,12 +80,18 @@ struct HeadInputs<'a> {
 impl HeadInputs<'_> {
     /// Adds the gradients that the queries from `first` on contribute; `grad_q` has the rows of
     /// these queries only.
-    fn queries(&self, first: usize, grad_q: &mut [f32], grad_k: &mut [f32], grad_v: &mut [f32]) {
+    fn add_gradients_of_queries(
+        &self,
+        first: usize,
+        grad_q: &mut [f32],
+        grad_k: &mut [f32],
+        grad_v: &mut [f32],
+    ) {
         let (arch, d) = (Arch::new(), self.attention.d);
         let rows = grad_q.len() / d;
-        let (mut p, mut grad_scores) = ([0.0; TILE], [0.0; TILE]);
+        let (mut p, mut grad_scores) = ([0.0; SCORES_PER_TILE], [0.0; SCORES_PER_TILE]);
         // The row sums of P ∘ dP, each equal to the inner product of dO and O of the row.
-        let mut means = [0.0; QUERIES];
+        let mut means = [0.0; QUERIES_PER_BLOCK];
         let block = first * d..(first + rows) * d;
         arch.dispatch(RowInnerProducts {
             a: &self.grad_out[block.clone()],
@@ -93,8 +99,8 @@ impl HeadInputs<'_> {
             d,
             out: &mut means,
         });
-        for key in (0..self.attention.s).step_by(KEYS) {
-            let Some(tile) = Tile::new(self.attention, first, rows, key) else { break };
+        for key in (0..self.attention.s).step_by(KEYS_PER_TILE) {
+            let Some(tile) = ScoreTile::new(self.attention, first, rows, key) else { break };
             let [q, grad_out] =
                 [self.q, self.grad_out].map(|x| matrix(&x[tile.query * d..], tile.queries, d));
             let [k, v] = [self.k, self.v].map(|x| matrix(&x[key * d..], tile.keys, d));

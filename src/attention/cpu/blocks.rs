@@ -5,11 +5,11 @@ use crate::parallel;
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
 /// Number of queries in the block of one task.
-pub const QUERIES: usize = 256;
+pub const QUERIES_PER_BLOCK: usize = 256;
 /// Number of keys in a tile of scores.
-pub const KEYS: usize = 64;
+pub const KEYS_PER_TILE: usize = 64;
 /// Number of scores in a tile, which takes 64 KiB.
-pub const TILE: usize = QUERIES * KEYS;
+pub const SCORES_PER_TILE: usize = QUERIES_PER_BLOCK * KEYS_PER_TILE;
 
 /// Views the first `rows` rows of a row-major slice as a matrix.
 pub fn matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
@@ -28,7 +28,7 @@ pub fn gemm(
     multiply_f32(out, accumulate, a, b, factor);
 }
 
-/// Calls `f(head, row, block)` in parallel for blocks of at most [`QUERIES`] rows of a tensor
+/// Calls `f(head, row, block)` in parallel for blocks of at most [`QUERIES_PER_BLOCK`] rows of a tensor
 /// `[heads, s, width]`. `row` counts from the start of the tensor.
 pub fn for_row_blocks(
     out: &mut [f32],
@@ -38,8 +38,8 @@ pub fn for_row_blocks(
 ) {
     let heads = out.chunks_mut(s * width).enumerate();
     let blocks = heads.flat_map(|(head, out)| {
-        let blocks = out.chunks_mut(QUERIES * width).enumerate();
-        blocks.map(move |(block, out)| (head, head * s + block * QUERIES, out))
+        let blocks = out.chunks_mut(QUERIES_PER_BLOCK * width).enumerate();
+        blocks.map(move |(block, out)| (head, head * s + block * QUERIES_PER_BLOCK, out))
     });
     parallel::for_each_task(blocks.collect(), &|_, (head, row, out)| f(head, row, out));
 }

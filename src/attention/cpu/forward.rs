@@ -4,8 +4,8 @@
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
-use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
-use super::rows::{FinishSoftmaxRows, OnlineSoftmaxRows, Tile, UpdateSoftmaxTile};
+use super::blocks::{KEYS_PER_TILE, QUERIES_PER_BLOCK, SCORES_PER_TILE, gemm, matrix};
+use super::rows::{FinishSoftmaxRows, OnlineSoftmaxRows, ScoreTile, UpdateSoftmaxTile};
 use crate::attention::definition::Attention;
 use crate::parallel;
 use kernelgate::workload::Tensors;
@@ -22,8 +22,13 @@ pub(super) fn launch(
     let [q, k, v] = ["q", "k", "v"].map(|name| inputs.f32(name));
     let heads = out.chunks_mut(s * d).zip(normalisers.chunks_mut(s)).enumerate();
     let blocks = heads.flat_map(|(head, (out, normalisers))| {
-        let blocks = out.chunks_mut(QUERIES * d).zip(normalisers.chunks_mut(QUERIES)).enumerate();
-        blocks.map(move |(block, (out, normalisers))| (head, block * QUERIES, out, normalisers))
+        let blocks = out
+            .chunks_mut(QUERIES_PER_BLOCK * d)
+            .zip(normalisers.chunks_mut(QUERIES_PER_BLOCK))
+            .enumerate();
+        blocks.map(move |(block, (out, normalisers))| {
+            (head, block * QUERIES_PER_BLOCK, out, normalisers)
+        })
     });
     parallel::for_each_task(blocks.collect(), &|_, (head, first, out, normalisers)| {
         let q = &q[head * s * d..][..s * d];
@@ -42,10 +47,10 @@ fn attend_queries(
     normalisers: &mut [f32],
 ) {
     let (arch, d) = (Arch::new(), attention.d);
-    let mut scores = [0.0; TILE];
-    let mut online = OnlineSoftmaxRows::<QUERIES>::new();
-    for key in (0..attention.keys).step_by(KEYS) {
-        let Some(tile) = Tile::new(attention, first, normalisers.len(), key) else { break };
+    let mut scores = [0.0; SCORES_PER_TILE];
+    let mut online = OnlineSoftmaxRows::<QUERIES_PER_BLOCK>::new();
+    for key in (0..attention.keys).step_by(KEYS_PER_TILE) {
+        let Some(tile) = ScoreTile::new(attention, first, normalisers.len(), key) else { break };
         let q = matrix(&q[tile.query * d..], tile.queries, d);
         let (k, v) = (matrix(&k[key * d..], tile.keys, d), matrix(&v[key * d..], tile.keys, d));
         let (scores, out) = (&mut scores[..tile.queries * tile.keys], &mut out[tile.hidden * d..]);

@@ -123,7 +123,7 @@ pub const VALUES: &[Implementation<ValuesProblem>] = &[Implementation {
         let shape = problem.shape;
         CpuTask::new(
             inputs,
-            Tensors::new().with_output("out", shape.vectors(), Dtype::F32),
+            Tensors::new().with_output("out", shape.vector_shape(), Dtype::F32),
             move |inputs, outputs| {
                 let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
                 for_row_blocks(outputs.f32_mut("out"), s, d, &|head, row, out| {

@@ -10,15 +10,15 @@ use std::f32::consts::LOG2_E;
 
 use pulp::NullaryFnOnce;
 
-use super::blocks::KEYS;
+use super::blocks::KEYS_PER_TILE;
 use crate::attention::definition::Attention;
 use crate::math::{exp2, max_ignoring_nan};
 
 /// Number of partial results that a reduction keeps, so that it vectorises.
-const LANES: usize = 16;
+const REDUCTION_LANES: usize = 16;
 
 /// A tile of scores: some queries of a block by some keys.
-pub(super) struct Tile {
+pub(super) struct ScoreTile {
     /// Index of the tile's first key.
     pub key: usize,
     /// Number of keys in the tile.
@@ -37,7 +37,7 @@ pub(super) struct Tile {
     pub ahead: usize,
 }
 
-impl Tile {
+impl ScoreTile {
     /// Returns the tile that starts at `key`, for the block of `rows` queries from `first` on.
     /// Returns `None` if no query of the block sees such a key.
     pub(super) fn new(
@@ -53,7 +53,7 @@ impl Tile {
         let scale = 1.0 / (d as f32).sqrt();
         (key < end).then(|| Self {
             key,
-            keys: KEYS.min(end - key),
+            keys: KEYS_PER_TILE.min(end - key),
             query: first + hidden,
             hidden,
             queries: rows - hidden,
@@ -65,7 +65,7 @@ impl Tile {
 
     /// Number of the tile's keys that one of its queries sees; at least one.
     #[inline(always)]
-    fn seen(&self, row: usize) -> usize {
+    fn visible_keys(&self, row: usize) -> usize {
         let end = self.query + self.ahead + row + 1;
         if self.causal { self.keys.min(end - self.key) } else { self.keys }
     }
@@ -96,7 +96,7 @@ impl<const N: usize> OnlineSoftmaxRows<N> {
 /// down.
 pub(super) struct UpdateSoftmaxTile<'a, const N: usize> {
     pub online: &'a mut OnlineSoftmaxRows<N>,
-    pub tile: &'a Tile,
+    pub tile: &'a ScoreTile,
     /// Scores of the tile, `[queries, keys]`.
     pub scores: &'a mut [f32],
     /// Output rows of the tile's queries, `[queries, d]`.
@@ -114,7 +114,7 @@ impl<const N: usize> NullaryFnOnce for UpdateSoftmaxTile<'_, N> {
         for (row, ((scores, out), (max, sum))) in
             scores.chunks_mut(tile.keys).zip(out.chunks_mut(d)).zip(state).enumerate()
         {
-            let seen = tile.seen(row);
+            let seen = tile.visible_keys(row);
             scores[seen..].fill(f32::NEG_INFINITY);
             let largest = row_maximum(scores) * scale;
             if largest > *max + MAX_SCORE_EXCESS {
@@ -176,9 +176,11 @@ impl NullaryFnOnce for RowInnerProducts<'_> {
     #[inline(always)]
     fn call(self) {
         for ((a, b), out) in self.a.chunks(self.d).zip(self.b.chunks(self.d)).zip(self.out) {
-            let mut lanes = [0.0; LANES];
-            for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
-                for lane in 0..LANES {
+            let mut lanes = [0.0; REDUCTION_LANES];
+            for (a, b) in
+                a.as_chunks::<REDUCTION_LANES>().0.iter().zip(b.as_chunks::<REDUCTION_LANES>().0)
+            {
+                for lane in 0..REDUCTION_LANES {
                     lanes[lane] += a[lane] * b[lane];
                 }
             }
@@ -190,7 +192,7 @@ impl NullaryFnOnce for RowInnerProducts<'_> {
 /// Computes `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)` from scores S and dP. Both
 /// results are zero for hidden keys.
 pub(super) struct ScoreGradientRows<'a> {
-    pub tile: &'a Tile,
+    pub tile: &'a ScoreTile,
     /// Scores S on input, probabilities P on output, `[queries, keys]` of the tile.
     pub scores: &'a mut [f32],
     /// Gradient dP on input, `P ∘ (dP - mean)` on output.
@@ -219,7 +221,7 @@ impl NullaryFnOnce for ScoreGradientRows<'_> {
                 *score = exp2(score.mul_add(scale, -normaliser));
                 *grad = *score * (*grad - mean);
             }
-            let seen = tile.seen(row);
+            let seen = tile.visible_keys(row);
             scores[seen..].fill(0.0);
             grad[seen..].fill(0.0);
         }
@@ -251,10 +253,10 @@ impl NullaryFnOnce for RowSoftmax<'_> {
 /// Returns the maximum of a row.
 #[inline(always)]
 fn row_maximum(row: &[f32]) -> f32 {
-    let (blocks, rest) = row.as_chunks::<LANES>();
-    let mut lanes = padded(rest);
+    let (blocks, rest) = row.as_chunks::<REDUCTION_LANES>();
+    let mut lanes = padded_with_minus_infinity(rest);
     for block in blocks {
-        for lane in 0..LANES {
+        for lane in 0..REDUCTION_LANES {
             lanes[lane] = max_ignoring_nan(block[lane], lanes[lane]);
         }
     }
@@ -264,10 +266,10 @@ fn row_maximum(row: &[f32]) -> f32 {
 /// Replaces each x of a row by `2^(x · scale - shift)` and returns the sum.
 #[inline(always)]
 fn exponentiate_and_sum(row: &mut [f32], scale: f32, shift: f32) -> f32 {
-    let (blocks, rest) = row.as_chunks_mut::<LANES>();
-    let mut sums = [0.0; LANES];
-    let mut add = |block: &mut [f32; LANES]| {
-        for lane in 0..LANES {
+    let (blocks, rest) = row.as_chunks_mut::<REDUCTION_LANES>();
+    let mut sums = [0.0; REDUCTION_LANES];
+    let mut add = |block: &mut [f32; REDUCTION_LANES]| {
+        for lane in 0..REDUCTION_LANES {
             block[lane] = exp2(block[lane].mul_add(scale, -shift));
             sums[lane] += block[lane];
         }
@@ -275,7 +277,7 @@ fn exponentiate_and_sum(row: &mut [f32], scale: f32, shift: f32) -> f32 {
     blocks.iter_mut().for_each(&mut add);
     if !rest.is_empty() {
         // The padding adds 2^-126 a lane, which is negligible against the 1 of the row's maximum.
-        let mut block = padded(rest);
+        let mut block = padded_with_minus_infinity(rest);
         add(&mut block);
         rest.copy_from_slice(&block[..rest.len()]);
     }
@@ -284,8 +286,8 @@ fn exponentiate_and_sum(row: &mut [f32], scale: f32, shift: f32) -> f32 {
 
 /// Returns the remainder of a row as a whole block, filled up with -inf.
 #[inline(always)]
-fn padded(rest: &[f32]) -> [f32; LANES] {
-    let mut block = [f32::NEG_INFINITY; LANES];
+fn padded_with_minus_infinity(rest: &[f32]) -> [f32; REDUCTION_LANES] {
+    let mut block = [f32::NEG_INFINITY; REDUCTION_LANES];
     if !rest.is_empty() {
         block[..rest.len()].copy_from_slice(rest);
     }
@@ -294,7 +296,7 @@ fn padded(rest: &[f32]) -> [f32; LANES] {
 
 /// Reduces the lanes by halves with `join`.
 #[inline(always)]
-fn sum_lanes_by_halves(lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+fn sum_lanes_by_halves(lanes: [f32; REDUCTION_LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let eight: [f32; 8] = from_fn(|lane| join(lanes[lane], lanes[lane + 8]));
     let four: [f32; 4] = from_fn(|lane| join(eight[lane], eight[lane + 4]));
     join(join(four[0], four[2]), join(four[1], four[3]))

@@ -123,7 +123,7 @@ pub fn append_backward(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cuda::tests::bf16;
+    use crate::attention::cuda::tests::bf16_attention;
     use crate::attention::definition::Attention;
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::gpu;
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_program_declares_tensors_and_scratch() {
-        let attention = bf16(2, 4, 100, 128, true);
+        let attention = bf16_attention(2, 4, 100, 128, true);
         let program = attention_training_step(&attention, QueryGradientSumOrder::Any);
         assert_eq!(program.check(), Ok(()));
         assert_eq!(
@@ -191,7 +191,7 @@ mod tests {
             if !wgmma && (h_kv, order) != (6, QueryGradientSumOrder::Any) {
                 continue;
             }
-            let attention = Attention { h_kv, ..bf16(2, 6, 333, 64, true) };
+            let attention = Attention { h_kv, ..bf16_attention(2, 6, 333, 64, true) };
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(28);
             let program = attention_training_step(&attention, order);

@@ -231,7 +231,7 @@ fn values(
     Ok(CudaTask::new(
         device,
         cuda::inputs([("probabilities", &probabilities), ("v", &v)]),
-        vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?],
+        vec![Output::new(device, "out", problem.shape.vector_shape(), problem.shape.dtype)?],
         move |outputs| {
             let [probabilities, v] = [&probabilities, &v].map(KernelArgument::from);
             let arguments =

@@ -44,7 +44,7 @@ pub fn values(
 ) -> Result<CudaTask, BackendError> {
     let ComponentShape { s, d, dtype, .. } = problem.shape;
     let spec = GemmSpec::new(s, d, s, matrix_dtype(dtype), matrix_dtype(dtype));
-    let out = Output::new(device, "out", problem.shape.vectors(), dtype)?;
+    let out = Output::new(device, "out", problem.shape.vector_shape(), dtype)?;
     task(device, &problem.shape, spec, inputs, ["probabilities", "v"], out)
 }
 

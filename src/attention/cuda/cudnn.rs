@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::backward::saved::save_forward_outputs;
+use super::backward::saved_forward::save_forward_outputs;
 use super::backward::{gradients, tensor_bytes_of_backward};
 use super::forward::fused_device_bytes;
 use super::forward::mma::FLASH_MMA_KERNEL;
@@ -341,8 +341,10 @@ mod tests {
         }
         for (d, causal) in [(64, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
-                let attention =
-                    Attention { dtype, ..super::super::tests::bf16(2, 3, 256, d, causal) };
+                let attention = Attention {
+                    dtype,
+                    ..super::super::tests::bf16_attention(2, 3, 256, d, causal)
+                };
                 // The test runs without a device: it checks that every operation, and the whole
                 // graph, is well-formed.
                 let forward =

@@ -96,7 +96,7 @@ pub struct Backward {
 /// Choice of the kernels of an attention backward, by technique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernels {
-    Mma(backward_mma::Stages),
+    Mma(backward_mma::QueryStages),
     Wgmma(backward_wgmma::BackwardBlockWork),
 }
 
@@ -116,7 +116,7 @@ impl Backward {
         let extents = Extents::new(shape, layout.rows(shape));
         let kernels = match technique {
             AttentionTechnique::FlashMma => {
-                Kernels::Mma(backward_mma::Stages::choose(device, &extents)?)
+                Kernels::Mma(backward_mma::QueryStages::choose(device, &extents)?)
             }
             AttentionTechnique::FlashWgmma => {
                 Kernels::Wgmma(backward_wgmma::BackwardBlockWork::fastest_kernels_of_device(
@@ -161,7 +161,7 @@ impl Backward {
                 if order == QueryGradientSumOrder::Fixed {
                     return Err(UnsupportedAttention::FixedOrder.into());
                 }
-                backward_mma::load(device, &extents, stages)?;
+                backward_mma::load_backward_kernels(device, &extents, stages)?;
             }
             Kernels::Wgmma(blocks) => {
                 backward_wgmma::load_backward_kernels(device, &extents, blocks)?;

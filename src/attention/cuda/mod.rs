@@ -43,7 +43,7 @@ pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForwar
 
 /// Rows of the backward ladder and the row of the library.
 pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
-    backward::LADDER.iter().chain([
+    backward::BACKWARD_LADDER.iter().chain([
         &backward::WGMMA_ROW,
         &backward::FIXED_ORDER_ROW,
         &cudnn::BACKWARD,

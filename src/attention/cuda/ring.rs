@@ -40,9 +40,9 @@ pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
 
 const MERGE_THREADS: usize = 256;
 /// Number of elements of a row that a thread merges.
-const PACKET: usize = 8;
+const ELEMENTS_PER_MERGE_THREAD: usize = 8;
 /// Number of buffers for keys and values of other GPUs: for this step and for the next one.
-const PLACES: usize = 2;
+const FETCH_BUFFERS: usize = 2;
 
 const BARRIER_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     defines: |ring| vec![format!("GPUS={}", ring.gpus)],
@@ -64,7 +64,7 @@ const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
         "attention_ring_merge",
         MERGE_THREADS,
         |ring| {
-            let packets = rows(ring) * ring.attention.d / PACKET;
+            let packets = rows(ring) * ring.attention.d / ELEMENTS_PER_MERGE_THREAD;
             [packets.div_ceil(MERGE_THREADS), 1, 1]
         },
     )
@@ -88,7 +88,7 @@ const fn queries_bytes_per_gpu(ring: &RingProblem) -> u64 {
 
 /// Number of buffers for fetched keys and values; zero on one GPU.
 fn fetched_places(ring: &RingProblem) -> usize {
-    PLACES.min(ring.gpus - 1)
+    FETCH_BUFFERS.min(ring.gpus - 1)
 }
 
 /// Bytes of memory on one GPU.
@@ -105,7 +105,7 @@ fn prepare(
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
     let on: Vec<Arc<Device>> = devices.first(ring.gpus).iter().cloned().collect();
-    let Parts { inputs, outputs, ranks } = Parts::new(ring, inputs, &on)?;
+    let RingParts { inputs, outputs, ranks } = RingParts::new(ring, inputs, &on)?;
     let barrier = (ring.gpus > 1).then(|| GpuBarrier::new(ring, devices)).transpose()?;
     devices.for_each_device(|_, device| device.synchronize())?;
     let set = devices.clone();
@@ -158,13 +158,13 @@ impl GpuBarrier {
 }
 
 /// The parts of the problem on all GPUs.
-struct Parts {
+struct RingParts {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    ranks: Vec<Rank>,
+    ranks: Vec<RingRank>,
 }
 
-impl Parts {
+impl RingParts {
     /// Uploads the tensors; rank r uses the r-th of the devices.
     fn new(ring: &RingProblem, inputs: &Tensors, on: &[Arc<Device>]) -> Result<Self, BackendError> {
         let (mut named, mut outputs, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
@@ -180,7 +180,7 @@ impl Parts {
         let mut ranks = Vec::new();
         for (rank, device) in on.iter().enumerate() {
             device.make_current()?;
-            ranks.push(Rank::new(ring, rank, device, &tensors, outputs[rank].address())?);
+            ranks.push(RingRank::new(ring, rank, device, &tensors, outputs[rank].address())?);
         }
         on[0].make_current()?;
         Ok(Self { inputs: named, outputs, ranks })
@@ -199,7 +199,7 @@ impl FetchCopies {
 }
 
 /// The part of the problem on one GPU.
-struct Rank {
+struct RingRank {
     steps: Vec<OrderedLaunches>,
     /// Copies for each step but the first.
     fetches: Vec<FetchCopies>,
@@ -209,7 +209,7 @@ struct Rank {
     _tensors: [DeviceBuffer; 3],
 }
 
-impl Rank {
+impl RingRank {
     fn new(
         ring: &RingProblem,
         rank: usize,
@@ -232,7 +232,7 @@ impl Rank {
             let [k, v] = match number {
                 0 => [own_k, own_v],
                 later => {
-                    let [k, v] = &places[(later - 1) % PLACES];
+                    let [k, v] = &places[(later - 1) % FETCH_BUFFERS];
                     let [_, from_k, from_v] = &tensors[step.keys_of];
                     let copies = [(from_k.clone(), k.clone()), (from_v.clone(), v.clone())];
                     fetches.push(FetchCopies(copies));
@@ -398,9 +398,10 @@ mod tests {
         for ring in problems().chain([RingProblem::new(1, 3, 208, 64, true, Dtype::Bf16)]) {
             let inputs = ring.inputs(9);
             let on = vec![Arc::clone(&device); ring.gpus];
-            let Parts { inputs: named, outputs, ranks } = Parts::new(&ring, &inputs, &on).unwrap();
+            let RingParts { inputs: named, outputs, ranks } =
+                RingParts::new(&ring, &inputs, &on).unwrap();
             let mut task = CudaTask::new(&device, named, outputs, move |_| {
-                ranks.iter().try_for_each(Rank::launch)
+                ranks.iter().try_for_each(RingRank::launch)
             });
             check(&mut task, &ring, &inputs);
         }

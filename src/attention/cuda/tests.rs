@@ -46,7 +46,7 @@ fn check<P: Problem>(
     verified
 }
 
-pub fn bf16(b: usize, h: usize, s: usize, d: usize, causal: bool) -> Attention {
+pub fn bf16_attention(b: usize, h: usize, s: usize, d: usize, causal: bool) -> Attention {
     Attention { b, h, h_kv: h, s, keys: s, d, causal, dtype: Dtype::Bf16, outliers: false }
 }
 
@@ -66,7 +66,7 @@ fn rows_have_distinct_names_and_decline_f32() {
             assert_eq!((row.supports)(problem), Err(reason), "{}", row.name);
         }
     }
-    let attention = Attention { dtype: Dtype::F32, ..bf16(1, 2, 100, 64, false) };
+    let attention = Attention { dtype: Dtype::F32, ..bf16_attention(1, 2, 100, 64, false) };
     row_names(forward(), &AttentionForward { attention });
     row_names(backward(), &AttentionBackward { attention });
     let shape = components::ComponentShape { b: 1, h: 2, s: 100, d: 64, dtype: Dtype::F32 };
@@ -78,7 +78,7 @@ fn rows_have_distinct_names_and_decline_f32() {
 #[test]
 fn long_sequences_leave_the_rungs_that_hold_scores() {
     let running = |s| {
-        let problem = AttentionForward { attention: bf16(16_384 / s, 16, s, 128, false) };
+        let problem = AttentionForward { attention: bf16_attention(16_384 / s, 16, s, 128, false) };
         forward()
             .filter(|row| (row.supports)(&problem).is_ok())
             .map(|row| row.name)
@@ -108,7 +108,7 @@ fn declared_memory_is_what_the_shapes_say() {
         device_bytes(problem)
     }
     // Six heads of 100 rows of 128 elements; steps of 64 queries pad the rows to 128.
-    let attention = bf16(2, 3, 100, 128, true);
+    let attention = bf16_attention(2, 3, 100, 128, true);
     let (vectors, pairs, rows, padded) = (6 * 100 * 128 * 2, 6 * 100 * 100, 6 * 100, 6 * 128);
     assert_eq!(
         declared(forward(), "cuda/naive", &AttentionForward { attention }),
@@ -161,7 +161,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
             for (dtype, outliers) in
                 [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true)]
             {
-                let attention = Attention { dtype, outliers, ..bf16(2, 3, s, d, causal) };
+                let attention = Attention { dtype, outliers, ..bf16_attention(2, 3, s, d, causal) };
                 let name = format!("{attention:?}");
                 assert_eq!(
                     check(
@@ -200,7 +200,7 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
     for (h, s) in few.into_iter().chain(many) {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
-                let attention = Attention { dtype, ..bf16(2, h, s, d, causal) };
+                let attention = Attention { dtype, ..bf16_attention(2, h, s, d, causal) };
                 let name = format!("{attention:?}");
                 let selected = |row: &str| row == "cuda/flash_wgmma";
                 let problem = AttentionForward { attention };
@@ -239,7 +239,8 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let causal = causal && keys >= s;
-                let attention = Attention { h_kv, keys, dtype, ..bf16(2, h, s, d, causal) };
+                let attention =
+                    Attention { h_kv, keys, dtype, ..bf16_attention(2, h, s, d, causal) };
                 let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
                 assert_eq!(
                     check(forward(), |row| row != LIBRARY_ROW, &problem, &device, &name),
@@ -258,7 +259,7 @@ fn gradients_of_grouped_heads_agree_with_the_reference() {
     for (h, h_kv, s) in [(8, 1, 1), (6, 2, 63), (8, 2, 129), (6, 3, 1000)] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
-                let attention = Attention { h_kv, dtype, ..bf16(2, h, s, d, causal) };
+                let attention = Attention { h_kv, dtype, ..bf16_attention(2, h, s, d, causal) };
                 let (problem, name) = (AttentionBackward { attention }, format!("{attention:?}"));
                 assert_eq!(check(backward(), |_| true, &problem, &device, &name), expected);
             }
@@ -272,7 +273,8 @@ fn fp8_agrees_with_the_reference_of_what_was_rounded() {
     let expected = usize::from(device.facts().arch == "sm_90a");
     for (h, s) in [(3, 1), (3, 63), (3, 97), (3, 193), (150, 321), (5, 1000), (1, 8191)] {
         for (causal, outliers) in [(false, false), (true, false), (false, true)] {
-            let attention = Attention { dtype: Dtype::Fp8, outliers, ..bf16(2, h, s, 128, causal) };
+            let attention =
+                Attention { dtype: Dtype::Fp8, outliers, ..bf16_attention(2, h, s, 128, causal) };
             let problem = AttentionForward { attention };
             let name = format!("{attention:?}");
             assert_eq!(check(forward(), |_| true, &problem, &device, &name), expected);
@@ -285,7 +287,7 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
     let Some((device, _alone)) = gpu() else { return };
     let mut verified = 0;
     for (s, keys) in [(1, 512), (128, 256), (256, 256)] {
-        let attention = Attention { h_kv: 2, keys, ..bf16(2, 8, s, 128, false) };
+        let attention = Attention { h_kv: 2, keys, ..bf16_attention(2, 8, s, 128, false) };
         let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
         verified += check(forward(), |row| row == LIBRARY_ROW, &problem, &device, &name);
     }
@@ -296,7 +298,7 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
             (128, false, Dtype::F16),
             (128, true, Dtype::Bf16),
         ] {
-            let attention = Attention { dtype, ..bf16(2, 3, s, d, causal) };
+            let attention = Attention { dtype, ..bf16_attention(2, 3, s, d, causal) };
             let name = format!("{attention:?}");
             verified += check(
                 forward(),
@@ -406,7 +408,7 @@ fn every_rung_passes_flash_attentions_gate() {
         (300, 64, true, true),
         (64, 128, false, true),
     ] {
-        let attention = Attention { outliers, ..bf16(1, 4, s, d, causal) };
+        let attention = Attention { outliers, ..bf16_attention(1, 4, s, d, causal) };
         check_error_gate(forward(), &AttentionForward { attention }, 2.0, &device);
         check_error_gate(backward(), &AttentionBackward { attention }, 3.0, &device);
     }
@@ -446,7 +448,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
     /// Rows that add to grad_q in the order in which blocks reach it.
     const ATOMIC_ROWS: [&str; 2] = ["cuda/flash_mma", "cuda/flash_wgmma"];
     let Some((device, _alone)) = gpu() else { return };
-    let attention = bf16(1, 16, 1000, 128, false);
+    let attention = bf16_attention(1, 16, 1000, 128, false);
     let fp8 = Attention { dtype: Dtype::Fp8, ..attention };
     let forward = [attention, fp8].into_iter().flat_map(|attention| {
         let problem = AttentionForward { attention };
@@ -505,7 +507,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
         }
     }
     let Some((device, _alone)) = gpu() else { return };
-    let attention = bf16(16, 16, 1024, 128, false);
+    let attention = bf16_attention(16, 16, 1024, 128, false);
     used_rows(forward(), &AttentionForward { attention }, &device);
     used_rows(backward(), &AttentionBackward { attention }, &device);
 }

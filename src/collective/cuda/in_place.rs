@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::sums::MAX_WAITING_BLOCKS;
-use super::two_shot::{FLAG_BYTES, PACKET, TWO_SHOT_KERNEL, part};
+use super::two_shot::{FLAG_BYTES, PACKET_BYTES, TWO_SHOT_KERNEL, part};
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::program::{EnqueueFunction, ForeignLaunchSite};
@@ -15,16 +15,16 @@ use kernelgate_cuda::{DeviceBuffer, KernelArgument, KernelSpec};
 /// Number of blocks of a sum that runs concurrently with other work: they wait for their peers on
 /// multiprocessors that other kernels use too. A training step of ResNet-18 for 64 images takes 481
 /// µs with 8 blocks, 485 with 16, 491 with 32 and 510 with 128 (two H100).
-const BLOCKS: usize = 8;
+const CONCURRENT_BLOCKS: usize = 8;
 
 /// Build of the kernel of `two_shot` with fewer blocks.
 const TWO_SHOT_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpec {
-    blocks: |problem| [part(problem).div_ceil(512).clamp(1, BLOCKS), 1, 1],
+    blocks: |problem| [part(problem).div_ceil(512).clamp(1, CONCURRENT_BLOCKS), 1, 1],
     ..TWO_SHOT_KERNEL
 };
 
 /// Buffers of one GPU (one rank) for the sum in place.
-struct Rank {
+struct RankBuffers {
     summed: u64,
     flags: DeviceBuffer,
     /// Tables of the addresses of all GPUs: of their summed memory, and of their flags.
@@ -34,7 +34,7 @@ struct Rank {
 /// A sum over GPUs that overwrites its input.
 pub struct InPlaceSum {
     problem: ExchangeProblem,
-    ranks: RefCell<Vec<Rank>>,
+    ranks: RefCell<Vec<RankBuffers>>,
 }
 
 impl InPlaceSum {
@@ -48,7 +48,7 @@ impl InPlaceSum {
 
     /// Size of the buffer for a message of `bytes` bytes, rounded up to whole packets for each GPU.
     pub const fn rounded(gpus: usize, bytes: usize) -> usize {
-        bytes.next_multiple_of(PACKET * gpus)
+        bytes.next_multiple_of(PACKET_BYTES * gpus)
     }
 
     /// Step of the next GPU, over the message at the given address. The GPUs must call this in the
@@ -68,7 +68,7 @@ impl InPlaceSum {
             // The launch with the number 0 waits for no peer.
             let epochs = at.device.upload(&[0xff; 4 * MAX_WAITING_BLOCKS])?;
             let [memory, peers] = tables.clone();
-            sum.ranks.borrow_mut().push(Rank { summed, flags, tables });
+            sum.ranks.borrow_mut().push(RankBuffers { summed, flags, tables });
             Ok(Box::new(move || {
                 // Peers write flags into the memory of all ranks, so it must stay allocated.
                 let _kept = &sum;
@@ -92,7 +92,7 @@ impl InPlaceSum {
         let ranks = self.ranks.borrow();
         let summed: Vec<u64> = ranks.iter().map(|rank| rank.summed).collect();
         let flags: Vec<u64> = ranks.iter().map(|rank| rank.flags.address()).collect();
-        for Rank { tables: [memory, peers], .. } in ranks.iter() {
+        for RankBuffers { tables: [memory, peers], .. } in ranks.iter() {
             memory.overwrite_from_host(bytemuck::cast_slice(&summed))?;
             peers.overwrite_from_host(bytemuck::cast_slice(&flags))?;
         }

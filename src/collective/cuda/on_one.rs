@@ -24,7 +24,7 @@ fn upload_messages(device: &Device, inputs: &Tensors) -> [DeviceBuffer; 2] {
     [0, 1].map(|rank| device.upload(inputs.tensor(INPUT_NAMES[rank]).as_bytes()).unwrap())
 }
 
-fn table(device: &Device, addresses: [u64; 2]) -> DeviceBuffer {
+fn address_table(device: &Device, addresses: [u64; 2]) -> DeviceBuffer {
     device.upload(bytemuck::cast_slice(&addresses)).unwrap()
 }
 
@@ -68,7 +68,7 @@ fn one_shot_sums_packets_that_are_there() {
             let output = device.allocate(problem.bytes()).unwrap();
             let epochs = device.upload(&[0; 4 * MAX_WAITING_BLOCKS]).unwrap();
             let kernel = ONE_SHOT_KERNEL.load(&device, &problem).unwrap();
-            let staged = table(&device, [staging.address(); 2]);
+            let staged = address_table(&device, [staging.address(); 2]);
             let arguments = [
                 (&messages[rank]).into(),
                 (&output).into(),
@@ -92,12 +92,12 @@ fn two_shot_sums_parts_where_no_flag_is_missing() {
         let messages = upload_messages(&device, &inputs);
         let outputs = [0, 1].map(|_| device.allocate(problem.bytes()).unwrap());
         let [x, y] = [&messages, &outputs]
-            .map(|buffers| table(&device, [buffers[0].address(), buffers[1].address()]));
+            .map(|buffers| address_table(&device, [buffers[0].address(), buffers[1].address()]));
         let kernel = TWO_SHOT_KERNEL.load(&device, &problem).unwrap();
         for rank in [0, 1] {
             let flags = vec![1u32; FLAG_BYTES / 4 * problem.gpus];
             let flags = device.upload(bytemuck::cast_slice(&flags)).unwrap();
-            let flag_table = table(&device, [flags.address(); 2]);
+            let flag_table = address_table(&device, [flags.address(); 2]);
             let epochs = device.upload(&[0; 4 * MAX_WAITING_BLOCKS]).unwrap();
             let arguments = [
                 (&x).into(),

@@ -14,8 +14,8 @@ pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[ONE_SHOT_KERNEL];
 
 const THREADS: usize = 256;
 /// Bytes of the message in a packet.
-const PACKET_PAYLOAD_AND_BYTES: usize = 8;
-const PACKET: usize = 16;
+const PACKET_PAYLOAD_BYTES: usize = 8;
+const PACKET_BYTES: usize = 16;
 /// Maximum number of bytes of a message.
 const MOST_BYTES: usize = 1 << 20;
 
@@ -36,12 +36,12 @@ pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
 
 /// Number of packets of a message.
 pub const fn packets_of_message(problem: &ExchangeProblem) -> usize {
-    problem.bytes() / PACKET_PAYLOAD_AND_BYTES
+    problem.bytes() / PACKET_PAYLOAD_BYTES
 }
 
 /// Bytes of both halves of the buffer for the packets of every GPU.
 const fn staging_bytes(problem: &ExchangeProblem) -> usize {
-    2 * problem.gpus * packets_of_message(problem) * PACKET
+    2 * problem.gpus * packets_of_message(problem) * PACKET_BYTES
 }
 
 /// Bytes of device memory that the exchange needs on one GPU.
@@ -54,8 +54,8 @@ pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     if problem.bytes() > MOST_BYTES {
         return Err(format!("sums messages of at most {MOST_BYTES} bytes"));
     }
-    if !problem.bytes().is_multiple_of(PACKET_PAYLOAD_AND_BYTES) {
-        return Err(format!("sums messages of a multiple of {PACKET_PAYLOAD_AND_BYTES} bytes"));
+    if !problem.bytes().is_multiple_of(PACKET_PAYLOAD_BYTES) {
+        return Err(format!("sums messages of a multiple of {PACKET_PAYLOAD_BYTES} bytes"));
     }
     Ok(())
 }

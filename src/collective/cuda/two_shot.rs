@@ -15,7 +15,7 @@ pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[TWO_SHOT_KERNEL];
 
 const THREADS: usize = 512;
 /// Number of bytes in a packet.
-pub const PACKET: usize = 16;
+pub const PACKET_BYTES: usize = 16;
 const PACKETS_AT_ONCE: usize = 2;
 /// Bytes of the flags of one GPU.
 pub const FLAG_BYTES: usize = 4 * 2 * MAX_WAITING_BLOCKS;
@@ -38,12 +38,12 @@ pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
 
 /// Number of packets that one GPU sums in the two-step sum.
 pub const fn part(problem: &ExchangeProblem) -> usize {
-    problem.bytes() / (PACKET * problem.gpus)
+    problem.bytes() / (PACKET_BYTES * problem.gpus)
 }
 
 /// Checks that messages have whole packets for each GPU.
 pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
-    let unit = PACKET * problem.gpus;
+    let unit = PACKET_BYTES * problem.gpus;
     match problem.bytes().is_multiple_of(unit) {
         true => Ok(()),
         false => Err(format!("sums messages of a multiple of {unit} bytes")),

@@ -16,7 +16,7 @@ use kernelgate::backend::cpu::threads;
 use kernelgate::workload::Tensors;
 
 /// Minimum number of rows of a norm for one task.
-const ROWS: usize = 8;
+const NORM_ROWS_PER_TASK: usize = 8;
 
 /// The two branches of a layer, attention and feed-forward. The value is the index of the branch's
 /// style.
@@ -98,7 +98,7 @@ impl CpuExpert {
         for (row, &t) in self.embedding.chunks_mut(width).zip(times) {
             embed(row, t);
         }
-        linear(
+        linear_layer(
             &mut self.hidden,
             &self.embedding,
             n,
@@ -106,8 +106,15 @@ impl CpuExpert {
             ["time_in", "time_in_bias"],
             silu_biased,
         );
-        linear(&mut self.cond, &self.hidden, n, inputs, ["time_out", "time_out_bias"], silu_biased);
-        let cond = view(&self.cond, n);
+        linear_layer(
+            &mut self.cond,
+            &self.hidden,
+            n,
+            inputs,
+            ["time_out", "time_out_bias"],
+            silu_biased,
+        );
+        let cond = matrix_of_rows(&self.cond, n);
         let depth = self.shape.model.depth;
         parallel::for_each_chunk(&mut self.styles, n * 3 * width, &|site, styles| {
             let (name, bias, layer) = match (site / 2 < depth, site % 2) {
@@ -130,18 +137,18 @@ impl CpuExpert {
     /// Computes the velocity `v [S, 32]` of actions `x [S, 32]` at time number `time`.
     pub fn velocity(&mut self, time: usize, x: &[f32], v: &mut [f32]) {
         let (depth, s) = (self.shape.model.depth, self.shape.s);
-        linear(&mut self.h, x, s, &self.inputs, ["action_in", "action_in_bias"], add);
+        linear_layer(&mut self.h, x, s, &self.inputs, ["action_in", "action_in_bias"], add);
         for layer in 0..depth {
             self.norm(2 * layer, time);
             self.project_queries_keys_values(layer);
             self.attend(layer);
-            self.close(LayerBranch::Attention, layer, time);
+            self.add_branch_to_residual(LayerBranch::Attention, layer, time);
             self.norm(2 * layer + 1, time);
             self.gate_and_up_projections(layer);
-            self.close(LayerBranch::FeedForward, layer, time);
+            self.add_branch_to_residual(LayerBranch::FeedForward, layer, time);
         }
         self.norm(2 * depth, time);
-        linear(v, &self.y, s, &self.inputs, ["action_out", "action_out_bias"], add);
+        linear_layer(v, &self.y, s, &self.inputs, ["action_out", "action_out_bias"], add);
     }
 
     /// Computes `y = adaRMS(h)` with style number `site`.
@@ -155,18 +162,19 @@ impl CpuExpert {
             width,
         ));
         let h = &self.h;
-        parallel::for_each_chunk(&mut self.y, ROWS * width, &|piece, y| {
-            let rows = y.chunks_mut(width).zip(h[piece * ROWS * width..].chunks(width));
+        parallel::for_each_chunk(&mut self.y, NORM_ROWS_PER_TASK * width, &|piece, y| {
+            let rows =
+                y.chunks_mut(width).zip(h[piece * NORM_ROWS_PER_TASK * width..].chunks(width));
             rows.for_each(|(y, h)| Arch::new().dispatch(|| ada_rms(y, h, &style)));
         });
     }
 
     /// Computes `q, k, v = y·W` in one parallel region and rotates k.
     fn project_queries_keys_values(&mut self, layer: usize) {
-        let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
+        let (inputs, s, y) = (&*self.inputs, self.shape.s, matrix_of_rows(&self.y, self.shape.s));
         let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
         let [q, k, v] = outputs.map(|(name, output)| {
-            blocks(mutable_matrix_rows(output, s), weights(inputs, name, layer))
+            column_blocks(mutable_matrix_rows(output, s), weights(inputs, name, layer))
         });
         parallel::for_each_task(q.chain(k).chain(v).collect(), &|_, (output, w)| {
             multiply_f32(output, Accum::Replace, y, w, 1.0);
@@ -188,7 +196,8 @@ impl CpuExpert {
             MatRef::from_row_major_slice(rows, p, head_dim)
         };
         let (k_prefix, v_prefix) = (cached("k_cache").transpose(), cached("v_cache"));
-        let (k_suffix, v_suffix) = (view(&self.k, s).transpose(), view(&self.v, s));
+        let (k_suffix, v_suffix) =
+            (matrix_of_rows(&self.k, s).transpose(), matrix_of_rows(&self.v, s));
         let scale = 1.0 / (head_dim as f32).sqrt();
         let (cos, sin) = (&self.cos, &self.sin);
 
@@ -210,8 +219,8 @@ impl CpuExpert {
                 }
             });
             let (prefix, suffix) = mutable_matrix_rows(scores, rows).split_at_col_mut(p);
-            multiply_f32(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
-            multiply_f32(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
+            multiply_f32(prefix, Accum::Replace, matrix_of_rows(q, rows), k_prefix, scale);
+            multiply_f32(suffix, Accum::Replace, matrix_of_rows(q, rows), k_suffix, scale);
             // The division by the sum is applied to the 256 outputs of a row, not to its thousand
             // scores.
             Arch::new().dispatch(|| {
@@ -219,7 +228,7 @@ impl CpuExpert {
                     *inverse_sum = softmax_unscaled(row);
                 }
             });
-            let (prefix, suffix) = view(scores, rows).split_at_col(p);
+            let (prefix, suffix) = matrix_of_rows(scores, rows).split_at_col(p);
             multiply_f32(
                 mutable_matrix_rows(attended, rows),
                 Accum::Replace,
@@ -237,13 +246,16 @@ impl CpuExpert {
 
     /// Computes `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
     fn gate_and_up_projections(&mut self, layer: usize) {
-        let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
-        let gate =
-            blocks(mutable_matrix_rows(&mut self.gate, s), weights(inputs, "gate_proj", layer));
-        let up = blocks(mutable_matrix_rows(&mut self.up, s), weights(inputs, "up_proj", layer));
+        let (inputs, s, y) = (&*self.inputs, self.shape.s, matrix_of_rows(&self.y, self.shape.s));
+        let gate = column_blocks(
+            mutable_matrix_rows(&mut self.gate, s),
+            weights(inputs, "gate_proj", layer),
+        );
+        let up =
+            column_blocks(mutable_matrix_rows(&mut self.up, s), weights(inputs, "up_proj", layer));
         parallel::for_each_task(
             gate.zip(up).collect(),
-            &|_, ((mut gate, gate_w), (mut up, up_w)): (Block, Block)| {
+            &|_, ((mut gate, gate_w), (mut up, up_w)): (ColumnBlock, ColumnBlock)| {
                 multiply_f32(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
                 multiply_f32(up.as_mut(), Accum::Replace, y, up_w, 1.0);
                 Arch::new().dispatch(|| {
@@ -260,7 +272,7 @@ impl CpuExpert {
 
     /// Adds a branch to the residual stream, `h += gate·(branch·W)`, with the gate of the branch's
     /// style.
-    fn close(&mut self, branch: LayerBranch, layer: usize, time: usize) {
+    fn add_branch_to_residual(&mut self, branch: LayerBranch, layer: usize, time: usize) {
         let (s, width) = (self.shape.s, self.shape.model.width);
         let style = CpuStyle::style_from_row(style_row_of_site(
             &self.styles,
@@ -273,20 +285,27 @@ impl CpuExpert {
             LayerBranch::Attention => ("o_proj", &self.attended),
             LayerBranch::FeedForward => ("down_proj", &self.gate),
         };
-        let input = view(input, s);
+        let input = matrix_of_rows(input, s);
         let w = weights(&self.inputs, name, layer);
         let block = columns_per_task_block(width);
-        let h = columns(mutable_matrix_rows(&mut self.h, s), block);
-        let tasks = blocks(mutable_matrix_rows(&mut self.y, s), w).zip(h).collect();
-        parallel::for_each_task(tasks, &|number, ((mut y, w), mut h): (Block, MatMut<f32>)| {
-            multiply_f32(y.as_mut(), Accum::Replace, input, w, 1.0);
-            let gate = &style.gate[number * block..][..y.ncols()];
-            Arch::new().dispatch(|| {
-                (0..s).for_each(|row| {
-                    add_gated(mutable_block_row(&mut h, row), gate, mutable_block_row(&mut y, row))
-                })
-            });
-        });
+        let h = blocks_of_columns(mutable_matrix_rows(&mut self.h, s), block);
+        let tasks = column_blocks(mutable_matrix_rows(&mut self.y, s), w).zip(h).collect();
+        parallel::for_each_task(
+            tasks,
+            &|number, ((mut y, w), mut h): (ColumnBlock, MatMut<f32>)| {
+                multiply_f32(y.as_mut(), Accum::Replace, input, w, 1.0);
+                let gate = &style.gate[number * block..][..y.ncols()];
+                Arch::new().dispatch(|| {
+                    (0..s).for_each(|row| {
+                        add_gated(
+                            mutable_block_row(&mut h, row),
+                            gate,
+                            mutable_block_row(&mut y, row),
+                        )
+                    })
+                });
+            },
+        );
     }
 }
 
@@ -314,7 +333,7 @@ fn style_row_of_site(
 }
 
 /// Computes `y = finish(x·W, bias)` over `rows` rows; `finish` receives pieces of rows.
-fn linear(
+fn linear_layer(
     y: &mut [f32],
     x: &[f32],
     rows: usize,
@@ -324,9 +343,9 @@ fn linear(
 ) {
     let (w, bias) = (weights(inputs, w, 0), inputs.f32(bias));
     let bias = bias.chunks(columns_per_task_block(bias.len()));
-    let tasks = blocks(mutable_matrix_rows(y, rows), w).zip(bias).collect();
-    parallel::for_each_task(tasks, &|_, ((mut y, w), bias): (Block, &[f32])| {
-        multiply_f32(y.as_mut(), Accum::Replace, view(x, rows), w, 1.0);
+    let tasks = column_blocks(mutable_matrix_rows(y, rows), w).zip(bias).collect();
+    parallel::for_each_task(tasks, &|_, ((mut y, w), bias): (ColumnBlock, &[f32])| {
+        multiply_f32(y.as_mut(), Accum::Replace, matrix_of_rows(x, rows), w, 1.0);
         Arch::new()
             .dispatch(|| (0..rows).for_each(|row| finish(mutable_block_row(&mut y, row), bias)));
     });
@@ -352,15 +371,15 @@ fn columns_per_task_block(columns: usize) -> usize {
 }
 
 /// Columns of an output, and the weight columns from which they are computed.
-type Block<'a> = (MatMut<'a, f32>, MatRef<'a, f32>);
+type ColumnBlock<'a> = (MatMut<'a, f32>, MatRef<'a, f32>);
 
 /// Splits an output into column blocks, each with its weight columns.
-fn blocks<'a>(
+fn column_blocks<'a>(
     output: MatMut<'a, f32>,
     weights: MatRef<'a, f32>,
-) -> impl Iterator<Item = Block<'a>> {
+) -> impl Iterator<Item = ColumnBlock<'a>> {
     let width = columns_per_task_block(weights.ncols());
-    columns(output, width).scan(0, move |from, output| {
+    blocks_of_columns(output, width).scan(0, move |from, output| {
         let weights = weights.subcols(*from, output.ncols());
         *from += output.ncols();
         Some((output, weights))
@@ -368,7 +387,10 @@ fn blocks<'a>(
 }
 
 /// Splits a matrix into blocks of `width` columns; the last block may be narrower.
-fn columns(matrix: MatMut<'_, f32>, width: usize) -> impl Iterator<Item = MatMut<'_, f32>> {
+fn blocks_of_columns(
+    matrix: MatMut<'_, f32>,
+    width: usize,
+) -> impl Iterator<Item = MatMut<'_, f32>> {
     let mut rest = Some(matrix).filter(|matrix| matrix.ncols() > 0);
     std::iter::from_fn(move || {
         let matrix = rest.take()?;
@@ -382,7 +404,7 @@ fn columns(matrix: MatMut<'_, f32>, width: usize) -> impl Iterator<Item = MatMut
 }
 
 /// Views a slice as a row-major matrix of `rows` rows.
-fn view(values: &[f32], rows: usize) -> MatRef<'_, f32> {
+fn matrix_of_rows(values: &[f32], rows: usize) -> MatRef<'_, f32> {
     MatRef::from_row_major_slice(values, rows, values.len() / rows)
 }
 

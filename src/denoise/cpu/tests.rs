@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::element::{CpuStyle, ada_rms, rope, softmax_unscaled};
 use super::*;
-use crate::denoise::model::{Model, TINY};
+use crate::denoise::model::{Model, TINY_MODEL};
 use crate::denoise::reference;
 use kernelgate::backend::Executable;
 use kernelgate::verify::{OutputComparison, compare, verify};
@@ -39,12 +39,12 @@ fn check<P: Problem>(
 #[test]
 fn steps_are_those_of_the_reference() {
     for (model, s, p) in [
-        (TINY, 1, 1),
-        (TINY, 7, 13),
-        (TINY, 50, 968),
-        (TINY, 1, 968),
-        (TINY, 50, 1),
-        (TINY, 3, 0),
+        (TINY_MODEL, 1, 1),
+        (TINY_MODEL, 7, 13),
+        (TINY_MODEL, 50, 968),
+        (TINY_MODEL, 1, 968),
+        (TINY_MODEL, 50, 1),
+        (TINY_MODEL, 3, 0),
         (ODD, 7, 13),
         (ODD, 33, 130),
     ] {
@@ -62,9 +62,13 @@ fn steps_are_those_of_the_reference() {
 
 #[test]
 fn loops_are_those_of_the_reference() {
-    for (model, s, p, steps) in
-        [(TINY, 1, 1, 1), (TINY, 7, 13, 3), (TINY, 50, 968, 10), (TINY, 3, 0, 2), (ODD, 7, 13, 10)]
-    {
+    for (model, s, p, steps) in [
+        (TINY_MODEL, 1, 1, 1),
+        (TINY_MODEL, 7, 13, 3),
+        (TINY_MODEL, 50, 968, 10),
+        (TINY_MODEL, 3, 0, 2),
+        (ODD, 7, 13, 10),
+    ] {
         let problem = DenoiseLoop { expert: shape(model, s, p), steps };
         let comparison = check(&LOOP[0], &problem, problem.inputs(1));
         assert!(
@@ -77,7 +81,7 @@ fn loops_are_those_of_the_reference() {
 
 #[test]
 fn a_second_launch_gives_the_same_bits() {
-    let problem = DenoiseLoop { expert: shape(TINY, 7, 13), steps: 3 };
+    let problem = DenoiseLoop { expert: shape(TINY_MODEL, 7, 13), steps: 3 };
     let mut task = task(&LOOP[0], &problem, &Arc::new(problem.inputs(1)));
     let mut launch = || {
         task.poison_outputs().unwrap();
@@ -89,7 +93,7 @@ fn a_second_launch_gives_the_same_bits() {
 
 #[test]
 fn a_loop_without_velocity_returns_the_noise() {
-    let problem = DenoiseLoop { expert: shape(TINY, 7, 13), steps: 10 };
+    let problem = DenoiseLoop { expert: shape(TINY_MODEL, 7, 13), steps: 10 };
     let mut inputs = problem.inputs(1);
     inputs.f32_mut("action_out").fill(0.0);
     inputs.f32_mut("action_out_bias").fill(0.0);
@@ -101,7 +105,7 @@ fn a_loop_without_velocity_returns_the_noise() {
 
 #[test]
 fn not_a_number_in_a_weight_reaches_the_output() {
-    let problem = DenoiseStep { expert: shape(TINY, 2, 3) };
+    let problem = DenoiseStep { expert: shape(TINY_MODEL, 2, 3) };
     for name in ["k_cache", "gate_proj", "style1_bias", "time_in"] {
         let mut inputs = problem.inputs(1);
         inputs.f32_mut(name)[0] = f32::NAN;
@@ -113,7 +117,7 @@ fn not_a_number_in_a_weight_reaches_the_output() {
 
 #[test]
 fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses() {
-    let bf16 = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY, 7, 13) };
+    let bf16 = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 7, 13) };
     let expert = ExpertShape { weights: WeightFormat::Fp8, ..bf16 };
     let step = DenoiseStep { expert };
     assert!(check(&STEP[0], &step, step.inputs(1)).errors.relative_l2 < 2e-6);
@@ -134,7 +138,7 @@ fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses()
 
 #[test]
 fn bf16_is_refused() {
-    let expert = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY, 1, 1) };
+    let expert = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 1, 1) };
     assert_eq!((STEP[0].supports)(&DenoiseStep { expert }), Err("computes f32 only".to_owned()));
     assert_eq!(
         (LOOP[0].supports)(&DenoiseLoop { expert, steps: 1 }),

@@ -2,11 +2,11 @@
 //! before the first step.
 
 use super::pack::{
-    DOWN_K_SPLIT, GATE_UP_K_SPLIT, LINEAR_K_SPLIT, OUT_K_SPLIT, PackedMatrix, QKV_K_SPLIT, TILE,
-    packings_of_model,
+    DOWN_K_SPLIT, GATE_UP_K_SPLIT, LINEAR_K_SPLIT, OUT_K_SPLIT, PackedMatrix, QKV_K_SPLIT,
+    TILE_COLUMNS, packings_of_model,
 };
-use super::per_op::{ANGLES_KERNEL, EMBED, embed_blocks};
-use super::row::{Items, THREADS, a_row_a_block, model_kernel, with_model};
+use super::per_op::{ANGLES_KERNEL, EMBED_KERNEL, embed_blocks};
+use super::row::{LaunchItems, THREADS, a_row_a_block, model_kernel, with_model};
 use super::run::ExpertRun;
 use super::writer::{ExpertWriter, NamedRegion};
 use crate::denoise::model::Model;
@@ -17,7 +17,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Kernels of the fused rung.
-pub const KERNELS: &[KernelSpec<Items>] = &[
+pub const KERNELS: &[KernelSpec<LaunchItems>] = &[
     QKV,
     OUT,
     GATE_UP_PROJECTION,
@@ -34,7 +34,7 @@ const TILE_ROWS: usize = 64;
 
 /// GEMM kernel: each cluster computes a tile of 64 rows by 64 columns, with k split among its
 /// blocks.
-const QKV: KernelSpec<Items> = KernelSpec {
+const QKV: KernelSpec<LaunchItems> = KernelSpec {
     constants: projection_constants,
     shared_bytes: |items| gemm_shared_bytes(items.model.width, QKV_K_SPLIT),
     cluster: Some(QKV_K_SPLIT),
@@ -43,21 +43,21 @@ const QKV: KernelSpec<Items> = KernelSpec {
         tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_K_SPLIT)
     })
 };
-const OUT: KernelSpec<Items> = KernelSpec {
+const OUT: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_fused_project_out",
     blocks: |items| tiles(items, items.model.width, OUT_K_SPLIT),
     shared_bytes: |items| gemm_shared_bytes(items.model.heads * items.model.head_dim, OUT_K_SPLIT),
     cluster: Some(OUT_K_SPLIT),
     ..QKV
 };
-const GATE_UP_PROJECTION: KernelSpec<Items> = KernelSpec {
+const GATE_UP_PROJECTION: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_fused_project_gate_up",
     blocks: |items| tiles(items, 2 * items.model.mlp, GATE_UP_K_SPLIT),
     shared_bytes: |items| gemm_shared_bytes(items.model.width, GATE_UP_K_SPLIT),
     cluster: Some(GATE_UP_K_SPLIT),
     ..QKV
 };
-const DOWN_PROJECTION: KernelSpec<Items> = KernelSpec {
+const DOWN_PROJECTION: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_fused_project_down",
     blocks: |items| tiles(items, items.model.width, DOWN_K_SPLIT),
     shared_bytes: |items| gemm_shared_bytes(items.model.mlp, DOWN_K_SPLIT),
@@ -66,25 +66,25 @@ const DOWN_PROJECTION: KernelSpec<Items> = KernelSpec {
 };
 
 /// Launches before the loop, which do not depend on the actions.
-const TIME_EMBEDDING_KERNELS: KernelSpec<Items> = KernelSpec {
+const TIME_EMBEDDING_KERNELS: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_fused_project_time",
     blocks: |items| tiles(items, items.model.width, LINEAR_K_SPLIT),
     shared_bytes: |items| gemm_shared_bytes(items.model.width, LINEAR_K_SPLIT),
     cluster: Some(LINEAR_K_SPLIT),
     ..QKV
 };
-const STYLE_PROJECTION: KernelSpec<Items> = KernelSpec {
+const STYLE_PROJECTION: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_fused_project_style",
     blocks: |items| tiles(items, 3 * items.model.width, LINEAR_K_SPLIT),
     ..TIME_EMBEDDING_KERNELS
 };
 
-fn projection_constants(items: &Items) -> Vec<(&'static str, usize)> {
+fn projection_constants(items: &LaunchItems) -> Vec<(&'static str, usize)> {
     let Model { width, mlp, heads, head_dim, .. } = items.model;
     let own = [
         ("THREADS", THREADS),
         ("TILE_ROWS", TILE_ROWS),
-        ("TILE_COLUMNS", TILE),
+        ("TILE_COLUMNS", TILE_COLUMNS),
         ("QKV_SPLIT", QKV_K_SPLIT),
         ("OUT_SPLIT", OUT_K_SPLIT),
         ("GATE_UP_SPLIT", GATE_UP_K_SPLIT),
@@ -99,23 +99,23 @@ fn projection_constants(items: &Items) -> Vec<(&'static str, usize)> {
     with_model(items, &own)
 }
 
-fn tiles(items: &Items, columns: usize, split: usize) -> [usize; 3] {
-    [columns / TILE * split, items.items.div_ceil(TILE_ROWS), items.layers]
+fn tiles(items: &LaunchItems, columns: usize, split: usize) -> [usize; 3] {
+    [columns / TILE_COLUMNS * split, items.items.div_ceil(TILE_ROWS), items.layers]
 }
 
 /// Shared memory of a GEMM block: up to four panels of x, the block's slice of the weights, and the
 /// parts that the cluster sends.
 const fn gemm_shared_bytes(depth: usize, split: usize) -> usize {
     let slice = (depth / 16).div_ceil(split) * 16;
-    let group = if slice < TILE { slice } else { TILE };
+    let group = if slice < TILE_COLUMNS { slice } else { TILE_COLUMNS };
     let panels = if slice / group < 4 { slice / group } else { 4 };
-    panels * TILE_ROWS * TILE * 2 + slice * TILE * 2 + TILE_ROWS * TILE * 4
+    panels * TILE_ROWS * TILE_COLUMNS * 2 + slice * TILE_COLUMNS * 2 + TILE_ROWS * TILE_COLUMNS * 4
 }
 
 /// Number of blocks in an attention cluster, which share [`QUERY_ROWS_PER_CLUSTER`] query rows.
 const BLOCKS_PER_ATTENTION_CLUSTER: usize = 8;
 const QUERY_ROWS_PER_CLUSTER: usize = 32;
-const ATTENTION_KERNEL: KernelSpec<Items> = KernelSpec {
+const ATTENTION_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     constants: |items| {
         let shared = ("SHARED_BYTES", attention_shared_bytes(items));
         with_model(
@@ -142,20 +142,21 @@ const ATTENTION_KERNEL: KernelSpec<Items> = KernelSpec {
 
 /// Shared memory of attention: rows of q, of 128 keys and values, each of at least 128 bytes; the
 /// probabilities.
-fn attention_shared_bytes(items: &Items) -> usize {
+fn attention_shared_bytes(items: &LaunchItems) -> usize {
     let row_bytes = (2 * items.model.head_dim).max(128);
     (QUERY_ROWS_PER_CLUSTER + 2 * 128) * row_bytes + QUERY_ROWS_PER_CLUSTER * 128 * 2
 }
 
-const BEGIN_KERNEL: KernelSpec<Items> =
+const BEGIN_KERNEL: KernelSpec<LaunchItems> =
     model_kernel("denoise/fused_rows", "denoise_fused_rows_begin", a_row_a_block);
-const END: KernelSpec<Items> = KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN_KERNEL };
+const END: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN_KERNEL };
 
 /// Inputs that are stored with space for the suffix after each layer's prefix.
 pub const CACHE_INPUTS: [&str; 2] = ["k_cache", "v_cache"];
 
 /// Creates a program with the inputs that keep their layout, and with the given packed inputs.
-pub fn declared(run: &ExpertRun, packings: Vec<PackedMatrix>) -> ExpertWriter<'_> {
+pub fn program_with_regions(run: &ExpertRun, packings: Vec<PackedMatrix>) -> ExpertWriter<'_> {
     let names: Vec<&str> = packings.iter().flat_map(|packing| packing.inputs).copied().collect();
     let mut writer = ExpertWriter::new(run, &[&CACHE_INPUTS[..], &names].concat());
     for packing in packings {
@@ -250,7 +251,7 @@ pub fn launches_keeping_l2(run: &ExpertRun) -> Program {
 }
 
 fn write(run: &ExpertRun, programmatic: bool, keep: bool) -> Program {
-    let mut writer = declared(run, packings_of_model(&run.shape.model));
+    let mut writer = program_with_regions(run, packings_of_model(&run.shape.model));
     writer.programmatic = programmatic;
     writer.scratch(MemoryPurpose::Activations, scratch(run));
     let caches = KeyValueCaches::declare(&mut writer);
@@ -281,7 +282,7 @@ fn prepare(writer: &mut ExpertWriter) {
         ("final_style", "final_style_bias", "final_styles", 1),
     ] {
         let arguments = ("cond", weights, bias, out, int(steps));
-        let launch = writer.kernel(&STYLE_PROJECTION, [steps, layers], arguments);
+        let launch = writer.kernel_launch(&STYLE_PROJECTION, [steps, layers], arguments);
         writer.program.add(launch);
     }
     begin(writer);
@@ -297,7 +298,7 @@ pub fn write_conditioning(writer: &mut ExpertWriter) {
         false => [writer.at("t"), NULL],
     };
     let sizes = int_operands([width, embed_blocks(&run.shape.model), 1]);
-    writer.launch(&EMBED, steps, (times, "embedding", sizes));
+    writer.launch(&EMBED_KERNEL, steps, (times, "embedding", sizes));
     writer.launch(
         &ANGLES_KERNEL,
         s * head_dim / 2,
@@ -341,7 +342,7 @@ fn step(writer: &mut ExpertWriter, caches: KeyValueCaches, step: usize, keep: bo
         writer.program.end();
         writer.program.begin("Attn");
         let arguments = ("q", caches, "attended", int(s * heads), context, prefix);
-        let attention = writer.kernel(&ATTENTION_KERNEL, [s * heads, 1], arguments);
+        let attention = writer.kernel_launch(&ATTENTION_KERNEL, [s * heads, 1], arguments);
         writer.program.add(match lines {
             Some(lines) => attention.with_kept_lines(lines),
             None => attention,
@@ -381,20 +382,20 @@ pub fn result_arguments(writer: &ExpertWriter) -> [Operand; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::denoise::model::{PI05_MODEL, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
 
     #[test]
     fn gemms_fill_the_multiprocessors() {
-        let blocks = |kernel: KernelSpec<Items>, model, items| {
-            (kernel.blocks)(&Items { model, items, layers: 1 })
+        let blocks = |kernel: KernelSpec<LaunchItems>, model, items| {
+            (kernel.blocks)(&LaunchItems { model, items, layers: 1 })
         };
         assert_eq!(blocks(QKV, PI05_MODEL, 50), [160, 1, 1]);
         assert_eq!(blocks(OUT, PI05_MODEL, 50), [128, 1, 1]);
         assert_eq!(blocks(GATE_UP_PROJECTION, PI05_MODEL, 50), [256, 1, 1]);
         assert_eq!(blocks(DOWN_PROJECTION, PI05_MODEL, 65), [128, 2, 1]);
         assert_eq!(blocks(ATTENTION_KERNEL, PI05_MODEL, 400), [104, 1, 1]);
-        assert_eq!(blocks(EMBED, PI05_MODEL, 10), [20, 1, 1]);
-        assert_eq!(blocks(QKV, TINY, 7), [4, 1, 1]);
+        assert_eq!(blocks(EMBED_KERNEL, PI05_MODEL, 10), [20, 1, 1]);
+        assert_eq!(blocks(QKV, TINY_MODEL, 7), [4, 1, 1]);
     }
 
     #[test]

@@ -28,15 +28,15 @@ pub const DOWN_K_SPLIT: usize = 8;
 pub const LINEAR_K_SPLIT: usize = 4;
 
 /// Number of columns in a tile of packed weights.
-pub const TILE: usize = 64;
-const CHUNK: usize = 8;
+pub const TILE_COLUMNS: usize = 64;
+const CHUNK_COLUMNS: usize = 8;
 const CHUNK_BYTES: usize = 16;
 
 /// Order of the columns in packed weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedColumnOrder {
     /// Original order of the columns.
-    Plain,
+    PlainExpert,
     /// Heads of q, k and v with this number of columns. Eight columns are next to the eight columns
     /// half a head further, with which they rotate.
     Rotating(usize),
@@ -104,7 +104,7 @@ pub fn packings_of_model(model: &Model) -> Vec<PackedMatrix> {
         columns: vec![columns],
         depth,
         layers,
-        order: PackedColumnOrder::Plain,
+        order: PackedColumnOrder::PlainExpert,
         layout: PackedMemoryLayout::Tiles(split),
     };
     vec![
@@ -145,20 +145,25 @@ impl PackedMatrix {
     fn packed_layer_bytes(&self) -> usize {
         let elements = self.depth * self.columns.iter().sum::<usize>();
         match self.layout {
-            PackedMemoryLayout::Codes => elements / (CHUNK * TILE) * codes::FP8_UNIT_BYTES,
-            PackedMemoryLayout::Int4Codes => elements / (CHUNK * TILE) * codes::INT4_UNIT_BYTES,
+            PackedMemoryLayout::Codes => {
+                elements / (CHUNK_COLUMNS * TILE_COLUMNS) * codes::FP8_UNIT_BYTES
+            }
+            PackedMemoryLayout::Int4Codes => {
+                elements / (CHUNK_COLUMNS * TILE_COLUMNS) * codes::INT4_UNIT_BYTES
+            }
             _ => elements * Dtype::Bf16.bytes(),
         }
     }
 
     /// Input and first column from which a chunk is copied.
-    fn source(&self, chunk: usize) -> (usize, usize) {
+    fn source_of_chunk(&self, chunk: usize) -> (usize, usize) {
         match self.order {
-            PackedColumnOrder::Plain => (0, chunk * CHUNK),
-            PackedColumnOrder::Alternating => (chunk % 2, chunk / 2 * CHUNK),
+            PackedColumnOrder::PlainExpert => (0, chunk * CHUNK_COLUMNS),
+            PackedColumnOrder::Alternating => (chunk % 2, chunk / 2 * CHUNK_COLUMNS),
             PackedColumnOrder::Rotating(head) => {
-                let (of_head, in_head) = (chunk / (head / CHUNK), chunk % (head / CHUNK));
-                let first = of_head * head + in_head % 2 * (head / 2) + in_head / 2 * CHUNK;
+                let (of_head, in_head) =
+                    (chunk / (head / CHUNK_COLUMNS), chunk % (head / CHUNK_COLUMNS));
+                let first = of_head * head + in_head % 2 * (head / 2) + in_head / 2 * CHUNK_COLUMNS;
                 match first.checked_sub(self.columns[0]) {
                     None => (0, first),
                     Some(first) if first < head => (1, first),
@@ -175,7 +180,7 @@ impl PackedMatrix {
         match self.layout {
             // Each group has up to 64 rows of one block's slice of k.
             PackedMemoryLayout::Tiles(split) => {
-                self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE))
+                self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE_COLUMNS))
             }
             PackedMemoryLayout::Panels => self.pack_panels(&inputs),
             PackedMemoryLayout::Codes => self.pack_codes(tensors),
@@ -191,26 +196,26 @@ impl PackedMatrix {
         k: usize,
         chunk: usize,
     ) -> &'a [u8] {
-        let (input, column) = self.source(chunk);
+        let (input, column) = self.source_of_chunk(chunk);
         let from = ((layer * self.depth + k) * self.columns[input] + column) * Dtype::Bf16.bytes();
         &inputs[input][from..from + CHUNK_BYTES]
     }
 
     fn pack_tiles(&self, inputs: &[&[u8]], group: usize) -> Vec<u8> {
-        let row_bytes = TILE * Dtype::Bf16.bytes();
+        let row_bytes = TILE_COLUMNS * Dtype::Bf16.bytes();
         let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
         let tiles = self.packed_layer_bytes() / (self.depth * row_bytes);
         // Each task packs one tile, with all of k for its columns.
         parallel::for_each_chunk(&mut packed, self.depth * row_bytes, &|index, to| {
             let (layer, tile) = (index / tiles, index % tiles);
             for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
-                for chunk in 0..TILE / CHUNK {
+                for chunk in 0..TILE_COLUMNS / CHUNK_COLUMNS {
                     let at = (chunk ^ (k % group % 8)) * CHUNK_BYTES;
                     to[at..at + CHUNK_BYTES].copy_from_slice(self.chunk_of_row(
                         inputs,
                         layer,
                         k,
-                        tile * (TILE / CHUNK) + chunk,
+                        tile * (TILE_COLUMNS / CHUNK_COLUMNS) + chunk,
                     ));
                 }
             }
@@ -220,16 +225,20 @@ impl PackedMatrix {
 
     fn pack_panels(&self, inputs: &[&[u8]]) -> Vec<u8> {
         let element = Dtype::Bf16.bytes();
-        let panels = self.depth / TILE;
+        let panels = self.depth / TILE_COLUMNS;
         let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
         parallel::for_each_chunk(&mut packed, self.packed_layer_bytes() / panels, &|index, to| {
             let (layer, panel) = (index / panels, index % panels);
-            for (unit, to) in to.chunks_exact_mut(CHUNK * TILE * element).enumerate() {
-                for k in 0..TILE {
-                    let from = self.chunk_of_row(inputs, layer, panel * TILE + k, unit);
+            for (unit, to) in
+                to.chunks_exact_mut(CHUNK_COLUMNS * TILE_COLUMNS * element).enumerate()
+            {
+                for k in 0..TILE_COLUMNS {
+                    let from = self.chunk_of_row(inputs, layer, panel * TILE_COLUMNS + k, unit);
                     for (column, from) in from.chunks_exact(element).enumerate() {
-                        let at =
-                            (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK) * element;
+                        let at = (column * TILE_COLUMNS
+                            + ((k / CHUNK_COLUMNS) ^ column) * CHUNK_COLUMNS
+                            + k % CHUNK_COLUMNS)
+                            * element;
                         to[at..at + element].copy_from_slice(from);
                     }
                 }
@@ -239,27 +248,27 @@ impl PackedMatrix {
     }
 
     fn pack_codes(&self, tensors: &Tensors) -> Vec<u8> {
-        const { assert!(codes::COLUMNS == CHUNK && codes::DEPTH == TILE) };
+        const { assert!(codes::UNIT_COLUMNS == CHUNK_COLUMNS && codes::UNIT_DEPTH == TILE_COLUMNS) };
         let inputs: Vec<Fp8> =
             self.inputs.iter().map(|name| quantize(tensors.tensor(name))).collect();
         self.pack_units(codes::FP8_UNIT_BYTES, |layer, row, input, first, to| {
             let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
             let row = layer * self.depth + row;
-            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
-            codes::pack_fp8_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
+            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK_COLUMNS];
+            codes::pack_fp8_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK_COLUMNS]);
         })
     }
 
     fn pack_int4(&self, tensors: &Tensors) -> Vec<u8> {
-        const { assert!(int4::GROUP.is_multiple_of(TILE)) };
+        const { assert!(int4::GROUP.is_multiple_of(TILE_COLUMNS)) };
         let inputs: Vec<Int4Matrix> =
             self.inputs.iter().map(|name| int4::quantize(tensors.tensor(name))).collect();
         self.pack_units(codes::INT4_UNIT_BYTES, |layer, row, input, first, to| {
             let (Int4Matrix { codes, scales }, columns) = (&inputs[input], self.columns[input]);
             let group = layer * int4::groups(self.depth) + row / int4::GROUP;
             let row = layer * self.depth + row;
-            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
-            codes::pack_int4_unit(to, of_k, &scales[group * columns + first..][..CHUNK]);
+            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK_COLUMNS];
+            codes::pack_int4_unit(to, of_k, &scales[group * columns + first..][..CHUNK_COLUMNS]);
         })
     }
 
@@ -270,13 +279,13 @@ impl PackedMatrix {
         bytes: usize,
         write: impl Fn(usize, usize, usize, usize, &mut [u8]) + Sync,
     ) -> Vec<u8> {
-        let panels = self.depth / TILE;
+        let panels = self.depth / TILE_COLUMNS;
         let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
         parallel::for_each_chunk(&mut packed, self.packed_layer_bytes() / panels, &|index, to| {
             let (layer, panel) = (index / panels, index % panels);
             for (unit, to) in to.chunks_exact_mut(bytes).enumerate() {
-                let (input, first) = self.source(unit);
-                write(layer, panel * TILE, input, first, to);
+                let (input, first) = self.source_of_chunk(unit);
+                write(layer, panel * TILE_COLUMNS, input, first, to);
             }
         });
         packed
@@ -290,7 +299,7 @@ pub const MAX_PERSISTENT_KEYS: usize = 1024;
 /// 16][16 x 16 as a fragment]`, with zeros after the prefix. The rows of a fragment are keys or,
 /// with `transposed` for values, columns of head_dim.
 pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
-    const SIDE: usize = 16;
+    const FRAGMENT_SIDE: usize = 16;
     let element = Dtype::Bf16.bytes();
     let layer_bytes = MAX_PERSISTENT_KEYS * head_dim * element;
     let prefix = cache.len() / (layers * head_dim * element);
@@ -299,8 +308,11 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
         for key in 0..prefix {
             for column in 0..head_dim {
                 let (row, k) = if transposed { (column, key) } else { (key, column) };
-                let block = key / SIDE * (head_dim / SIDE) + column / SIDE;
-                let at = (block * SIDE * SIDE + offset_in_fragment(row % SIDE, k % SIDE)) * element;
+                let block =
+                    key / FRAGMENT_SIDE * (head_dim / FRAGMENT_SIDE) + column / FRAGMENT_SIDE;
+                let at = (block * FRAGMENT_SIDE * FRAGMENT_SIDE
+                    + offset_in_fragment(row % FRAGMENT_SIDE, k % FRAGMENT_SIDE))
+                    * element;
                 let from = ((layer * prefix + key) * head_dim + column) * element;
                 to[at..at + element].copy_from_slice(&cache[from..from + element]);
             }
@@ -319,27 +331,28 @@ const fn offset_in_fragment(row: usize, k: usize) -> usize {
 mod tests {
     use super::*;
     use crate::denoise::fp8::dequantized;
-    use crate::denoise::model::{PI05_MODEL, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
     use half::bf16;
 
     #[test]
     fn every_column_is_packed_once() {
-        for model in [PI05_MODEL, TINY] {
+        for model in [PI05_MODEL, TINY_MODEL] {
             for packing in packings_of_model(&model) {
                 let columns: usize = packing.columns.iter().sum();
-                let mut chunks: Vec<_> =
-                    (0..columns / CHUNK).map(|chunk| packing.source(chunk)).collect();
+                let mut chunks: Vec<_> = (0..columns / CHUNK_COLUMNS)
+                    .map(|chunk| packing.source_of_chunk(chunk))
+                    .collect();
                 chunks.sort_unstable();
                 let all: Vec<_> = packing
                     .columns
                     .iter()
                     .enumerate()
                     .flat_map(|(input, &columns)| {
-                        (0..columns).step_by(CHUNK).map(move |column| (input, column))
+                        (0..columns).step_by(CHUNK_COLUMNS).map(move |column| (input, column))
                     })
                     .collect();
                 assert_eq!(chunks, all, "{} of {}", packing.name, model.name);
-                assert_eq!(columns % TILE, 0, "{}", packing.name);
+                assert_eq!(columns % TILE_COLUMNS, 0, "{}", packing.name);
             }
         }
     }
@@ -348,7 +361,7 @@ mod tests {
     fn columns_that_belong_together_are_neighbours() {
         let packings = packings_of_model(&PI05_MODEL);
         let source = |name: &str, chunk| {
-            packings.iter().find(|packing| packing.name == name).unwrap().source(chunk)
+            packings.iter().find(|packing| packing.name == name).unwrap().source_of_chunk(chunk)
         };
         // The chunks are those of the second head of q, then those of k and v after the eight heads
         // of q.
@@ -371,7 +384,7 @@ mod tests {
             columns: vec![16],
             depth: 128,
             layers: 2,
-            order: PackedColumnOrder::Plain,
+            order: PackedColumnOrder::PlainExpert,
             layout: PackedMemoryLayout::Panels,
         };
         let number =
@@ -432,7 +445,7 @@ mod tests {
     #[test]
     fn every_int4_decodes_to_its_value_where_the_kernel_looks_for_it() {
         // A group of 128 k is two panels, and the width of a layer ends with half a group.
-        let model = Model { head_dim: 32, width: 192, mlp: 256, ..TINY };
+        let model = Model { head_dim: 32, width: 192, mlp: 256, ..TINY_MODEL };
         let mut tensors = Tensors::new();
         for spec in model.tensors(1, 1, Dtype::Bf16) {
             tensors.insert(spec.name, spec.draw_tensor(4));
@@ -445,17 +458,20 @@ mod tests {
             assert_eq!(packed.len(), packing.region_of_packing().1);
             let exact = |name: &&str| int4::dequantized(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
-            let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
+            let (panels, units) =
+                (packing.depth / TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
             for (index, unit) in packed.chunks_exact(codes::INT4_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
-                let (input, first) = packing.source(index % units);
+                let (input, first) = packing.source_of_chunk(index % units);
                 // The decoding follows `decode_int4` of `kernels/denoise/units.cuh`, with eight
                 // codes a word.
                 for (number, word) in unit[..codes::INT4_FACTORS_OFFSET].chunks_exact(4).enumerate()
                 {
                     let (lane, word) = (number / 2, u32::from_le_bytes(word.try_into().unwrap()));
-                    let (column, k) =
-                        (lane % 8, panel * TILE + lane / 8 * codes::GROUP + number % 2 * 8);
+                    let (column, k) = (
+                        lane % 8,
+                        panel * TILE_COLUMNS + lane / 8 * codes::CODES_PER_ACCESS + number % 2 * 8,
+                    );
                     let factor = codes::INT4_FACTORS_OFFSET + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     for i in 0..8 {
@@ -474,7 +490,7 @@ mod tests {
     #[test]
     fn every_code_decodes_to_its_value_where_the_kernel_looks_for_it() {
         // Every depth k of this model is a multiple of a panel.
-        let model = Model { head_dim: 32, ..TINY };
+        let model = Model { head_dim: 32, ..TINY_MODEL };
         let mut tensors = Tensors::new();
         for spec in model.tensors(1, 1, Dtype::Bf16) {
             tensors.insert(spec.name, spec.draw_tensor(3));
@@ -485,15 +501,18 @@ mod tests {
             assert_eq!(packed.len(), packing.region_of_packing().1);
             let exact = |name: &&str| dequantized(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
-            let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
+            let (panels, units) =
+                (packing.depth / TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
             for (index, unit) in packed.chunks_exact(codes::FP8_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
-                let (input, first) = packing.source(index % units);
+                let (input, first) = packing.source_of_chunk(index % units);
                 // Units are written lane by lane, with four words each.
-                for (lane, codes) in
-                    unit[..codes::FP8_FACTORS_OFFSET].chunks_exact(codes::GROUP).enumerate()
+                for (lane, codes) in unit[..codes::FP8_FACTORS_OFFSET]
+                    .chunks_exact(codes::CODES_PER_ACCESS)
+                    .enumerate()
                 {
-                    let (column, k) = (lane % 8, panel * TILE + lane / 8 * codes::GROUP);
+                    let (column, k) =
+                        (lane % 8, panel * TILE_COLUMNS + lane / 8 * codes::CODES_PER_ACCESS);
                     let factor = codes::FP8_FACTORS_OFFSET + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     let got = codes.chunks_exact(4).flat_map(|word| {

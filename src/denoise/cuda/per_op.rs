@@ -5,7 +5,7 @@
 
 mod memory;
 
-use super::row::{Items, THREADS, a_row_a_block, kernel};
+use super::row::{LaunchItems, THREADS, a_row_a_block, kernel};
 use super::run::ExpertRun;
 use super::writer::ExpertWriter;
 use crate::denoise::definition::WeightFormat;
@@ -18,25 +18,27 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
-use memory::{declared, encoded_layer, layer_rows_and_columns, padded, quantised_matrix};
+use memory::{
+    encoded_layer, layer_rows_and_columns, padded, program_with_regions, quantised_matrix,
+};
 
 /// Number of neighbouring elements that a thread of most kernels handles; every extent of a model
 /// is a multiple of it.
-const PACKET: usize = 8;
+const PACKET_ELEMENTS: usize = 8;
 
 /// Kernels of the rung `per_op`.
-pub const KERNELS: &[KernelSpec<Items>] = &[
-    EMBED,
-    BIAS,
+pub const KERNELS: &[KernelSpec<LaunchItems>] = &[
+    EMBED_KERNEL,
+    BIAS_KERNEL,
     CAST_KERNEL,
     COPY_KERNEL,
     ANGLES_KERNEL,
-    NORM,
+    NORM_KERNEL,
     MODULATE_KERNEL,
     RESIDUAL_KERNEL,
-    ROPE,
+    ROPE_KERNEL,
     CONCAT_KERNEL,
-    SOFTMAX,
+    SOFTMAX_KERNEL,
     GELU_KERNEL,
     ACTION_OUT_KERNEL,
     EULER_KERNEL,
@@ -45,11 +47,11 @@ pub const KERNELS: &[KernelSpec<Items>] = &[
 ];
 
 /// Kernel of the time embedding, which `fused` launches too.
-pub const EMBED: KernelSpec<Items> = KernelSpec {
+pub const EMBED_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     constants: |_| {
         vec![
             ("THREADS", THREADS),
-            ("PACKET", PACKET),
+            ("PACKET", PACKET_ELEMENTS),
             ("ACTION", ACTION_COLUMNS),
             ("INT4_GROUP", int4::GROUP),
         ]
@@ -60,32 +62,42 @@ pub const EMBED: KernelSpec<Items> = KernelSpec {
 };
 
 /// Kernel of the bias, with one thread for each packet.
-const BIAS: KernelSpec<Items> = KernelSpec {
+const BIAS_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_per_op_bias",
     blocks: |items| [items.items.div_ceil(THREADS), 1, items.layers],
-    ..EMBED
+    ..EMBED_KERNEL
 };
-const CAST_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_cast", ..BIAS };
-const COPY_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_copy", ..BIAS };
+const CAST_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_cast", ..BIAS_KERNEL };
+const COPY_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_copy", ..BIAS_KERNEL };
 /// Kernel of the rotation angles, which `fused` launches too.
-pub const ANGLES_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_angles", ..BIAS };
-const MODULATE_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS };
-const RESIDUAL_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_residual", ..BIAS };
-const ROPE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_rope", ..BIAS };
-const CONCAT_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_concat", ..BIAS };
-const GELU_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS };
-const EULER_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_euler", ..BIAS };
+pub const ANGLES_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_angles", ..BIAS_KERNEL };
+const MODULATE_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS_KERNEL };
+const RESIDUAL_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_residual", ..BIAS_KERNEL };
+const ROPE_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_rope", ..BIAS_KERNEL };
+const CONCAT_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_concat", ..BIAS_KERNEL };
+const GELU_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS_KERNEL };
+const EULER_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_euler", ..BIAS_KERNEL };
 
-const DEQUANTIZE_KERNEL: KernelSpec<Items> =
-    KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS };
-const DEQUANTIZE_INT4_KERNEL: KernelSpec<Items> =
-    KernelSpec { symbol: "denoise_per_op_dequantize_int4", ..BIAS };
+const DEQUANTIZE_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS_KERNEL };
+const DEQUANTIZE_INT4_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_dequantize_int4", ..BIAS_KERNEL };
 
-const NORM: KernelSpec<Items> =
-    KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED };
-const SOFTMAX: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_softmax", ..NORM };
-const ACTION_OUT_KERNEL: KernelSpec<Items> =
-    KernelSpec { symbol: "denoise_per_op_action_out", ..NORM };
+const NORM_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED_KERNEL };
+const SOFTMAX_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_softmax", ..NORM_KERNEL };
+const ACTION_OUT_KERNEL: KernelSpec<LaunchItems> =
+    KernelSpec { symbol: "denoise_per_op_action_out", ..NORM_KERNEL };
 
 /// Number of blocks of `denoise_per_op_embed` for each row.
 pub const fn embed_blocks(model: &Model) -> usize {
@@ -94,13 +106,13 @@ pub const fn embed_blocks(model: &Model) -> usize {
 
 /// Program of the launches, one after the other.
 pub fn program(run: &ExpertRun) -> Program {
-    write(PerOpWriter { writer: declared(run), side: None })
+    write(PerOpWriter { writer: program_with_regions(run), side: None })
 }
 
 /// Program in which independent GEMMs run concurrently, on parallel graph branches, and every
 /// kernel uses PDL.
 pub fn concurrent_launches(run: &ExpertRun) -> Program {
-    let mut writer = declared(run);
+    let mut writer = program_with_regions(run);
     writer.programmatic = true;
     let [styles, one, two] = [(); 3].map(|()| writer.program.lane());
     let side = Some(ConcurrentGemmLanes { styles, gemms: [one, two] });
@@ -132,11 +144,11 @@ impl PerOpWriter<'_> {
         self.writer.at(name)
     }
 
-    fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Operands) {
+    fn launch(&mut self, kernel: &KernelSpec<LaunchItems>, items: usize, arguments: impl Operands) {
         self.writer.launch(kernel, items, arguments);
     }
 
-    fn begin(&mut self, name: String) {
+    fn begin_range(&mut self, name: String) {
         self.writer.program.begin(name);
     }
 
@@ -150,7 +162,7 @@ impl PerOpWriter<'_> {
             return self.step(0, x, output);
         }
         let actions = self.writer.run.shape.s * ACTION_COLUMNS;
-        self.begin("Denoise_Full_Loop".to_owned());
+        self.begin_range("Denoise_Full_Loop".to_owned());
         self.launch(&COPY_KERNEL, actions, (x, output, long(actions)));
         let dt = (-1.0 / self.writer.run.steps as f64) as f32;
         let velocities = self.at("velocities");
@@ -166,9 +178,9 @@ impl PerOpWriter<'_> {
         let shape = self.writer.run.shape;
         let Model { width, depth, head_dim, .. } = shape.model;
         let s = shape.s;
-        self.begin(format!("Denoise_Step_{step}"));
+        self.begin_range(format!("Denoise_Step_{step}"));
 
-        self.begin(format!("Step_{step}/Time_Embed"));
+        self.begin_range(format!("Step_{step}/Time_Embed"));
         let times = match self.writer.run.looped {
             true => {
                 let times = self.writer.program.at("times");
@@ -177,7 +189,7 @@ impl PerOpWriter<'_> {
             false => [self.at("t"), NULL],
         };
         let sizes = int_operands([width, embed_blocks(&shape.model), 0]);
-        self.launch(&EMBED, 1, (times, "embedding", sizes));
+        self.launch(&EMBED_KERNEL, 1, (times, "embedding", sizes));
         let [time_in, time_out] = ["time_in", "time_out"].map(|name| self.writer.program.at(name));
         self.gemm([1, width, width], "embedding", time_in, "time_hidden");
         self.bias("time_hidden", "time_in_bias", 1, true);
@@ -189,7 +201,7 @@ impl PerOpWriter<'_> {
         }
         self.end();
 
-        self.begin(format!("Step_{step}/Action_Proj_In"));
+        self.begin_range(format!("Step_{step}/Action_Proj_In"));
         self.launch(&CAST_KERNEL, s * ACTION_COLUMNS, (x, "x16", long(s * ACTION_COLUMNS)));
         let action_in = self.writer.program.at("action_in");
         self.gemm([s, width, ACTION_COLUMNS], "x16", action_in, "h");
@@ -197,7 +209,7 @@ impl PerOpWriter<'_> {
         self.end();
 
         // The suffix attends to every key, so only the positions are prepared, as angles.
-        self.begin(format!("Step_{step}/Mask_Prep"));
+        self.begin_range(format!("Step_{step}/Mask_Prep"));
         self.launch(
             &ANGLES_KERNEL,
             s * head_dim / 2,
@@ -209,10 +221,10 @@ impl PerOpWriter<'_> {
             self.layer(step, layer);
         }
 
-        self.begin(format!("Step_{step}/Final_Norm"));
+        self.begin_range(format!("Step_{step}/Final_Norm"));
         self.norm(2 * depth, self.writer.program.at("final_style_bias"), true);
         self.end();
-        self.begin(format!("Step_{step}/Action_Proj_Out"));
+        self.begin_range(format!("Step_{step}/Action_Proj_Out"));
         let arguments = ("exact", "action_out", "action_out_bias", velocity, int(width));
         self.launch(&ACTION_OUT_KERNEL, s, arguments);
         self.end();
@@ -226,37 +238,37 @@ impl PerOpWriter<'_> {
         let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
         let [style1_bias, style2_bias] =
             ["style1_bias", "style2_bias"].map(|name| self.writer.layer(name, layer));
-        self.begin(format!("Step_{step}/Layer_{layer}"));
+        self.begin_range(format!("Step_{step}/Layer_{layer}"));
 
-        self.begin(phase("LN"));
+        self.begin_range(phase("LN"));
         self.norm(2 * layer, style1_bias, false);
         self.end();
 
-        self.begin(phase("QKV_Proj"));
+        self.begin_range(phase("QKV_Proj"));
         let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|name| self.matrix(name, layer));
         self.concurrent_gemms([s, head_dim, width], "y", &[(k, "k"), (v, "v")]);
         self.gemm([s, heads * head_dim, width], "y", q, "q");
         self.wait_for_concurrent(2);
         self.end();
 
-        self.begin(phase("RoPE"));
+        self.begin_range(phase("RoPE"));
         let pairs = s * (heads + 1) * head_dim / 2;
         self.launch(
-            &ROPE,
-            pairs / PACKET,
+            &ROPE_KERNEL,
+            pairs / PACKET_ELEMENTS,
             ("q", "k", "angles", int_operands([s, heads, head_dim])),
         );
         self.end();
 
-        self.begin(phase("KV_Concat"));
-        let packets = head_dim / PACKET;
+        self.begin_range(phase("KV_Concat"));
+        let packets = head_dim / PACKET_ELEMENTS;
         let caches = ["k_cache", "v_cache"].map(|name| self.writer.layer(name, layer));
         let rows = ("k", "v", "keys", "values");
         let sizes = int_operands([shape.p, s, keys, packets]);
         self.launch(&CONCAT_KERNEL, keys * packets, (caches, rows, sizes));
         self.end();
 
-        self.begin(phase("Attn"));
+        self.begin_range(phase("Attn"));
         let spec = GemmSpec {
             b_transposed: true,
             ..GemmSpec::new(s * heads, keys, head_dim, MatrixDtype::Bf16, MatrixDtype::F32)
@@ -265,32 +277,32 @@ impl PerOpWriter<'_> {
         self.add_gemm_in_lane(Lane::MAIN_LANE, spec, "q", all_keys, "scores");
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         let arguments = ("scores", "probabilities", int_operands([context, keys]), scale);
-        self.launch(&SOFTMAX, s * heads, arguments);
+        self.launch(&SOFTMAX_KERNEL, s * heads, arguments);
         self.gemm([s * heads, head_dim, keys], "probabilities", values, "attended");
         self.end();
 
-        self.begin(phase("O_Proj"));
+        self.begin_range(phase("O_Proj"));
         let o = self.matrix("o_proj", layer);
         self.gemm([s, width, heads * head_dim], "attended", o, "branch");
         self.end();
-        self.begin(phase("Res1"));
+        self.begin_range(phase("Res1"));
         self.add_gated_residual(2 * layer, style1_bias);
         self.end();
 
-        self.begin(phase("PostLN"));
+        self.begin_range(phase("PostLN"));
         self.norm(2 * layer + 1, style2_bias, false);
         self.end();
-        self.begin(phase("MLP"));
+        self.begin_range(phase("MLP"));
         let [gate, up, down] =
             ["gate_proj", "up_proj", "down_proj"].map(|name| self.matrix(name, layer));
         self.concurrent_gemms([s, mlp, width], "y", &[(up, "ups")]);
         self.gemm([s, mlp, width], "y", gate, "gates");
         self.wait_for_concurrent(1);
-        let packets = s * mlp / PACKET;
+        let packets = s * mlp / PACKET_ELEMENTS;
         self.launch(&GELU_KERNEL, packets, ("gates", "ups", int(packets)));
         self.gemm([s, width, mlp], "gates", down, "branch");
         self.end();
-        self.begin(phase("Res2"));
+        self.begin_range(phase("Res2"));
         self.add_gated_residual(2 * layer + 1, style2_bias);
         self.end();
 
@@ -306,7 +318,7 @@ impl PerOpWriter<'_> {
             return self.writer.layer(name, layer);
         };
         let [rows, columns] = layer_rows_and_columns(self.writer.run, name);
-        let packets = rows * columns / PACKET;
+        let packets = rows * columns / PACKET_ELEMENTS;
         let encoded = encoded_layer(&self.writer, matrix, layer);
         let values = self.writer.program.at(matrix.values);
         let int4 = self.writer.run.shape.weights == WeightFormat::Int4;
@@ -345,14 +357,14 @@ impl PerOpWriter<'_> {
         if self.side.is_none() {
             self.compute_style(Lane::MAIN_LANE, index);
         }
-        self.launch(&NORM, s, ("h", "normed", int(width)));
+        self.launch(&NORM_KERNEL, s, ("h", "normed", int(width)));
         if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
             // The first lane waits for this style; the next style is computed concurrently with
             // later steps.
             self.writer.program.wait(Lane::MAIN_LANE, styles);
             self.compute_style(styles, index + 1);
         }
-        let packets = s * width / PACKET;
+        let packets = s * width / PACKET_ELEMENTS;
         let result = match exact {
             true => [NULL, self.at("exact")],
             false => [self.at("y"), NULL],
@@ -365,7 +377,7 @@ impl PerOpWriter<'_> {
     /// Adds the gated branch, h += gate·branch, with the gate of the style of norm number `index`.
     fn add_gated_residual(&mut self, index: usize, bias: Pointer) {
         let (width, s) = (self.writer.run.shape.model.width, self.writer.run.shape.s);
-        let packets = s * width / PACKET;
+        let packets = s * width / PACKET_ELEMENTS;
         let arguments =
             ("h", "branch", self.address_of_style(index), bias, int_operands([width, packets]));
         self.launch(&RESIDUAL_KERNEL, packets, arguments);
@@ -374,9 +386,9 @@ impl PerOpWriter<'_> {
     /// Adds the bias to rows of the width, x += bias, followed by SiLU if `silu`.
     fn bias(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
         let width = self.writer.run.shape.model.width;
-        let packets = rows * width / PACKET;
+        let packets = rows * width / PACKET_ELEMENTS;
         let sizes = int_operands([width, packets, usize::from(silu)]);
-        self.launch(&BIAS, packets, (x, bias, sizes));
+        self.launch(&BIAS_KERNEL, packets, (x, bias, sizes));
     }
 
     /// Writes a GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.

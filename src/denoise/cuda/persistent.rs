@@ -4,7 +4,7 @@
 
 use super::fused::{self, CACHE_INPUTS};
 use super::pack::{MAX_PERSISTENT_KEYS, pack_cache, persistent_packings};
-use super::row::{Items, fused_model_macro, model_kernel, with_model};
+use super::row::{LaunchItems, fused_model_macro, model_kernel, with_model};
 use super::run::ExpertRun;
 use super::writer::{ExpertWriter, NamedRegion};
 use crate::denoise::definition::WeightFormat;
@@ -17,7 +17,7 @@ use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 const MAX_TILE_ROWS: usize = 56;
 
 /// Kernels of the persistent rung.
-pub const KERNELS: &[KernelSpec<Items>] = &[
+pub const KERNELS: &[KernelSpec<LaunchItems>] = &[
     PERSISTENT_KERNEL,
     STYLES_KERNEL_INPUTS,
     SHIFTS_KERNEL,
@@ -27,22 +27,24 @@ pub const KERNELS: &[KernelSpec<Items>] = &[
     SHIFTS_INT4_KERNEL,
 ];
 
-/// Number of clusters in the grid, each of [`RANKS`] blocks.
+/// Number of clusters in the grid, each of [`BLOCKS_PER_CLUSTER`] blocks.
 const CLUSTER_COUNT: usize = 15;
-const RANKS: usize = 8;
+const BLOCKS_PER_CLUSTER: usize = 8;
 const THREADS: usize = 384;
 const SHARED_BYTES: usize = 231_424;
 
-const PERSISTENT_KERNEL: KernelSpec<Items> = KernelSpec {
+const PERSISTENT_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     constants: |items| persistent_constants(items, THREADS, 16),
     threads: THREADS,
     shared_bytes: |_| SHARED_BYTES,
-    cluster: Some(RANKS),
+    cluster: Some(BLOCKS_PER_CLUSTER),
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
+    variants: || vec![LaunchItems { model: PI05_MODEL, items: 1, layers: 1 }],
     stages: STAGES,
-    ..model_kernel("denoise/persistent", "denoise_persistent", |_| [CLUSTER_COUNT * RANKS, 1, 1])
+    ..model_kernel("denoise/persistent", "denoise_persistent", |_| {
+        [CLUSTER_COUNT * BLOCKS_PER_CLUSTER, 1, 1]
+    })
 };
 
 /// Names of the stages of the kernel's timer, in the order of the kernel's enum `Stage`.
@@ -67,13 +69,13 @@ const STAGES: &[&str] = &[
 ];
 
 /// Build for quantised weights in fp8, which a fourth warpgroup decodes.
-const PERSISTENT_FP8_KERNEL: KernelSpec<Items> = KernelSpec {
+const PERSISTENT_FP8_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     defines: with_fp8,
     constants: |items| persistent_constants(items, THREADS_WITH_DECODERS, 8),
     threads: THREADS_WITH_DECODERS,
     ..PERSISTENT_KERNEL
 };
-const PERSISTENT_INT4_KERNEL: KernelSpec<Items> = KernelSpec {
+const PERSISTENT_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     defines: with_int4,
     constants: |items| persistent_constants(items, THREADS_WITH_DECODERS, 4),
     ..PERSISTENT_FP8_KERNEL
@@ -81,13 +83,13 @@ const PERSISTENT_INT4_KERNEL: KernelSpec<Items> = KernelSpec {
 const THREADS_WITH_DECODERS: usize = THREADS + 128;
 
 /// Kernel that computes the styles of all steps, in `kernels/denoise/streamed_rows.cu`.
-const STYLES_KERNEL_INPUTS: KernelSpec<Items> = KernelSpec {
+const STYLES_KERNEL_INPUTS: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_streamed_styles",
     shared_bytes: |_| STYLES_SHARED_BYTES,
     ..SHIFTS_KERNEL
 };
 /// Kernel that computes the terms which the norms' shifts add to the columns of later GEMMs.
-const SHIFTS_KERNEL: KernelSpec<Items> = KernelSpec {
+const SHIFTS_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     constants: |items| streamed_constants(items, 16),
     threads: STREAMED_THREADS,
     shared_bytes: |_| shifts_shared_bytes(16),
@@ -95,13 +97,13 @@ const SHIFTS_KERNEL: KernelSpec<Items> = KernelSpec {
     variants: PERSISTENT_KERNEL.variants,
     ..model_kernel("denoise/streamed_rows", "denoise_streamed_shifts", |_| [STREAMED_BLOCKS, 1, 1])
 };
-const SHIFTS_FP8_KERNEL: KernelSpec<Items> = KernelSpec {
+const SHIFTS_FP8_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     defines: with_fp8,
     constants: |items| streamed_constants(items, 8),
     shared_bytes: |_| shifts_shared_bytes(8),
     ..SHIFTS_KERNEL
 };
-const SHIFTS_INT4_KERNEL: KernelSpec<Items> = KernelSpec {
+const SHIFTS_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     defines: with_int4,
     constants: |items| streamed_constants(items, 4),
     shared_bytes: |_| shifts_shared_bytes(4),
@@ -138,7 +140,7 @@ const fn shifts_shared_bytes(weight_bits: usize) -> usize {
     2 * STREAMED_X_BYTES + shift_weight_slots(weight_bits) * weight_piece_bytes(weight_bits)
 }
 
-fn streamed_constants(items: &Items, weight_bits: usize) -> Vec<(&'static str, usize)> {
+fn streamed_constants(items: &LaunchItems, weight_bits: usize) -> Vec<(&'static str, usize)> {
     let own = [
         ("THREADS", STREAMED_THREADS),
         ("WEIGHT_BITS", weight_bits),
@@ -149,16 +151,16 @@ fn streamed_constants(items: &Items, weight_bits: usize) -> Vec<(&'static str, u
     with_model(items, &own)
 }
 
-fn with_fp8(items: &Items) -> Vec<String> {
+fn with_fp8(items: &LaunchItems) -> Vec<String> {
     [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
 }
 
-fn with_int4(items: &Items) -> Vec<String> {
+fn with_int4(items: &LaunchItems) -> Vec<String> {
     [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
 }
 
 fn persistent_constants(
-    items: &Items,
+    items: &LaunchItems,
     threads: usize,
     weight_bits: usize,
 ) -> Vec<(&'static str, usize)> {
@@ -166,7 +168,7 @@ fn persistent_constants(
         ("THREADS", threads),
         ("WEIGHT_BITS", weight_bits),
         ("CLUSTERS", CLUSTER_COUNT),
-        ("RANKS", RANKS),
+        ("RANKS", BLOCKS_PER_CLUSTER),
         ("MAX_ROWS", MAX_TILE_ROWS),
         ("MAX_KEYS", MAX_PERSISTENT_KEYS),
         ("SHARED_BYTES", SHARED_BYTES),
@@ -217,7 +219,8 @@ fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
 /// Creates a program with every memory region of this run.
 fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
     let Model { depth, head_dim, .. } = run.shape.model;
-    let mut writer = fused::declared(run, persistent_packings(&run.shape.model, run.shape.weights));
+    let mut writer =
+        fused::program_with_regions(run, persistent_packings(&run.shape.model, run.shape.weights));
     let bytes = depth * MAX_PERSISTENT_KEYS * head_dim * Dtype::Bf16.bytes();
     for (name, input) in ["keys", "values"].into_iter().zip(CACHE_INPUTS) {
         writer.program.packed(name, MemoryPurpose::Inputs, bytes, move |inputs| {

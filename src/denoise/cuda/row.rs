@@ -1,13 +1,13 @@
 //! Data that all rows of the denoise family share: parameters of builds and grids, and the models
 //! for which there are builds.
 
-use crate::denoise::model::{ACTION_COLUMNS, Model, PI05_MODEL, TINY};
+use crate::denoise::model::{ACTION_COLUMNS, Model, PI05_MODEL, TINY_MODEL};
 use crate::kernel_files::kernel_file;
 use kernelgate_cuda::KernelSpec;
 
 /// Parameters on which the builds and grids of kernels depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Items {
+pub struct LaunchItems {
     /// The model of the action expert.
     pub model: Model,
     /// Number of rows or elements of a layer, as the kernel counts them.
@@ -23,11 +23,11 @@ pub const THREADS: usize = 256;
 pub const fn kernel(
     file: &'static str,
     symbol: &'static str,
-    blocks: fn(&Items) -> [usize; 3],
-) -> KernelSpec<Items> {
+    blocks: fn(&LaunchItems) -> [usize; 3],
+) -> KernelSpec<LaunchItems> {
     KernelSpec {
         constants: |_| vec![("THREADS", THREADS)],
-        variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
+        variants: || vec![LaunchItems { model: PI05_MODEL, items: 1, layers: 1 }],
         ..KernelSpec::new(kernel_file(file), symbol, THREADS, blocks)
     }
 }
@@ -37,21 +37,28 @@ pub const fn kernel(
 pub const fn model_kernel(
     file: &'static str,
     symbol: &'static str,
-    blocks: fn(&Items) -> [usize; 3],
-) -> KernelSpec<Items> {
+    blocks: fn(&LaunchItems) -> [usize; 3],
+) -> KernelSpec<LaunchItems> {
     KernelSpec {
         defines: |items| {
             fused_model_macro(&items.model).map(|define| define.to_owned()).into_iter().collect()
         },
         constants: |items| with_model(items, &[("THREADS", THREADS)]),
         whole_shared: true,
-        variants: || [PI05_MODEL, TINY].map(|model| Items { model, items: 1, layers: 1 }).to_vec(),
+        variants: || {
+            [PI05_MODEL, TINY_MODEL]
+                .map(|model| LaunchItems { model, items: 1, layers: 1 })
+                .to_vec()
+        },
         ..kernel(file, symbol, blocks)
     }
 }
 
 /// Macros of `kernels/denoise/model.cuh`, followed by `others`.
-pub fn with_model(items: &Items, others: &[(&'static str, usize)]) -> Vec<(&'static str, usize)> {
+pub fn with_model(
+    items: &LaunchItems,
+    others: &[(&'static str, usize)],
+) -> Vec<(&'static str, usize)> {
     let Model { width, mlp, heads, head_dim, .. } = items.model;
     let model = [
         ("WIDTH", width),
@@ -64,7 +71,7 @@ pub fn with_model(items: &Items, others: &[(&'static str, usize)]) -> Vec<(&'sta
 }
 
 /// Grid with one block for each row.
-pub fn a_row_a_block(items: &Items) -> [usize; 3] {
+pub fn a_row_a_block(items: &LaunchItems) -> [usize; 3] {
     [items.items, 1, items.layers]
 }
 
@@ -72,7 +79,7 @@ pub fn a_row_a_block(items: &Items) -> [usize; 3] {
 /// build.
 pub fn fused_model_macro(model: &Model) -> Option<&'static str> {
     let same = |known: &Model| Model { name: model.name, depth: model.depth, ..*known } == *model;
-    [(PI05_MODEL, "MODEL=Pi05"), (TINY, "MODEL=Tiny")]
+    [(PI05_MODEL, "MODEL=Pi05"), (TINY_MODEL, "MODEL=Tiny")]
         .into_iter()
         .find(|(known, _)| same(known))
         .map(|(_, define)| define)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::denoise::definition::{ExpertShape, WeightFormat};
-use crate::denoise::model::{Model, PI05_MODEL, TINY};
+use crate::denoise::model::{Model, PI05_MODEL, TINY_MODEL};
 use crate::gpu_tests::{gpu, prepare};
 use crate::kernel_tests::check_program_launches;
 use kernelgate::backend::Executable;
@@ -83,7 +83,7 @@ fn check<P: Problem>(
 
 #[test]
 fn f32_and_long_captures_are_refused_with_a_reason() {
-    let expert = ExpertShape { dtype: Dtype::F32, ..shape(TINY, 7, 13) };
+    let expert = ExpertShape { dtype: Dtype::F32, ..shape(TINY_MODEL, 7, 13) };
     for row in STEP {
         assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
         assert_eq!(
@@ -93,20 +93,20 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
             row.name
         );
     }
-    let long = denoise_loop_of(TINY, 7, 13, 101);
+    let long = denoise_loop_of(TINY_MODEL, 7, 13, 101);
     let reasons: Vec<_> = LOOP.iter().map(|row| (row.supports)(&long)).collect();
     assert_eq!(reasons[0], Ok(()));
     assert!(
         reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned()))
     );
-    let other = DenoiseStep { expert: shape(Model { mlp: 192, ..TINY }, 7, 13) };
+    let other = DenoiseStep { expert: shape(Model { mlp: 192, ..TINY_MODEL }, 7, 13) };
     assert_eq!((STEP[0].supports)(&other), Ok(()));
     assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
     assert_eq!((STEP[2].supports)(&DenoiseStep { expert: shape(SHALLOW_MODEL, 7, 13) }), Ok(()));
     // The persistent kernel has only one set of dimensions.
     assert_eq!(STEP[4].name, "cuda/persistent");
     let persistent = |model, s, p| (STEP[4].supports)(&DenoiseStep { expert: shape(model, s, p) });
-    assert_eq!(persistent(TINY, 7, 13), Err("not compiled for this model".to_owned()));
+    assert_eq!(persistent(TINY_MODEL, 7, 13), Err("not compiled for this model".to_owned()));
     assert_eq!(persistent(SHALLOW_MODEL, 57, 13), Err("has room for 56 actions".to_owned()));
     assert_eq!(
         persistent(SHALLOW_MODEL, 50, 975),
@@ -115,11 +115,11 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
     assert_eq!(persistent(PI05_MODEL, 56, 968), Ok(()));
     assert_eq!(LOOP[4].name, "cuda/fused_overlap_l2");
     assert!(
-        (LOOP[4].supports)(&denoise_loop_of(TINY, 7, 13, 1))
+        (LOOP[4].supports)(&denoise_loop_of(TINY_MODEL, 7, 13, 1))
             .unwrap_err()
             .contains("nothing to keep")
     );
-    assert_eq!((LOOP[4].supports)(&denoise_loop_of(TINY, 7, 13, 2)), Ok(()));
+    assert_eq!((LOOP[4].supports)(&denoise_loop_of(TINY_MODEL, 7, 13, 2)), Ok(()));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn declared_memory_is_what_the_shapes_say() {
     let declared = |row: &Implementation<DenoiseLoop>, problem: &DenoiseLoop| {
         row.device_bytes(problem).unwrap()
     };
-    let problem = denoise_loop_of(TINY, 7, 13, 3);
+    let problem = denoise_loop_of(TINY_MODEL, 7, 13, 3);
     let inputs = problem.inputs(1).bytes() as u64;
     let fixed = 3 * 8 + 7 * 32 * 4;
     // The regions are: three panels of the time; styles of 2·2 + 1 norms; angles, h, squares, q;
@@ -176,7 +176,7 @@ fn declared_memory_is_what_the_shapes_say() {
 
 /// Programs of a run: one launch for each operation, the same in lanes, fused, fused with caches
 /// kept in L2, persistent.
-fn programs(run: &ExpertRun) -> [Program; 5] {
+fn programs_of_run(run: &ExpertRun) -> [Program; 5] {
     [
         per_op::program,
         per_op::concurrent_launches,
@@ -198,11 +198,11 @@ fn kernel_launches_of(program: &Program) -> impl Iterator<Item = &KernelLaunch> 
 fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
     for run in [
         ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW_MODEL, 50, 968) }),
-        ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3)),
-        ExpertRun::from(&in_fp8(denoise_loop_of(TINY, 7, 13, 3))),
-        ExpertRun::from(&in_int4(denoise_loop_of(TINY, 7, 13, 3))),
+        ExpertRun::from(&denoise_loop_of(TINY_MODEL, 7, 13, 3)),
+        ExpertRun::from(&in_fp8(denoise_loop_of(TINY_MODEL, 7, 13, 3))),
+        ExpertRun::from(&in_int4(denoise_loop_of(TINY_MODEL, 7, 13, 3))),
     ] {
-        for program in programs(&run) {
+        for program in programs_of_run(&run) {
             assert_eq!(program.check(), Ok(()));
             check_program_launches(&program);
         }
@@ -228,7 +228,7 @@ fn uploads_are_as_large_as_declared() {
 #[test]
 fn programs_have_the_launches_and_ranges_of_the_model() {
     let run = ExpertRun::from(&DenoiseLoop { expert: shape(PI05_MODEL, 50, 968), steps: 10 });
-    let [per_op, concurrent, fused, _, persistent] = programs(&run);
+    let [per_op, concurrent, fused, _, persistent] = programs_of_run(&run);
     let commands =
         |program: &Program| program.steps().iter().filter(|step| step.is_gpu_command()).count();
     // Launches of a step: 5 for the time, 3 for the actions' input, angles, 18 layers of 21, 3 for
@@ -254,8 +254,8 @@ fn programs_have_the_launches_and_ranges_of_the_model() {
 
 #[test]
 fn only_the_programs_that_say_so_overlap_their_launches() {
-    let run = ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3));
-    let overlap = programs(&run).map(|program| {
+    let run = ExpertRun::from(&denoise_loop_of(TINY_MODEL, 7, 13, 3));
+    let overlap = programs_of_run(&run).map(|program| {
         let overlap =
             kernel_launches_of(&program).filter(|launch| launch.is_programmatic_launch()).count();
         (overlap, kernel_launches_of(&program).count())
@@ -267,7 +267,7 @@ fn only_the_programs_that_say_so_overlap_their_launches() {
 
 #[test]
 fn attention_keeps_the_caches_until_the_last_step() {
-    let run = ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3));
+    let run = ExpertRun::from(&denoise_loop_of(TINY_MODEL, 7, 13, 3));
     let kept = fused::launches_keeping_l2(&run);
     // The caches are keys and values of two layers, with 20 rows of 16 columns each and no gap.
     assert_eq!(kept.bytes("caches"), 2 * 2 * 2 * 20 * 16);
@@ -289,13 +289,13 @@ fn every_rung_agrees_with_the_reference_on_the_small_model() {
         [(1, 1), (7, 13), (16, 100), (50, 968), (33, 1200), (64, 64), (65, 31), (130, 2100)]
     {
         let name = format!("tiny s={s} p={p}");
-        check(&STEP[..4], &DenoiseStep { expert: shape(TINY, s, p) }, &device, &name);
+        check(&STEP[..4], &DenoiseStep { expert: shape(TINY_MODEL, s, p) }, &device, &name);
     }
     for (s, p, steps) in [(7, 13, 1), (7, 13, 3), (50, 968, 10), (70, 20, 70)] {
         let rows = if steps > 1 { &LOOP[..5] } else { &LOOP[..4] };
         check(
             rows,
-            &denoise_loop_of(TINY, s, p, steps),
+            &denoise_loop_of(TINY_MODEL, s, p, steps),
             &device,
             &format!("tiny s={s} p={p} steps={steps}"),
         );
@@ -364,7 +364,7 @@ fn the_full_step_agrees_with_the_reference() {
 #[test]
 fn a_loop_without_velocity_returns_the_noise() {
     let Some((device, _alone)) = gpu() else { return };
-    let problem = denoise_loop_of(TINY, 7, 13, 10);
+    let problem = denoise_loop_of(TINY_MODEL, 7, 13, 10);
     let mut inputs = problem.inputs(1);
     inputs.tensor_mut("action_out").as_bytes_mut().fill(0);
     inputs.f32_mut("action_out_bias").fill(0.0);

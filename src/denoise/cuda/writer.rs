@@ -1,7 +1,7 @@
 //! Writer of the family's programs: inputs, times of a loop, stacked layers, and launches of
 //! kernels whose builds and grids depend on a model.
 
-use super::row::Items;
+use super::row::LaunchItems;
 use super::run::ExpertRun;
 use kernelgate::backend::program::{
     KernelLaunch, MemoryPurpose, Operand, Operands, Pointer, Program,
@@ -84,20 +84,25 @@ impl<'a> ExpertWriter<'a> {
     }
 
     /// Adds the launch of a kernel over `items` items.
-    pub fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Operands) {
-        let launch = self.kernel(kernel, [items, 1], arguments);
+    pub fn launch(
+        &mut self,
+        kernel: &KernelSpec<LaunchItems>,
+        items: usize,
+        arguments: impl Operands,
+    ) {
+        let launch = self.kernel_launch(kernel, [items, 1], arguments);
         self.program.add(launch);
     }
 
     /// Returns the launch of a kernel over this number of items and layers; the caller adds it to
     /// the program.
-    pub fn kernel(
+    pub fn kernel_launch(
         &self,
-        kernel: &KernelSpec<Items>,
+        kernel: &KernelSpec<LaunchItems>,
         [items, layers]: [usize; 2],
         arguments: impl Operands,
     ) -> KernelLaunch {
-        let items = Items { model: self.run.shape.model, items, layers };
+        let items = LaunchItems { model: self.run.shape.model, items, layers };
         let launch = self.program.kernel(kernel, &items, arguments);
         if self.programmatic { launch.programmatic() } else { launch }
     }

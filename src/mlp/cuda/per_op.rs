@@ -8,12 +8,13 @@ use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
 /// All kernels of the row with one launch for each operation.
-pub const KERNELS: &[KernelSpec<Shape>] = &[ACTIVATE, ACTIVATE_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD];
+pub const KERNELS: &[KernelSpec<Shape>] =
+    &[ACTIVATE_KERNEL, ACTIVATE_BACKWARD_KERNEL, SOFTMAX_KERNEL, SOFTMAX_BACKWARD_KERNEL];
 
 const THREADS: usize = 256;
 
 /// Kernel of the activation: each thread computes one element of the hidden layer.
-const ACTIVATE: KernelSpec<Shape> = KernelSpec {
+const ACTIVATE_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |_| vec!["ELEMENT_BF16".to_owned()],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![Shape { b: 1, i: 1, h: 1, c: 1, dtype: Dtype::Bf16 }],
@@ -21,14 +22,14 @@ const ACTIVATE: KernelSpec<Shape> = KernelSpec {
         [(shape.b * shape.h).div_ceil(THREADS), 1, 1]
     })
 };
-const ACTIVATE_BACKWARD: KernelSpec<Shape> =
-    KernelSpec { symbol: "mlp_per_op_activate_backward", ..ACTIVATE };
+const ACTIVATE_BACKWARD_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "mlp_per_op_activate_backward", ..ACTIVATE_KERNEL };
 
 /// Kernel of the softmax: each block computes one row.
-const SOFTMAX: KernelSpec<Shape> =
-    KernelSpec { symbol: "mlp_per_op_softmax", blocks: |shape| [shape.b, 1, 1], ..ACTIVATE };
-const SOFTMAX_BACKWARD: KernelSpec<Shape> =
-    KernelSpec { symbol: "mlp_per_op_softmax_backward", ..SOFTMAX };
+const SOFTMAX_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "mlp_per_op_softmax", blocks: |shape| [shape.b, 1, 1], ..ACTIVATE_KERNEL };
+const SOFTMAX_BACKWARD_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "mlp_per_op_softmax_backward", ..SOFTMAX_KERNEL };
 
 /// Program that computes `p` from x and the weights.
 pub fn forward(shape: &Shape) -> Program {
@@ -52,7 +53,7 @@ pub fn backward(shape: &Shape) -> Program {
         program.output(name, extents, Dtype::F32);
     }
     program.in_range("Softmax_Backward", |program| {
-        program.launch(&SOFTMAX_BACKWARD, shape, ("p", "grad_p", "grad_logits", int(c)));
+        program.launch(&SOFTMAX_BACKWARD_KERNEL, shape, ("p", "grad_p", "grad_logits", int(c)));
     });
     program.in_range("Layer_2_Backward", |program| {
         let spec = GemmSpec { a_transposed: true, ..gemm(h, c, b) };
@@ -61,7 +62,7 @@ pub fn backward(shape: &Shape) -> Program {
         multiply(program, spec, ["grad_logits", "w2", "grad_a"]);
     });
     program.in_range("Activation_Backward", |program| {
-        program.launch(&ACTIVATE_BACKWARD, shape, ("z", "grad_a", "grad_z", long(b * h)));
+        program.launch(&ACTIVATE_BACKWARD_KERNEL, shape, ("z", "grad_a", "grad_z", long(b * h)));
     });
     program.in_range("Layer_1_Backward", |program| {
         let spec = GemmSpec { a_transposed: true, ..gemm(i, h, b) };
@@ -84,11 +85,11 @@ fn write_forward(program: &mut Program, shape: &Shape) {
     program.scratch("logits", MemoryPurpose::Activations, b * c * Dtype::F32.bytes());
     program.in_range("Layer_1", |program| multiply(program, gemm(b, h, i), ["x", "w1", "z"]));
     program.in_range("Activation", |program| {
-        program.launch(&ACTIVATE, shape, ("z", "a", long(b * h)));
+        program.launch(&ACTIVATE_KERNEL, shape, ("z", "a", long(b * h)));
     });
     program.in_range("Layer_2", |program| multiply(program, gemm(b, c, h), ["a", "w2", "logits"]));
     program.in_range("Softmax", |program| {
-        program.launch(&SOFTMAX, shape, ("logits", "p", int(c)));
+        program.launch(&SOFTMAX_KERNEL, shape, ("logits", "p", int(c)));
     });
 }
 

@@ -12,11 +12,11 @@ use crate::resnet18::network::{ConvolutionLayer, ConvolutionWindow};
 use kernelgate::backend::cpu::threads;
 
 /// Maximum number of output pixels of a task: their gathered inputs stay in L2.
-const ROWS: usize = 256;
+const MAX_ROWS_PER_TASK: usize = 256;
 /// Minimum number of operand columns that a task of the weight gradient gathers.
-const COLUMNS: usize = 64;
+const MIN_GATHERED_COLUMNS: usize = 64;
 /// Number of filters for which a task computes the weight gradient.
-const FILTERS: usize = 128;
+const FILTERS_PER_TASK: usize = 128;
 
 /// Input element of a convolution: a spike or the value of a pixel.
 pub trait ConvolutionInput: Copy + Sync {
@@ -38,13 +38,13 @@ impl ConvolutionInput for f32 {
 
 /// Number of frames of a task: few enough rows, and few enough frames that every thread gets some.
 fn frames_per_task(window: &ConvolutionWindow, frames: usize) -> usize {
-    let fit = (ROWS / window.output.pixel_count()).max(1);
+    let fit = (MAX_ROWS_PER_TASK / window.output.pixel_count()).max(1);
     fit.min(frames.div_ceil(2 * threads())).max(1)
 }
 
 /// Gathers the operand's rows, one for each output pixel: the input of each tap, with zeros in the
 /// padding.
-fn gather<T: ConvolutionInput>(
+fn gather_rows<T: ConvolutionInput>(
     window: &ConvolutionWindow,
     input: &[T],
     taps: Range<usize>,
@@ -73,7 +73,11 @@ fn matrix(values: &[f32], columns: usize) -> MatRef<'_, f32> {
 }
 
 /// Columns of the weight that belong to the given taps, `[out, taps·in]`.
-fn columns<'a>(conv: &ConvolutionLayer, weight: &'a [f32], taps: &Range<usize>) -> MatRef<'a, f32> {
+fn weight_columns_of_taps<'a>(
+    conv: &ConvolutionLayer,
+    weight: &'a [f32],
+    taps: &Range<usize>,
+) -> MatRef<'a, f32> {
     let channels = conv.window.input.channels;
     matrix(weight, conv.filter_elements()).subcols(taps.start * channels, taps.len() * channels)
 }
@@ -99,9 +103,15 @@ pub fn convolve<T: ConvolutionInput>(
     let parts = input.chunks(task * window.input.elements());
     let tasks = output.chunks_mut(task * window.output.elements()).zip(parts).collect();
     parallel::for_each_task_with_scratch(tasks, &|rows, _, (output, input)| {
-        gather(window, input, taps.clone(), rows);
+        gather_rows(window, input, taps.clone(), rows);
         let x = matrix(rows, taps.len() * window.input.channels);
-        gemm(output, accumulate, x, columns(conv, weight, &taps).transpose(), factor);
+        gemm(
+            output,
+            accumulate,
+            x,
+            weight_columns_of_taps(conv, weight, &taps).transpose(),
+            factor,
+        );
     });
 }
 
@@ -125,7 +135,7 @@ pub fn add_input_gradient(
         &|rows, _, (input, output): (&mut [f32], &[f32])| {
             let g = matrix(output, window.output.channels);
             rows.resize(g.nrows() * width, 0.0);
-            gemm(rows, Accum::Replace, g, columns(conv, weight, &taps), factor);
+            gemm(rows, Accum::Replace, g, weight_columns_of_taps(conv, weight, &taps), factor);
             let frames = rows.chunks(window.output.pixel_count() * width);
             for (rows, input) in frames.zip(input.chunks_mut(window.input.elements())) {
                 for (pixel, row) in rows.chunks(width).enumerate() {
@@ -152,25 +162,27 @@ pub fn convolution_weight_gradient<T: ConvolutionInput>(
     let window = &conv.window;
     let (filters, channels) = (window.output.channels, window.input.channels);
     let taps = window.live_taps();
-    let group = COLUMNS.div_ceil(channels);
+    let group = MIN_GATHERED_COLUMNS.div_ceil(channels);
     let of_group = |first: usize| first..(first + group).min(taps.end);
     let mut tasks: Vec<(Range<usize>, usize, Vec<f32>)> = taps
         .clone()
         .step_by(group)
         .flat_map(|first| {
-            (0..filters).step_by(FILTERS).map(move |filter| (of_group(first), filter, vec![]))
+            (0..filters)
+                .step_by(FILTERS_PER_TASK)
+                .map(move |filter| (of_group(first), filter, vec![]))
         })
         .collect();
-    let frames = (ROWS / window.output.pixel_count()).max(1);
+    let frames = (MAX_ROWS_PER_TASK / window.output.pixel_count()).max(1);
     parallel::for_each_task_with_scratch(
         tasks.iter_mut().collect(),
         &|rows, _, (taps, filter, part)| {
             let filter = *filter;
-            let (height, width) = (FILTERS.min(filters - filter), taps.len() * channels);
+            let (height, width) = (FILTERS_PER_TASK.min(filters - filter), taps.len() * channels);
             part.resize(height * width, 0.0);
             let outputs = output.chunks(frames * window.output.elements());
             for (input, output) in input.chunks(frames * window.input.elements()).zip(outputs) {
-                gather(window, input, taps.clone(), rows);
+                gather_rows(window, input, taps.clone(), rows);
                 let g = matrix(output, filters).subcols(filter, height).transpose();
                 gemm(part, Accum::Add, g, matrix(rows, width), factor);
             }

@@ -73,14 +73,14 @@ impl CpuNetwork {
                 }
             }
         }
-        for (number, blocks) in self.stages().into_iter().enumerate() {
+        for (number, blocks) in self.block_numbers_by_stage().into_iter().enumerate() {
             within(&stage_parts(number), || blocks.for_each(|block| self.block(block, parameters)));
         }
         within("Final_Layers", || self.classify(parameters, logits));
     }
 
     /// Indices of the residual blocks in each stage.
-    fn stages(&self) -> Vec<std::ops::Range<usize>> {
+    fn block_numbers_by_stage(&self) -> Vec<std::ops::Range<usize>> {
         let blocks = self.shape.sizes.blocks;
         (0..self.network.blocks.len()).step_by(blocks).map(|first| first..first + blocks).collect()
     }
@@ -164,7 +164,7 @@ impl CpuNetwork {
         let scale = self.theta / map.pixel_count() as f32;
         self.features.iter_mut().zip(&sums).for_each(|(f, &sum)| *f = scale * sum as f32);
         let (weight, bias) = parameters[self.network.classifier..].split_at(CLASS_COUNT * width);
-        let share = self.share();
+        let share = self.fed_bias_fraction();
         let images = self.features.chunks(width).zip(logits.chunks_mut(CLASS_COUNT));
         for (features, logits) in images {
             for ((logit, row), b) in logits.iter_mut().zip(weight.chunks(width)).zip(bias) {
@@ -174,7 +174,7 @@ impl CpuNetwork {
     }
 
     /// Fraction of a bias that the existing time steps feed into the neurons.
-    fn share(&self) -> f32 {
+    fn fed_bias_fraction(&self) -> f32 {
         self.shape.fed() as f32 / self.shape.steps() as f32
     }
 
@@ -217,7 +217,7 @@ impl CpuNetwork {
         let parameters = inputs.f32("parameters");
         let mut spikes =
             within("Final_Layers", || self.classifier_gradients(parameters, logits, gradient));
-        for (number, blocks) in self.stages().into_iter().enumerate().rev() {
+        for (number, blocks) in self.block_numbers_by_stage().into_iter().enumerate().rev() {
             let _stage = RangeGuard::new(&stage_parts(number));
             for block in blocks.rev() {
                 spikes = self.block_gradient(block, parameters, spikes, gradient);
@@ -229,7 +229,7 @@ impl CpuNetwork {
             pool_gradient(window, &self.pooled, spikes.f32s(), values(&mut before));
             spikes = before;
         }
-        let currents = self.through(0, &spikes);
+        let currents = self.neurons_backward(0, &spikes);
         let stem = &self.network.stem;
         let size = self.shape.b * stem.window.output.elements();
         let mut sum = vec![0.0; size];
@@ -267,7 +267,7 @@ impl CpuNetwork {
             let mut to_features = vec![0.0; width];
             for (class, g) in logits.iter().enumerate() {
                 let row = class * width..(class + 1) * width;
-                to_bias[class] += self.share() * g;
+                to_bias[class] += self.fed_bias_fraction() * g;
                 let to = to_weight[row.clone()].iter_mut().zip(features);
                 to.for_each(|(to, f)| *to += g * f);
                 let to = to_features.iter_mut().zip(&weight[row]);
@@ -293,7 +293,7 @@ impl CpuNetwork {
         let block = &self.network.blocks[number];
         let theta = self.theta;
         let input = input_of(number, &self.pooled_spikes, &self.spikes);
-        let currents = self.through(2 * number + 2, &spikes);
+        let currents = self.neurons_backward(2 * number + 2, &spikes);
         let add_gradients =
             |conv: &ConvolutionLayer, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
                 let weight = &mut gradient[conv.weight..conv.first_bias_element()];
@@ -304,7 +304,7 @@ impl CpuNetwork {
         let mut hidden = zeros(&self.currents[2 * number + 1]);
         let second = weight(&block.second, parameters);
         add_input_gradient(&block.second, second, currents.f32s(), theta, values(&mut hidden));
-        let inner = self.through(2 * number + 1, &hidden);
+        let inner = self.neurons_backward(2 * number + 1, &hidden);
         add_gradients(&block.first, input, &inner, gradient);
 
         let mut before = Tensor::zeroed([self.shape.t, input.len() / self.shape.t], Dtype::F32);
@@ -328,7 +328,7 @@ impl CpuNetwork {
     }
 
     /// Computes the gradient of a layer's input currents from the gradient of its spikes.
-    fn through(&self, layer: usize, spikes: &Tensor) -> Tensor {
+    fn neurons_backward(&self, layer: usize, spikes: &Tensor) -> Tensor {
         let mut currents = zeros(&self.currents[layer]);
         cpu::backward(self.neuron, &self.currents[layer], spikes, currents.tensor_data_mut());
         currents

@@ -26,7 +26,7 @@ pub fn pool(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSp
             let frame = &spikes[(step * b + image) * size..][..size];
             sums.iter_mut().zip(frame).for_each(|(sum, s)| *sum += s);
             for (at, before) in before.iter_mut().enumerate() {
-                let source = largest(window, &sums, at);
+                let source = first_maximum(window, &sums, at);
                 pooled.spikes.push(sums[source] - *before);
                 pooled.sources.push(source as u32);
                 *before = sums[source];
@@ -37,7 +37,7 @@ pub fn pool(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSp
     parallel::map(b, &image)
 }
 
-fn largest(window: &ConvolutionWindow, sums: &[i8], at: usize) -> usize {
+fn first_maximum(window: &ConvolutionWindow, sums: &[i8], at: usize) -> usize {
     let (pixel, channel) = (at / window.output.channels, at % window.output.channels);
     let sources = (0..window.window_taps()).filter_map(|tap| window.source_pixel(pixel, tap));
     sources

@@ -25,7 +25,7 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Kernels of the rung `best`.
-pub const KERNELS: &[KernelSpec<TileGrid>] = &[LAYERS, STEM];
+pub const KERNELS: &[KernelSpec<TileGrid>] = &[LAYERS_KERNEL, STEM_NEURONS_KERNEL];
 
 /// Number of blocks in a group, which compute the same images.
 const BLOCKS_PER_GROUP: usize = 8;
@@ -48,7 +48,7 @@ const FRAGMENT_BYTES: usize = FIRST_LAYER_CHANNELS * 7 * 8 * 4 * 2;
 /// Launches of `best` that replace the launches of single layers.
 pub const MERGED_LAYERS: MergedLayers = MergedLayers { stem, layers };
 
-const LAYERS: KernelSpec<TileGrid> = KernelSpec {
+const LAYERS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
     constants: |_| {
         vec![
@@ -70,13 +70,13 @@ const LAYERS: KernelSpec<TileGrid> = KernelSpec {
     })
 };
 
-const STEM: KernelSpec<TileGrid> = KernelSpec {
+const STEM_NEURONS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
     symbol: "resnet18_best_stem",
     threads: STEM_THREADS,
     shared_bytes: |_| 0,
     co_resident: false,
     stages: &[],
-    ..LAYERS
+    ..LAYERS_KERNEL
 };
 
 /// Names of the kernel's timer stages, in the order of their numbers in the kernel. The wait for
@@ -217,11 +217,11 @@ fn layers_with_blocks(
 /// Pointer to the tiles of a weight from tap 0 on. Taps before the first live one are neither
 /// stored nor read.
 fn weight(program: &Program, conv: &ConvolutionLayer) -> TableWord {
-    const FILTERS: usize = 32;
+    const FILTERS_PER_TILE: usize = 32;
     let before = conv.window.live_taps().start * conv.window.input.channels;
     program
         .at(&tiled_weight_region_name(conv))
-        .address_before(before * FILTERS * Dtype::Bf16.bytes())
+        .address_before(before * FILTERS_PER_TILE * Dtype::Bf16.bytes())
         .into()
 }
 
@@ -306,7 +306,7 @@ fn stem(forward: &Forward, program: &mut Program) {
         neuron_launch_arguments(shape),
     );
     let grid = TileGrid { steps: shape.t, blocks: [outputs.div_ceil(2 * STEM_THREADS), 1] };
-    let launch = program.kernel(&STEM, &grid, arguments);
+    let launch = program.kernel(&STEM_NEURONS_KERNEL, &grid, arguments);
     program.add(launch.programmatic());
 }
 
@@ -341,5 +341,5 @@ fn layers(forward: &Forward, program: &mut Program, logits: Operand) {
         (scale, shape.fed() as f32),
     );
     let grid = TileGrid { steps: shape.t, blocks: [image_groups(shape) * BLOCKS_PER_GROUP, 1] };
-    program.launch(&LAYERS, &grid, arguments);
+    program.launch(&LAYERS_KERNEL, &grid, arguments);
 }

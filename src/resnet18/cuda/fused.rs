@@ -21,14 +21,17 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
 /// Kernels of the rung `fused`.
-pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, CLASSIFIER_TAIL];
+pub const KERNELS: &[KernelSpec<TileGrid>] =
+    &[LAYER_KERNEL, WIDE_LAYER_KERNEL, STEM, POOL, CLASSIFIER_TAIL];
 
-const BLOCK: KernelSpec<TileGrid> = tiled(kernel_file("resnet18/fused"), "resnet18_fused_block");
-const BLOCK_WIDE: KernelSpec<TileGrid> = wide_build(BLOCK);
+const LAYER_KERNEL: KernelSpec<TileGrid> =
+    tiled(kernel_file("resnet18/fused"), "resnet18_fused_block");
+const WIDE_LAYER_KERNEL: KernelSpec<TileGrid> = wide_build(LAYER_KERNEL);
 const STEM: KernelSpec<TileGrid> =
-    KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..BLOCK };
+    KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..LAYER_KERNEL };
 const POOL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
-const CLASSIFIER_TAIL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
+const CLASSIFIER_TAIL: KernelSpec<TileGrid> =
+    KernelSpec { symbol: "resnet18_fused_tail", ..LAYER_KERNEL };
 
 /// Name and size in bytes of a region of activations.
 pub type ActivationRegion = (String, usize);
@@ -278,8 +281,8 @@ impl Forward<'_> {
         );
         let grid = self.tiles(window.output.pixel_count(), window.output.channels);
         let launch = program
-            .kernel(&BLOCK, &grid, arguments)
-            .or(&BLOCK_WIDE, &grid, wide_is_faster(&BLOCK_WIDE, grid))
+            .kernel(&LAYER_KERNEL, &grid, arguments)
+            .or(&WIDE_LAYER_KERNEL, &grid, wide_is_faster(&WIDE_LAYER_KERNEL, grid))
             .programmatic();
         program.in_range(&conv.name, |program| program.add(launch));
     }

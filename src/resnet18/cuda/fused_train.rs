@@ -10,15 +10,15 @@ use super::fused::{
     declare_stem_operand, neuron_launch_arguments, weight,
 };
 use super::jobs::{
-    GRADIENT_BUCKETS, GradientBuckets, JobLists, PACKETS, classifier_gradient_pointers,
+    GRADIENT_BUCKETS, GradientBuckets, JobLists, PACKETS_PER_THREAD, classifier_gradient_pointers,
     declare_gradient_parts,
 };
 use super::per_op::{POOLED_TAPS, STAGE_RANGES};
 use super::tiles::{
-    GROUP, SHARED_BYTES_PER_GROUP, THREADS, TileGrid, tile_constants, tiled, wide_build,
-    wide_is_faster,
+    SHARED_BYTES_PER_GROUP, THREADS, THREADS_PER_GROUP, TileGrid, tile_constants, tiled,
+    wide_build, wide_is_faster,
 };
-use super::train::{CLASSIFIER_KERNEL, LOSS, TrainingTensors};
+use super::train::{CLASSIFIER_KERNEL, LOSS_KERNEL, TrainingTensors};
 use super::weights::{live_weight_columns, weight_columns, weight_region_name};
 use crate::collective::InPlaceSum;
 use crate::kernel_files::kernel_file;
@@ -33,31 +33,35 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
 /// All kernels of the backward pass.
-pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK_KERNEL, WIDE_BLOCK_KERNEL, STEM];
+pub const KERNELS: &[KernelSpec<TileGrid>] =
+    &[BLOCK_KERNEL, WIDE_BLOCK_KERNEL, STEM_BACKWARD_KERNEL];
 /// Kernels over all parameters; their parameter is the number of blocks.
-pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SUM_PARTS, SGD];
+pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK_KERNEL, WEIGHT_GRADIENTS, SUM_PARTS, SGD];
 
 const BLOCK_KERNEL: KernelSpec<TileGrid> =
     tiled(kernel_file("resnet18/fused_backward"), "resnet18_fused_block_backward");
 const WIDE_BLOCK_KERNEL: KernelSpec<TileGrid> = wide_build(BLOCK_KERNEL);
-const STEM: KernelSpec<TileGrid> =
+const STEM_BACKWARD_KERNEL: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK_KERNEL };
 
 const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
-    constants: |_| [tile_constants(GROUP), vec![("PACKETS", PACKETS)]].concat(),
+    constants: |_| {
+        [tile_constants(THREADS_PER_GROUP), vec![("PACKETS", PACKETS_PER_THREAD)]].concat()
+    },
     shared_bytes: |_| SHARED_BYTES_PER_GROUP,
     variants: || vec![1],
     ..KernelSpec::new(
         kernel_file("resnet18/fused_step"),
         "resnet18_fused_weight_gradients",
-        GROUP,
+        THREADS_PER_GROUP,
         |blocks| [*blocks, 1, 1],
     )
 };
-const PACK: KernelSpec<usize> =
+const PACK_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_fused_pack", shared_bytes: |_| 0, ..WEIGHT_GRADIENTS };
-const SUM_PARTS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sum_parts", ..PACK };
-const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK };
+const SUM_PARTS: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_fused_sum_parts", ..PACK_KERNEL };
+const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK_KERNEL };
 
 /// Exchange of gradient buckets between GPUs, concurrently with the backward pass.
 struct BucketExchange {
@@ -165,23 +169,23 @@ fn write(
     }
     let merged = merged.then_some(&best::MERGED_LAYERS);
     let forward = Forward { shape, network: &network, training: true, merged };
-    Step { forward, tensors, jobs, exchanged }.whole(&mut program);
+    FusedTrainStepWriter { forward, tensors, jobs, exchanged }.whole(&mut program);
     program
 }
 
 /// Writes the launches of a training step.
-struct Step<'a> {
+struct FusedTrainStepWriter<'a> {
     forward: Forward<'a>,
     tensors: TrainingTensors,
     jobs: JobLists,
     exchanged: Option<BucketExchange>,
 }
 
-impl Step<'_> {
+impl FusedTrainStepWriter<'_> {
     fn whole(&self, program: &mut Program) {
         let TrainingTensors { logits, parameters, momentum, new_parameters, new_momentum, .. } =
             self.tensors;
-        program.in_range("Weight_Rounding", |program| self.all(program, &PACK, "pack", ()));
+        program.in_range("Weight_Rounding", |program| self.all(program, &PACK_KERNEL, "pack", ()));
         self.forward.whole(program, logits.into());
         program.in_range("Backward", |program| self.backward(program));
         program.in_range("Optimizer", |program| {
@@ -262,7 +266,7 @@ impl Step<'_> {
         let (b, channels) = (shape.b, network.last_frame().channels);
         let TrainingTensors { logits, labels, loss, .. } = self.tensors;
         let arguments = (logits, labels, loss, "logits_gradient", int_operands([b, CLASS_COUNT]));
-        program.launch(&LOSS, &1, arguments);
+        program.launch(&LOSS_KERNEL, &1, arguments);
         let weights = CLASS_COUNT * channels;
         let buckets = self.exchanged.as_ref().map(|all| &all.buckets);
         let [weight, bias] = classifier_gradient_pointers(network, program, buckets);
@@ -335,7 +339,7 @@ impl Step<'_> {
             neuron_launch_arguments(shape),
         );
         let grid = TileGrid { steps: shape.t, blocks: [neurons.div_ceil(THREADS), 1] };
-        let launch = program.kernel(&STEM, &grid, arguments);
+        let launch = program.kernel(&STEM_BACKWARD_KERNEL, &grid, arguments);
         program.add(launch.programmatic());
     }
 }

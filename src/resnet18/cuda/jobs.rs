@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::fused::currents_gradient_name;
 use super::per_op::{block_input_name, layer_spikes_name};
-use super::tiles::{GROUP, TILE};
+use super::tiles::{THREADS_PER_GROUP, TILE};
 use super::weights::{
     padded_stem_columns, tiled_weight_region_name, weight_columns, weight_region_name,
 };
@@ -17,9 +17,9 @@ use kernelgate::backend::program::{MemoryPurpose, Pointer, Program, TableWord};
 use kernelgate::workload::Dtype;
 
 /// Number of packets of four elements that a thread handles, if its block is not a tile.
-pub const PACKETS: usize = 4;
+pub const PACKETS_PER_THREAD: usize = 4;
 /// Number of elements that a block handles, if it is not a tile.
-const ELEMENTS: usize = GROUP * PACKETS * 4;
+const ELEMENTS_PER_BLOCK: usize = THREADS_PER_GROUP * PACKETS_PER_THREAD * 4;
 /// Minimum number of row tiles that a part of a weight's gradient sums, if the gradient has as
 /// many.
 const MIN_ROW_TILES_PER_PART: usize = 16;
@@ -164,8 +164,8 @@ impl JobLists {
             .find(&tiled_weight_region_name(conv))
             .map_or(TableWord::Value(0), TableWord::Pointer);
         let packed = [from.into(), program.at(&weight_region_name(conv)).into(), tiles];
-        let fields = sizes([elements, conv.filter_elements(), first, columns]);
-        self.pack.push_job(elements.div_ceil(ELEMENTS), packed.into_iter().chain(fields));
+        let fields = size_words([elements, conv.filter_elements(), first, columns]);
+        self.pack.push_job(elements.div_ceil(ELEMENTS_PER_BLOCK), packed.into_iter().chain(fields));
 
         let parts = gradient_parts(shape, network, conv);
         let (bucket, whole) = match buckets.map(|all| all.place(program, conv.weight)) {
@@ -177,7 +177,7 @@ impl JobLists {
             whole.filter(|_| parts == 1).unwrap_or_else(|| program.at(&gradient_parts_name(conv)));
         let SummedFrames { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
         let out_side = conv.window.output.side;
-        let fields = sizes([
+        let fields = size_words([
             parts,
             steps,
             shape.b,
@@ -230,8 +230,8 @@ impl JobLists {
     /// Adds the job that sums the parts of a gradient.
     fn sum(&mut self, bucket: usize, parts: Pointer, to: Pointer, count: usize, elements: usize) {
         let fields = [parts, to].map(TableWord::Pointer).into_iter();
-        let fields = fields.chain(sizes([count, elements, elements]));
-        self.sums[bucket].push_job(elements.div_ceil(ELEMENTS), fields);
+        let fields = fields.chain(size_words([count, elements, elements]));
+        self.sums[bucket].push_job(elements.div_ceil(ELEMENTS_PER_BLOCK), fields);
     }
 
     /// Adds the SGD job of a parameter `[rows, depth]` whose gradient has only a range of columns.
@@ -245,12 +245,12 @@ impl JobLists {
         factor: f32,
     ) {
         let elements = rows * depth;
-        let fields = sizes([element, elements])
+        let fields = size_words([element, elements])
             .chain([gradient.into()])
-            .chain(sizes([parts, rows * columns, depth, first, columns]))
+            .chain(size_words([parts, rows * columns, depth, first, columns]))
             .chain([TableWord::Value(i64::from(factor.to_bits()))]);
         let last = usize::from(bucket + 1 == GRADIENT_BUCKETS);
-        self.sgd[last].push_job(elements.div_ceil(ELEMENTS), fields);
+        self.sgd[last].push_job(elements.div_ceil(ELEMENTS_PER_BLOCK), fields);
     }
 
     /// Lists that have jobs, with their names.
@@ -328,7 +328,7 @@ pub fn declare_gradient_parts(
 }
 
 /// Extents as words of a job.
-fn sizes<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = TableWord> {
+fn size_words<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = TableWord> {
     sizes.into_iter().map(|size| TableWord::Value(size as i64))
 }
 

@@ -37,7 +37,7 @@ pub const KERNELS: &[KernelSpec<usize>] = &[
     BIAS_KERNEL,
     ADD,
     ADD_SPIKES_KERNEL,
-    POOL,
+    POOL_KERNEL,
     CLASSIFY_KERNEL,
 ];
 
@@ -61,7 +61,8 @@ const BIAS_KERNEL: KernelSpec<usize> =
 const ADD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_add", ..ENCODE_KERNEL };
 const ADD_SPIKES_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_per_op_add_spikes", ..ENCODE_KERNEL };
-const POOL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_pool", ..ENCODE_KERNEL };
+const POOL_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_per_op_pool", ..ENCODE_KERNEL };
 /// Kernel of the classifier, which `fused` launches too: each block computes one class of one
 /// image.
 pub const CLASSIFY_KERNEL: KernelSpec<usize> = KernelSpec {
@@ -305,7 +306,7 @@ impl Forward<'_> {
         let pooled = program.at("pooled").plus(t * elements);
         let sizes = int_operands([pool.input.side, pool.input.channels, pool.output.side, t]);
         let pointers = ("tracers", "pooled_before", pooled, sources);
-        program.launch(&POOL, &elements, (pointers, long(elements), sizes));
+        program.launch(&POOL_KERNEL, &elements, (pointers, long(elements), sizes));
     }
 
     fn block(&self, program: &mut Program, number: usize) {

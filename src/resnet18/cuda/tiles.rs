@@ -14,9 +14,9 @@ pub struct TileGrid {
 }
 
 /// Number of threads that share a tile; blocks have one, two or four such groups.
-pub const GROUP: usize = 128;
+pub const THREADS_PER_GROUP: usize = 128;
 /// Number of threads in a block, unless a row has its own.
-pub const THREADS: usize = 2 * GROUP;
+pub const THREADS: usize = 2 * THREADS_PER_GROUP;
 /// Number of rows and columns of a tile, and of channels in a step of a GEMM. A row is one time
 /// step of an image at one pixel.
 pub const TILE: usize = 64;
@@ -30,7 +30,7 @@ pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<TileGrid>
     KernelSpec {
         defines: |grid| vec![format!("STEPS={}", grid.steps)],
         constants: |_| tile_constants(THREADS),
-        shared_bytes: |_| THREADS / GROUP * SHARED_BYTES_PER_GROUP,
+        shared_bytes: |_| THREADS / THREADS_PER_GROUP * SHARED_BYTES_PER_GROUP,
         variants: || [4, 8, 16].map(|steps| TileGrid { steps, blocks: [1; 2] }).to_vec(),
         ..KernelSpec::new(source, symbol, THREADS, |grid| [grid.blocks[0], grid.blocks[1], 1])
     }
@@ -43,7 +43,7 @@ pub const fn wide_build(narrow: KernelSpec<TileGrid>) -> KernelSpec<TileGrid> {
         threads: 2 * THREADS,
         defines: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
         constants: |_| tile_constants(2 * THREADS),
-        shared_bytes: |_| 2 * THREADS / GROUP * SHARED_BYTES_PER_GROUP,
+        shared_bytes: |_| 2 * THREADS / THREADS_PER_GROUP * SHARED_BYTES_PER_GROUP,
         ..narrow
     }
 }

@@ -35,14 +35,14 @@ const ROW_SUM_PARTS: usize = 64;
 pub const KERNELS: &[KernelSpec<usize>] = &[
     PACK_KERNEL,
     SHARE_KERNEL,
-    LOSS,
+    LOSS_KERNEL,
     FEATURES_KERNEL,
     CLASSIFIER_KERNEL,
     LAST_LAYER_KERNEL,
     ROUND_KERNEL,
     SUM_ROWS_KERNEL,
     SCATTER_KERNEL,
-    SCALE,
+    SCALE_KERNEL,
     POOL_KERNEL,
     SGD,
 ];
@@ -65,14 +65,17 @@ const LAST_LAYER_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_last", ..PACK_KERNEL };
 const SCATTER_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_scatter", ..PACK_KERNEL };
-const SCALE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scale", ..PACK_KERNEL };
+const SCALE_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_scale", ..PACK_KERNEL };
 const POOL_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK_KERNEL };
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK_KERNEL };
 /// Kernel of the loss, which `fused_train` launches too; its parameter is the number of blocks.
-pub const LOSS: KernelSpec<usize> =
+pub const LOSS_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK_KERNEL };
-const ROUND_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_round", ..LOSS };
-const SUM_ROWS_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS };
+const ROUND_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_round", ..LOSS_KERNEL };
+const SUM_ROWS_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS_KERNEL };
 
 /// Checks that the GEMMs of the gradients can be computed: their inner extent is the number of
 /// frames, whose rows must be multiples of 16 bytes.
@@ -251,7 +254,11 @@ impl<'a> TrainStepWriter<'a> {
         let (b, channels, at) = (shape.b, map.channels, network.classifier);
         let TrainingTensors { logits, labels, loss, parameters, .. } = self.tensors;
         let gradient = "logits_gradient";
-        program.launch(&LOSS, &1, (logits, labels, loss, gradient, int_operands([b, CLASS_COUNT])));
+        program.launch(
+            &LOSS_KERNEL,
+            &1,
+            (logits, labels, loss, gradient, int_operands([b, CLASS_COUNT])),
+        );
 
         let scale = self.theta / map.pixel_count() as f32;
         let elements = b * channels;
@@ -287,7 +294,7 @@ impl<'a> TrainStepWriter<'a> {
         let input = block_input_name(network, number);
         let ResidualBlock { first, second, .. } = block;
         in_layer_range(program, second, |program| {
-            self.through(program, 2 * number + 2, "spike_gradient");
+            self.neurons_backward(program, 2 * number + 2, "spike_gradient");
             self.round_and_transpose(program, second);
         });
         self.parameters_of(program, second, &layer_spikes_name(2 * number + 1));
@@ -305,12 +312,12 @@ impl<'a> TrainStepWriter<'a> {
                 let elements = self.forward.shape.frame_count() * second.window.output.elements();
                 let arguments = ("spike_gradient", "current_gradient", long(elements), self.theta);
                 in_layer_range(program, first, |program| {
-                    program.launch(&SCALE, &elements, arguments)
+                    program.launch(&SCALE_KERNEL, &elements, arguments)
                 });
             }
         }
         in_layer_range(program, first, |program| {
-            self.through(program, 2 * number + 1, "other_spike_gradient");
+            self.neurons_backward(program, 2 * number + 1, "other_spike_gradient");
             self.round_and_transpose(program, first);
         });
         self.parameters_of(program, first, &input);
@@ -335,7 +342,7 @@ impl<'a> TrainStepWriter<'a> {
                 program.launch(&POOL_KERNEL, &elements, arguments);
                 from = "other_spike_gradient";
             }
-            self.through(program, 0, from);
+            self.neurons_backward(program, 0, from);
             self.round_and_transpose(program, stem);
         });
         program.in_range("Weight_Gradients", |program| {
@@ -346,7 +353,7 @@ impl<'a> TrainStepWriter<'a> {
     }
 
     /// Computes `current_gradient` from the gradient of a layer's spikes.
-    fn through(&self, program: &mut Program, layer: usize, spikes: &str) {
+    fn neurons_backward(&self, program: &mut Program, layer: usize, spikes: &str) {
         let shape = self.forward.shape;
         let n = shape.b * self.network().neurons()[layer].elements();
         let neurons = NeuronShape { n, t: shape.t, dtype: Dtype::F32, parameters: shape.neuron() };

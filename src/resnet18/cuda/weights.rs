@@ -194,7 +194,7 @@ mod tests {
 
     /// Position of a B element, given its column in the step and its filter, in `mma.m16n8k16`:
     /// lane, word of the step, half of the word (PTX ISA, "Matrix Fragments for mma.m16n8k16").
-    fn place(column: usize, filter: usize) -> (usize, usize, usize) {
+    fn fragment_position(column: usize, filter: usize) -> (usize, usize, usize) {
         (filter * 4 + column % 8 / 2, column / 8, column % 2)
     }
 
@@ -211,7 +211,7 @@ mod tests {
                 (0..224).map(|column| (column / 32, column / 4 % 8, column % 4))
             {
                 let step = pixel / 4;
-                let (lane, word, half) = place(pixel % 4 * 4 + channel, filter % 8);
+                let (lane, word, half) = fragment_position(pixel % 4 * 4 + channel, filter % 8);
                 let at = (((filter / 8 * 7 + row) * 32 + lane) * 4 + step * 2 + word) * 2 + half;
                 let tap = (row * 7 + pixel) * 3 + channel;
                 let expected =

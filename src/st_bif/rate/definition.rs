@@ -47,7 +47,7 @@ pub struct FiringRate {
 }
 
 /// Number of neurons that one task of the reference computes.
-const COLUMNS: usize = 1 << 16;
+const NEURONS_PER_TASK: usize = 1 << 16;
 
 impl Problem for FiringRate {
     fn inputs(&self, seed: u64) -> Tensors {
@@ -63,14 +63,17 @@ impl Problem for FiringRate {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let spikes = inputs.tensor("spikes");
         let mut rate = vec![0.0; self.n];
-        parallel::for_each_task(split_columns(&mut rate, self.n, COLUMNS), &|task, mut rows| {
-            let rate = &mut *rows[0];
-            for step in 0..self.t {
-                let row = spikes.to_f64(step * self.n + task * COLUMNS, rate.len());
-                rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
-            }
-            rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
-        });
+        parallel::for_each_task(
+            split_columns(&mut rate, self.n, NEURONS_PER_TASK),
+            &|task, mut rows| {
+                let rate = &mut *rows[0];
+                for step in 0..self.t {
+                    let row = spikes.to_f64(step * self.n + task * NEURONS_PER_TASK, rate.len());
+                    rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
+                }
+                rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
+            },
+        );
         vec![Expected::all("rate", [self.n], rate)]
     }
 

@@ -2,7 +2,7 @@
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
-use super::forward::{Model, gain, head, probabilities, scatter, weight};
+use super::forward::{CpuModel, gain, head, probabilities, scatter, weight};
 use super::steps::{each_row, multiply, norm_backward, rotate, sigmoid, softmax, view};
 use crate::parallel;
 use crate::transformer::shape::{ArenaRows, Shape, Weight};
@@ -14,7 +14,7 @@ fn rows<'a>(shape: &Shape, gradient: &'a mut [f32], weight: Weight) -> &'a mut [
     &mut gradient[first * shape.d..][..rows * shape.d]
 }
 
-impl Model {
+impl CpuModel {
     /// Computes the gradients of the mean loss over all tokens into the arena; overwrites the
     /// logits.
     pub fn backward(&self, inputs: &Tensors, logits: &mut [f32], gradient: &mut [f32]) {

@@ -10,7 +10,7 @@ use crate::transformer::shape::{ArenaRows, Shape, Weight};
 use kernelgate::workload::Tensors;
 
 /// Activations of one layer.
-pub struct Layer {
+pub struct LayerActivations {
     /// The residual stream before the layer.
     pub x: Vec<f32>,
     pub qkv_input: Vec<f32>,
@@ -24,10 +24,10 @@ pub struct Layer {
 }
 
 /// Activations of a model in host memory.
-pub struct Model {
+pub struct CpuModel {
     pub shape: Shape,
     pub table: Vec<[f32; 2]>,
-    pub layers: Vec<Layer>,
+    pub layers: Vec<LayerActivations>,
     /// The residual stream before the head.
     pub x: Vec<f32>,
     pub head_input: Vec<f32>,
@@ -89,11 +89,11 @@ pub fn scatter(shape: &Shape, to: &mut [f32], operands: usize, operand: usize, h
     });
 }
 
-impl Model {
+impl CpuModel {
     pub fn new(shape: &Shape) -> Self {
         let tokens = |columns: usize| vec![0.0; shape.tokens() * columns];
         let Shape { d, ff, layers, .. } = *shape;
-        let layer = |_| Layer {
+        let layer = |_| LayerActivations {
             x: tokens(d),
             qkv_input: tokens(d),
             qkv: tokens(3 * d),

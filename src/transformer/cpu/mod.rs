@@ -8,7 +8,7 @@ mod steps;
 
 use super::definition::{Forward, TrainStep};
 use super::shape::{ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, NEXT_STATE, Shape, WEIGHT_DECAY};
-use forward::Model;
+use forward::CpuModel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
@@ -23,7 +23,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     supports: |problem| check_cpu_supported(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        let mut model = Model::new(&shape);
+        let mut model = CpuModel::new(&shape);
         let logits = [shape.batch, shape.context, shape.padded()];
         let outputs = Tensors::new().with_output("logits", logits, Dtype::F32).with_output(
             "loss",
@@ -44,7 +44,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     supports: |problem| check_cpu_supported(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        let mut model = Model::new(&shape);
+        let mut model = CpuModel::new(&shape);
         let mut logits = vec![0.0; shape.tokens() * shape.padded()];
         let mut gradient = vec![0.0; shape.parameters()];
         let outputs = NEXT_STATE.into_iter().fold(Tensors::new(), |outputs, name| {

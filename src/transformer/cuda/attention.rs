@@ -138,7 +138,7 @@ impl Network {
         let spec = GemmSpec {
             b_transposed: true,
             d: MatrixDtype::F32,
-            ..self.spec(context, context, head_dim)
+            ..self.gemm_spec(context, context, head_dim)
         };
         let matrices = [
             self.packed_part(qkv, 0),
@@ -155,7 +155,7 @@ impl Network {
         );
         self.program.end();
         self.program.begin("final_matmul");
-        let spec = self.spec(context, head_dim, context);
+        let spec = self.gemm_spec(context, head_dim, context);
         let matrices = [
             self.square_score_tensor(probabilities, element),
             self.packed_part(qkv, 2),
@@ -247,8 +247,8 @@ impl Network {
         let element = self.shape.dtype.bytes();
         let [grad_p, grad_scores] = ["scores", "grad_scores"].map(|name| self.program.at(name));
         let p = self.activation("probabilities", layer);
-        let of_scores = self.spec(context, context, head_dim);
-        let of_heads = self.spec(context, head_dim, context);
+        let of_scores = self.gemm_spec(context, context, head_dim);
+        let of_heads = self.gemm_spec(context, head_dim, context);
         let transposed = GemmSpec { a_transposed: true, ..of_heads };
         let matrices = [
             self.square_score_tensor(p, element),

@@ -144,7 +144,7 @@ fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
             let gradients = ("f32_gradients", "gradients", "steps");
             let copy = program.find("copy").map_or(NULL, Into::into);
             let extents =
-                (long(shape.matrices() * d), long(shape.parameters()), adamw::ADAMW_RATES);
+                (long(shape.first_matrix_row() * d), long(shape.parameters()), adamw::ADAMW_RATES);
             let outputs = (["new_p", "new_m", "new_v"], copy);
             program.launch(&adamw::ADAMW_KERNEL, shape, (state, gradients, outputs, extents));
         }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use super::kernels::gemm::{ARCHITECTURE, Product, ROPE, SWIGLU, SWIGLU_BACKWARD};
+use super::kernels::gemm::{ARCHITECTURE, EpilogueGemm, ROPE, SWIGLU, SWIGLU_BACKWARD};
 use super::kernels::rope;
-use super::rung::{Kernels, Products, Schedule};
+use super::rung::{GemmEpilogues, GradientSchedule, Kernels};
 use super::{FUSED, network, training};
 use crate::gpu_tests::gpu;
 use crate::kernel_tests::check_program_launches;
@@ -31,9 +31,10 @@ const ODD: Shape = Shape {
 };
 const ONE_TOKEN: Shape = Shape { context: 1, ff: 8, d: 64, heads: 1, ..ODD };
 /// A shape with several tiles for each block.
-const MANY: Shape = Shape { context: 130, batch: 5, d: 192, ff: 1096, heads: 3, ..ODD };
+const SHAPE_OF_MANY_TILES: Shape =
+    Shape { context: 130, batch: 5, d: 192, ff: 1096, heads: 3, ..ODD };
 const WIDE_HEADS: Shape = Shape { context: 300, d: 384, heads: 3, ..ODD };
-const SHAPES: [Shape; 4] = [ODD, ONE_TOKEN, MANY, WIDE_HEADS];
+const SHAPES: [Shape; 4] = [ODD, ONE_TOKEN, SHAPE_OF_MANY_TILES, WIDE_HEADS];
 
 /// Numbers of multiprocessors, which determine the tiles: one block gets all tiles, or each block
 /// gets one.
@@ -49,7 +50,7 @@ fn matrix(name: &str, rows: usize, d: usize, spread: f64) -> (Tensor, Vec<f64>) 
 }
 
 /// Computes x w^T without rounding.
-fn product(x: &[f64], w: &[f64], d: usize) -> Vec<f64> {
+fn multiply_transposed(x: &[f64], w: &[f64], d: usize) -> Vec<f64> {
     let row = |x: &[f64]| -> Vec<f64> {
         w.chunks(d).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()).collect()
     };
@@ -86,7 +87,7 @@ fn with_operands(shape: &Shape, rows: usize, outputs: &[(&'static str, usize)]) 
     program
 }
 
-fn swiglu(product: &Product) -> Program {
+fn swiglu(product: &EpilogueGemm) -> Program {
     let ff = product.shape.ff;
     let both = [("h", ff), ("gate_up", 2 * ff)];
     let mut program =
@@ -99,7 +100,7 @@ fn swiglu(product: &Product) -> Program {
     program
 }
 
-fn swiglu_backward(product: &Product) -> Program {
+fn swiglu_backward(product: &EpilogueGemm) -> Program {
     let Shape { ff, .. } = product.shape;
     let mut program = with_operands(&product.shape, ff, &[("grad_gate_up", 2 * ff)]);
     program.input("gate_up", MemoryPurpose::Inputs, 4 * ff * product.shape.tokens());
@@ -109,7 +110,7 @@ fn swiglu_backward(product: &Product) -> Program {
     program
 }
 
-fn rotated(product: &Product) -> Program {
+fn rotated(product: &EpilogueGemm) -> Program {
     let shape = product.shape;
     let Shape { d, context, .. } = shape;
     let mut program = with_operands(&shape, 3 * d, &[("qkv", 3 * d)]);
@@ -121,9 +122,9 @@ fn rotated(product: &Product) -> Program {
     program
 }
 
-fn products(shape: Shape) -> impl Iterator<Item = Product> {
+fn products(shape: Shape) -> impl Iterator<Item = EpilogueGemm> {
     let each = move |multiprocessors| {
-        [false, true].map(move |saved| Product { shape, multiprocessors, saved })
+        [false, true].map(move |saved| EpilogueGemm { shape, multiprocessors, saved })
     };
     MULTIPROCESSORS.into_iter().flat_map(each)
 }
@@ -131,16 +132,16 @@ fn products(shape: Shape) -> impl Iterator<Item = Product> {
 #[test]
 fn launches_have_the_arguments_of_their_kernels() {
     for product in SHAPES.into_iter().flat_map(products) {
-        assert!(Product::computes(&product.shape));
+        assert!(EpilogueGemm::supports_shape(&product.shape));
         for program in [swiglu(&product), swiglu_backward(&product), rotated(&product)] {
             assert_eq!(program.check(), Ok(()));
             check_program_launches(&program);
         }
     }
-    let products = Products::WithEpilogues { multiprocessors: 132 };
+    let products = GemmEpilogues::WithEpilogues { multiprocessors: 132 };
     let kernels = Kernels { attention: FUSED, products };
     for program in
-        [network::forward(&ODD, kernels), training::step(&ODD, kernels, Schedule::Serial)]
+        [network::forward(&ODD, kernels), training::step(&ODD, kernels, GradientSchedule::Serial)]
     {
         assert_eq!(program.check(), Ok(()));
         check_program_launches(&program);
@@ -152,7 +153,7 @@ fn other_dtypes_and_odd_widths_keep_the_library() {
     for shape in
         [Shape { dtype: Dtype::F32, ..ODD }, Shape { d: 160, ..ODD }, Shape { ff: 204, ..ODD }]
     {
-        assert!(!Product::computes(&shape), "{shape:?}");
+        assert!(!EpilogueGemm::supports_shape(&shape), "{shape:?}");
     }
 }
 
@@ -174,7 +175,7 @@ fn swiglu_in_the_epilogue_agrees_with_fp64_on_a_gpu() {
         let (x, exact_x) = matrix("x", shape.tokens(), d, 1.0);
         let (w, exact_w) = matrix("w", 2 * ff, d, 2.0 / (d as f64).sqrt());
         let inputs = [("x", x), ("w", w)].into_iter().fold(Tensors::new(), with_tensor);
-        let gate_up = product(&exact_x, &exact_w, d);
+        let gate_up = multiply_transposed(&exact_x, &exact_w, d);
         let hidden = |row: &[f64]| -> Vec<f64> {
             row[..ff].iter().zip(&row[ff..]).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()
         };
@@ -200,7 +201,7 @@ fn gradient_of_swiglu_in_the_epilogue_agrees_with_fp64_on_a_gpu() {
         let (gate_up, exact_gate_up) = matrix("gate_up", shape.tokens(), 2 * ff, 1.0);
         let inputs = [("x", x), ("w", w), ("gate_up", gate_up)];
         let inputs = inputs.into_iter().fold(Tensors::new(), with_tensor);
-        let grad_h = product(&exact_x, &exact_w, d);
+        let grad_h = multiply_transposed(&exact_x, &exact_w, d);
         let gradient = |(grad_h, row): (&[f64], &[f64])| -> Vec<f64> {
             let (gate, up) = row.split_at(ff);
             let of_gate = gate.iter().zip(up).zip(grad_h).map(|((gate, up), grad)| {
@@ -228,7 +229,7 @@ fn rotation_in_the_epilogue_agrees_with_fp64_on_a_gpu() {
         let (x, exact_x) = matrix("x", shape.tokens(), d, 1.0);
         let (w, exact_w) = matrix("w", 3 * d, d, 1.0 / (d as f64).sqrt());
         let inputs = [("x", x), ("w", w)].into_iter().fold(Tensors::new(), with_tensor);
-        let mut expected = product(&exact_x, &exact_w, d);
+        let mut expected = multiply_transposed(&exact_x, &exact_w, d);
         for (token, row) in expected.chunks_mut(3 * d).enumerate() {
             for (at, pair) in row[..2 * d].chunks_mut(2).enumerate() {
                 let frequency = ROPE_BASE.powf(-((2 * at % width) as f64) / width as f64);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::rung::{Attention, Schedule};
+use super::rung::{Attention, GradientSchedule};
 use super::training::step;
 use super::{DETERMINISTIC, FUSED};
 use crate::gpu_tests::gpu;
@@ -73,7 +73,7 @@ impl Regions<'_> {
     }
 }
 
-fn close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
+fn assert_relative_l2(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let apart = norm(&mut found.iter().zip(expected).map(|(x, y)| x - y));
@@ -95,11 +95,16 @@ fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize,
         ("hidden", ff, &expected.hidden),
     ] {
         let found = regions.sequence(&regions.activation(name, layer, columns), number);
-        close(&format!("{name} {layer}"), &found.values, &expected.values, RELATIVE_L2);
+        assert_relative_l2(
+            &format!("{name} {layer}"),
+            &found.values,
+            &expected.values,
+            RELATIVE_L2,
+        );
     }
     let found = regions.sequence(&regions.stream("x", layer + 1), number);
-    let behind = reference.behind(layer, &expected);
-    close(&format!("x {}", layer + 1), &found.values, &behind.values, RELATIVE_L2);
+    let behind = reference.stream_after_layer(layer, &expected);
+    assert_relative_l2(&format!("x {}", layer + 1), &found.values, &behind.values, RELATIVE_L2);
 }
 
 /// Compares the gradients of a layer's activations for one sequence, and sampled rows of the
@@ -113,11 +118,16 @@ fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize
     let (middle, _) =
         reference.mlp_backward(layer, &activations, &part("grad_mlp", d), &mut vec![]);
     let found = part("grad_middle", d);
-    close(&format!("grad_middle {layer}"), &found.values, &middle.values, RELATIVE_L2);
+    assert_relative_l2(&format!("grad_middle {layer}"), &found.values, &middle.values, RELATIVE_L2);
     if layer > 0 {
         let (before, _) = reference.attention_backward(layer, &activations, &found, &mut vec![]);
         let found = regions.sequence(&regions.activation("grad_mlp", layer - 1, d), number);
-        close(&format!("grad_mlp {}", layer - 1), &found.values, &before.values, RELATIVE_L2);
+        assert_relative_l2(
+            &format!("grad_mlp {}", layer - 1),
+            &found.values,
+            &before.values,
+            RELATIVE_L2,
+        );
     }
     let whole_reference = Reference::for_layers(&regions.shape, reference.inputs, |x| x);
     for (weight, left, right) in [
@@ -127,10 +137,10 @@ fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize
         (Weight::Down(layer), whole("hidden", ff), whole("grad_mlp", d)),
     ] {
         let expected = whole_reference.products(weight, &left, &right);
-        let first = expected.tensor.first - regions.shape.matrices();
+        let first = expected.tensor.first - regions.shape.first_matrix_row();
         let rows: Vec<usize> = expected.rows.iter().map(|row| first + row).collect();
         let found = regions.rows("grad_matrices", &rows, Dtype::Bf16);
-        close(&format!("gradient of {weight:?}"), &found, &expected.values, 3e-3);
+        assert_relative_l2(&format!("gradient of {weight:?}"), &found, &expected.values, 3e-3);
         if weight == Weight::Down(0) {
             check_update(regions, reference.inputs, &Gradient { values: found, ..expected });
         }
@@ -143,7 +153,12 @@ fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
         let rows: Vec<usize> =
             gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
         let found = regions.rows(name, &rows, Dtype::F32);
-        close(&format!("{name} of {:?}", gradient.tensor.weight), &found, &expected, 1e-5);
+        assert_relative_l2(
+            &format!("{name} of {:?}", gradient.tensor.weight),
+            &found,
+            &expected,
+            1e-5,
+        );
     }
 }
 
@@ -156,8 +171,11 @@ fn check_layers(device: &Arc<Device>, shape: Shape, attention: Attention, inputs
     let single = Shape { batch: 1, ..shape };
     let reference = Reference::for_layers(&single, &one, |x| x);
     // With a single group, the gradients of every layer's activations are kept.
-    let program =
-        step(&shape, attention.on(device, &shape), Schedule::Overlapped { group: shape.layers });
+    let program = step(
+        &shape,
+        attention.on(device, &shape),
+        GradientSchedule::Overlapped { group: shape.layers },
+    );
     let program = program.load(device, inputs).unwrap();
     program.enqueue().unwrap();
     device.synchronize().unwrap();

@@ -24,7 +24,7 @@ use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
-use rung::{Attention, Kernels, Schedule};
+use rung::{Attention, GradientSchedule, Kernels};
 
 const FUSED: Attention = Attention::Fused(QueryGradientSumOrder::Any);
 const DETERMINISTIC: Attention = Attention::Fused(QueryGradientSumOrder::Fixed);
@@ -127,11 +127,11 @@ fn unfused(problem: &Forward) -> Program {
 }
 
 fn unfused_step(problem: &TrainStep) -> Program {
-    training::step(&problem.shape, Attention::Unfused, Schedule::Serial)
+    training::step(&problem.shape, Attention::Unfused, GradientSchedule::Serial)
 }
 
 fn fused_step(problem: &TrainStep, kernels: impl Into<Kernels>) -> Program {
-    training::step(&problem.shape, kernels, Schedule::overlapped(&problem.shape))
+    training::step(&problem.shape, kernels, GradientSchedule::overlapped(&problem.shape))
 }
 
 /// Loads a program as a task, after checking that its tokens are in the vocabulary.

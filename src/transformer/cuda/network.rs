@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::kernels::gemm::{self, Product};
+use super::kernels::gemm::{self, EpilogueGemm};
 use super::kernels::{embedding, loss, norm, rope, swiglu};
-use super::rung::{Attention, Kernels, Products};
+use super::rung::{Attention, GemmEpilogues, Kernels};
 use crate::parallel;
 use crate::transformer::shape::{Shape, Weight};
 use half::bf16;
@@ -26,7 +26,7 @@ pub struct Network {
     pub program: Program,
     pub shape: Shape,
     pub attention: Attention,
-    products: Products,
+    products: GemmEpilogues,
     /// Whether a backward pass follows.
     training: bool,
     /// Arena of the weights that GEMMs read.
@@ -139,12 +139,12 @@ impl Network {
     }
 
     /// Address of the gain of a norm.
-    pub fn gain(&self, norm: usize) -> Pointer {
+    pub fn gain_pointer(&self, norm: usize) -> Pointer {
         self.weight(Weight::Gains).plus(norm * self.shape.d * self.shape.dtype.bytes())
     }
 
     /// Address of the inverse root mean squares of a norm.
-    pub fn roots(&self, norm: usize) -> Pointer {
+    pub fn inverse_roots(&self, norm: usize) -> Pointer {
         self.program.at("roots").plus(norm * F32 * self.shape.tokens())
     }
 
@@ -155,7 +155,7 @@ impl Network {
     }
 
     /// Specification of a GEMM of matrices in the dtype.
-    pub fn spec(&self, m: usize, n: usize, k: usize) -> GemmSpec {
+    pub fn gemm_spec(&self, m: usize, n: usize, k: usize) -> GemmSpec {
         let dtype = match self.shape.dtype {
             Dtype::Bf16 => MatrixDtype::Bf16,
             _ => MatrixDtype::F32,
@@ -198,7 +198,7 @@ impl Network {
         let spec = GemmSpec {
             b_transposed: true,
             ldd: Some(self.shape.padded()),
-            ..self.spec(tokens, vocabulary, d)
+            ..self.gemm_spec(tokens, vocabulary, d)
         };
         let logits = self.program.at("logits");
         self.multiply(spec, [input, self.weight(Weight::Head), logits]);
@@ -212,7 +212,7 @@ impl Network {
     }
 
     fn normalize(&mut self, norm: usize, x: Pointer, to: Pointer) {
-        let (gain, roots, d) = (self.gain(norm), self.roots(norm), self.shape.d);
+        let (gain, roots, d) = (self.gain_pointer(norm), self.inverse_roots(norm), self.shape.d);
         self.launch(&norm::NORM_KERNEL, (x, gain, to, roots, int(d)));
     }
 
@@ -224,7 +224,7 @@ impl Network {
         self.normalize(2 * layer, x, input);
         self.project(layer, input, qkv);
         self.attend(layer);
-        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, d, d) };
+        let spec = GemmSpec { b_transposed: true, ..self.gemm_spec(tokens, d, d) };
         self.multiply_and_add(spec, [attended, self.weight(Weight::Out(layer)), x, middle]);
         self.program.end();
     }
@@ -238,15 +238,15 @@ impl Network {
             let launch = self.program.kernel(&gemm::ROPE, &product, operands);
             return self.program.add(launch.programmatic());
         }
-        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 3 * d, d) };
+        let spec = GemmSpec { b_transposed: true, ..self.gemm_spec(tokens, 3 * d, d) };
         self.multiply(spec, [input, w, qkv]);
         self.rotate(qkv, 1.0);
     }
 
     /// Kernels that replace a GEMM and the kernel after it, if they are used.
-    pub fn own_product(&self) -> Option<Product> {
-        let Products::WithEpilogues { multiprocessors } = self.products else { return None };
-        Some(Product { shape: self.shape, multiprocessors, saved: self.training })
+    pub fn own_product(&self) -> Option<EpilogueGemm> {
+        let GemmEpilogues::WithEpilogues { multiprocessors } = self.products else { return None };
+        Some(EpilogueGemm { shape: self.shape, multiprocessors, saved: self.training })
     }
 
     /// Adds the rotation of queries and keys in place, forward or back.
@@ -271,11 +271,11 @@ impl Network {
             let launch = self.program.kernel(&gemm::SWIGLU, &product, operands);
             self.program.add(launch.programmatic());
         } else {
-            let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 2 * ff, d) };
+            let spec = GemmSpec { b_transposed: true, ..self.gemm_spec(tokens, 2 * ff, d) };
             self.multiply(spec, [input, w, gate_up]);
             self.launch(&swiglu::SWIGLU_KERNEL, (gate_up, hidden, long(tokens), int(ff)));
         }
-        let spec = self.spec(tokens, d, ff);
+        let spec = self.gemm_spec(tokens, d, ff);
         self.multiply_and_add(spec, [hidden, self.weight(Weight::Down(layer)), middle, next]);
         self.program.end();
     }

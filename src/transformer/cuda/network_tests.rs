@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::rung::{Attention, Schedule};
+use super::rung::{Attention, GradientSchedule};
 use super::{DETERMINISTIC, FORWARD, FUSED, TRAIN_STEP, network, training};
 use crate::gpu_tests::{gpu, prepare};
 use crate::kernel_tests::check_program_launches;
 use crate::transformer::definition::{Forward, TrainStep};
 use crate::transformer::shape::Shape;
-use crate::transformer::tests::{beginning, curve};
+use crate::transformer::tests::{initial_state, loss_curve};
 use kernelgate::backend::{Executable, Implementation};
 use kernelgate::verify::precision::ErrorBounds;
 use kernelgate::verify::{launch_on_poisoned_outputs, verify};
@@ -35,9 +35,9 @@ const WIDE: Shape = Shape { d: 160, context: 40, batch: 1, ..ODD };
 fn launches_have_the_arguments_of_their_kernels() {
     for attention in [Attention::Unfused, FUSED, DETERMINISTIC] {
         let schedules = [
-            Schedule::Serial,
-            Schedule::Overlapped { group: 1 },
-            Schedule::Overlapped { group: 3 },
+            GradientSchedule::Serial,
+            GradientSchedule::Overlapped { group: 1 },
+            GradientSchedule::Overlapped { group: 3 },
         ];
         let steps = schedules.map(|schedule| training::step(&ODD, attention, schedule));
         for program in steps.into_iter().chain([network::forward(&ODD, attention)]) {
@@ -53,7 +53,11 @@ fn groups_of_layers_fill_a_gpu() {
         [(768, 12, 4), (1024, 24, 5), (1600, 48, 2), (2560, 32, 1), (64, 3, 1), (64, 2, 1)]
     {
         let shape = Shape { d, layers, ..ODD };
-        assert_eq!(Schedule::overlapped(&shape), Schedule::Overlapped { group }, "{d}");
+        assert_eq!(
+            GradientSchedule::overlapped(&shape),
+            GradientSchedule::Overlapped { group },
+            "{d}"
+        );
     }
 }
 
@@ -70,7 +74,7 @@ fn the_state_is_in_memory_once() {
         batch: 4,
         dtype: Dtype::Bf16,
     };
-    let program = training::step(&xl, FUSED, Schedule::overlapped(&xl));
+    let program = training::step(&xl, FUSED, GradientSchedule::overlapped(&xl));
     let uses: BTreeMap<&str, u64> = program.bytes_by_memory_purpose().into_iter().collect();
     let parameters = xl.parameters() as u64;
     assert_eq!(uses["momentum"], 12 * parameters);
@@ -83,7 +87,7 @@ fn inputs_fill_the_regions_of_their_names() {
     let f32 = Shape { dtype: Dtype::F32, ..ODD };
     for shape in [ODD, f32] {
         let forward = network::forward(&shape, Attention::Unfused);
-        let step = training::step(&shape, Attention::Unfused, Schedule::Serial);
+        let step = training::step(&shape, Attention::Unfused, GradientSchedule::Serial);
         let inputs = [Forward { shape }.inputs(1), TrainStep { shape }.inputs(1)];
         for (program, inputs) in [forward, step].into_iter().zip(inputs) {
             let shared: Vec<(&str, usize)> =
@@ -172,8 +176,8 @@ fn ten_steps_follow_the_curve_of_the_reference_on_a_gpu() {
     // Maximum relative difference of the loss of a step; an H100 has 2.2e-6 and 9.5e-4.
     for (dtype, band) in [(Dtype::F32, 1e-5), (Dtype::Bf16, 4e-3)] {
         let shape = Shape { dtype, ..REDUCED };
-        let inputs = beginning(&shape, 4);
-        let expected = curve(&shape, &inputs, 10);
+        let inputs = initial_state(&shape, 4);
+        let expected = loss_curve(&shape, &inputs, 10);
         let problem = TrainStep { shape };
         for row in TRAIN_STEP.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };

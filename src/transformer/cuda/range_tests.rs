@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::rung::{Attention, Schedule};
+use super::rung::{Attention, GradientSchedule};
 use super::{DETERMINISTIC, FORWARD, FUSED, network, training};
 use crate::gpu_tests::{gpu, prepare};
 use crate::transformer::definition::Forward;
@@ -42,7 +42,7 @@ fn paths(program: &Program) -> Vec<Vec<&str>> {
 #[test]
 fn every_command_of_a_step_is_in_one_phase() {
     for attention in [Attention::Unfused, FUSED, DETERMINISTIC] {
-        for schedule in [Schedule::Serial, Schedule::overlapped(&SMALL)] {
+        for schedule in [GradientSchedule::Serial, GradientSchedule::overlapped(&SMALL)] {
             let program = training::step(&SMALL, attention, schedule);
             let mut found = BTreeSet::new();
             for path in paths(&program) {

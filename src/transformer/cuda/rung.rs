@@ -35,7 +35,7 @@ impl Attention {
 
 /// GEMMs that include the kernel after them in their epilogue, if the device allows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Products {
+pub enum GemmEpilogues {
     /// All GEMMs are the library's, followed by separate kernels.
     Library,
     /// The GEMMs before the rotary embedding, SwiGLU and its gradient are our own kernels, for a
@@ -52,12 +52,12 @@ pub struct Kernels {
     /// Kernels that compute attention.
     pub attention: Attention,
     /// Kernels of the GEMMs before the rotary embedding, before SwiGLU and before its gradient.
-    pub products: Products,
+    pub products: GemmEpilogues,
 }
 
 impl From<Attention> for Kernels {
     fn from(attention: Attention) -> Self {
-        Self { attention, products: Products::Library }
+        Self { attention, products: GemmEpilogues::Library }
     }
 }
 
@@ -67,10 +67,12 @@ impl Attention {
         let facts = device.facts();
         let own = matches!(self, Self::Fused(_))
             && facts.arch == gemm::ARCHITECTURE
-            && gemm::Product::computes(shape);
+            && gemm::EpilogueGemm::supports_shape(shape);
         let products = match own {
-            true => Products::WithEpilogues { multiprocessors: facts.multiprocessors as usize },
-            false => Products::Library,
+            true => {
+                GemmEpilogues::WithEpilogues { multiprocessors: facts.multiprocessors as usize }
+            }
+            false => GemmEpilogues::Library,
         };
         Kernels { attention: self, products }
     }
@@ -78,7 +80,7 @@ impl Attention {
 
 /// Order of the gradients of matrices and of the updates in a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Schedule {
+pub enum GradientSchedule {
     /// Launches follow one another, and a single AdamW launch updates all tensors.
     Serial,
     /// Gradients of matrices run concurrently with those of activations. The matrix gradients of a
@@ -90,15 +92,15 @@ pub enum Schedule {
     },
 }
 
-impl Schedule {
+impl GradientSchedule {
     /// Chooses groups of layers that are large enough for the smallest gradients, `[d, d]`, to have
     /// a tile for each multiprocessor. There are at least three groups, because no gradient of
     /// activations is left to run concurrently with the update of the last group.
     pub fn overlapped(shape: &Shape) -> Self {
         /// Number of elements in the tiles of 128 by 256 of all multiprocessors of an H100.
-        const FILLED: usize = 132 * 128 * 256;
+        const ELEMENTS_OF_ALL_TILES: usize = 132 * 128 * 256;
         const LEAST_GROUPS: usize = 3;
-        let least = FILLED.div_ceil(shape.d * shape.d).clamp(1, shape.layers);
+        let least = ELEMENTS_OF_ALL_TILES.div_ceil(shape.d * shape.d).clamp(1, shape.layers);
         let groups = shape.layers.div_ceil(least).max(LEAST_GROUPS);
         Self::Overlapped { group: shape.layers.div_ceil(groups) }
     }

@@ -25,7 +25,7 @@ const NARROW: Shape = Shape {
 
 /// A model shape with more tokens than a block holds, each token many times, and two blocks of
 /// columns.
-const REPEATED: Shape =
+const SHAPE_OF_REPEATED_TOKENS: Shape =
     Shape { vocabulary: 13, d: 776, ff: 8, heads: 1, context: 701, batch: 3, ..NARROW };
 
 /// A model shape with heads of 80 elements, for which a block sums the gradients of several gains.
@@ -40,7 +40,9 @@ fn problems(shape: Shape) -> impl Iterator<Item = ComponentProblem> {
 
 #[test]
 fn launches_have_the_arguments_of_their_kernels() {
-    for problem in [NARROW, REPEATED, WIDE, ONE_TOKEN].into_iter().flat_map(problems) {
+    for problem in
+        [NARROW, SHAPE_OF_REPEATED_TOKENS, WIDE, ONE_TOKEN].into_iter().flat_map(problems)
+    {
         for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
             let program = write(&problem);
@@ -54,7 +56,7 @@ fn launches_have_the_arguments_of_their_kernels() {
 fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
     let Some((device, _alone)) = gpu() else { return };
     let f32 = [NARROW, WIDE].map(|shape| Shape { dtype: Dtype::F32, ..shape });
-    let bf16 = [NARROW, REPEATED, WIDE, ONE_TOKEN];
+    let bf16 = [NARROW, SHAPE_OF_REPEATED_TOKENS, WIDE, ONE_TOKEN];
     let mut wrong = Vec::new();
     for problem in bf16.into_iter().chain(f32).flat_map(problems) {
         let inputs = problem.inputs(3);
@@ -79,7 +81,7 @@ fn outputs(problem: &ComponentProblem, inputs: &Tensors, device: &Arc<Device>) -
 }
 
 /// Token numbers outside the vocabulary of [`NARROW`], or between two of its tokens.
-const INVALID: [f32; 6] = [1003.0, -1.0, 0.5, f32::NAN, f32::INFINITY, 1e20];
+const INVALID_TOKENS: [f32; 6] = [1003.0, -1.0, 0.5, f32::NAN, f32::INFINITY, 1e20];
 
 #[test]
 fn invalid_tokens_are_nan_where_they_are_and_nowhere_else_on_a_gpu() {
@@ -91,7 +93,7 @@ fn invalid_tokens_are_nan_where_they_are_and_nowhere_else_on_a_gpu() {
             _ => ("targets", "grad_logits"),
         };
         let mut inputs = problem.inputs(5);
-        inputs.f32_mut(name)[10..16].copy_from_slice(&INVALID);
+        inputs.f32_mut(name)[10..16].copy_from_slice(&INVALID_TOKENS);
         let outputs = outputs(&problem, &inputs, &device);
         let output = outputs.tensor(output);
         let columns = output.len() / NARROW.tokens();
@@ -113,7 +115,7 @@ fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
     let mut without = inputs.clone();
     without.f32_mut("grad_x")[10 * NARROW.d..16 * NARROW.d].fill(0.0);
     let expected = problem.reference(&without);
-    inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID);
+    inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID_TOKENS);
     for row in COMPONENT {
         let mut task = prepare(row, &problem, &inputs, &device).unwrap();
         verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem)).unwrap();

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::kernels::{adamw, embedding, gemm, loss, norm, swiglu};
 use super::network::{F32, Network, rounded};
-use super::rung::{Kernels, Schedule};
+use super::rung::{GradientSchedule, Kernels};
 use crate::attention::cuda::ScratchPointers;
 use crate::transformer::shape::{NEXT_STATE, STATE, Shape, Weight};
 use kernelgate::backend::program::{
@@ -19,7 +19,7 @@ use kernelgate_cuda::libraries::gemm::GemmSpec;
 
 /// Program of a training step, which updates the state in place and returns the losses before the
 /// step.
-pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> Program {
+pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: GradientSchedule) -> Program {
     let mut program = Program::new();
     let rounds = shape.dtype == Dtype::Bf16;
     for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
@@ -43,13 +43,13 @@ pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> P
     let logits = shape.tokens() * shape.padded() * shape.dtype.bytes();
     program.scratch("logits", MemoryPurpose::Activations, logits);
     let network = Network::new(program, shape, kernels.into(), weights, true);
-    let mut training = Training::new(network, schedule);
+    let mut training = TrainingStepWriter::new(network, schedule);
     training.write();
     training.network.program
 }
 
 /// A training step while its launches are added.
-struct Training {
+struct TrainingStepWriter {
     network: Network,
     scratch: Option<ScratchPointers>,
     /// Number of layers whose matrix gradients are computed together.
@@ -65,15 +65,15 @@ struct Training {
     readers: Vec<Lane>,
 }
 
-impl Training {
+impl TrainingStepWriter {
     /// Declares the regions of gradients.
-    fn new(mut network: Network, schedule: Schedule) -> Self {
+    fn new(mut network: Network, schedule: GradientSchedule) -> Self {
         let shape = network.shape;
         let Shape { d, ff, dtype, layers, .. } = shape;
         let (tokens, element) = (shape.tokens(), dtype.bytes());
         for (name, bytes) in [
-            ("grad_vectors", F32 * shape.matrices() * d),
-            ("grad_matrices", element * (shape.rows() - shape.matrices()) * d),
+            ("grad_vectors", F32 * shape.first_matrix_row() * d),
+            ("grad_matrices", element * (shape.rows() - shape.first_matrix_row()) * d),
             ("grad_x", F32 * tokens * d),
             ("grad_input", element * tokens * d),
             ("grad_hidden", element * tokens * ff),
@@ -83,8 +83,8 @@ impl Training {
             network.program.scratch(name, MemoryPurpose::Gradients, bytes);
         }
         let group = match schedule {
-            Schedule::Serial => 1,
-            Schedule::Overlapped { group } => group.min(layers),
+            GradientSchedule::Serial => 1,
+            GradientSchedule::Overlapped { group } => group.min(layers),
         };
         let kept = if group == layers { layers } else { 2 * group };
         for (name, columns) in
@@ -99,12 +99,12 @@ impl Training {
         }
         let scratch = network.declare_attention_backward();
         let [products, updates] = match schedule {
-            Schedule::Serial => [Lane::MAIN_LANE; 2],
-            Schedule::Overlapped { .. } => [(); 2].map(|()| network.program.lane()),
+            GradientSchedule::Serial => [Lane::MAIN_LANE; 2],
+            GradientSchedule::Overlapped { .. } => [(); 2].map(|()| network.program.lane()),
         };
         let readers = match schedule {
-            Schedule::Serial => vec![],
-            Schedule::Overlapped { .. } => {
+            GradientSchedule::Serial => vec![],
+            GradientSchedule::Overlapped { .. } => {
                 (0..kept / group).map(|_| network.program.lane()).collect()
             }
         };
@@ -171,7 +171,7 @@ impl Training {
     /// Address of the gradient of a matrix.
     fn gradient(&self, weight: Weight) -> Pointer {
         let shape = self.network.shape;
-        let row = shape.rows_of(weight).first - shape.matrices();
+        let row = shape.rows_of(weight).first - shape.first_matrix_row();
         self.at("grad_matrices").plus(row * shape.d * shape.dtype.bytes())
     }
 
@@ -183,7 +183,7 @@ impl Training {
         GemmSpec {
             a_transposed: true,
             lda: Some(columns),
-            ..self.network.spec(rows, shape.d, shape.tokens())
+            ..self.network.gemm_spec(rows, shape.d, shape.tokens())
         }
     }
 
@@ -234,7 +234,7 @@ impl Training {
         let head = self.network.weight(Weight::Head);
         let spec = GemmSpec {
             lda: Some(shape.padded()),
-            ..self.network.spec(shape.tokens(), d, vocabulary)
+            ..self.network.gemm_spec(shape.tokens(), d, vocabulary)
         };
         let grad = self.at("grad_input");
         self.network.multiply(spec, [logits, head, grad]);
@@ -251,7 +251,7 @@ impl Training {
         let d = shape.d;
         let partials = norm * norm::norm_blocks(&shape) * d * F32;
         let partials = self.at("grad_gains").plus(partials);
-        let (roots, gain) = (self.network.roots(norm), self.network.gain(norm));
+        let (roots, gain) = (self.network.inverse_roots(norm), self.network.gain_pointer(norm));
         let grads = ("grad_input", residual, "grad_x", rounded, partials);
         let sizes = (long(shape.tokens()), int(d));
         self.network.launch(&norm::BACKWARD, (x, roots, gain, grads, sizes));
@@ -272,7 +272,7 @@ impl Training {
             let launch = self.network.program.kernel(&gemm::SWIGLU_BACKWARD, &product, operands);
             self.network.program.add(launch.programmatic());
         } else {
-            let spec = GemmSpec { b_transposed: true, ..self.network.spec(tokens, ff, d) };
+            let spec = GemmSpec { b_transposed: true, ..self.network.gemm_spec(tokens, ff, d) };
             self.network.multiply(spec, [grad, down, grad_hidden]);
             let sizes = (long(tokens), int(ff));
             self.network.launch(
@@ -281,7 +281,7 @@ impl Training {
             );
         }
         let weights = self.network.weight(Weight::GateUp(layer));
-        let spec = self.network.spec(tokens, d, 2 * ff);
+        let spec = self.network.gemm_spec(tokens, d, 2 * ff);
         self.network.multiply(spec, [grad_gate_up, weights, grad_input]);
         let residual = self.at("grad_x").into();
         self.norm_backward(2 * layer + 1, middle, residual, grad_middle.into());
@@ -297,12 +297,12 @@ impl Training {
             ["grad_middle", "grad_qkv"].map(|name| self.layer_gradient(name, layer));
         let x = self.network.activation("x", layer);
         let out = self.network.weight(Weight::Out(layer));
-        let spec = self.network.spec(tokens, d, d);
+        let spec = self.network.gemm_spec(tokens, d, d);
         self.network.multiply(spec, [grad, out, grad_attended]);
         self.network.attention_backward(layer, self.scratch, grad_attended, grad_qkv);
         self.network.rotate(grad_qkv, -1.0);
         let weights = self.network.weight(Weight::Qkv(layer));
-        let spec = self.network.spec(tokens, d, 3 * d);
+        let spec = self.network.gemm_spec(tokens, d, 3 * d);
         self.network.multiply(spec, [grad_qkv, weights, grad_input]);
         let residual = self.at("grad_x").into();
         let before = layer.checked_sub(1);
@@ -331,7 +331,7 @@ impl Training {
         self.wait(Lane::MAIN_LANE, self.products);
         let rows = match self.updates {
             Lane::MAIN_LANE => shape.rows(),
-            _ => shape.matrices(),
+            _ => shape.first_matrix_row(),
         };
         let gradients = ("grad_vectors", "grad_matrices", "steps");
         self.update_rows(0..rows, gradients, Lane::MAIN_LANE);
@@ -369,7 +369,7 @@ impl Training {
             Dtype::Bf16 => from("weights", shape.dtype.bytes()).into(),
             _ => NULL,
         };
-        let vectors = shape.matrices().saturating_sub(rows.start) * shape.d;
+        let vectors = shape.first_matrix_row().saturating_sub(rows.start) * shape.d;
         let elements = [vectors, rows.len() * shape.d].map(long);
         let [rate, decay] = adamw::ADAMW_RATES;
         let arguments = (state, gradients, state, copy, elements, rate, decay);

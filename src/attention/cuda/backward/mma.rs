@@ -25,19 +25,19 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[
 const THREADS: usize = 256;
 
 /// Number of threads that sum one row.
-const WARP: usize = 32;
+const THREADS_PER_ROW_SUM: usize = 32;
 
 /// Number of keys in a key block of `backward_flash_mma`.
-pub const KEYS: usize = 128;
+pub const KEYS_PER_BLOCK: usize = 128;
 
 /// Number of queries in one step of `backward_flash_mma`.
-pub const fn step(extents: &Extents) -> usize {
+pub const fn queries_per_step(extents: &Extents) -> usize {
     if extents.d == 64 { 128 } else { 64 }
 }
 
 /// Number of queries of all heads, where each head is padded to whole steps.
 const fn padded_rows(extents: &Extents) -> usize {
-    extents.heads * extents.s.div_ceil(step(extents)) * step(extents)
+    extents.heads * extents.s.div_ceil(queries_per_step(extents)) * queries_per_step(extents)
 }
 
 pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
@@ -48,7 +48,7 @@ pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
     constants: |extents| flash_mma_macros(extents, 2),
     shared_bytes: |extents| flash_mma_shared_bytes(extents, 2),
     ..kernel("attention/backward_flash_mma", "attention_backward_flash_mma", THREADS, |extents| {
-        [extents.s.div_ceil(KEYS) * extents.heads, 1, 1]
+        [extents.s.div_ceil(KEYS_PER_BLOCK) * extents.heads, 1, 1]
     })
 };
 pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
@@ -63,7 +63,14 @@ pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
 pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_finish",
     // Sixteen warps handle one step.
-    blocks: |extents| [(padded_rows(extents) / step(extents) * 16).div_ceil(THREADS / WARP), 1, 1],
+    blocks: |extents| {
+        [
+            (padded_rows(extents) / queries_per_step(extents) * 16)
+                .div_ceil(THREADS / THREADS_PER_ROW_SUM),
+            1,
+            1,
+        ]
+    },
     shared_bytes: |_| 0,
     ..FLASH_MMA
 };
@@ -92,7 +99,7 @@ const fn one_stage_kernel(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
 /// Builds with one stage have that number in their name.
 fn flash_mma_macros(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
     let shared = ("SHARED_BYTES", flash_mma_shared_bytes(extents, stages));
-    let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
+    let tiles = [("TILE_QUERIES", queries_per_step(extents)), ("TILE_KEYS", KEYS_PER_BLOCK)];
     let common = [("THREADS", THREADS), tiles[0], tiles[1], shared];
     common.into_iter().chain((stages == 2).then_some(("STAGES", 2))).collect()
 }
@@ -100,10 +107,10 @@ fn flash_mma_macros(extents: &Extents, stages: usize) -> Vec<(&'static str, usiz
 /// Shared memory of the main kernel: keys and values; the stages of queries, of output gradients,
 /// and of two floats for each of their rows; the probabilities and two stages of score gradients.
 fn flash_mma_shared_bytes(extents: &Extents, stages: usize) -> usize {
-    let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
-    let keys_and_values = 2 * KEYS * extents.d * element;
+    let (element, queries) = (ELEMENT_BYTES as usize, queries_per_step(extents));
+    let keys_and_values = 2 * KEYS_PER_BLOCK * extents.d * element;
     let copied = stages * (2 * queries * extents.d * element + 2 * 4 * queries);
-    keys_and_values + copied + 3 * KEYS * queries * element
+    keys_and_values + copied + 3 * KEYS_PER_BLOCK * queries * element
 }
 
 pub const fn row_statistics_bytes(extents: &Extents) -> u64 {
@@ -116,12 +123,12 @@ pub const fn dq_sum_bytes(extents: &Extents) -> u64 {
 
 /// Number of query tiles that shared memory holds at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stages {
+pub enum QueryStages {
     One,
     Two,
 }
 
-impl Stages {
+impl QueryStages {
     /// Chooses two stages, unless the device has shared memory for only one.
     pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
@@ -139,10 +146,10 @@ impl Stages {
 }
 
 /// Loads the kernels, in the order of their launches.
-pub fn load(
+pub fn load_backward_kernels(
     device: &Device,
     extents: &Extents,
-    stages: Stages,
+    stages: QueryStages,
 ) -> Result<[LoadedKernel; 3], BackendError> {
     let kernels = stages.kernels();
     // The main kernel is loaded first, because the device may decline it.
@@ -206,9 +213,9 @@ impl PendingLaunches<'_> {
 /// Prepares the three launches of `backward_flash_mma`.
 pub fn launches(
     call: &PendingLaunches<'_>,
-    stages: Stages,
+    stages: QueryStages,
 ) -> Result<OrderedLaunches, BackendError> {
-    let [first, main, last] = load(call.device, call.extents, stages)?;
+    let [first, main, last] = load_backward_kernels(call.device, call.extents, stages)?;
     Ok(OrderedLaunches::new([
         (
             "prepare",

@@ -1,10 +1,10 @@
 //! Attention backward on the GPU: rows, and kernels that only they launch.
 //!
-//! The forward's output and the rows' log-sum-exp are computed beforehand ([`saved`]). Each row
+//! The forward's output and the rows' log-sum-exp are computed beforehand ([`saved_forward`]). Each row
 //! times the launches of a training step: first the row sums of dout · out, then the gradients.
 
 pub mod mma;
-pub mod saved;
+pub mod saved_forward;
 pub mod wgmma;
 
 use std::sync::Arc;
@@ -22,8 +22,10 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, row_statistics_bytes};
-use saved::{BackwardInputs, save_forward_outputs};
-use wgmma::{FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND, key_gradient_sum_bytes};
+use saved_forward::{BackwardInputs, save_forward_outputs};
+use wgmma::{
+    FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND_KEY_GRADIENTS_KERNEL, key_gradient_sum_bytes,
+};
 
 /// Kernels that are launched by the rows of this file only.
 pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
@@ -59,7 +61,7 @@ const NAIVE_DKV: KernelSpec<Extents> =
     KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
 
 /// Backward ladder of our own kernels. Every row needs the outputs of a forward pass.
-pub const LADDER: &[Implementation<AttentionBackward>] = &[
+pub const BACKWARD_LADDER: &[Implementation<AttentionBackward>] = &[
     Implementation {
         name: "cuda/naive",
         about: "four launches, probabilities and gradients of the scores in device memory: the \
@@ -97,7 +99,7 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
             FLASH_MMA_PREPARE,
             FLASH_WGMMA,
             GROUPED_HEADS_KERNEL,
-            ROUND,
+            ROUND_KEY_GRADIENTS_KERNEL,
             FLASH_MMA_FINISH,
         ])
     },

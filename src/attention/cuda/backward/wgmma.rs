@@ -1,6 +1,8 @@
 //! Attention backward on sm_90a: kernels and launcher of `kernels/attention/backward_flash_wgmma`.
 
-use super::mma::{FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, PendingLaunches, step};
+use super::mma::{
+    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS_PER_BLOCK, PendingLaunches, queries_per_step,
+};
 use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, QueryGradientSumOrder};
 use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, kernel, key_boxes, query_boxes};
 use kernelgate::backend::BackendError;
@@ -8,17 +10,22 @@ use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchi
 
 /// Kernels of `backward_flash_wgmma`; the launches before and after them are kernels of
 /// `backward_flash_mma`.
-pub const KERNELS: &[KernelSpec<Extents>] =
-    &[FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND, FIXED_ORDER_KERNEL, WHOLE];
+pub const KERNELS: &[KernelSpec<Extents>] = &[
+    FLASH_WGMMA,
+    GROUPED_HEADS_KERNEL,
+    ROUND_KEY_GRADIENTS_KERNEL,
+    FIXED_ORDER_KERNEL,
+    WHOLE_HEADS_KERNEL,
+];
 
 /// Threads of a block: two warpgroups that compute and one that copies.
 const THREADS: usize = 384;
 
 /// Number of queries in one step of `backward_flash_wgmma`.
-const QUERIES: usize = 64;
+const QUERIES_PER_STEP: usize = 64;
 
 /// Number of keys of a warpgroup, and of a tensor-copy box of its gradients.
-const KEYS_PER_WARPGROUP: usize = KEYS / 2;
+const KEYS_PER_WARPGROUP: usize = KEYS_PER_BLOCK / 2;
 
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
@@ -28,22 +35,22 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
         "attention/backward_flash_wgmma",
         "attention_backward_flash_wgmma",
         THREADS,
-        |extents| [blocks(extents, extents.share), 1, 1],
+        |extents| [grid_blocks(extents, extents.share), 1, 1],
     )
 };
 
 /// Build of the kernel in which a block handles only some of the query heads that share keys.
 pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| with(extents, "GROUPED=1"),
+    defines: |extents| defines_with(extents, "GROUPED=1"),
     constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE"]),
     // The grid has at most this size: if each query head has blocks of its own.
-    blocks: |extents| [blocks(extents, 1), 1, 1],
+    blocks: |extents| [grid_blocks(extents, 1), 1, 1],
     ..FLASH_WGMMA
 };
 
 /// Kernel that rounds the gradients of keys and values from their fp32 sums, if blocks add to sums
 /// in memory.
-pub const ROUND: KernelSpec<Extents> = KernelSpec {
+pub const ROUND_KEY_GRADIENTS_KERNEL: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_round",
     blocks: |extents| [(2 * key_octets(extents)).div_ceil(THREADS), 1, 1],
     shared_bytes: |_| 0,
@@ -52,15 +59,15 @@ pub const ROUND: KernelSpec<Extents> = KernelSpec {
 
 /// Build of the kernel in which dq is summed in a fixed order.
 const FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| with(extents, "DETERMINISTIC=1"),
+    defines: |extents| defines_with(extents, "DETERMINISTIC=1"),
     constants: |extents| constants(extents, &["GROUPED", "WHOLE"]),
     ..FLASH_WGMMA
 };
 
 /// Build of the kernel in which a block computes whole heads, so that no other kernel handles sums
 /// of dq.
-const WHOLE: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| with(extents, "WHOLE=1"),
+const WHOLE_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| defines_with(extents, "WHOLE=1"),
     constants: |extents| {
         let mut constants = constants(extents, &["DETERMINISTIC", "GROUPED"]);
         constants.retain(|(name, _)| *name != "SHARED_BYTES");
@@ -73,12 +80,12 @@ const WHOLE: KernelSpec<Extents> = KernelSpec {
     ..FLASH_WGMMA
 };
 
-fn with(extents: &Extents, define: &str) -> Vec<String> {
+fn defines_with(extents: &Extents, define: &str) -> Vec<String> {
     (FLASH_WGMMA.defines)(extents).into_iter().chain([define.to_owned()]).collect()
 }
 
-const fn blocks(extents: &Extents, heads_a_block: usize) -> usize {
-    extents.s.div_ceil(KEYS) * (extents.heads / heads_a_block)
+const fn grid_blocks(extents: &Extents, heads_a_block: usize) -> usize {
+    extents.s.div_ceil(KEYS_PER_BLOCK) * (extents.heads / heads_a_block)
 }
 
 /// Number of groups of eight elements in the keys.
@@ -99,14 +106,15 @@ pub const fn key_gradient_sum_bytes(extents: &Extents) -> u64 {
 /// the same time and find less of them in L2; with a causal mask, blocks drift apart further.
 fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     let Extents { s, share, causal, .. } = *extents;
-    let steps = s.div_ceil(QUERIES);
+    let steps = s.div_ceil(QUERIES_PER_STEP);
     let cost = |heads: usize| {
-        let (blocks, rows) = (blocks(extents, heads), s.div_ceil(KEYS));
+        let (blocks, rows) = (grid_blocks(extents, heads), s.div_ceil(KEYS_PER_BLOCK));
         let of_block = if heads == share { 2 } else { 4 };
         let longest = (heads * steps + of_block) as f64;
         if causal {
             // Every key block begins at its own diagonal.
-            let of_head: usize = (0..rows).map(|row| steps - row * KEYS / QUERIES).sum();
+            let of_head: usize =
+                (0..rows).map(|row| steps - row * KEYS_PER_BLOCK / QUERIES_PER_STEP).sum();
             let all = (extents.heads * of_head + blocks * of_block) as f64;
             longest.max(all / multiprocessors as f64) * (1.0 + 0.035 * heads as f64)
         } else {
@@ -122,8 +130,8 @@ fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
 fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
     let numbers = [
         ("THREADS", THREADS),
-        ("TILE_QUERIES", step(extents)),
-        ("TILE_KEYS", KEYS),
+        ("TILE_QUERIES", queries_per_step(extents)),
+        ("TILE_KEYS", KEYS_PER_BLOCK),
         ("SHARED_BYTES", shared_bytes(extents)),
     ];
     numbers.into_iter().chain(zeros.iter().map(|name| (*name, 0))).collect()
@@ -133,13 +141,15 @@ fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, us
 /// score gradients, and of two floats for each query; six pairs of barriers.
 fn shared_bytes(extents: &Extents) -> usize {
     let row = extents.d * ELEMENT_BYTES as usize;
-    let scores = KEYS * QUERIES * ELEMENT_BYTES as usize;
-    (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 6 * 16
+    let scores = KEYS_PER_BLOCK * QUERIES_PER_STEP * ELEMENT_BYTES as usize;
+    (2 * KEYS_PER_BLOCK + 4 * QUERIES_PER_STEP) * row
+        + 2 * (scores + 2 * 4 * QUERIES_PER_STEP)
+        + 6 * 16
 }
 
 /// Shared memory of a build with two stages of keys and values; otherwise like [`shared_bytes`].
 fn shared_bytes_of_two_stages(extents: &Extents) -> usize {
-    shared_bytes(extents) + 2 * KEYS * extents.d * ELEMENT_BYTES as usize + 16
+    shared_bytes(extents) + 2 * KEYS_PER_BLOCK * extents.d * ELEMENT_BYTES as usize + 16
 }
 
 /// Whether blocks compute whole heads: if sums of dq in L2 cost less than sums in memory, and all
@@ -147,7 +157,7 @@ fn shared_bytes_of_two_stages(extents: &Extents) -> usize {
 /// so that both warpgroups have as many steps at each key block.
 const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
     let Extents { share, s, heads, causal, .. } = *extents;
-    let steps_match = s <= KEYS || s.div_ceil(QUERIES).is_multiple_of(2);
+    let steps_match = s <= KEYS_PER_BLOCK || s.div_ceil(QUERIES_PER_STEP).is_multiple_of(2);
     let few = s <= if causal { 512 } else { 256 };
     let rounds = heads.div_ceil(multiprocessors);
     let busy = heads >= multiprocessors && 10 * heads >= 9 * rounds * multiprocessors;
@@ -189,7 +199,7 @@ impl BackwardBlockWork {
 
     const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
         match self {
-            Self::OfHeads { .. } => &WHOLE,
+            Self::OfHeads { .. } => &WHOLE_HEADS_KERNEL,
             Self::OfKeys { .. } if self.adds_to_key_gradients(extents) => &GROUPED_HEADS_KERNEL,
             Self::OfKeys { order: QueryGradientSumOrder::Any, .. } => &FLASH_WGMMA,
             Self::OfKeys { order: QueryGradientSumOrder::Fixed, .. } => &FIXED_ORDER_KERNEL,
@@ -199,7 +209,7 @@ impl BackwardBlockWork {
     /// Number of blocks in the grid, and of query heads for each block.
     const fn grid_and_heads(&self, extents: &Extents) -> (u32, usize) {
         match *self {
-            Self::OfKeys { heads, .. } => (blocks(extents, heads) as u32, heads),
+            Self::OfKeys { heads, .. } => (grid_blocks(extents, heads) as u32, heads),
             Self::OfHeads { count } => (count, 1),
         }
     }
@@ -227,7 +237,7 @@ pub fn load_backward_kernels(
     Ok(LoadedBackwardKernels {
         main,
         first: FLASH_MMA_PREPARE.load(device, extents)?,
-        round: grouped.then(|| ROUND.load(device, extents)).transpose()?,
+        round: grouped.then(|| ROUND_KEY_GRADIENTS_KERNEL.load(device, extents)).transpose()?,
         last: adds.then(|| FLASH_MMA_FINISH.load(device, extents)).transpose()?,
     })
 }
@@ -237,7 +247,7 @@ pub fn load_backward_kernels(
 pub const fn bytes_to_zero(extents: &Extents, blocks: BackwardBlockWork) -> u64 {
     let sums =
         if blocks.adds_to_key_gradients(extents) { 2 * key_gradient_sum_bytes(extents) } else { 0 };
-    sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64
+    sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES_PER_STEP)) as u64
 }
 
 /// Prepares the launches: two if blocks compute whole heads, three otherwise, four if blocks add to
@@ -255,15 +265,15 @@ pub fn launches(
         [0, 0, scratch.zeroed]
     };
     let BackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
-    let of_step = |strides| query_boxes(extents, strides, QUERIES);
+    let of_step = |strides| query_boxes(extents, strides, QUERIES_PER_STEP);
     let of_keys = |strides, rows| key_boxes(extents, strides, rows);
     let (grid, heads) = blocks.grid_and_heads(extents);
     let key_heads = extents.key_heads_a_batch();
     let numbers = [extents.s, key_heads, extents.share, heads, extents.key_heads()];
     let parameters = Arguments::new()
         .bytes(&of_step(&layout.forward.q).map(q)?)
-        .bytes(&of_keys(&layout.forward.k, KEYS).map(k)?)
-        .bytes(&of_keys(&layout.forward.v, KEYS).map(v)?)
+        .bytes(&of_keys(&layout.forward.k, KEYS_PER_BLOCK).map(k)?)
+        .bytes(&of_keys(&layout.forward.v, KEYS_PER_BLOCK).map(v)?)
         .bytes(&of_step(&layout.grad_out).map(grad_out)?)
         .bytes(&of_keys(&layout.grad_k, KEYS_PER_WARPGROUP).map(grad_k)?)
         .bytes(&of_keys(&layout.grad_v, KEYS_PER_WARPGROUP).map(grad_v)?)
@@ -302,7 +312,7 @@ mod tests {
     use crate::attention::cuda::backward::task;
     use crate::attention::cuda::launches::Backward;
     use crate::attention::cuda::layout::{BackwardLayout, ForwardLayout, Shape};
-    use crate::attention::cuda::tests::bf16;
+    use crate::attention::cuda::tests::bf16_attention;
     use crate::attention::definition::Attention;
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::gpu;
@@ -369,7 +379,7 @@ mod tests {
         }
         for s in [1, 65, 128, 200, 256] {
             for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-                let attention = bf16(2, 5, s, d, causal);
+                let attention = bf16_attention(2, 5, s, d, causal);
                 let problem = AttentionBackward { attention };
                 let inputs = problem.inputs(26);
                 let expected = problem.reference(&inputs);
@@ -400,7 +410,7 @@ mod tests {
             return;
         }
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            let attention = Attention { h_kv: 2, ..bf16(2, 8, 333, d, causal) };
+            let attention = Attention { h_kv: 2, ..bf16_attention(2, 8, 333, d, causal) };
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(25);
             let expected = problem.reference(&inputs);

@@ -206,7 +206,7 @@ fn decode_launcher(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cuda::tests::bf16;
+    use crate::attention::cuda::tests::bf16_attention;
     use crate::attention::definition::Attention;
     use crate::gpu_tests::gpu;
     use kernelgate::verify::verify;
@@ -248,7 +248,7 @@ mod tests {
     fn the_build_for_less_shared_memory_agrees_with_the_reference() {
         let Some((device, _alone)) = gpu() else { return };
         for (s, keys, d, causal) in [(1, 1000, 128, false), (9, 333, 64, true)] {
-            let attention = Attention { h_kv: 2, keys, ..bf16(2, 8, s, d, causal) };
+            let attention = Attention { h_kv: 2, keys, ..bf16_attention(2, 8, s, d, causal) };
             let problem = AttentionForward { attention };
             let inputs = problem.inputs(25);
             let mut task =

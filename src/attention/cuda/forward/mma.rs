@@ -13,7 +13,7 @@ use kernelgate_cuda::{Arguments, Device, KernelSpec};
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA_KERNEL];
 
 const THREADS: usize = 128;
-const QUERIES: usize = 128;
+const QUERIES_PER_BLOCK: usize = 128;
 
 /// Kernel of the forward row, and of the forward before a backward where `forward::wgmma` does not
 /// run.
@@ -23,19 +23,19 @@ pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     constants: |extents| {
         vec![
             ("THREADS", THREADS),
-            ("TILE_QUERIES", QUERIES),
+            ("TILE_QUERIES", QUERIES_PER_BLOCK),
             ("SHARED_BYTES", shared_bytes(extents)),
         ]
     },
     shared_bytes,
     ..kernel("attention/forward_flash_mma", "attention_forward_flash_mma", THREADS, |extents| {
-        [extents.s.div_ceil(QUERIES) * extents.heads, 1, 1]
+        [extents.s.div_ceil(QUERIES_PER_BLOCK) * extents.heads, 1, 1]
     })
 };
 
 /// Shared memory of the kernel: the queries, and two stages of 64 keys and values.
 fn shared_bytes(extents: &Extents) -> usize {
-    (QUERIES + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
+    (QUERIES_PER_BLOCK + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
 }
 
 /// Prepares the launch of [`FLASH_MMA_KERNEL`] over the tensors at these addresses.
@@ -68,7 +68,7 @@ fn arguments(extents: &Extents, layout: &ForwardLayout, addresses: &ForwardAddre
 mod tests {
     use super::*;
     use crate::attention::cuda::layout::{RowStrides, Shape};
-    use crate::attention::cuda::tests::bf16;
+    use crate::attention::cuda::tests::bf16_attention;
     use crate::kernel_tests::parameters as kernel_parameters;
     use kernelgate::workload::Dtype;
     use kernelgate_cuda::KernelArgument;
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn arguments_are_the_parameters_of_flash_mma() {
-        let shape = Shape::from(&bf16(2, 3, 77, 64, true));
+        let shape = Shape::from(&bf16_attention(2, 3, 77, 64, true));
         let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
         let layout = ForwardLayout::strides_of_bshd(&shape);
         let bytes = |parameter: &String| match parameter {

@@ -28,12 +28,12 @@ pub const KERNELS: &[KernelSpec<Extents>] =
 const THREADS: usize = 256;
 
 /// Side of a square tile of `forward_tiled` and `forward_flash`.
-const TILE: usize = 64;
+const TILE_SIDE: usize = 64;
 
 const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS), ("TILE", TILE)],
+    constants: |_| vec![("THREADS", THREADS), ("TILE", TILE_SIDE)],
     ..kernel("attention/forward_tiled", "attention_forward_tiled_scores", THREADS, |extents| {
-        [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads]
+        [extents.s.div_ceil(TILE_SIDE), extents.s.div_ceil(TILE_SIDE), extents.heads]
     })
 };
 const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
@@ -43,24 +43,28 @@ const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
 };
 const TILED_VALUES: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_tiled_values",
-    blocks: |extents| [extents.s.div_ceil(TILE), extents.d / TILE, extents.heads],
+    blocks: |extents| [extents.s.div_ceil(TILE_SIDE), extents.d / TILE_SIDE, extents.heads],
     ..TILED_SCORES
 };
 
 const FLASH_KERNEL: KernelSpec<Extents> = KernelSpec {
     constants: |extents| {
-        vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared_bytes(extents))]
+        vec![
+            ("THREADS", THREADS),
+            ("TILE", TILE_SIDE),
+            ("SHARED_BYTES", flash_shared_bytes(extents)),
+        ]
     },
     shared_bytes: flash_shared_bytes,
     ..kernel("attention/forward_flash", "attention_forward_flash", THREADS, |extents| {
-        [extents.s.div_ceil(TILE) * extents.heads, 1, 1]
+        [extents.s.div_ceil(TILE_SIDE) * extents.heads, 1, 1]
     })
 };
 
 /// Shared memory of `forward_flash`: tiles of q, of k or v, and of p, in fp32, with four padding
 /// columns in each row.
 fn flash_shared_bytes(extents: &Extents) -> usize {
-    (2 * extents.d + TILE) * (TILE + 4) * 4
+    (2 * extents.d + TILE_SIDE) * (TILE_SIDE + 4) * 4
 }
 
 /// Forward ladder of our own kernels.
@@ -122,7 +126,7 @@ pub const FLASH_WGMMA_ROW: Implementation<AttentionForward> = Implementation {
     },
 };
 
-const NULL: KernelArgument = KernelArgument::Address(0);
+const NULL_ADDRESS: KernelArgument = KernelArgument::Address(0);
 
 /// Device memory of the fused kernels: inputs and output.
 pub fn fused_device_bytes(problem: &AttentionForward) -> u64 {
@@ -160,7 +164,7 @@ fn prepare_naive(
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
-            let rows = [at(&scores), at(&probabilities), NULL, s()];
+            let rows = [at(&scores), at(&probabilities), NULL_ADDRESS, s()];
             within("softmax", || normalize.launch(&rows))?;
             let out = outputs[0].argument();
             within("values", || weigh.launch(&[at(&probabilities), at(&v), out, s()]))
@@ -187,7 +191,7 @@ fn tiled(
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
-            within("softmax", || normalize.launch(&[at(&scores), NULL, s()]))?;
+            within("softmax", || normalize.launch(&[at(&scores), NULL_ADDRESS, s()]))?;
             let out = outputs[0].argument();
             within("values", || weigh.launch(&[at(&scores), at(&v), out, s()]))
         },
@@ -209,7 +213,7 @@ fn prepare_flash(
         move |outputs| {
             let [q, k, v] = [&q, &k, &v].map(KernelArgument::from);
             let arguments =
-                [q, k, v, outputs[0].argument(), NULL, extents.sequence_length_argument()];
+                [q, k, v, outputs[0].argument(), NULL_ADDRESS, extents.sequence_length_argument()];
             within("forward", || step.launch(&arguments))
         },
     ))

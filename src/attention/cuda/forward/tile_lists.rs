@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 /// Number of queries of a warpgroup, and of a tensor-copy box of its queries.
 pub const GROUP_ROWS: usize = 64;
 /// Number of warpgroups that compute.
-pub const GROUPS: usize = 3;
+pub const COMPUTE_WARPGROUPS: usize = 3;
 /// Cost of a tile besides its key blocks, in units of 64 queries times one key block.
 const TILE_COST: usize = 4;
 /// Bytes of L2 that heads processed together may occupy with queries, keys, values and output.
@@ -22,7 +22,7 @@ const MAX_NARROW: usize = 24;
 /// Number of queries up to which a head counts as short. Blocks then have many tiles, so that one
 /// more or less matters little. Light tiles of short heads need not come last, because they would
 /// read their keys from memory again.
-const SHORT: usize = 1024;
+const MAX_QUERIES_OF_SHORT_HEAD: usize = 1024;
 
 /// A tile of queries of one head that a block computes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Tile {
 
 /// Attention shape that is divided into tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tiling {
+pub struct QueryTiling {
     /// Number of query heads of all sequences, b·h.
     pub heads: usize,
     /// Number of query heads that read the same keys.
@@ -54,30 +54,32 @@ pub struct Tiling {
     pub block_keys: usize,
 }
 
-impl Tiling {
+impl QueryTiling {
     /// Makes a list of tiles for each of `blocks` blocks; together the lists hold every query once.
-    pub fn lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
+    pub fn tile_lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
         // Without a mask all rows have equal cost. Tiles of two warpgroups are mixed with tiles of
         // three, so that no block has a whole tile more than the others. With a causal mask the
         // costs differ enough, but two tiles of two warpgroups are better than one of three and one
         // of one.
         let most = if !self.causal {
             MAX_NARROW.min(self.s / (2 * GROUP_ROWS))
-        } else if self.s <= SHORT {
+        } else if self.s <= MAX_QUERIES_OF_SHORT_HEAD {
             2
         } else {
             0
         };
-        let best = (0..=most).map(|narrow| self.assigned(narrow, blocks)).min_by_key(|best| best.0);
+        let best = (0..=most)
+            .map(|narrow| self.lists_with_narrow_tiles(narrow, blocks))
+            .min_by_key(|best| best.0);
         best.expect("no narrow tile is a way too").1
     }
 
     /// Makes the lists where each head ends with `narrow` tiles of two warpgroups. Returns the cost
     /// of the longest list too.
-    fn assigned(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
+    fn lists_with_narrow_tiles(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
         let mut lists = vec![Vec::new(); blocks];
         let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
-        for tile in self.ordered(&self.tiles_of_head(narrow)) {
+        for tile in self.tiles_in_order_of_assignment(&self.tiles_of_head(narrow)) {
             let Reverse((cost, block)) = least.pop().expect("a block at least");
             least.push(Reverse((cost + self.cost(tile.row, tile.groups), block)));
             lists[block].push(tile);
@@ -90,7 +92,8 @@ impl Tiling {
         let (mut tiles, mut row, mut narrow) = (Vec::new(), 0, narrow);
         while row < self.s {
             let left = (self.s - row).div_ceil(GROUP_ROWS);
-            let groups = if narrow > 0 && left <= 2 * narrow { 2 } else { GROUPS }.min(left);
+            let groups =
+                if narrow > 0 && left <= 2 * narrow { 2 } else { COMPUTE_WARPGROUPS }.min(left);
             narrow = narrow.saturating_sub(usize::from(left <= 2 * narrow));
             tiles.push((row, groups));
             row += groups * GROUP_ROWS;
@@ -100,14 +103,15 @@ impl Tiling {
     }
 
     /// Tiles of all heads in the order of their assignment.
-    fn ordered(&self, tiles_of_head: &[(usize, usize)]) -> Vec<Tile> {
+    fn tiles_in_order_of_assignment(&self, tiles_of_head: &[(usize, usize)]) -> Vec<Tile> {
         let heaviest = tiles_of_head.first().map_or(0, |&(row, groups)| self.cost(row, groups));
         let light = |&&(row, groups): &&(usize, usize)| {
             let (part, of) = if self.causal { (1, 2) } else { (9, 10) };
             of * self.cost(row, groups) < part * heaviest
         };
-        let (last, first): (Vec<_>, Vec<_>) =
-            tiles_of_head.iter().partition(|tile| self.s > SHORT && light(tile));
+        let (last, first): (Vec<_>, Vec<_>) = tiles_of_head
+            .iter()
+            .partition(|tile| self.s > MAX_QUERIES_OF_SHORT_HEAD && light(tile));
         // Bytes of the heads that read the same keys.
         let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
         let together = (L2_BYTES / bytes).max(1) * self.share;
@@ -138,7 +142,7 @@ impl Tiling {
 /// Writes the lists in the kernel's format: the first tile of every block, then the second ones,
 /// and so on. A tile consists of its row, its number of warpgroups, its head within the sequence,
 /// and the sequence. Zeros end each list.
-pub fn table(lists: &[Vec<Tile>], heads_a_batch: usize) -> Vec<i32> {
+pub fn tile_table(lists: &[Vec<Tile>], heads_a_batch: usize) -> Vec<i32> {
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
     let entry = |tile: Option<&Tile>| {
         tile.map_or([0; 4], |tile| {
@@ -155,7 +159,7 @@ pub fn table(lists: &[Vec<Tile>], heads_a_batch: usize) -> Vec<i32> {
 mod tests {
     use super::*;
 
-    const SMALL: Tiling = Tiling {
+    const SMALL: QueryTiling = QueryTiling {
         heads: 5,
         share: 1,
         s: 1000,
@@ -165,7 +169,7 @@ mod tests {
         block_keys: 80,
     };
 
-    fn cost(tiling: &Tiling, list: &[Tile]) -> usize {
+    fn cost(tiling: &QueryTiling, list: &[Tile]) -> usize {
         list.iter().map(|tile| tiling.cost(tile.row, tile.groups)).sum()
     }
 
@@ -173,8 +177,8 @@ mod tests {
     fn every_query_is_in_one_tile() {
         for s in [1, 63, 64, 127, 129, 192, 193, 777, 1000, 4096] {
             for causal in [false, true] {
-                let tiling = Tiling { s, keys: s + 77, causal, ..SMALL };
-                let mut groups: Vec<_> = (tiling.lists(7).into_iter().flatten())
+                let tiling = QueryTiling { s, keys: s + 77, causal, ..SMALL };
+                let mut groups: Vec<_> = (tiling.tile_lists(7).into_iter().flatten())
                     .flat_map(|tile| {
                         (0..tile.groups).map(move |group| (tile.head, tile.row / 64 + group))
                     })
@@ -193,10 +197,17 @@ mod tests {
         for (s, d, block_keys) in [(4096, 128, 80), (16_384, 128, 80), (4096, 64, 128)] {
             for causal in [false, true] {
                 let heads = 16_384 * 2048 / (s * d);
-                let tiling =
-                    Tiling { heads, s, keys: s, key_bytes: 2 * d, causal, block_keys, ..SMALL };
+                let tiling = QueryTiling {
+                    heads,
+                    s,
+                    keys: s,
+                    key_bytes: 2 * d,
+                    causal,
+                    block_keys,
+                    ..SMALL
+                };
                 let costs: Vec<_> =
-                    tiling.lists(132).iter().map(|list| cost(&tiling, list)).collect();
+                    tiling.tile_lists(132).iter().map(|list| cost(&tiling, list)).collect();
                 let (most, sum) = (*costs.iter().max().unwrap(), costs.iter().sum::<usize>());
                 // Without tiles of two warpgroups the longest list would have a twentieth more
                 // work; with tiles dealt to blocks in rotation, a fifth.
@@ -207,32 +218,32 @@ mod tests {
 
     #[test]
     fn heavy_tiles_come_first_and_heads_that_fit_l2_together() {
-        let tiling = Tiling { heads: 16, s: 4096, keys: 4096, ..SMALL };
+        let tiling = QueryTiling { heads: 16, s: 4096, keys: 4096, ..SMALL };
         // The tensors of a head take 4 MiB.
-        let order = tiling.ordered(&tiling.tiles_of_head(0));
+        let order = tiling.tiles_in_order_of_assignment(&tiling.tiles_of_head(0));
         let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
         assert_eq!(heads, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
         assert_eq!((order[0].row, order[0].groups), (4096 - 256, 3));
         let last = order.last().unwrap();
         assert_eq!((last.row, last.head), (0, 15));
         // Four query heads read the same keys and values: together they take 10 MiB.
-        let grouped = Tiling { share: 4, ..tiling };
-        let order = grouped.ordered(&grouped.tiles_of_head(0));
+        let grouped = QueryTiling { share: 4, ..tiling };
+        let order = grouped.tiles_in_order_of_assignment(&grouped.tiles_of_head(0));
         assert!(order[..9].iter().map(|tile| tile.head).eq((0..8).chain([0])));
         // The heads take more than L2 holds: the groups of heads with the same keys come one after
         // the other.
-        let long = Tiling { s: 16_384, keys: 16_384, ..grouped };
-        let order = long.ordered(&long.tiles_of_head(0));
+        let long = QueryTiling { s: 16_384, keys: 16_384, ..grouped };
+        let order = long.tiles_in_order_of_assignment(&long.tiles_of_head(0));
         assert!(order[..5].iter().map(|tile| tile.head).eq((0..4).chain([0])));
     }
 
     #[test]
     fn tiles_of_short_sequences_read_the_keys_of_a_head_one_soon_after_the_other() {
-        let tiling = Tiling { heads: 1024, s: 256, keys: 256, ..SMALL };
-        let lists = tiling.lists(132);
+        let tiling = QueryTiling { heads: 1024, s: 256, keys: 256, ..SMALL };
+        let lists = tiling.tile_lists(132);
         // Each head has two tiles of two warpgroups, not one of three and one of one.
         assert!(lists.iter().flatten().all(|tile| tile.groups == 2));
-        let order = tiling.ordered(&tiling.tiles_of_head(2));
+        let order = tiling.tiles_in_order_of_assignment(&tiling.tiles_of_head(2));
         let place = |head, row| order.iter().position(|it| (it.head, it.row) == (head, row));
         for head in 0..1024 {
             let (first, second) = (place(head, 0).unwrap(), place(head, 128).unwrap());
@@ -246,6 +257,6 @@ mod tests {
         let lists = [vec![tile(4, 192, 3), tile(2, 64, 1)], vec![tile(7, 0, 2)]];
         let first = [192, 3, 1, 1, 0, 2, 1, 2];
         let second = [64, 1, 2, 0, 0, 0, 0, 0];
-        assert_eq!(table(&lists, 3), [first, second, [0; 8]].concat());
+        assert_eq!(tile_table(&lists, 3), [first, second, [0; 8]].concat());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::tile_lists::{GROUP_ROWS, GROUPS, Tiling, table};
+use super::tile_lists::{COMPUTE_WARPGROUPS, GROUP_ROWS, QueryTiling, tile_table};
 use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
 use crate::attention::cuda::launch::{
     ELEMENT_BYTES, Extents, kernel, key_boxes, output, query_boxes, scratch, upload,
@@ -36,14 +36,14 @@ const MIN_SHORT_HEADS: usize = 264;
 /// Number of parts of a tile. A short head is one tile: its keys are copied once for four parts,
 /// and warpgroups take its parts in rotation. No warpgroup is idle if there are fewer parts than
 /// warpgroups.
-const fn parts(extents: &Extents) -> usize {
+const fn parts_per_tile(extents: &Extents) -> usize {
     let parts = extents.s.div_ceil(GROUP_ROWS);
     let short = parts <= MAX_PARTS_PER_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
-    if short && extents.heads >= MIN_SHORT_HEADS { parts } else { GROUPS }
+    if short && extents.heads >= MIN_SHORT_HEADS { parts } else { COMPUTE_WARPGROUPS }
 }
 
 const fn takes_short_heads(extents: &Extents) -> bool {
-    parts(extents) != GROUPS
+    parts_per_tile(extents) != COMPUTE_WARPGROUPS
 }
 
 /// Number of keys in a key block: as many as fit with a thread's scores and output into its 160
@@ -110,7 +110,7 @@ impl TileAndBlockStages {
 pub const FLASH_WGMMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| {
         let keys = format!("TILE_KEYS={}", keys_per_block(extents));
-        let parts = format!("PARTS={}", parts(extents));
+        let parts = format!("PARTS={}", parts_per_tile(extents));
         (ANY_KEYS_KERNEL.defines)(extents).into_iter().chain([keys, parts]).collect()
     },
     constants: |extents| {
@@ -151,7 +151,7 @@ fn variants() -> Vec<Extents> {
 fn shared_bytes(extents: &Extents) -> usize {
     let stages = TileAndBlockStages::new(extents);
     let (parts_a_copy, tiles) =
-        if takes_short_heads(extents) { (1, SHORT_HEAD_STAGES) } else { (GROUPS, 0) };
+        if takes_short_heads(extents) { (1, SHORT_HEAD_STAGES) } else { (COMPUTE_WARPGROUPS, 0) };
     let rows = stages.queries * parts_a_copy * GROUP_ROWS
         + (stages.keys + stages.values) * keys_per_block(extents);
     rows * extents.d * ELEMENT_BYTES as usize + stages.barrier_bytes() + 32 * tiles
@@ -167,7 +167,7 @@ const FLASH_WGMMA_FP8_KERNEL: KernelSpec<Extents> = KernelSpec {
         let others = [
             ("THREADS", THREADS),
             ("TILE_KEYS", FP8_KEYS_PER_BLOCK),
-            ("PARTS", GROUPS),
+            ("PARTS", COMPUTE_WARPGROUPS),
             ("SHARED_BYTES", fp8_shared_bytes(extents)),
         ];
         FP8_KERNEL_STAGES.constants().into_iter().chain(others).collect()
@@ -203,7 +203,7 @@ fn fp8_variant(causal: bool) -> Extents {
 /// must hold a 16-bit output.
 fn fp8_shared_bytes(extents: &Extents) -> usize {
     let TileAndBlockStages { queries, keys, values } = FP8_KERNEL_STAGES;
-    let queries = queries * GROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
+    let queries = queries * COMPUTE_WARPGROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
     let blocks = (keys + values) * FP8_KEYS_PER_BLOCK * extents.d;
     queries + blocks + FP8_KERNEL_STAGES.barrier_bytes()
 }
@@ -258,9 +258,9 @@ fn tile_lists(
     block_keys: usize,
 ) -> Result<DeviceBuffer, BackendError> {
     let Extents { heads, share, s, keys, causal, .. } = *extents;
-    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
-    let lists = tiling.lists(device.facts().multiprocessors as usize);
-    device.upload(bytemuck::cast_slice(&table(&lists, extents.query_heads_per_sequence())))
+    let tiling = QueryTiling { heads, share, s, keys, key_bytes, causal, block_keys };
+    let lists = tiling.tile_lists(device.facts().multiprocessors as usize);
+    device.upload(bytemuck::cast_slice(&tile_table(&lists, extents.query_heads_per_sequence())))
 }
 
 /// Source of the tiles of thread blocks: lists or a counter.
@@ -350,12 +350,12 @@ fn prepare_flash_wgmma_fp8(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     const FP8_OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
-    const SCALES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
+    const FP8_SCALE_INPUTS: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
     let extents = Extents::from(&problem.attention);
     let main = FLASH_WGMMA_FP8_KERNEL.load(device, &extents)?;
     let first = TRANSPOSE_VALUES_KERNEL.load(device, &Extents { causal: false, ..extents })?;
     let [q, k, v] = upload(device, inputs, FP8_OPERANDS)?;
-    let scales = upload(device, inputs, SCALES)?;
+    let scales = upload(device, inputs, FP8_SCALE_INPUTS)?;
     let transposed = scratch(device, transposed_value_bytes(&extents))?;
     let out = output(device, "out", &problem.attention)?;
     let tiles = tile_lists(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;
@@ -375,7 +375,10 @@ fn prepare_flash_wgmma_fp8(
     };
     let blocks = device.facts().multiprocessors;
     let main = main.prepare(device, Some(blocks), operands.arguments(&extents))?;
-    let named = FP8_OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
+    let named = FP8_OPERANDS
+        .into_iter()
+        .chain(FP8_SCALE_INPUTS)
+        .zip([&q, &k, &v].into_iter().chain(&scales));
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = (&q, &k, &scales, &tiles);
@@ -418,11 +421,11 @@ mod tests {
             d: 128,
             ..Extents::self_attention_extents(MIN_SHORT_HEADS, 256, Dtype::Bf16)
         };
-        assert_eq!(parts(&Extents { heads: MIN_SHORT_HEADS - 1, ..wide }), 3);
-        let parts_of = |s| parts(&Extents { s, ..wide });
+        assert_eq!(parts_per_tile(&Extents { heads: MIN_SHORT_HEADS - 1, ..wide }), 3);
+        let parts_of = |s| parts_per_tile(&Extents { s, ..wide });
         assert_eq!([1, 64, 65, 128, 129].map(parts_of), [1, 1, 2, 2, 3]);
         assert_eq!([192, 193, 256, 257].map(parts_of), [3, 4, 4, 3]);
-        assert_eq!([1, 256, 257].map(|keys| parts(&Extents { keys, ..wide })), [4, 4, 3]);
+        assert_eq!([1, 256, 257].map(|keys| parts_per_tile(&Extents { keys, ..wide })), [4, 4, 3]);
         for d in [64, 128] {
             let short = Extents { d, ..wide };
             let TileAndBlockStages { keys, values, .. } = TileAndBlockStages::new(&short);

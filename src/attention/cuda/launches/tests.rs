@@ -1,7 +1,7 @@
 use super::*;
 use crate::attention::cuda::backward::wgmma::BackwardBlockWork;
 use crate::attention::cuda::layout::Strides;
-use crate::attention::cuda::tests::bf16;
+use crate::attention::cuda::tests::bf16_attention;
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
 use crate::gpu_tests::gpu;
@@ -13,7 +13,7 @@ use kernelgate_cuda::driver::graph::ExecutableGraph;
 /// Memory orders of a tensor; in each there is memory around the tensors that no kernel may read or
 /// write.
 #[derive(Debug, Clone, Copy)]
-enum Order {
+enum MemoryOrder {
     /// `[b, h, s, d]`, dense.
     Bhsd,
     /// Order `[b, s, h + 1, d]`, where each row ends with an unused head.
@@ -66,15 +66,15 @@ impl TensorPlace {
 
 /// Positions of the query tensor and the two key tensors, and the number of elements in each
 /// buffer.
-fn places(order: Order, attention: &Attention) -> ([TensorPlace; 3], u64) {
+fn tensor_places(order: MemoryOrder, attention: &Attention) -> ([TensorPlace; 3], u64) {
     let Attention { b, h, h_kv, s, d, .. } = *attention;
     let row_of_heads = |heads: usize| match order {
-        Order::Bhsd => Strides::strides_of_bhsd(heads, s, d),
-        Order::Bshd => Strides::strides_of_bshd(heads + 1, s, d),
-        Order::Packed => Strides::strides_of_bshd(h + 2 * h_kv, s, d),
+        MemoryOrder::Bhsd => Strides::strides_of_bhsd(heads, s, d),
+        MemoryOrder::Bshd => Strides::strides_of_bshd(heads + 1, s, d),
+        MemoryOrder::Packed => Strides::strides_of_bshd(h + 2 * h_kv, s, d),
     };
     let first = match order {
-        Order::Packed => [0, h, h + h_kv].map(|head| (head * d) as u64),
+        MemoryOrder::Packed => [0, h, h + h_kv].map(|head| (head * d) as u64),
         _ => [0; 3],
     };
     let extents = [attention.shape(), attention.key_value_shape(), attention.key_value_shape()];
@@ -101,10 +101,10 @@ struct ProblemBuffers {
 }
 
 impl ProblemBuffers {
-    fn new(device: &Device, order: Order, attention: &Attention, inputs: &Tensors) -> Self {
-        let (places, elements) = places(order, attention);
+    fn new(device: &Device, order: MemoryOrder, attention: &Attention, inputs: &Tensors) -> Self {
+        let (places, elements) = tensor_places(order, attention);
         let empty = || vec![POISON_BYTE; 2 * elements as usize];
-        let buffers = if matches!(order, Order::Packed) { 1 } else { 3 };
+        let buffers = if matches!(order, MemoryOrder::Packed) { 1 } else { 3 };
         let mut host: Vec<_> = (0..buffers).map(|_| empty()).collect();
         for (index, name) in ["q", "k", "v"].into_iter().enumerate() {
             places[index].write(inputs.tensor(name).as_bytes(), &mut host[index % buffers]);
@@ -235,7 +235,7 @@ fn check_backward(
 
 #[test]
 fn scratch_is_declared_without_a_device() {
-    let attention = bf16(2, 4, 100, 128, true);
+    let attention = bf16_attention(2, 4, 100, 128, true);
     // Eight heads of 100 queries are padded to steps of 64.
     let any = 8 * 128 * (2 * 4 + 4 * 128);
     let turns = 8 * 2 * 4;
@@ -260,14 +260,14 @@ fn every_layout_agrees_with_the_reference() {
     for (b, h, h_kv, s) in [(1, 1, 1, 1), (2, 3, 3, 63), (3, 4, 4, 129), (2, 6, 2, 333)] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             let dtype = if causal { Dtype::F16 } else { Dtype::Bf16 };
-            let attention = Attention { h_kv, dtype, ..bf16(b, h, s, d, causal) };
+            let attention = Attention { h_kv, dtype, ..bf16_attention(b, h, s, d, causal) };
             let (forward, backward) =
                 (AttentionForward { attention }, AttentionBackward { attention });
             let inputs = backward.inputs(26);
             let (out, gradients) = (forward.reference(&inputs), backward.reference(&inputs));
             let forward = (&out[..], forward.tolerance());
             let backward = (&gradients[..], backward.tolerance());
-            for order in [Order::Bhsd, Order::Bshd, Order::Packed] {
+            for order in [MemoryOrder::Bhsd, MemoryOrder::Bshd, MemoryOrder::Packed] {
                 let memory = ProblemBuffers::new(&device, order, &attention, &inputs);
                 let run = |technique, sums: &[QueryGradientSumOrder]| {
                     let name = format!("{technique:?}, {order:?}, {attention:?}");
@@ -301,10 +301,10 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
     // Two heads for each block, one head more, and many heads; one, two and four parts.
     for (b, h, s) in [(1, 264, 256), (5, 53, 100), (4, 150, 37)] {
         for (d, causal) in [(64, true), (128, false), (128, true)] {
-            let attention = bf16(b, h, s, d, causal);
+            let attention = bf16_attention(b, h, s, d, causal);
             let problem = AttentionForward { attention };
             let inputs = AttentionBackward { attention }.inputs(28);
-            let memory = ProblemBuffers::new(&device, Order::Bshd, &attention, &inputs);
+            let memory = ProblemBuffers::new(&device, MemoryOrder::Bshd, &attention, &inputs);
             let name = format!("{attention:?}");
             let (shape, layout) = (Shape::from(&attention), memory.layout(&attention).forward);
             let forward =
@@ -345,11 +345,11 @@ fn grouped_sums_are_stored_by_strides() {
     if device.facts().arch != "sm_90a" {
         return;
     }
-    let attention = Attention { h_kv: 2, ..bf16(2, 8, 200, 128, true) };
+    let attention = Attention { h_kv: 2, ..bf16_attention(2, 8, 200, 128, true) };
     let problem = AttentionBackward { attention };
     let inputs = problem.inputs(27);
     let expected = problem.reference(&inputs);
-    let memory = ProblemBuffers::new(&device, Order::Packed, &attention, &inputs);
+    let memory = ProblemBuffers::new(&device, MemoryOrder::Packed, &attention, &inputs);
     let (shape, layout) = (Shape::from(&attention), memory.layout(&attention));
     let forward =
         Forward::new(&device, &shape, &layout.forward, AttentionTechnique::FlashWgmma).unwrap();
@@ -376,7 +376,7 @@ fn grouped_sums_are_stored_by_strides() {
 #[test]
 fn declined_problems_are_skips() {
     let Some((device, _alone)) = gpu() else { return };
-    let shape = Shape::from(&bf16(1, 4, 64, 64, false));
+    let shape = Shape::from(&bf16_attention(1, 4, 64, 64, false));
     let layout = ForwardLayout::strides_of_bshd(&shape);
     let declined = |result: Result<(), BackendError>| match result {
         Err(BackendError::Unsupported(reason)) => reason,

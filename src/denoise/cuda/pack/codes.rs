@@ -13,27 +13,27 @@ use half::bf16;
 use kernelgate::workload::Dtype;
 
 /// Number of columns in a unit of quantised weights.
-pub const COLUMNS: usize = 8;
-pub const DEPTH: usize = 64;
+pub const UNIT_COLUMNS: usize = 8;
+pub const UNIT_DEPTH: usize = 64;
 /// Number of codes in a thread's 16-byte access.
-pub const GROUP: usize = 16;
+pub const CODES_PER_ACCESS: usize = 16;
 /// Position of the code of each k among four neighbouring codes.
-const PLACES: [usize; 4] = [1, 3, 0, 2];
+const CODE_POSITIONS: [usize; 4] = [1, 3, 0, 2];
 /// Byte offset of the factors in an fp8 unit, after the codes.
-pub const FP8_FACTORS_OFFSET: usize = COLUMNS * DEPTH;
+pub const FP8_FACTORS_OFFSET: usize = UNIT_COLUMNS * UNIT_DEPTH;
 /// Number of bytes of an fp8 unit.
-pub const FP8_UNIT_BYTES: usize = FP8_FACTORS_OFFSET + COLUMNS * Dtype::Bf16.bytes();
+pub const FP8_UNIT_BYTES: usize = FP8_FACTORS_OFFSET + UNIT_COLUMNS * Dtype::Bf16.bytes();
 
 /// Byte offset of the factors in an int4 unit.
-pub const INT4_FACTORS_OFFSET: usize = COLUMNS * DEPTH / 2;
-pub const INT4_UNIT_BYTES: usize = INT4_FACTORS_OFFSET + COLUMNS * Dtype::Bf16.bytes();
+pub const INT4_FACTORS_OFFSET: usize = UNIT_COLUMNS * UNIT_DEPTH / 2;
+pub const INT4_UNIT_BYTES: usize = INT4_FACTORS_OFFSET + UNIT_COLUMNS * Dtype::Bf16.bytes();
 
 /// Writes a unit of int4. `codes` returns the numbers of all columns at one k; `scales` has one
 /// scale for each column.
 pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scales: &[bf16]) {
     let (places, factors) = to.split_at_mut(INT4_FACTORS_OFFSET);
     places.fill(0);
-    for k in 0..DEPTH {
+    for k in 0..UNIT_DEPTH {
         for (column, &code) in codes(k).iter().enumerate() {
             let place = int4_code_position(k, column);
             places[place / 2] |= ((code + 8) as u8) << (place % 2 * 4);
@@ -44,16 +44,19 @@ pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scal
 
 /// Position of an int4 code in its unit, in units of four bits.
 const fn int4_code_position(k: usize, column: usize) -> usize {
-    (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 8 * 8 + k % 8 / 2 + k % 2 * 4
+    (k / CODES_PER_ACCESS * UNIT_COLUMNS + column) * CODES_PER_ACCESS
+        + k % CODES_PER_ACCESS / 8 * 8
+        + k % 8 / 2
+        + k % 2 * 4
 }
 
 /// Writes a unit of fp8. `codes` returns the codes of all columns at one k; `exponents` has one for
 /// each column.
 pub fn pack_fp8_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], exponents: &[i8]) {
     let (places, factors) = to.split_at_mut(FP8_FACTORS_OFFSET);
-    for k in 0..DEPTH {
+    for k in 0..UNIT_DEPTH {
         for (column, &code) in codes(k).iter().enumerate() {
-            places[place(k, column)] = code;
+            places[fp8_code_position(k, column)] = code;
         }
     }
     for (&exponent, factor) in exponents.iter().zip(factors.chunks_exact_mut(2)) {
@@ -63,8 +66,10 @@ pub fn pack_fp8_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], expon
 }
 
 /// Position in bytes of an fp8 code in its unit.
-const fn place(k: usize, column: usize) -> usize {
-    (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 4 * 4 + PLACES[k % 4]
+const fn fp8_code_position(k: usize, column: usize) -> usize {
+    (k / CODES_PER_ACCESS * UNIT_COLUMNS + column) * CODES_PER_ACCESS
+        + k % CODES_PER_ACCESS / 4 * 4
+        + CODE_POSITIONS[k % 4]
 }
 
 #[cfg(test)]
@@ -73,8 +78,9 @@ mod tests {
 
     #[test]
     fn places_of_a_unit_are_all_different() {
-        let mut places: Vec<_> = (0..FP8_FACTORS_OFFSET).map(|i| place(i / 8, i % 8)).collect();
-        assert_eq!([0, 1, 2, 3, 16].map(|k| place(k, 0)), [1, 3, 0, 2, 129]);
+        let mut places: Vec<_> =
+            (0..FP8_FACTORS_OFFSET).map(|i| fp8_code_position(i / 8, i % 8)).collect();
+        assert_eq!([0, 1, 2, 3, 16].map(|k| fp8_code_position(k, 0)), [1, 3, 0, 2, 129]);
         places.sort_unstable();
         assert_eq!(places, (0..FP8_FACTORS_OFFSET).collect::<Vec<_>>());
         let mut places: Vec<_> =

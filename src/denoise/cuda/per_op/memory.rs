@@ -49,7 +49,7 @@ pub fn quantised_matrix(run: &ExpertRun) -> &'static [QuantisedMatrix] {
 }
 
 /// Creates a program with every memory region of this run.
-pub fn declared(run: &ExpertRun) -> ExpertWriter<'_> {
+pub fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
     let names: Vec<_> = quantised_matrix(run).iter().map(|coded| coded.name).collect();
     let mut writer = ExpertWriter::new(run, &names);
     for matrix in quantised_matrix(run) {

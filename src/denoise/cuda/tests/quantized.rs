@@ -14,7 +14,7 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
     };
     for (weights, bits, dequantize) in FORMATS {
         let full = with_weights(denoise_loop_of(PI05_MODEL, 50, 968, 10), weights);
-        let tiny = with_weights(denoise_loop_of(TINY, 7, 13, 3), weights);
+        let tiny = with_weights(denoise_loop_of(TINY_MODEL, 7, 13, 3), weights);
         assert_eq!(names(&full), ["cuda/per_op", "cuda/graph", "cuda/persistent"]);
         assert_eq!((LOOP[2].supports)(&full), Err("takes bf16 weights only".to_owned()));
         assert_eq!(names(&tiny), ["cuda/per_op", "cuda/graph"]);
@@ -25,8 +25,8 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
                 .filter(|launch| launch.kernel().symbol == dequantize)
                 .count()
         };
-        let [plain, ..] = programs(&ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3)));
-        let [per_op, .., persistent] = programs(&ExpertRun::from(&tiny));
+        let [plain, ..] = programs_of_run(&ExpertRun::from(&denoise_loop_of(TINY_MODEL, 7, 13, 3)));
+        let [per_op, .., persistent] = programs_of_run(&ExpertRun::from(&tiny));
         assert_eq!((dequantizing(&plain), dequantizing(&per_op)), (0, 3 * 2 * 7));
         let last = &kernel_launches_of(&persistent).last().unwrap().kernel().build;
         assert!(last.constants.contains(&("WEIGHT_BITS", bits)));
@@ -37,8 +37,8 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
 fn rows_agree(weights: WeightFormat) {
     let Some((device, _alone)) = gpu() else { return };
     let problems = [
-        denoise_loop_of(TINY, 7, 13, 3),
-        denoise_loop_of(TINY, 50, 968, 10),
+        denoise_loop_of(TINY_MODEL, 7, 13, 3),
+        denoise_loop_of(TINY_MODEL, 50, 968, 10),
         denoise_loop_of(SHALLOW_MODEL, 50, 968, 2),
         denoise_loop_of(SHALLOW_MODEL, 56, 968, 1),
         denoise_loop_of(SHALLOW_MODEL, 1, 1023, 1),

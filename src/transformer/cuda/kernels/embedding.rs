@@ -12,7 +12,7 @@ pub const KERNELS: &[KernelSpec<Shape>] =
 const THREADS: usize = 256;
 
 /// Number of groups of four columns that a lane of the gradient kernel sums.
-const QUADS: usize = 6;
+const QUADS_PER_LANE: usize = 6;
 
 /// Number of tokens that the gradient kernel holds in shared memory.
 const TOKENS_IN_SHARED_MEMORY: usize = 2048;
@@ -21,7 +21,7 @@ const TOKENS_IN_SHARED_MEMORY: usize = 2048;
 pub const EMBED_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| vec![element_type_macro(shape)],
     constants: |_| {
-        vec![("THREADS", THREADS), ("QUADS", QUADS), ("TOKENS", TOKENS_IN_SHARED_MEMORY)]
+        vec![("THREADS", THREADS), ("QUADS", QUADS_PER_LANE), ("TOKENS", TOKENS_IN_SHARED_MEMORY)]
     },
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(kernel_file("transformer/embedding"), "transformer_embed", THREADS, |shape| {
@@ -32,7 +32,9 @@ pub const EMBED_KERNEL: KernelSpec<Shape> = KernelSpec {
 /// Kernel that computes the whole gradient of the embedding, with the same bits in every run.
 pub const EMBEDDING_GRADIENT_KERNEL: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_embedding_gradient",
-    blocks: |shape| [shape.vocabulary.div_ceil(THREADS / 32), shape.d.div_ceil(4 * 32 * QUADS), 1],
+    blocks: |shape| {
+        [shape.vocabulary.div_ceil(THREADS / 32), shape.d.div_ceil(4 * 32 * QUADS_PER_LANE), 1]
+    },
     ..EMBED_KERNEL
 };
 

@@ -9,11 +9,11 @@ use kernelgate_cuda::spec::KernelSpec;
 use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
 
 /// Kernels of the GEMMs with epilogues.
-pub const KERNELS: &[KernelSpec<Product>] = &[SWIGLU, SWIGLU_BACKWARD, ROPE];
+pub const KERNELS: &[KernelSpec<EpilogueGemm>] = &[SWIGLU, SWIGLU_BACKWARD, ROPE];
 
 /// Parameters of a GEMM with an epilogue: the model's extents and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Product {
+pub struct EpilogueGemm {
     /// Extents of the model.
     pub shape: Shape,
     /// Number of multiprocessors of the device; each runs one block.
@@ -26,15 +26,15 @@ pub struct Product {
 pub const ARCHITECTURE: &str = "sm_90a";
 
 /// Number of elements along k in one step.
-const DEPTH: usize = 64;
+const DEPTH_PER_STEP: usize = 64;
 /// Threads of a block: two warpgroups that compute and one that copies.
 const THREADS: usize = 384;
 /// Number of warps that store results, each with a slice of shared memory.
-const STORING_WARPS: usize = 8;
+const STORING_WARP_COUNT: usize = 8;
 
 /// Tile of a GEMM x w^T, and its stages in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Tile {
+struct GemmTile {
     rows: usize,
     columns: usize,
     /// Number of steps whose operands are in shared memory.
@@ -43,36 +43,37 @@ struct Tile {
     slice: usize,
 }
 
-const USUAL: Tile = Tile { rows: 128, columns: 256, stages: 4, slice: 128 };
+const USUAL_TILE: GemmTile = GemmTile { rows: 128, columns: 256, stages: 4, slice: 128 };
 /// Tile sizes of the SwiGLU kernel. A launch uses the tile size with the least work for a block,
 /// because it leaves the fewest multiprocessors idle at the end; if several are equal, the first of
 /// them, which is the fastest.
-const SWIGLU_TILES: [Tile; 2] = [USUAL, Tile { rows: 256, columns: 160, stages: 4, slice: 16 }];
-const SWIGLU_BACKWARD_TILES: [Tile; 3] = [
-    Tile { slice: 32, ..USUAL },
-    Tile { rows: 128, columns: 192, stages: 5, slice: 64 },
-    Tile { rows: 128, columns: 160, stages: 6, slice: 32 },
+const SWIGLU_TILES: [GemmTile; 2] =
+    [USUAL_TILE, GemmTile { rows: 256, columns: 160, stages: 4, slice: 16 }];
+const SWIGLU_BACKWARD_TILES: [GemmTile; 3] = [
+    GemmTile { slice: 32, ..USUAL_TILE },
+    GemmTile { rows: 128, columns: 192, stages: 5, slice: 64 },
+    GemmTile { rows: 128, columns: 160, stages: 6, slice: 32 },
 ];
-const ROPE_TILES: [Tile; 3] = [
-    USUAL,
-    Tile { rows: 128, columns: 192, stages: 5, slice: 48 },
-    Tile { rows: 128, columns: 144, stages: 6, slice: 48 },
+const ROPE_TILES: [GemmTile; 3] = [
+    USUAL_TILE,
+    GemmTile { rows: 128, columns: 192, stages: 5, slice: 48 },
+    GemmTile { rows: 128, columns: 144, stages: 6, slice: 48 },
 ];
 
-impl Tile {
-    fn swiglu(product: &Product) -> Self {
+impl GemmTile {
+    fn swiglu(product: &EpilogueGemm) -> Self {
         Self::best(&SWIGLU_TILES, product, 2 * product.shape.ff)
     }
 
-    fn swiglu_backward(product: &Product) -> Self {
+    fn swiglu_backward(product: &EpilogueGemm) -> Self {
         Self::best(&SWIGLU_BACKWARD_TILES, product, product.shape.ff)
     }
 
-    fn rope(product: &Product) -> Self {
+    fn rope(product: &EpilogueGemm) -> Self {
         Self::best(&ROPE_TILES, product, 3 * product.shape.d)
     }
 
-    fn best(tiles: &[Self], product: &Product, columns: usize) -> Self {
+    fn best(tiles: &[Self], product: &EpilogueGemm, columns: usize) -> Self {
         let elements_a_block = |tile: &&Self| {
             tile.count(product, columns).div_ceil(product.multiprocessors)
                 * tile.rows
@@ -81,14 +82,14 @@ impl Tile {
         *tiles.iter().min_by_key(elements_a_block).expect("each kernel has tiles")
     }
 
-    const fn count(&self, product: &Product, columns: usize) -> usize {
+    const fn count(&self, product: &EpilogueGemm, columns: usize) -> usize {
         product.shape.tokens().div_ceil(self.rows) * columns.div_ceil(self.columns)
     }
 
     const fn shared_bytes(&self) -> usize {
         let slice = 16 * 2 * (self.slice + 8);
-        let stage = (self.rows + self.columns) * 2 * DEPTH;
-        self.stages * (stage + 16) + STORING_WARPS * slice
+        let stage = (self.rows + self.columns) * 2 * DEPTH_PER_STEP;
+        self.stages * (stage + 16) + STORING_WARP_COUNT * slice
     }
 
     /// Macros of a build; `own` is the macro that only this kernel has.
@@ -108,102 +109,112 @@ impl Tile {
     }
 
     /// Grid with one block for each multiprocessor, or for each tile if there are fewer.
-    fn blocks(&self, product: &Product, columns: usize) -> [usize; 3] {
+    fn blocks(&self, product: &EpilogueGemm, columns: usize) -> [usize; 3] {
         [self.count(product, columns).min(product.multiprocessors), 1, 1]
     }
 }
 
-const SAVING: Product = Product { shape: SMALL, multiprocessors: 132, saved: true };
-const NOT_SAVING: Product = Product { saved: false, ..SAVING };
+const SAVING_GEMM: EpilogueGemm = EpilogueGemm { shape: SMALL, multiprocessors: 132, saved: true };
+const GEMM_WITHOUT_SAVING: EpilogueGemm = EpilogueGemm { saved: false, ..SAVING_GEMM };
 /// GEMM parameters for which the second tile size is used.
-const LONG: Product = Product { shape: Shape { context: 1024, ..SMALL }, ..NOT_SAVING };
-const XL: Product =
-    Product { shape: Shape { d: 1600, ff: 6400, heads: 25, context: 1024, ..SMALL }, ..NOT_SAVING };
+const LONG_GEMM: EpilogueGemm =
+    EpilogueGemm { shape: Shape { context: 1024, ..SMALL }, ..GEMM_WITHOUT_SAVING };
+const XL: EpilogueGemm = EpilogueGemm {
+    shape: Shape { d: 1600, ff: 6400, heads: 25, context: 1024, ..SMALL },
+    ..GEMM_WITHOUT_SAVING
+};
 /// Model shape with heads of 128 elements.
 const WIDE: Shape = Shape { heads: 6, ..SMALL };
 
 /// Kernel of the GEMM with gate and up, with SwiGLU in its epilogue.
-pub const SWIGLU: KernelSpec<Product> = KernelSpec {
+pub const SWIGLU: KernelSpec<EpilogueGemm> = KernelSpec {
     defines: |product| {
-        Tile::swiglu(product).defines(Some(format!("SAVED={}", u8::from(product.saved))))
+        GemmTile::swiglu(product).defines(Some(format!("SAVED={}", u8::from(product.saved))))
     },
-    constants: |product| Tile::swiglu(product).constants(),
-    shared_bytes: |product| Tile::swiglu(product).shared_bytes(),
+    constants: |product| GemmTile::swiglu(product).constants(),
+    shared_bytes: |product| GemmTile::swiglu(product).shared_bytes(),
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
-    variants: || vec![SAVING, NOT_SAVING, Product { saved: true, ..XL }, XL],
+    variants: || vec![SAVING_GEMM, GEMM_WITHOUT_SAVING, EpilogueGemm { saved: true, ..XL }, XL],
     ..KernelSpec::new(
         kernel_file("transformer/gemm_swiglu"),
         "transformer_gemm_swiglu",
         THREADS,
-        |product| Tile::swiglu(product).blocks(product, 2 * product.shape.ff),
+        |product| GemmTile::swiglu(product).blocks(product, 2 * product.shape.ff),
     )
 };
 
 /// Kernel of the GEMM that computes the gradient of the hidden layer, with SwiGLU's gradient in its
 /// epilogue.
-pub const SWIGLU_BACKWARD: KernelSpec<Product> = KernelSpec {
-    defines: |product| Tile::swiglu_backward(product).defines(None),
-    constants: |product| Tile::swiglu_backward(product).constants(),
-    shared_bytes: |product| Tile::swiglu_backward(product).shared_bytes(),
+pub const SWIGLU_BACKWARD: KernelSpec<EpilogueGemm> = KernelSpec {
+    defines: |product| GemmTile::swiglu_backward(product).defines(None),
+    constants: |product| GemmTile::swiglu_backward(product).constants(),
+    shared_bytes: |product| GemmTile::swiglu_backward(product).shared_bytes(),
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
-    variants: || vec![SAVING, LONG, XL],
+    variants: || vec![SAVING_GEMM, LONG_GEMM, XL],
     ..KernelSpec::new(
         kernel_file("transformer/gemm_swiglu_backward"),
         "transformer_gemm_swiglu_backward",
         THREADS,
-        |product| Tile::swiglu_backward(product).blocks(product, product.shape.ff),
+        |product| GemmTile::swiglu_backward(product).blocks(product, product.shape.ff),
     )
 };
 
 /// Kernel of the GEMM that computes queries, keys and values, with rotary embedding in its
 /// epilogue.
-pub const ROPE: KernelSpec<Product> = KernelSpec {
+pub const ROPE: KernelSpec<EpilogueGemm> = KernelSpec {
     defines: |product| {
-        Tile::rope(product).defines(Some(format!("HEAD_DIM={}", product.shape.head_dim())))
+        GemmTile::rope(product).defines(Some(format!("HEAD_DIM={}", product.shape.head_dim())))
     },
-    constants: |product| Tile::rope(product).constants(),
-    shared_bytes: |product| Tile::rope(product).shared_bytes(),
+    constants: |product| GemmTile::rope(product).constants(),
+    shared_bytes: |product| GemmTile::rope(product).shared_bytes(),
     requires: RequiredArchitecture::Exactly(ARCHITECTURE),
-    variants: || vec![NOT_SAVING, LONG, XL, Product { shape: WIDE, ..NOT_SAVING }],
+    variants: || {
+        vec![
+            GEMM_WITHOUT_SAVING,
+            LONG_GEMM,
+            XL,
+            EpilogueGemm { shape: WIDE, ..GEMM_WITHOUT_SAVING },
+        ]
+    },
     ..KernelSpec::new(
         kernel_file("transformer/gemm_rope"),
         "transformer_gemm_rope",
         THREADS,
-        |product| Tile::rope(product).blocks(product, 3 * product.shape.d),
+        |product| GemmTile::rope(product).blocks(product, 3 * product.shape.d),
     )
 };
 
-impl Product {
+impl EpilogueGemm {
     /// Whether the kernels support the GEMMs of a shape.
-    pub fn computes(shape: &Shape) -> bool {
-        let of_steps = shape.d.is_multiple_of(DEPTH) && shape.ff.is_multiple_of(8);
+    pub fn supports_shape(shape: &Shape) -> bool {
+        let of_steps = shape.d.is_multiple_of(DEPTH_PER_STEP) && shape.ff.is_multiple_of(8);
         shape.dtype == Dtype::Bf16 && of_steps && shape.head_dim().is_multiple_of(8)
     }
 
     /// Arguments of [`SWIGLU`]: x `[tokens, d]`, w `[2, ff, d]`.
     pub fn swiglu(&self, [x, w, h, gate_up]: [Pointer; 4]) -> impl Operands {
         let Shape { d, ff, .. } = self.shape;
-        let maps = self.maps(&Tile::swiglu(self), x, w, [2, ff]);
+        let maps = self.maps(&GemmTile::swiglu(self), x, w, [2, ff]);
         (maps, h, gate_up, int_operands([self.shape.tokens(), ff, d]))
     }
 
     /// Arguments of [`SWIGLU_BACKWARD`]: x `[tokens, d]`, w `[ff, d]`.
     pub fn swiglu_backward(&self, [x, w, gate_up, grad_gate_up]: [Pointer; 4]) -> impl Operands {
         let Shape { d, ff, .. } = self.shape;
-        let maps = self.maps(&Tile::swiglu_backward(self), x, w, [1, ff]);
+        let maps = self.maps(&GemmTile::swiglu_backward(self), x, w, [1, ff]);
         (maps, gate_up, grad_gate_up, int_operands([self.shape.tokens(), ff, d]))
     }
 
     /// Arguments of [`ROPE`]: x `[tokens, d]`, w `[3 d, d]`.
     pub fn rope(&self, [x, w, qkv, table]: [Pointer; 4]) -> impl Operands {
         let Shape { d, context, .. } = self.shape;
-        let maps = self.maps(&Tile::rope(self), x, w, [1, 3 * d]);
+        let maps = self.maps(&GemmTile::rope(self), x, w, [1, 3 * d]);
         (maps, qkv, table, int_operands([self.shape.tokens(), 3 * d, d, context]))
     }
 
     /// Tensor maps of x, with one box for each tile, and of the matrices of w, with two boxes for
     /// each tile.
-    fn maps(&self, tile: &Tile, x: Pointer, w: Pointer, extents: [usize; 2]) -> [Operand; 2] {
+    fn maps(&self, tile: &GemmTile, x: Pointer, w: Pointer, extents: [usize; 2]) -> [Operand; 2] {
         let map = |at, [matrices, rows]: [usize; 2], box_rows| {
             let [matrices, rows, d] = [matrices, rows, self.shape.d].map(|extent| extent as u64);
             let tensor = TensorBoxes {
