@@ -13,9 +13,8 @@
 // transposed (keys are rows), so that P^T and dS^T are A operands straight from the accumulators. A
 // score warp passes P^T to its gradient warp through shared memory in fragment order (16-bit). Each
 // gradient warp passes dS^T to all warps through swizzled shared memory, because dq sums over all
-// keys of the block. Each of the eight warps computes one 32x32 piece of dq, one step late: the
-// gradient warps while the score warps compute P^T, the score warps while the gradient warps
-// compute dS^T.
+// keys of the block. All eight warps compute a 32x32 piece of dq each, one step late: gradient
+// warps while the score warps compute P^T, score warps while the gradient warps compute dS^T.
 // Shared memory, 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T
 // [2][128][M]; lse and delta. M is the number of queries a step: 64 at d = 128 and 128 at d = 64.
 // Each step has one block barrier and, for P^T, one barrier of each warp pair. On sm_80 a block has
@@ -31,8 +30,8 @@
 // accumulator are dense.
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close
 // behind: one mma reads 128 to 256 bytes of shared memory.
-// Against backward_naive: no s^2 traffic, tensor cores, one pass. Both kernels recompute P from
-// lse.
+// Against backward_naive: no s^2 traffic, tensor cores, one pass. Like backward_naive, this kernel
+// recomputes the probabilities P from lse.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"

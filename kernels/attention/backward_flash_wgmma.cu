@@ -23,7 +23,7 @@
 // heads, one key block after the other. One thread sums its elements of a step's dq over these key
 // blocks in a fixed order. The dq sum lies in device memory of the thread block, which L2 holds,
 // and is rounded after the last key block. WHOLE needs no additions by other blocks, no zeroing
-// before and no kernel after. Keys and values have two stages.
+// before and no kernel after. Shared memory has two stages of keys and values.
 // Shared memory: keys, values; two stages of queries with their row statistics; two stages of dout;
 // two stages of ds^T, so that a step can write its ds^T while the previous one is still read. All
 // tiles but the statistics are columns of 64 elements, whose rows of 128 bytes have wgmma's
@@ -31,17 +31,18 @@
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 //
 // Overlap: a warpgroup computes the exponentials while the GEMM of dp runs, ds while the GEMM of dv
-// runs, and adds dq while the GEMM of dk runs. The other warpgroup fills the remaining gaps of the
-// tensor cores. Starting the next step's q k^T before this step's dq would need more registers than
-// a thread has. Reading dk's operand from shared memory would free the registers, but is slower.
-// Order of addition: as in backward_flash_mma, the order of additions to dq is not fixed. With
-// GROUPED the order of additions to dk and dv is not fixed either. With -DDETERMINISTIC=1 the order
-// is fixed: a counter in memory for each query step names the key block that may add to dq next. A
-// second thread of the copying warpgroup waits for this counter and advances it, so that compute
-// threads wait only if it is another block's turn. Key blocks add in the order in which they start,
-// so that no thread block waits for one that has not started. With full attention the order goes
-// upwards, each key block one step behind the previous key block. With a causal mask the order goes
-// downwards from the diagonal, where every key block starts, and no thread block waits.
+// runs, and adds dq while the GEMM of dk runs. While one warpgroup computes exponentials, the other
+// warpgroup keeps the tensor cores busy. Starting the next step's q k^T before this step's dq would
+// need more registers than a thread has. Reading dk's operand from shared memory would free the
+// registers, but is slower. Order of addition: as in backward_flash_mma, the order of additions to
+// dq is not fixed. With GROUPED the order of additions to dk and dv is not fixed either. With
+// -DDETERMINISTIC=1 the order is fixed: a counter in memory for each query step names the key block
+// that may add to dq next. A second thread of the copying warpgroup waits for this counter and
+// advances it, so that compute threads wait only if it is another block's turn. Key blocks add in
+// the order in which they start, so that no thread block waits for one that has not started. With
+// full attention the order goes upwards, each key block one step behind the previous key block.
+// With a causal mask the order goes downwards from the diagonal, where every key block starts, and
+// no thread block waits.
 //
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared memory is close behind: a GEMM
 // of 64 columns reads 128 bytes of it a cycle. The GEMM reads half of that where one operand is in
@@ -186,9 +187,9 @@ struct Work {
   }
   // Thread blocks of a head start at different query steps, so that they do not all add to the same
   // rows of dq. For long heads that share no keys, thread blocks start at the same step: L2 then
-  // reads each query tile once for all blocks. Those L2 reads saved outweigh the cost of additions
-  // to the same rows. With a causal mask the common first step is the last one, to which all key
-  // blocks are visible; each thread block goes down to its diagonal.
+  // reads each query tile once for all blocks. The saved reads outweigh the cost of adding to the
+  // same rows of dq at once. With a causal mask the common first step is the last one, to which all
+  // key blocks are visible; each thread block goes down to its diagonal.
   __device__ __forceinline__ Step step(int n) const {
     const int of_heads = heads == 1 ? 0 : n / count;
     int index = n - of_heads * count;
@@ -460,9 +461,9 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     }
     store_operand<kKeys>(gradients, ds, group * kGroupRows);
     fence_async();
-    // If the warpgroups alternate in adding dq, the one that does not add goes on to the next step.
-    // It arrives there at the barrier that the adding warpgroup waits for, which signals that this
-    // step's tile may be overwritten.
+    // If the warpgroups alternate in adding dq, the warpgroup that does not add goes on to the next
+    // step. When it arrives at the next step's barrier, this step's tile of score gradients may be
+    // overwritten.
     const bool adds = kDqGroups == kGroups || n % kGroups == group;
     const u32 written = kWrittenBarrier + (kDqGroups == kGroups ? 0 : n % 2);
     if (adds) {
@@ -557,7 +558,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
     registers_down<24>();
-    // The two tasks run in different warps: in one warp they would share registers and spill.
+    // Copying and keeping the order run in different warps: in one warp they would share registers
+    // and spill.
     const int warp = __shfl_sync(kFullWarp, threadIdx.x / kWarpSize % 4, 0);
     if (warp == 0) {
       if (threadIdx.x % kWarpSize == 0) {

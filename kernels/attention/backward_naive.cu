@@ -10,7 +10,7 @@
 // The scores kernel recomputes P from the lse of the forward pass.
 // Threads: delta has a warp for each row, scores a block of 16x16 threads for each tile of that
 // size. dq and dkv have blocks of d x (256/d) threads, one thread for each element of dq, or of dk
-// and dv. There is no shared memory.
+// and dv. The kernels use no shared memory.
 // Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in practice the loads. The kernels move at least
 // 8 b h s^2 bytes written and 12 b h s^2 bytes read.
 #include "attention/shape.cuh"

@@ -10,7 +10,7 @@
 // scores of keys 4x..4x+3, and output columns 4x + 64c..+3. The sixteen threads of a query row are
 // half a warp, so shuffles compute the row's maximum and sum.
 // Shared memory, fp32: q transposed [d][68]; k transposed [d][68], overwritten by v [64][d]; P
-// transposed [64][68]. It is 85 KiB at d = 128, for two blocks an SM.
+// transposed [64][68]. A block uses 85 KiB at d = 128, so that two blocks run on an SM.
 // Bound: fp32 FMA, 4 b h s^2 d FLOPs (half if causal). The inner loop needs two 16-byte shared
 // loads for 16 FMAs.
 // Against forward_tiled: one launch and no s^2 traffic; instead 8 b h s d bytes and repeated reads

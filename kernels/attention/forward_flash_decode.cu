@@ -12,7 +12,7 @@
 // neighbours in memory.
 //
 // Threads: each warp processes STEP_KEYS keys of every tile, with copies, maxima and sums of its
-// own. There is no block barrier until the block has seen its last key of a head. The key tiles of
+// own. Warps do not synchronise until the block has seen its last key of a head. The key tiles of
 // all heads form one list, and each block gets an equal, contiguous part of it. If several blocks
 // share a head, the last of them to finish combines their partial outputs, always in the same
 // order.

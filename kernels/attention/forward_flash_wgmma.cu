@@ -25,15 +25,16 @@
 // barrier for full and one for empty.
 //
 // Overlap: a warpgroup starts q k^T of the next key block, then p v of the current one, and
-// computes the next block's exponentials while p v runs. The other warpgroups use the tensor cores
-// meanwhile. The weights p stay in registers: the accumulator of q k^T has the layout of the
-// operand of p v. The output o is rescaled only if a row's maximum grows by more than 2^8: below
-// that p is at most 256.
+// computes the next block's exponentials while p v runs. While one warpgroup computes exponentials,
+// the other warpgroups use the tensor cores. The weights p stay in registers: the accumulator of q
+// k^T has the layout of the operand of p v. The output o is rescaled only if a row's maximum grows
+// by more than 2^8: below that p is at most 256.
 //
 // With -DFP8=1 operands are e4m3 with one scale a head (warpgroup/gemm_e4m3.cuh). The kernel
-// attention_transpose_values transposes blocks of values before. The weights p are rounded to e4m3.
-// At a row's maximum p is 2^6, because the smallest positive e4m3 number is 2^-9. There are
-// registers for a second p, which is rounded while p v runs. An fp8 build writes no lse.
+// attention_transpose_values transposes the values before this kernel. The weights p are rounded to
+// e4m3. At a row's maximum p is 2^6, because the smallest positive e4m3 number is 2^-9. An fp8
+// build has registers for the next block's weights p, so that they are rounded while p v runs. An
+// fp8 build writes no lse.
 //
 // Bound: tensor cores, at d = 64 also exp2.
 // Against forward_flash_mma: tensor cores read operands from shared memory without loading them

@@ -13,7 +13,7 @@
 // Bound: in theory fp32 FMA, 2 b h s^2 d FLOPs each for scores and values; in practice the loads,
 // because only the caches reuse data. The least device memory traffic is 4 b h s^2 bytes written by
 // scores, read by softmax, half as many written by softmax and read by values.
-// This kernel is the first rung of the ladder.
+// forward_naive is the first rung of the forward ladder.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"

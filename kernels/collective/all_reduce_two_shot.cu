@@ -8,8 +8,9 @@
 // its parts of the output are complete, and no GPU still reads its message.
 //
 // Threads: each thread strides over the packets of the part, kAtOnce packets at a time. A block
-// counts its own launches, so all launches must have the same grid. All blocks must be resident.
-// Bound: the link; each step moves (g - 1) / g of the message in each direction.
+// counts its own launches, so all launches must have the same grid. All thread blocks must be
+// resident at once, because they wait for their peers. Bound: the link; each step moves (g - 1) / g
+// of the message in each direction.
 // Against all_reduce_one_shot: plain packets instead of words with flags, half of the bytes on the
 // link, and two waits.
 #include "collective/sum.cuh"

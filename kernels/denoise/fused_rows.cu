@@ -36,7 +36,7 @@ __device__ __forceinline__ void enter(const float* x, const u16* action_in, cons
   if (threadIdx.x < kSquares) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
 }
 
-// Each block handles one row of actions. With null `state` the noise is not copied.
+// Each thread block handles one row of actions. With null `state` the noise is not copied.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in,
                              const float* __restrict__ bias, float* state, u16* h, float* squares) {
@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   enter(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
 }
 
-// Each block handles one row of actions. The kernel writes the velocity to `velocity`, or moves
-// `state` by it if `velocity` is null; with `more`, it computes h for the next step.
+// Each thread block handles one row of actions. The kernel writes the velocity to `velocity`, or
+// moves `state` by it if `velocity` is null; with `more`, it computes h for the next step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_end(u16* h, float* squares, const float* style,
                            const u16* __restrict__ action_out, const float* __restrict__ out_bias,

@@ -3,9 +3,9 @@
 //
 // Activations are bf16 in memory, arithmetic is fp32. Styles, norms, scores and the Euler state are
 // fp32 in memory too.
-// Threads: norm, softmax and action_out use one block for each row. The other kernels use one
-// thread for each packet of eight neighbours, which divides every extent of the model except the
-// actions, or one thread for each element.
+// Threads: norm, softmax and action_out use one block for each row. All other kernels use one
+// thread for each packet of eight neighbours, or one thread for each element. Every extent of the
+// model except the actions is a multiple of eight.
 // Shared memory: block reductions only.
 // Bound: launch latency. A tensor of 50 rows moves in less time than a kernel takes to start.
 #include "common/cluster.cuh"
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Adds `bias` to x in place; with `silu`, x then becomes x sigmoid(x). Each thread handles one
-// packet.
+// packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets,
                         int silu) {
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Computes the rotation angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) for positions
-// from `first` on. Angles are reduced in fp64.
+// from `first` on. The rotation angles are reduced to one period in fp64.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
   wait_for_previous();
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 // Computes y = x (1 + scale) + shift, where scale and shift are the first two thirds of style +
 // bias. The output is `y` in bf16 or `exact` in fp32; the other pointer is null. Each thread
-// handles one packet.
+// handles one packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias,
                             uint4* y, float* exact, int width, int packets) {
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Adds gate * branch to h, where gate is the last third of style + bias. Each thread handles one
-// packet.
+// packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_residual(uint4* h, const uint4* branch, const float* style,
                             const float* __restrict__ bias, int width, int packets) {
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Computes gate = gelu_tanh(gate) * up in place. Each thread handles one packet.
+// Computes gate = gelu_tanh(gate) * up in place. Each thread handles one packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
   wait_for_previous();

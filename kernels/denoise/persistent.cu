@@ -178,8 +178,8 @@ struct Layer {
     b.parts_parity ^= 1, b.x_parity ^= 1;
   }
 
-  // Loads keys and values of the prefix. The loads are issued before the GEMM qkv, so that they
-  // complete while qkv waits for its x.
+  // Loads the cached keys and values of the prefix. The loads are issued before the GEMM qkv, so
+  // that they complete while qkv waits for its x.
   __device__ __forceinline__ Fragments prefix(const Block& b) const {
     const Share share(a, b);
     Fragments fragments;
@@ -356,9 +356,9 @@ struct Layer {
   }
 };
 
-// All blocks must be resident at once, with no second launch of this kernel on the GPU. Either
-// `velocity` or `state` is null. Each launch needs the kernel of the shifts before it, which also
-// resets `counter` to 0.
+// All blocks must be resident at once, with no second launch of this kernel on the GPU. One of the
+// output pointers `velocity` and `state` is null. Each launch needs the kernel of the shifts before
+// it, which also resets `counter` to 0.
 extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
     denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down,
                        const float* styles1, const float* styles2, const float* final_styles,

@@ -498,8 +498,8 @@ class ActivationProducer {
   }
   __device__ __forceinline__ u32 row_bytes() const { return a.rows * 128; }  // of a panel
   // Copies the existing rows of kPanels panels of x, one copy for each panel, counted on four
-  // barriers. Part kFirst is requested first, in the order in which consumers use the parts. The
-  // remaining rows in shared memory hold unrelated data, and their sums are never used.
+  // barriers. Part kFirst is requested first, in the order in which consumers use the parts. Rows
+  // of shared memory after the last row of x hold unrelated data, and their sums are never used.
   template <int kPanels, int kFirst>
   __device__ __forceinline__ void copy_x(const u16* from) {
     constexpr int kChunk = kPanels / 4;

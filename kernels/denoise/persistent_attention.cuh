@@ -1,6 +1,6 @@
 // Computes softmax(q k^T) v of 32 query rows in a cluster, where each block has its share of the
 // keys. The tensor cores' rows lie along keys and head_dim, so that keys and values are register
-// operands. They are loaded before the queries are available.
+// operands. Keys and values are loaded before the queries are available.
 //
 //   s [128 keys][32 rows] = k q^T;  p = 2^(s - top of the block);  o [256][32] = v^T p
 //

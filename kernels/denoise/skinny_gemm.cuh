@@ -4,10 +4,10 @@
 // A cluster of kSplit blocks shares a tile of kTileN columns; block r computes the r-th slice of k.
 // The slice's weights are contiguous in memory and fit into the block's shared memory. One thread
 // therefore requests all of them before x is available, and no ring buffer is needed: the bytes in
-// flight hide the memory latency. Then x is loaded, or computed (the norm and its modulation), and
-// the tensor cores multiply group after group of weight rows. Every block then sends each peer the
-// sums of the 64 / kSplit rows that the peer finishes: the order of additions is fixed, without
-// atomics and without a second kernel.
+// flight hide the memory latency. After the requests, x is loaded or computed (the norm and its
+// modulation), and the tensor cores multiply group after group of weight rows. Every block then
+// sends each peer the sums of the 64 / kSplit rows that the peer finishes: the order of additions
+// is fixed, without atomics and without a second kernel.
 //
 // Weights are packed once, when they are loaded, as [tile][k / group][panel of 64 columns][group of
 // up to 64 rows][64]: rows of 128 bytes whose 16-byte chunks are XOR-swizzled by row. Activations

@@ -1,4 +1,4 @@
-// GEMMs with few rows, one for each denoising step. Their weights are read once and the inputs do
+// GEMMs with few rows, one for each denoising step. The weights are read once, and the inputs do
 // not depend on the actions: the persistent kernel finds the results in memory when it starts.
 //
 //   styles  cond W + b in fp32: scale, shift and gate of all steps and layers
@@ -6,12 +6,12 @@
 //           sum of two bf16, which keeps 16 bits of it
 //
 // A block computes a share of the units (8 columns) of all layers, in tasks of up to 16 units of
-// one layer. For each task it steps through k in panels of 64. Its weights pass through a ring of
-// slots in shared memory, one panel of a task in each slot. One thread keeps the ring full across
-// tasks: the bytes in flight hide the memory latency. Two blocks run on each multiprocessor.
+// one layer. For each task it steps through k in panels of 64. The block's weights pass through a
+// ring of slots in shared memory, one panel of a task in each slot. One thread keeps the ring full
+// across tasks: the bytes in flight hide the memory latency. Two blocks run on each multiprocessor.
 // Threads: eight warps that multiply, two units of a task each; one thread that requests copies.
 // Shared memory: x [parts][16 steps][1024], the ring.
-// Bound: reading the weights once.
+// Bound: device memory, because every weight is read once.
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
 #include "common/memory.cuh"

@@ -8,12 +8,12 @@
 //   logits = weight · scale · Σ_t spikes + share · bias
 //
 // Sixteen rows belong to each pixel: all time steps of 16 / T images. In each layer a block has
-// some pixels and filters, with all time steps of their neurons. It begins a layer as soon as the
-// spikes that its part reads have arrived, so all blocks have to be resident at once. A group of
-// blocks processes its images one after another.
+// some pixels and filters, with all time steps of their neurons. A block begins a layer as soon as
+// the spikes that its part reads have arrived, so all blocks have to be resident at once. A group
+// of blocks processes its images one after another.
 // Threads: four warpgroups multiply, with 32 or 64 filters and one warp for each pixel; they share
-// the pixels and the depth. Afterwards a thread computes the neurons of two filters. One more warp
-// copies weights to a ring of slots, 32 filters by 64 channels each, ahead of all layers.
+// the pixels and the depth. After the GEMM a thread computes the neurons of two filters. One more
+// warp copies weights to a ring of slots, 32 filters by 64 channels each, ahead of all layers.
 // Shared memory: the ring; the sums of each part of the depth; three packed maps, used in rotation;
 // the layers' parameters; barriers.
 // Bound: tensor cores. An instruction whose operand x is in registers takes 64 cycles, for any
@@ -345,8 +345,8 @@ __device__ __forceinline__ Bias load_bias(int i, int rank) {
   if (layer.second_bias != nullptr) of.second = layer.second_bias[filter];
   return of;
 }
-// Stores the bias as each fed time step adds it. It is divided only once, because a division takes
-// as long as a layer's additions.
+// Stores the bias as each fed time step adds it. The bias is divided only once, because a division
+// takes as long as a layer's additions.
 __device__ __forceinline__ void divide_bias(const Bias& of, float divisor) {
   if (of.number < 0) return;
   float shift = __fdiv_rn(of.bias, divisor);
@@ -525,8 +525,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     return;
   }
   registers_up<112>();
-  // Each thread has at most two biases. They are divided at a time when no other thread waits for
-  // it.
+  // Each thread divides at most two biases, at a time when no other thread waits for it.
   const Bias low = load_bias(threadIdx.x, rank), high = load_bias(threadIdx.x + kMultiplying, rank);
   stage_ends(0);
   bool divided = false;

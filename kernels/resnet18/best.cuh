@@ -1,5 +1,5 @@
 // Work distribution of resnet18_best_layers: the layout of shared memory, the part of each layer
-// that a block computes, the depth of its sums. The computation is excluded on purpose.
+// that a block computes, the depth of its sums. The layers' computation is excluded on purpose.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/memory.cuh"
@@ -90,8 +90,8 @@ struct Share {
 
 constexpr int kOfStage = kLayers / 4;
 
-// Returns whether a layer is the first of a stage that halves the side. The second layer of such a
-// stage has two operands: its own convolution and that of the shortcut.
+// Returns whether a layer is the first of a stage that halves the side. The second layer of a stage
+// that halves the side has two operands: its own convolution and that of the shortcut.
 template <int kSide>
 __device__ __forceinline__ bool starts_stage(int number) {
   return kSide < 8 && number % kOfStage == 0;

@@ -37,7 +37,7 @@ constexpr int kStemPixels = kImages * kImageRows * kImageColumns;
 constexpr int kPixelsOfThread = ceil_div(kStemPixels, kMultiplying);
 
 // Data that a thread of the stem reads from device memory: pixels of the images, its filters as B
-// fragments and the biases of its channels. All of these loads are issued at once.
+// fragments and the biases of its channels. The loads of all StemInputs are issued at once.
 struct StemInputs {
   float x[kPixelsOfThread][kImageChannels];
   uint4 b[kStemSteps / 2];
@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_images(StemInputs& in, const float* images,
   }
 }
 
-// Writes the loaded pixels to shared memory.
+// Writes the loaded pixels of the images to shared memory.
 __device__ __forceinline__ void store_images(const StemInputs& in) {
   constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
   const u32 to = map_at(1);
@@ -144,9 +144,9 @@ __device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]
 }
 
 // Computes the stem's neurons and their pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s). A thread
-// computes two channels of a pooled pixel, one after the other. It computes two of the three
-// columns of the pooling window; the neighbouring lane has the third. A neuron's tracer is the sum
-// of its spikes.
+// computes two channels of a pooled pixel, one after the other. The thread computes two of the
+// three columns of the pooling window; the neighbouring lane has the third. A neuron's tracer is
+// the sum of its spikes.
 __device__ __forceinline__ void pool_stem(const StemNeurons& stem, u16* pooled, int rank,
                                           int images, int image0, int fed, float theta, int tmax,
                                           u32 tag) {

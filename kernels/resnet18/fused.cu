@@ -27,8 +27,9 @@ __device__ __forceinline__ void wait_for_previous_layer() {
   wait_for_previous_kernels();
 }
 
-// Spikes are [T, B, side², filters]. The second operand is a 1x1 convolution with its own stride;
-// its weight is null without one. `identity` and `currents`, both [T, B, side², filters], may
+// The output spikes are [T, B, side², filters]. The second operand is the shortcut's 1x1
+// convolution with its own stride; its weight is null if the block has no such convolution.
+// `identity` and `currents`, both [T, B, side², filters], may
 // be null.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_block(const u16* first, const u16* weight, int depth, int first_side,
@@ -175,7 +176,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 // Computes logits [B, classes] = weight · features + share · bias, with features = scale · Σ over
 // steps and pixels of spikes. If there are labels, it also writes the features and the gradient of
-// the mean cross entropy with respect to the last currents. Each block computes one image.
+// the mean cross entropy with respect to the last currents. Each thread block computes the logits
+// of one image.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_tail(const u16* spikes, const float* weight, const float* bias, float* logits,
                         const signed char* labels, float* features, const float* currents,

@@ -18,7 +18,8 @@ constexpr int kImages = kTile / kSteps;
 
 // The output `gradient`, bf16 [T, B, side², channels], is that of the currents of the neurons whose
 // spikes the convolution reads. If there are no currents, the output is `spikes_gradient`, the fp32
-// gradient of the spikes. The second operand and `identity` are those of the forward pass.
+// gradient of the spikes. The second operand (the shortcut's convolution) and `identity` are those
+// of the forward pass.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_block_backward(const u16* first, const u16* weight, int depth, int first_side,
                                   int first_channels, int kernel, int stride, const u16* second,

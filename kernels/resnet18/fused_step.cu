@@ -186,7 +186,7 @@ struct Parts {
   i64 count, apart, elements;
 };
 
-// Sums the parts of all gradients before GPUs exchange them: SGD then finds a single part.
+// Sums the parts of all gradients before GPUs exchange them, so that SGD reads a single part.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_sum_parts(const Parts* jobs, const int* job_of) {
   wait_for_the_others();
@@ -205,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Update of one parameter [elements / depth, depth]. Its gradient has the columns from `first` on,
-// in parts that are `apart` elements apart.
+// Update of one parameter [elements / depth, depth]. The parameter's gradient has the columns from
+// `first` on, in parts that are `apart` elements apart.
 struct Update {
   i64 first_block;
   i64 first_element, elements;

@@ -1,6 +1,6 @@
 // Packed maps of spikes with two bits a spike. A map has sixteen rows, all time steps of some
 // images, in the layout of the tensor cores' fragments. Blocks exchange maps by tagged words. The
-// neurons are excluded on purpose.
+// computation of the spikes by neurons is excluded on purpose.
 //
 // A word has two neighbouring channels in eight rows, called an octet. In each half of the word,
 // bit 2r says whether the channel has a spike in row r, and bit 2r + 1 is the spike's sign. Moved

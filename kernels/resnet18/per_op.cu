@@ -151,7 +151,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Computes logits [B, classes] = or += Σ over `frames` frames of (weight · mean over pixels of
-// theta · s), plus the bias times `fed`. Each block computes one image and class.
+// theta · s), plus the bias times `fed`. Each thread block computes the logit of one image and
+// class.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_classify(const signed char* __restrict__ spikes,
                              const float* __restrict__ weight, const float* __restrict__ bias,

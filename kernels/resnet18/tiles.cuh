@@ -77,7 +77,7 @@ __device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, int pit
 
 // Runs the steps of a GEMM as a pipeline. `copy(stage)` starts the copies of a step and returns
 // false after the last step; `multiply(first operand, second operand)` follows later for the same
-// step. Afterwards no copy is in flight and the shared memory is free.
+// step. After the last step no copy is in flight and the shared memory is free.
 template <class Copy, class Multiply>
 __device__ __forceinline__ void run_pipeline(const Copy& copy, const Multiply& multiply) {
   const u32 base = shared_address(shared) + group() * kStages * kStageBytes;
@@ -159,8 +159,8 @@ struct Walk {
 };
 
 // Computes the sums of a tile, rows of the pixel (row, column) by 64 of the `written` channels from
-// `first` on. They are the sums of one convolution and, where its weight is not null, of a second
-// one.
+// `first` on. The sums are those of one convolution and, if its weight is not null, of a second
+// convolution.
 template <bool kTransposed>
 __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Operand& operand,
                                          const Operand& second, int row, int column, int written,

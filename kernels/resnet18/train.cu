@@ -2,7 +2,8 @@
 // a framework launches them in eager mode.
 //
 // Gradients of activations are fp32, [T, B, side, side, channels]; as operands of GEMMs they are
-// rounded to bf16. Parameters and momenta are fp32. Every sum has a fixed order.
+// rounded to bf16. Parameters and momenta are fp32 in memory. Every sum has a fixed order of
+// additions.
 // Threads: one for each element; the transposition and the sums of columns use tiles.
 // Shared memory: tiles of 32 x 33, and reductions.
 // Bound: memory bandwidth for large batches, launch latency for small ones.
@@ -113,7 +114,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   gradient[i] = scale * sum;
 }
 
-// Rounds x [rows, columns] to bf16, both as it is and transposed. Each block handles one tile.
+// Rounds x [rows, columns] to bf16, both as it is and transposed. Each thread block handles one
+// tile of x.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_round(const float* __restrict__ x, u16* __restrict__ rounded,
                          u16* __restrict__ transposed, i64 rows, int columns) {

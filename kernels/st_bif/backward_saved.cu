@@ -12,7 +12,7 @@
 // Shared memory: none.
 // Bound: memory; reading H (4 bytes), C (1) and gY and writing gx takes 13 bytes a neuron and step
 // for f32, 9 for 16-bit. A step takes about 27 instructions, 3 of them exponentials.
-// This kernel is the backward of forward_fused and the first rung of the backward ladder.
+// backward_saved reads what forward_fused saved, and is the first rung of the backward ladder.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -98,8 +98,8 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
 }
 
 /// The arrays gy and gx are [T, N] in the element type. Membranes, fp32 [T, N], and tracers, int8
-/// [T, N], are those that forward_fused saved. All of them are 16-byte aligned and gx overlaps none
-/// of them. gv_final, fp32 [N], may be null.
+/// [T, N], are those that forward_fused saved. All these arrays are 16-byte aligned and gx must not
+/// overlap any of them. gv_final, fp32 [N], may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_saved(const Element* __restrict__ gy, const float* __restrict__ membranes,
                           const signed char* __restrict__ tracers,

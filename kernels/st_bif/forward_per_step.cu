@@ -9,7 +9,8 @@
 // Bound: memory. A neuron and step reads x (4 or 2 bytes), v (4) and c (4), and writes v, c and one
 // byte of spike: 21 bytes for f32, 19 for 16-bit (at t = 0 only x is read). The least possible is 5
 // and 3 bytes.
-// This kernel is the starting point: a framework that calls the neuron once a time step.
+// forward_per_step is the first rung of the forward ladder: it works like a framework that calls
+// the neuron once a time step.
 #include "common/element.cuh"
 
 /// The arrays `v` and `c`, [N], carry the neurons' state from launch to launch; the launch with t =

@@ -7,11 +7,11 @@
 //
 // The tracer c is stored as a fraction u = 1 - (Tmax - c)·q with q = 2^-23. The upper bound c =
 // Tmax is u = 1, so that a saturating add clamps to it, and a step of c is exactly one quantum q.
-// The two spike conditions exclude each other (θ > 0). Clamping c + [v >= θ] - [v < 0] to [Tmin,
-// Tmax] therefore gives exactly c + s, and s·q = u' - u. A step takes 8 instructions, 3 of them on
-// the half-rate pipe, without a branch. Every operation rounds as the equation does, so spikes
-// equal the direct form bit for bit. The fraction needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where
-// v is NaN.
+// The conditions of a spike of +1 and of -1 exclude each other (θ > 0). Clamping c + [v >= θ] - [v
+// < 0] to [Tmin, Tmax] therefore gives exactly c + s, and s·q = u' - u. A step takes 8
+// instructions, 3 of them on the half-rate pipe, without a branch. Every operation rounds as the
+// equation does, so spikes equal the direct form bit for bit. The fraction needs θ > 0 and Tmax -
+// Tmin <= 2^22; s is 0 where v is NaN.
 #pragma once
 
 #include "common/math.cuh"

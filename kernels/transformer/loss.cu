@@ -6,9 +6,9 @@
 // Layout: logits and gradients are [tokens, stride] in the element type. Only the first
 // `vocabulary` columns count; the padding after them is written as 0. Targets are whole numbers in
 // fp32. Any other target, or one outside the vocabulary, makes the token's loss and gradients NaN.
-// Threads: a block computes one token. It reads the token's row once, PACKETS packets of 16 bytes a
-// thread, and keeps it in registers. Blocks go from the last token to the first, as in swiglu.cu.
-// Shared memory: block reductions only.
+// Threads: a block computes one token. The block reads the token's row of logits once, PACKETS
+// packets of 16 bytes a thread, and keeps it in registers. Blocks go from the last token to the
+// first, as in swiglu.cu. Shared memory: block reductions only.
 // Bound: memory; one element is read and one written, or without the gradient only read.
 // mean_loss uses a block for each sequence. Thread i adds tokens i, i + THREADS and so on, so that
 // bits do not differ between runs.
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   cross_entropy<true>(logits, targets, losses, gradients, vocabulary, stride, scale);
 }
 
-// This kernel leaves the logits as they are, except for the padding.
+// Computes losses only: the logits stay as they are, except for the padding.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_loss_forward(Element* logits, const float* targets, float* losses, int vocabulary,
                              int stride) {

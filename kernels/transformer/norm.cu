@@ -5,11 +5,11 @@
 //   dx_i = residual gradient_i + r (gain_i dy_i - x_i r^2 mean_j (gain_j dy_j x_j))
 //   dgain_i = sum over rows of dy_i x_i r
 //
-// Threads: GROUP threads hold a row in registers, as QUADS groups of four elements each. Forward
-// has one row a block. Backward has THREADS / GROUP rows at once in a block, which strides over the
-// rows and sums its gain gradients in registers. gain_gradient has a block for 32 columns of one
-// gain, with 32 threads for each column. The threads sum partial rows in a fixed order, so that the
-// bits are the same in every run.
+// Threads: GROUP threads hold a row in registers, as QUADS groups of four elements each. The
+// forward kernels have one row for each thread block. Backward has THREADS / GROUP rows at once in
+// a block, which strides over the rows and sums its gain gradients in registers. gain_gradient has
+// a block for 32 columns of one gain, with 32 threads for each column. The threads sum partial rows
+// in a fixed order, so that the bits are the same in every run.
 // Shared memory: row sums of each group; in backward also one row of gain gradients.
 // Bound: memory. With 16-bit elements, forward moves 6 bytes an element, or 12 with the addition;
 // backward moves 16 with a residual gradient and 12 without.

@@ -5,8 +5,8 @@
 // With direction 1 the kernel rotates forward, with -1 back, which is the gradient.
 // Layout: qkv is [tokens, 3, heads, head_dim], of which q and k are read. A token's row of
 // `rotated` begins with q and k; rows are `stride` elements apart, and `rotated` may overwrite qkv.
-// Token t has position t % context. The table, fp32 [context, head_dim / 2, 2], holds cosine and
-// sine.
+// Token t of the batch has position t % context in its sequence. The table, fp32 [context, head_dim
+// / 2, 2], holds cosine and sine.
 // Threads: one for each packet of 16 bytes; head_dim is even, heads x head_dim a multiple of a
 // packet.
 // Shared memory: none.

@@ -27,8 +27,8 @@ using Score = float;
 using Score = Element;
 #endif
 
-// Packets of four keys that a lane holds, in their memory format. They are unpacked after all loads
-// have been issued.
+// Packets of four keys that a lane holds, in their memory format. The packets are unpacked after
+// all loads have been issued.
 template <typename T>
 using KeyPackets = Packet<4 * sizeof(T)>[kQuads];
 
@@ -63,8 +63,8 @@ __device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
   }
 }
 
-// Makes the compiler treat the packed words as changed, so that it unpacks them again. Otherwise
-// the unpacked values of a row would occupy registers that other warps need.
+// Makes the compiler treat the packed words as changed, so that it unpacks them again. Without
+// this, the unpacked values of a row would occupy registers that other warps need.
 template <typename T>
 __device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
 #pragma unroll

@@ -5,8 +5,8 @@
 //
 // Threads: two compute warpgroups have 232 registers a thread. In a third warpgroup, which keeps 40
 // registers, one thread issues the copies. A block is persistent and takes every gridDim.x-th tile.
-// A warpgroup computes half of the rows of a tile and all its columns. It may start a tile while
-// the other warpgroup is in its epilogue: the two only synchronise by the stages, which both read.
+// A warpgroup computes half of the rows of a tile and all its columns. A warpgroup may start a tile
+// while the other one is in its epilogue: they synchronise only by the stages, which both read.
 // Shared memory: kStages stages, each with a tile of x and one of w, 64 columns of k in rows of 128
 // swizzled bytes. Each warp also has a slice of y in padded rows, from which it stores whole
 // packets.
@@ -154,8 +154,8 @@ __device__ __forceinline__ void store_rows(u32 slice, const u32 (&words)[kWords]
   }
 }
 
-// Body of a GEMM kernel. `epilogue` gets the accumulator of each of a warp's parts of 16 rows, and
-// the data that it loaded for the part before the GEMM.
+// Body of a GEMM kernel with the epilogue `epilogue`. `epilogue` gets the accumulator of each of a
+// warp's parts of 16 rows, and the data that it loaded for the part before the GEMM.
 template <typename Epilogue>
 __device__ __forceinline__ void wide_gemm(const TensorMap& x, const TensorMap& w,
                                           const GemmShape& shape, const Epilogue& epilogue) {

@@ -1,6 +1,6 @@
 //! The three steps of attention as separate kernels, with the scores in memory: q kᵀ, softmax, p v.
-//! They show the gain of a fused kernel, and how softmax compares with the GEMMs around it. The
-//! steps have no causal mask; the default shape is b = 4, h = 12, s = 512, d = 64.
+//! Their times show the gain of a fused kernel, and how softmax compares with the GEMMs around it.
+//! The steps have no causal mask; the default shape is b = 4, h = 12, s = 512, d = 64.
 //!
 //! A chain of the steps is excluded on purpose. Each step has inputs of its own, drawn with the
 //! distribution that the chain would give.
@@ -239,8 +239,8 @@ pub struct ValuesProblem {
 impl Problem for ValuesProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let ComponentShape { s, dtype, .. } = self.shape;
-        // Probabilities are drawn as x² / s with x from N(0, 1). They are positive and unequal,
-        // each row sums to about 1, and no platform-dependent exponential is needed.
+        // Probabilities are drawn as x² / s with x from N(0, 1). These probabilities are positive
+        // and unequal, each row sums to about 1, and no platform-dependent exponential is needed.
         let probability = |x: f32| x * x / s as f32;
         let mut inputs = Tensors::new();
         inputs.insert(

@@ -149,8 +149,8 @@ pub struct Attention {
     /// Whether the last query sees all keys and each earlier query one key less than the next.
     pub causal: bool,
     /// Dtype of inputs and outputs. With fp8 it is the dtype of the GEMMs' operands: each operand
-    /// is drawn in bf16 and rounded to `q_e4m3` with one scale a head, `q_scale`. Rows and
-    /// reference read both.
+    /// is drawn in bf16 and rounded to `q_e4m3` with one scale a head, `q_scale`. The rows and the
+    /// reference read both the rounded operand and its scale.
     pub dtype: Dtype,
     /// Whether N(0, 100) is added to one input element in a thousand, as in FlashAttention-3's test
     /// of 16-bit numerics.

@@ -19,7 +19,7 @@ pub struct HeadParameters {
 }
 
 /// Number of queries whose probabilities are in memory at a time, and of keys whose gradients one
-/// task computes. It limits the fp64 scratch memory.
+/// task computes. This number limits the fp64 scratch memory.
 pub const ROWS: usize = 64;
 const GROUP: usize = 8 * ROWS;
 const KEYS_PER_BLOCK: usize = 256;
@@ -84,7 +84,7 @@ impl HeadParameters {
     }
 
     /// Computes the probabilities and the gradient of the scores for some queries: `dS = P ∘ (dP -
-    /// rowsum(P ∘ dP)) / sqrt(d)` with `dP = dO vᵀ`. This is the gradient of `q kᵀ` before its
+    /// rowsum(P ∘ dP)) / sqrt(d)` with `dP = dO vᵀ`. dS is the gradient of `q kᵀ` before its
     /// scaling. `k` and `v` hold only the visible keys.
     fn score_gradients(
         &self,

@@ -158,10 +158,11 @@ impl RingProblem {
             match (self.attention.causal, keys_of) {
                 (false, _) => whole,
                 (true, of) if of == rank => Step { causal: true, ..whole },
-                // The first part of these keys precedes both parts of our queries; the second part
-                // follows them.
+                // The first part of the other GPU's keys precedes both parts of this GPU's queries;
+                // the second part follows them.
                 (true, of) if of < rank => Step { keys: 0..half, ..whole },
-                // Both parts of these keys lie between the two parts of our queries.
+                // Both parts of the other GPU's keys lie between the two parts of this GPU's
+                // queries.
                 (true, _) => Step { queries: half..all, ..whole },
             }
         };

@@ -14,8 +14,8 @@ use kernelgate::workload::{Expected, random};
 /// exponentials and GEMMs together.
 pub const MAX_REFERENCE_PAIRS: u64 = 1 << 25;
 
-/// Seed of the sample of rows. It is fixed, because the choice of rows belongs to the reference and
-/// not to the inputs.
+/// Seed of the sample of rows. The seed is fixed, because the choice of rows belongs to the
+/// reference and not to the inputs.
 const ROW_SAMPLE_SEED: u64 = 0x6174_746e;
 
 /// Rows of a tensor `[b, h, s, ..]`: `heads` times `s`.

@@ -20,16 +20,17 @@
 //! ```
 //!
 //! The loop starts from the noise `x` at t = 1 and repeats `x += dt·velocity(x, t); t += dt` for
-//! `steps` steps, with `dt = -1/steps`. The caches are not updated. In every implementation the
-//! time and its embedding are fp64, the state `x` is fp32.
+//! `steps` steps, with `dt = -1/steps`. The cached keys and values are not updated. In every
+//! implementation the time and its embedding are fp64, the state `x` is fp32.
 //!
 //! With fp8 weights the inputs and all computations are those of bf16, except for the weights `W`
 //! of the seven projections of each layer. Each column of these is divided by the least power of
 //! two that brings its largest element to 448 or below, rounded to e4m3 (to nearest, ties to even),
 //! and multiplied again. An implementation quantises while it prepares, as a deployment does once;
 //! the reference computes with the quantised weights. The error of quantising itself is a property
-//! of the weights, not of an implementation. It is larger for random weights than for trained ones,
-//! because random weights have no structure that survives. docs/results/denoise.md has figures.
+//! of the weights, not of an implementation. The quantising error is larger for random weights than
+//! for trained ones, because random weights have no structure that survives.
+//! docs/results/denoise.md has figures.
 //!
 //! With int4 weights, `W` is quantised in groups: a group is 128 of k of a column (the last group
 //! may be shorter), and its scale is a seventh of its largest element, rounded to five significant

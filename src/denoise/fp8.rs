@@ -37,7 +37,7 @@ pub fn is_quantized(spec: &TensorSpec) -> bool {
 /// Quantises a bf16 tensor `[layers, k, columns]` to fp8.
 ///
 /// # Panics
-/// Panics if it is something else.
+/// Panics if the tensor has another dtype or number of axes.
 pub fn quantize(tensor: &Tensor) -> Fp8 {
     let (&[layers, rows, columns], TensorData::Bf16(values)) =
         (tensor.shape(), tensor.tensor_data())

@@ -36,7 +36,7 @@ pub const fn groups(depth: usize) -> usize {
 /// Quantises a bf16 tensor `[layers, k, columns]` to int4; NaN becomes 0.
 ///
 /// # Panics
-/// Panics if it is something else.
+/// Panics if the tensor has another dtype or number of axes.
 pub fn quantize(tensor: &Tensor) -> Int4Matrix {
     let (&[layers, rows, columns], TensorData::Bf16(values)) =
         (tensor.shape(), tensor.tensor_data())

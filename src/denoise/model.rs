@@ -12,8 +12,8 @@ pub const ACTION_COLUMNS: usize = 32;
 pub const PI05_MODEL: Model =
     Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
-/// One layer of pi0.5's expert. It runs the same kernels in a time that is acceptable for tools
-/// which check every memory access.
+/// One layer of pi0.5's expert. A single layer runs the same kernels in a time that is acceptable
+/// for tools which check every memory access.
 pub const PI05_LAYER_MODEL: Model = Model { name: "pi05_layer", depth: 1, ..PI05_MODEL };
 
 /// Dimensions small enough for a reference that is computed element by element.

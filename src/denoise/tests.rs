@@ -278,7 +278,7 @@ fn sizes_that_no_policy_has_are_refused() {
 
 #[test]
 fn time_embedding_by_hand() {
-    // The periods are 0.004 and 4.
+    // The periods of the time embedding are 0.004 and 4.
     let half = 0.5f64.sqrt();
     for (t, expected) in
         [(0.0, [0.0, 0.0, 1.0, 1.0]), (1.0, [0.0, 1.0, 1.0, 0.0]), (0.5, [0.0, half, 1.0, half])]

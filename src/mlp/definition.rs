@@ -81,8 +81,8 @@ impl Problem for Forward {
     }
 }
 
-/// Problem `mlp/backward`. Its inputs are those of `mlp/forward` and `grad_p [b, c]` in f32. Its
-/// outputs are `grad_x`, `grad_w1` and `grad_w2` in f32, with the shapes of x and of the weights.
+/// Problem `mlp/backward`: computes `grad_x`, `grad_w1` and `grad_w2` in f32, with the shapes of x
+/// and of the weights, from the inputs of `mlp/forward` and `grad_p [b, c]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backward {
     /// Extents and dtype of the perceptron.

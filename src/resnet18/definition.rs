@@ -1,8 +1,8 @@
 //! The complete ST-BIF ResNet-18 (a spiking network): inference, and one training step.
 //!
 //! The network is the conversion of a quantised network to a spiking network by SpikeZIP-TF (arXiv
-//! 2406.03470). It is applied to the residual network of He et al. (arXiv 1512.03385) for images of
-//! 32×32 pixels, as a public profiling repository of ST-BIF runs it.
+//! 2406.03470). The conversion is applied to the residual network of He et al. (arXiv 1512.03385)
+//! for images of 32×32 pixels, as a public profiling repository of ST-BIF runs it.
 //!
 //! Equations of every time step t, with `steps = level/2 - 1`:
 //!

@@ -78,7 +78,7 @@ impl ConvolutionWindow {
         self.kernel / 2
     }
 
-    /// Number of taps of the window.
+    /// Number of taps (positions) of the convolution window.
     pub const fn window_taps(&self) -> usize {
         self.kernel * self.kernel
     }

@@ -1,6 +1,6 @@
 //! A second implementation of the network, against which the reference and its gradient are tested:
-//! scalar by scalar on a tape, time step by time step. It shares no arithmetic with the reference
-//! and the rows.
+//! scalar by scalar on a tape, time step by time step. The second implementation shares no
+//! arithmetic with the reference and the rows.
 
 use super::network::{CLASS_COUNT, ConvolutionLayer, Map};
 use super::shape::NetworkShape;

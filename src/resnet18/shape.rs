@@ -201,8 +201,9 @@ impl NetworkShape {
         2 * self.frame_count() as u64 * hidden
     }
 
-    /// Floating-point operations of the stem and the classifier. Their operands are the image and
-    /// the sum over time, so these operations count once for each image.
+    /// Floating-point operations of the stem and the classifier. The operands of stem and
+    /// classifier are the image and the sum over time, so their operations count once for each
+    /// image.
     pub(super) fn outer_flops(&self, network: &Network) -> u64 {
         let classifier = (CLASS_COUNT * network.last_frame().channels) as u64;
         2 * self.b as u64 * (network.stem.multiply_adds() + classifier)

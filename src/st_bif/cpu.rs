@@ -170,7 +170,7 @@ fn elements_as_f32<'a>(
     buffer
 }
 
-/// Task that computes the forward pass of the columns `from..`. It is a type, not a closure,
+/// Task that computes the forward pass of the columns `from..`. The task is a type, not a closure,
 /// because `dispatch` compiles for the widest SIMD only code that it can inline, and a closure of
 /// this size is not inlined.
 struct ForwardTask<'a, 'b> {

@@ -75,9 +75,9 @@ pub fn gaussian_surrogate(z: f64, width: f64) -> f64 {
 
 /// Computes the gradient of the input from `gy[t]`, the gradient of the spikes, in reverse time.
 ///
-/// The equations are `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. Here `a` is the
-/// surrogate at both thresholds if the tracer allows a spike, and `b` the surrogate of the tracer's
-/// bounds. The neuron's parameters receive no gradient.
+/// The equations are `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. The coefficient
+/// `a` is the surrogate at both thresholds if the tracer allows a spike, and `b` is the surrogate
+/// of the tracer's bounds. The neuron's parameters receive no gradient.
 pub fn backward(
     parameters: &NeuronParameters,
     trace: &NeuronForwardTrace,

@@ -56,8 +56,8 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     bind: |point| Ok(TrainStep { shape: Shape::bind(point)? }),
 };
 
-/// Problem `transformer/forward`. Its inputs are `tokens` and `targets` `[batch, context]` and
-/// `parameters [R, d]`. Its outputs are `logits [batch, context, padded]` in the dtype of the
+/// Problem `transformer/forward`. The inputs are `tokens` and `targets` `[batch, context]` and
+/// `parameters [R, d]`. The outputs are `logits [batch, context, padded]` in the dtype of the
 /// problem, with 0 in the padding, and the mean `loss [batch, 1]` of each sequence in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forward {
@@ -117,11 +117,11 @@ impl Problem for Forward {
     }
 }
 
-/// Problem `transformer/train_step`. Its inputs are `tokens` and `targets` `[batch, context]`,
-/// `parameters`, `first_moments` and `second_moments` `[R, d]` in f32, and the number of `steps
-/// [1]` done. Its outputs are the three state tensors after one more step (`next_parameters` and so
-/// on), and the mean `loss [batch, 1]` of each sequence before that step. The gradient is that of
-/// the mean over all tokens.
+/// Problem `transformer/train_step`. The inputs of a training step are `tokens` and `targets`
+/// `[batch, context]`, `parameters`, `first_moments` and `second_moments` `[R, d]` in f32, and the
+/// number of `steps [1]` done. The outputs of a training step are the three state tensors after one
+/// more step (`next_parameters` and so on), and the mean `loss [batch, 1]` of each sequence before
+/// that step. The gradient is that of the mean over all tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainStep {
     /// Extents and dtype of the model.

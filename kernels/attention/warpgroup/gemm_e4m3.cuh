@@ -25,8 +25,8 @@ __device__ __forceinline__ void wgmma_32(float (&d)[48], u64 a, u64 b) {
 }
 
 // Computes d[64][128] += a[64][32] b[128][32]^T with a in registers. Each word of a lane has four
-// neighbours along k, from lane % 4 * 4 on. The second word is 8 rows further than the first; the
-// last two words are 16 further along k.
+// neighbours along k, from lane % 4 * 4 on. The second operand word is 8 rows further than the
+// first; the last two words are 16 elements further along k.
 __device__ __forceinline__ void wgmma_32(float (&d)[64], const u32* a, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,"

@@ -189,8 +189,8 @@ impl NullaryFnOnce for RowInnerProducts<'_> {
     }
 }
 
-/// Computes `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)` from scores S and dP. Both
-/// results are zero for hidden keys.
+/// Computes `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)` from scores S and dP. P and its
+/// gradient are zero for hidden keys.
 pub(super) struct ScoreGradientRows<'a> {
     pub tile: &'a ScoreTile,
     /// Scores S on input, probabilities P on output, `[queries, keys]` of the tile.

@@ -1,8 +1,8 @@
 //! Attention over tensors of the caller: launches from a device, a shape, layouts and addresses.
 //!
-//! [`Forward`] and [`Backward`] choose and load kernels once for all layers of a shape. Their
-//! method `launches` receives the addresses of one layer. Memory for tensors and scratch, and
-//! techniques other than the two for 16-bit training, are excluded on purpose.
+//! [`Forward`] and [`Backward`] choose and load kernels once for all layers of a shape. The method
+//! `launches` of both types receives the addresses of one layer. Memory for tensors and scratch,
+//! and techniques other than the two for 16-bit training, are excluded on purpose.
 
 use std::sync::Arc;
 

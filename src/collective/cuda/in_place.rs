@@ -84,7 +84,7 @@ impl InPlaceSum {
         }
     }
 
-    /// Connects the GPUs. Each of them must have launched the step once, alone.
+    /// Connects the GPUs. Each GPU must have launched the step once, alone.
     ///
     /// # Errors
     /// Fails if a copy fails.

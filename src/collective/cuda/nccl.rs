@@ -86,7 +86,7 @@ mod tests {
             sum(2).unwrap();
             devices.for_each_device(|_, device| device.synchronize()).unwrap();
         }
-        // The second rank never starts its sum.
+        // The second rank (GPU) never starts its part of the sum.
         let mut task = messages.task(&devices, move || sum(1));
         let waited = task.launch().and_then(|()| task.synchronize());
         let error = waited.unwrap_err().to_string();

@@ -18,8 +18,7 @@ use kernelgate::workload::Tensors;
 /// Minimum number of rows of a norm for one task.
 const NORM_ROWS_PER_TASK: usize = 8;
 
-/// The two branches of a layer, attention and feed-forward. The value is the index of the branch's
-/// style.
+/// Branch of a layer: attention or feed-forward. The value is the index of the branch's style.
 #[derive(Clone, Copy)]
 enum LayerBranch {
     Attention = 0,
@@ -44,7 +43,7 @@ pub struct CpuExpert {
     /// The residual stream, and the input or output of a branch, `[S, W]`.
     h: Vec<f32>,
     y: Vec<f32>,
-    /// `[S, H·E]`, `[S, E]`, `[S, E]`.
+    /// Queries `[S, H·E]`, then keys and values, each `[S, E]`.
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,

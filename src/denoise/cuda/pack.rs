@@ -18,9 +18,9 @@ use crate::denoise::model::Model;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Number of blocks among which a fused GEMM splits k. There is a constant for q, k and v together,
-/// the attended values, the feed-forward's input, its output, and the GEMMs that do not depend on
-/// the actions.
+/// Number of blocks among which a fused GEMM splits k. The constants below are for q, k and v
+/// together, the attended values, the feed-forward's input, its output, and the GEMMs that do not
+/// depend on the actions.
 pub const QKV_K_SPLIT: usize = 4;
 pub const OUT_K_SPLIT: usize = 8;
 pub const GATE_UP_K_SPLIT: usize = 2;

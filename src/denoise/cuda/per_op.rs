@@ -397,8 +397,8 @@ impl PerOpWriter<'_> {
         self.add_gemm_in_lane(Lane::MAIN_LANE, spec, x, w, y);
     }
 
-    /// Writes GEMMs of one x with several (w, y). They run in side lanes, concurrently with the
-    /// next launches of the first lane; without side lanes they run before those launches.
+    /// Writes GEMMs of one x with several (w, y). These GEMMs run in side lanes, concurrently with
+    /// the next launches of the first lane; without side lanes they run before those launches.
     fn concurrent_gemms(
         &mut self,
         [rows, columns, depth]: [usize; 3],

@@ -32,8 +32,8 @@ pub const fn kernel(
     }
 }
 
-/// Declares a kernel of the family that is compiled for a model. It sets the shared-memory
-/// carve-out to 100 %, so that blocks of one kernel and of the next one can be co-resident.
+/// Declares a kernel of the family that is compiled for a model. The kernel sets the shared-memory
+/// carve-out to 100 %, so that its blocks and those of the next kernel can be co-resident.
 pub const fn model_kernel(
     file: &'static str,
     symbol: &'static str,

@@ -106,8 +106,8 @@ pub fn program(shape: &NetworkShape) -> Program {
 pub struct MergedLayers {
     /// Launches the stem's neurons with the pooling, in training.
     pub stem: fn(&Forward, &mut Program),
-    /// Adds a launch of all layers after the pooling. It includes the stem in inference, and the
-    /// classifier if the address of the logits is not null.
+    /// Adds a launch of all layers after the pooling. The launch includes the stem in inference,
+    /// and the classifier if the address of the logits is not null.
     pub layers: fn(&Forward, &mut Program, Operand),
 }
 

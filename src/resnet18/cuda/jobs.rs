@@ -107,8 +107,8 @@ impl GradientBuckets {
     }
 }
 
-/// Job lists of the weight kernels. There is one list of gradients for each bucket, or a single
-/// list.
+/// Job lists of the weight kernels. The gradients have one list for each bucket, or a single list
+/// without buckets.
 #[derive(Default)]
 pub struct JobLists {
     pack: JobList,

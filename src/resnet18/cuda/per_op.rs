@@ -29,7 +29,8 @@ const GATHERED_COLUMNS_PER_THREAD: usize = 8;
 pub const STAGE_RANGES: [&str; 4] =
     ["Layer1_ResBlocks", "Layer2_ResBlocks", "Layer3_ResBlocks", "Layer4_ResBlocks"];
 
-/// Kernels of the rung `per_op`. Their parameter is the number of elements, one for each thread.
+/// Kernels of the rung `per_op`. The parameter of each kernel is the number of elements, one for
+/// each thread.
 pub const KERNELS: &[KernelSpec<usize>] = &[
     ENCODE_KERNEL,
     GATHER_KERNEL,

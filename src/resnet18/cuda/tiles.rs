@@ -17,8 +17,8 @@ pub struct TileGrid {
 pub const THREADS_PER_GROUP: usize = 128;
 /// Number of threads in a block, unless a row has its own.
 pub const THREADS: usize = 2 * THREADS_PER_GROUP;
-/// Number of rows and columns of a tile, and of channels in a step of a GEMM. A row is one time
-/// step of an image at one pixel.
+/// Number of rows and of columns of a tile, which is also the number of channels in a step of its
+/// GEMM. A row is one time step of an image at one pixel.
 pub const TILE: usize = 64;
 /// Number of steps of a group's GEMM whose operands are in shared memory.
 const STAGES_AHEAD: usize = 3;

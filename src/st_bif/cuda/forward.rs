@@ -24,8 +24,8 @@ pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> =
         [neurons.n.div_ceil(THREADS), 1, 1]
     });
 
-/// Kernel that computes all time steps in one launch. It saves membranes and tracers if it gets
-/// memory for them, for the first rung of the backward pass.
+/// Kernel that computes all time steps in one launch. The kernel saves membranes and tracers if it
+/// gets memory for them, for the first rung of the backward pass.
 pub const FUSED: KernelSpec<NeuronShape> =
     st_bif_kernel("st_bif/forward_fused", "st_bif_forward_fused", THREADS, |neurons| {
         [neurons.n.div_ceil(THREADS), 1, 1]
@@ -217,8 +217,8 @@ fn unpack_spikes(bytes: &[u8], shape: &[usize]) -> Tensor {
         0b00 => 0,
         0b01 => 1,
         0b11 => -1,
-        // All other byte values do not encode a spike: poison, or a fault of the kernel. This value
-        // never equals a value of the reference.
+        // All other byte values do not encode a spike: poison, or a fault of the kernel. The value
+        // 0x7f never equals a spike of the reference.
         _ => 0x7f,
     };
     let mut spikes = vec![0i8; shape.iter().product()];

@@ -40,7 +40,7 @@ pub fn weight<'a>(shape: &Shape, inputs: &'a Tensors, weight: Weight) -> MatRef<
     view(&inputs.f32("parameters")[first * shape.d..][..rows * shape.d], rows, shape.d)
 }
 
-/// Returns the gain of a norm.
+/// Returns the gain vector of norm number `norm`.
 pub fn gain<'a>(shape: &Shape, inputs: &'a Tensors, norm: usize) -> &'a [f32] {
     let first = shape.rows_of(Weight::Gains).first + norm;
     &inputs.f32("parameters")[first * shape.d..][..shape.d]

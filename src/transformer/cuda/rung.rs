@@ -94,8 +94,8 @@ pub enum GradientSchedule {
 
 impl GradientSchedule {
     /// Chooses groups of layers that are large enough for the smallest gradients, `[d, d]`, to have
-    /// a tile for each multiprocessor. There are at least three groups, because no gradient of
-    /// activations is left to run concurrently with the update of the last group.
+    /// a tile for each multiprocessor. The layers form at least three groups, because no gradient
+    /// of activations is left to run concurrently with the update of the last group.
     pub fn overlapped(shape: &Shape) -> Self {
         /// Number of elements in the tiles of 128 by 256 of all multiprocessors of an H100.
         const ELEMENTS_OF_ALL_TILES: usize = 132 * 128 * 256;

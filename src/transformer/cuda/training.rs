@@ -175,8 +175,8 @@ impl TrainingStepWriter {
         self.at("grad_matrices").plus(row * shape.d * shape.dtype.bytes())
     }
 
-    /// Specification of the GEMM that computes the gradient of a matrix. It sums over tokens the
-    /// products of columns of `[T, columns]` and of `[T, d]`.
+    /// Specification of the GEMM that computes the gradient of a matrix. The GEMM sums over tokens
+    /// the products of columns of `[T, columns]` and of `[T, d]`.
     fn products(&self, weight: Weight, columns: usize) -> GemmSpec {
         let shape = self.network.shape;
         let rows = shape.rows_of(weight).rows;

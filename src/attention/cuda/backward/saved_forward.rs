@@ -29,8 +29,8 @@ pub struct BackwardInputs {
 }
 
 impl BackwardInputs {
-    /// The input that every launch reads and that the harness may replace: grad_out. It must not
-    /// replace q, k and v, because the saved output and normalisers are functions of them.
+    /// The only input that the harness may replace between launches: grad_out. The saved output and
+    /// normalisers are functions of q, k and v, so these stay.
     pub fn inputs_of_every_launch(&self) -> [Input; 1] {
         cuda::inputs([("grad_out", &self.grad_out)])
     }

@@ -215,8 +215,9 @@ impl BackwardBlockWork {
     }
 }
 
-/// Loaded kernels in the order of their launches. The third is used only if blocks handle some of
-/// the heads that share keys, the last only if several blocks add to the same dq.
+/// Loaded kernels in the order of their launches. The rounding kernel is used only if blocks handle
+/// some of the heads that share keys, the finishing kernel only if several blocks add to the same
+/// dq.
 pub struct LoadedBackwardKernels {
     first: LoadedKernel,
     main: LoadedKernel,

@@ -1,6 +1,6 @@
 //! Assignment of query tiles to the thread blocks of a persistent kernel.
 //!
-//! There is one block for each multiprocessor, and each takes a list of tiles that is made while a
+//! Each multiprocessor runs one block, and each block takes a list of tiles that is made while a
 //! case is prepared. The heaviest tiles are assigned first, each to the block with the least work
 //! so far. Heads whose tensors fit into L2 together are neighbours in the order. The light tiles of
 //! long sequences come last and balance the blocks. Lists that change while the kernel runs are

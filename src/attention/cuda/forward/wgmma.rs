@@ -47,7 +47,7 @@ const fn takes_short_heads(extents: &Extents) -> bool {
 }
 
 /// Number of keys in a key block: as many as fit with a thread's scores and output into its 160
-/// registers. It is 64 if there are so few keys that they fill larger blocks badly.
+/// registers. The number is 64 if there are so few keys that they fill larger blocks badly.
 const fn keys_per_block(extents: &Extents) -> usize {
     if takes_short_heads(extents) {
         return 64;
