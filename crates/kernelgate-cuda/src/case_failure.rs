@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
@@ -66,14 +65,6 @@ impl From<String> for CaseFailure {
 impl From<&str> for CaseFailure {
     fn from(text: &str) -> Self {
         text.to_owned().into()
-    }
-}
-
-impl Deref for CaseFailure {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.text
     }
 }
 

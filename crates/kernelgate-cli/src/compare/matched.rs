@@ -44,7 +44,7 @@ impl MatchedCases {
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(why) => {
-                    let failed = Reason::Failed(BuildFailure::new(Arm::Base, &**error));
+                    let failed = Reason::Failed(BuildFailure::new(Arm::Base, error.text.as_str()));
                     let skipped = Reason::Skipped(BuildFailure::new(Arm::Head, why));
                     self.unmeasured.insert(id.clone(), vec![failed, skipped]);
                 }

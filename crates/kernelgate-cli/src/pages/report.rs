@@ -357,7 +357,7 @@ fn without_constant_columns<'a>(
 fn not_measured(measured: &Measured) -> Markup {
     html! {
         @for (id, error) in &measured.failed {
-            p { strong { "failed " (shell::printable(id)) } ": " (shell::printable(error)) }
+            p { strong { "failed " (shell::printable(id)) } ": " (shell::printable(&error.text)) }
         }
         @for (reason, ids) in &measured.skipped {
             details {

@@ -142,7 +142,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     }
     for run in runs {
         for (id, error) in &run.failed {
-            let _ = write!(out, "\nFAILED {id}: {}", indent_lines(error));
+            let _ = write!(out, "\nFAILED {id}: {}", indent_lines(&error.text));
         }
     }
     printable_on_terminal(&out).into_owned()

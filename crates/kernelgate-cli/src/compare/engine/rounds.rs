@@ -147,7 +147,7 @@ pub fn stop_reasons(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
             stopped.entry(id.clone()).or_insert_with(skipped);
         }
         for (id, error) in trial.failed.iter().filter(|_| side == Arm::Base) {
-            let failed = || Reason::Failed(BuildFailure::new(side, &**error));
+            let failed = || Reason::Failed(BuildFailure::new(side, error.text.as_str()));
             stopped.entry(id.clone()).or_insert_with(failed);
         }
     }

@@ -27,7 +27,7 @@ impl CaseError {
     pub fn text(&self) -> &str {
         match self {
             Self::Skip(why) => why,
-            Self::Fail(why) | Self::Lost(why) => why,
+            Self::Fail(why) | Self::Lost(why) => &why.text,
         }
     }
 }
@@ -84,6 +84,6 @@ mod tests {
         assert_eq!(guarded(lost), Err(CaseError::Lost(why)));
         let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
         let Err(CaseError::Fail(why)) = guarded(panics) else { panic!("not a failure") };
-        assert!(why.contains("index out of bounds"), "{why}");
+        assert_eq!(why, CaseFailure::from("panicked: index out of bounds"));
     }
 }
