@@ -110,14 +110,16 @@ fn prepare(
     devices.for_each_device(|_, device| device.synchronize())?;
     let set = devices.clone();
     Ok(CudaTask::new(devices, inputs, outputs, move |_| {
-        set.for_each_device(|rank, _| match &barrier {
-            Some(barrier) => {
-                barrier.enqueue_barrier(rank, 0)?;
-                ranks[rank].launch()?;
-                barrier.enqueue_barrier(rank, 1)
-            }
-            None => ranks[rank].launch(),
-        })
+        // All barriers come first: a tool that makes copies synchronous waits behind them.
+        let meet = |which| {
+            let at = |barrier: &GpuBarrier| {
+                set.for_each_device(|rank, _| barrier.enqueue_barrier(rank, which))
+            };
+            barrier.as_ref().map_or(Ok(()), at)
+        };
+        meet(0)?;
+        set.for_each_device(|rank, _| ranks[rank].launch())?;
+        meet(1)
     }))
 }
 
