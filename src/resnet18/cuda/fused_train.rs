@@ -27,7 +27,7 @@ use crate::resnet18::network::{
     CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, Network, ResidualBlock,
 };
 use kernelgate::backend::program::{
-    Lane, MemoryPurpose, NULL, Operand, Operands, Program, int, int_operands, long,
+    KernelLaunch, Lane, MemoryPurpose, NULL, Operand, Operands, Program, int, int_operands, long,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -68,6 +68,8 @@ struct BucketExchange {
     buckets: GradientBuckets,
     /// Lane in which the sums over GPUs run.
     lane: Lane,
+    /// Lane in which the gradients of all buckets but the last are computed.
+    early_gradients: Lane,
     /// The sum over GPUs for each bucket of gradients.
     sums: Vec<Rc<InPlaceSum>>,
     /// Fraction of all images that this GPU has.
@@ -145,6 +147,7 @@ pub fn launches_of_one_gpu(
     let exchanged = BucketExchange {
         buckets: GradientBuckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus),
         lane: program.lane(),
+        early_gradients: program.lane(),
         sums,
         share: 1.0 / gpus as f32,
     };
@@ -185,50 +188,65 @@ impl FusedTrainStepWriter<'_> {
     fn whole(&self, program: &mut Program) {
         let TrainingTensors { logits, parameters, momentum, new_parameters, new_momentum, .. } =
             self.tensors;
-        program.in_range("Weight_Rounding", |program| self.all(program, &PACK_KERNEL, "pack", ()));
+        program.in_range("Weight_Rounding", |program| {
+            let pack = self.all(program, &PACK_KERNEL, "pack", ());
+            program.add(pack.programmatic());
+        });
         self.forward.whole(program, logits.into());
         program.in_range("Backward", |program| self.backward(program));
         program.in_range("Optimizer", |program| {
             let tensors = [parameters, momentum, new_parameters, new_momentum];
-            self.all(program, &SGD, "sgd0", (tensors, SGD_MOMENTUM, LEARNING_RATE));
-            // The last sum runs concurrently with the update of earlier parameters.
+            let rest = (tensors, SGD_MOMENTUM, LEARNING_RATE);
+            let update = self.all(program, &SGD, "sgd0", rest);
+            // The update also waits for the sums over GPUs. The last sum runs concurrently with the
+            // update of earlier parameters.
             if let Some(exchanged) = &self.exchanged {
+                program.add(update);
                 program.wait(Lane::MAIN_LANE, exchanged.lane);
-                self.all(program, &SGD, "sgd1", (tensors, SGD_MOMENTUM, LEARNING_RATE));
+                let last = self.all(program, &SGD, "sgd1", rest);
+                program.add(last);
+            } else {
+                program.add(update.programmatic());
             }
         });
     }
 
-    /// Adds the launch of a kernel that processes the jobs of a list for all parameters.
+    /// The launch of a kernel that processes the jobs of a list for all parameters.
     fn all(
         &self,
-        program: &mut Program,
+        program: &Program,
         kernel: &KernelSpec<usize>,
         list: &str,
         rest: impl Operands,
-    ) {
+    ) -> KernelLaunch {
         let [jobs, owners] = JobLists::regions(list);
-        let launch = program.kernel(kernel, &self.jobs.blocks(list), (&jobs, &owners, rest));
-        // The SGD update also waits for the lane that exchanges gradients.
-        let waits = self.exchanged.is_some() && list.starts_with("sgd");
-        program.add(if waits { launch } else { launch.programmatic() });
+        program.kernel(kernel, &self.jobs.blocks(list), (&jobs, &owners, rest))
     }
 
     /// Adds the gradients of a bucket's weights, and their sum over GPUs, which runs concurrently
-    /// with later launches.
+    /// with later launches. The backward pass waits for no gradients but those of the last bucket.
     fn weight_gradients_of_bucket(&self, program: &mut Program, bucket: usize) {
+        let last = bucket + 1 == GRADIENT_BUCKETS;
+        let early = self.exchanged.as_ref().filter(|_| !last).map(|all| all.early_gradients);
+        let lane = early.unwrap_or(Lane::MAIN_LANE);
+        if early.is_some() {
+            program.wait(lane, Lane::MAIN_LANE);
+        }
         program.in_range("Weight_Gradients", |program| {
-            self.all(program, &WEIGHT_GRADIENTS, &format!("gradients{bucket}"), ());
+            let list = format!("gradients{bucket}");
+            let gradients = self.all(program, &WEIGHT_GRADIENTS, &list, ()).in_lane(lane);
+            program.add(if early.is_some() { gradients } else { gradients.programmatic() });
             let sums = format!("sums{bucket}");
             if self.jobs.blocks(&sums) > 0 {
-                self.all(program, &SUM_PARTS, &sums, ());
+                let sum = self.all(program, &SUM_PARTS, &sums, ()).in_lane(lane);
+                program.add(sum.programmatic());
             }
         });
         let Some(exchanged) = &self.exchanged else { return };
-        if bucket + 1 == GRADIENT_BUCKETS {
+        if last {
             program.wait(Lane::MAIN_LANE, exchanged.lane);
         }
-        program.wait(exchanged.lane, Lane::MAIN_LANE);
+        program.wait(exchanged.lane, lane);
         let whole = program.at(&GradientBuckets::name(bucket));
         program.call(exchanged.lane, &[whole], exchanged.sums[bucket].step());
     }

@@ -11,7 +11,7 @@ use crate::resnet18::network::{NetworkSizes, NetworkStem};
 use crate::resnet18::reference::Reference;
 use half::bf16;
 use kernelgate::backend::BackendError;
-use kernelgate::backend::program::Program;
+use kernelgate::backend::program::{Lane, Program, Step};
 use kernelgate::verify::{repeats_bit_by_bit, verify};
 use kernelgate::workload::Problem;
 use kernelgate_cuda::driver::memory;
@@ -85,6 +85,22 @@ fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
             check_program_launches(&program);
         }
     }
+}
+
+#[test]
+fn the_backward_pass_over_gpus_waits_for_the_last_gradients_only() {
+    let shape = shape(NetworkStem::ImageNet, 64, 8, 8, 8);
+    let sums = fused_train::gradient_sums_by_bucket(&shape, 2);
+    let program = fused_train::launches_of_one_gpu(&shape, 2, sums);
+    let launches = program.steps().iter().filter_map(|step| match step {
+        Step::Launch(launch) => Some(launch),
+        _ => None,
+    });
+    let in_main_lane: Vec<bool> = launches
+        .filter(|launch| launch.kernel().symbol == "resnet18_fused_weight_gradients")
+        .map(|launch| launch.lane() == Lane::MAIN_LANE)
+        .collect();
+    assert_eq!(in_main_lane, [false, false, true]);
 }
 
 #[test]

@@ -113,6 +113,11 @@ impl KernelLaunch {
         self.lines
     }
 
+    /// The lane of the launch.
+    pub const fn lane(&self) -> Lane {
+        self.lane
+    }
+
     /// Whether the kernel is launched with PDL.
     pub const fn is_programmatic_launch(&self) -> bool {
         self.programmatic
