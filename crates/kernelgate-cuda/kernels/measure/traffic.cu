@@ -3,12 +3,13 @@
 //   guard = xor of all 4-byte words that a thread reads
 //   word[i] = a value that depends on i and `seed`, never all zero
 //
-// Blocks 0 to readers read a share each, blocks first_writer to first_writer + writers write one; a
-// block may do both. The host divides: a division takes as long as a tenth of a small pass. The guard
-// is written only if it equals a given word, so that the reads cannot be dropped.
+// Every block reads a share and writes a share. With READERS_FIRST, blocks 0 to readers read and the
+// others write. The host divides: a division takes as long as a tenth of a small pass, as 64-bit
+// indices would. The guard is written only if it equals a given word, so that the reads cannot be
+// dropped.
 //
-// Threads: PACKETS 16-byte packets each in flight; a block loops over its share. The packets of a
-// thread lie a block apart or, if `plane` is not 0, a plane of that many packets.
+// Threads: THREADS, PACKETS 16-byte packets each in flight; a block loops over its share. The packets
+// of a thread lie a block apart or, with PLANES, a plane of that many packets.
 // Grid: all readers and writers.
 // Bound: 1 byte moved a byte of either buffer.
 //
@@ -24,68 +25,74 @@
 
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS are held in registers: 1 to 32");
 
-// Packets [begin, end) of a block, which is the one with this number among `blocks` blocks that have
-// `share` of `packets` each; empty for a block that is not among them.
-__device__ __forceinline__ void range(long long packets, int share, int number, int blocks,
-                                      long long& begin, long long& end) {
-  const bool among = number >= 0 && number < blocks;
-  begin = static_cast<long long>(number) * share;
-  end = among ? min(begin + share, packets) : begin;
-}
-
 __device__ __forceinline__ unsigned int words(const Packet<16>& packet) {
   return packet.word[0] ^ packet.word[1] ^ packet.word[2] ^ packet.word[3];
 }
 
-__device__ __forceinline__ void write_packets(char* target, long long begin, long long end,
-                                              unsigned int seed) {
+// Writes share `number` of the packets.
+__device__ __forceinline__ void write_share(void* target, unsigned int packets, unsigned int share,
+                                            unsigned int number, unsigned int seed) {
+  const unsigned int begin = number * share, end = min(begin + share, packets);
 #pragma unroll 4
-  for (long long at = begin + threadIdx.x; at < end; at += blockDim.x) {
-    const unsigned int value = (static_cast<unsigned int>(at) ^ seed) * 0x9e3779b9u | 1u;
+  for (unsigned int at = begin + threadIdx.x; at < end; at += THREADS) {
+    const unsigned int value = (at ^ seed) * 0x9e3779b9u | 1u;
     Packet<16> packet;
 #pragma unroll
     for (int word = 0; word < 4; ++word) packet.word[word] = value + word;
-    store_stream<16>(target + at * 16, packet);
+    store_stream<16>(static_cast<Packet<16>*>(target) + at, packet);
   }
 }
 
-extern "C" __global__ void measure_traffic(const void* __restrict__ source, long long read_packets,
-                                           long long plane, int read_share, int readers,
-                                           void* __restrict__ target, long long written_packets,
-                                           int write_share, int first_writer, int writers,
-                                           unsigned int seed, unsigned int improbable,
-                                           unsigned int* guard) {
-  const int block = static_cast<int>(blockIdx.x);
-  char* to = static_cast<char*>(target);
-  long long begin, end;
-#ifdef WRITES_FIRST
-  range(written_packets, write_share, block - first_writer, writers, begin, end);
-  write_packets(to, begin, end, seed);
+// Reads share `number` of the packets, or of the first plane with those behind it. Returns the xor of
+// its words.
+__device__ __forceinline__ unsigned int read_share(const void* source, unsigned int packets,
+                                                   unsigned int plane, unsigned int share,
+                                                   unsigned int number) {
+#ifdef PLANES
+  const unsigned int begin = number * share, end = min(begin + share, plane), behind = packets;
+  const unsigned int apart = plane, round = THREADS;
+#else
+  const unsigned int begin = number * share, end = min(begin + share, packets), behind = end;
+  const unsigned int apart = THREADS, round = THREADS * PACKETS;
 #endif
-  range(plane ? plane : read_packets, read_share, block, readers, begin, end);
-  const long long apart = plane ? plane : blockDim.x;
-  const long long round = plane ? blockDim.x : static_cast<long long>(blockDim.x) * PACKETS;
-  const long long behind = plane ? read_packets : end;
-  const char* from = static_cast<const char*>(source);
-  unsigned int sum = seed;
-  long long first = begin + threadIdx.x;
+  const Packet<16>* from = static_cast<const Packet<16>*>(source);
+  unsigned int sum = 0, first = begin + threadIdx.x;
   for (; first < end && first + (PACKETS - 1) * apart < behind; first += round) {
     Packet<16> packet[PACKETS];
 #pragma unroll
-    for (int i = 0; i < PACKETS; ++i) packet[i] = load_stream<16>(from + (first + i * apart) * 16);
+    for (int i = 0; i < PACKETS; ++i) packet[i] = load_stream<16>(from + first + i * apart);
 #pragma unroll
     for (int i = 0; i < PACKETS; ++i) sum ^= words(packet[i]);
   }
   for (; first < end; first += round) {
 #pragma unroll
     for (int i = 0; i < PACKETS; ++i) {
-      const long long at = first + i * apart;
-      if (at < behind) sum ^= words(load_stream<16>(from + at * 16));
+      const unsigned int at = first + i * apart;
+      if (at < behind) sum ^= words(load_stream<16>(from + at));
     }
   }
+  return sum;
+}
+
+extern "C" __global__ void measure_traffic(const void* __restrict__ source,
+                                           unsigned int read_packets, unsigned int plane,
+                                           unsigned int share_read, unsigned int readers,
+                                           void* __restrict__ target, unsigned int written_packets,
+                                           unsigned int share_written, unsigned int seed,
+                                           unsigned int improbable, unsigned int* guard) {
+  const unsigned int block = blockIdx.x;
+#ifdef READERS_FIRST
+  if (block >= readers) {
+    write_share(target, written_packets, share_written, block - readers, seed);
+    return;
+  }
+#endif
+#ifdef WRITES_FIRST
+  write_share(target, written_packets, share_written, block, seed);
+#endif
+  const unsigned int sum = seed ^ read_share(source, read_packets, plane, share_read, block);
   if (sum == improbable) *guard = sum;
-#ifndef WRITES_FIRST
-  range(written_packets, write_share, block - first_writer, writers, begin, end);
-  write_packets(to, begin, end, sum);
+#if !defined(READERS_FIRST) && !defined(WRITES_FIRST)
+  write_share(target, written_packets, share_written, block, sum);
 #endif
 }

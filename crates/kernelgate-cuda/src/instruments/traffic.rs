@@ -13,9 +13,15 @@ const TRAFFIC_KERNEL: KernelSpec<Pass> = KernelSpec {
     defines: |pass| {
         let past_l1 = (pass.load == Load::L2).then_some("PAST_L1");
         let kept = (pass.store == Store::Kept).then_some("STORES_KEPT");
-        let first = (pass.order == Order::WritesFirst).then_some("WRITES_FIRST");
-        let macros = past_l1.into_iter().chain(kept).chain(first).map(str::to_owned);
-        std::iter::once(format!("PACKETS={}", pass.packets)).chain(macros).collect()
+        let order = match pass.order {
+            Order::Together => None,
+            Order::WritesFirst => Some("WRITES_FIRST"),
+            Order::ReadersFirst => Some("READERS_FIRST"),
+        };
+        let planes = (pass.apart == ThreadPacketDistance::Plane).then_some("PLANES");
+        let macros = [past_l1, kept, order, planes].into_iter().flatten().map(str::to_owned);
+        let sizes = [format!("THREADS={}", pass.threads), format!("PACKETS={}", pass.packets)];
+        sizes.into_iter().chain(macros).collect()
     },
     variants: || {
         let mut variants: Vec<Pass> = Vec::new();
@@ -39,6 +45,8 @@ const TRAFFIC_KERNEL: KernelSpec<Pass> = KernelSpec {
 
 /// Bytes that a thread moves at once.
 const PACKET: u64 = 16;
+/// Most packets of a buffer: the kernel counts them in 32 bits, up to one share behind the last.
+const MAX_PACKETS: u64 = 1 << 31;
 /// Threads that a multiprocessor has room for.
 const RESIDENT_THREADS: usize = 2048;
 
@@ -104,7 +112,7 @@ impl Pass {
     /// Passes that are tried. For 26 combinations of bytes and cache state on an H200, the best of
     /// these is within 0.8 % of the best of 152 passes. Blocks that write between others that read
     /// gain at most 0.5 %; bulk copies are slower everywhere, by 1 to 60 %.
-    pub const ALL: [Self; 20] = {
+    pub const ALL: [Self; 23] = {
         use Blocks::{Covering, Resident};
         use Load::{AllCaches, L2};
         use Order::{ReadersFirst, Together, WritesFirst};
@@ -117,6 +125,9 @@ impl Pass {
             Self::new(256, 8, L2, Kept, Together, Covering),
             Self::new(256, 8, L2, EvictedFirst, Together, Covering),
             Self::new(256, 2, AllCaches, EvictedFirst, Together, Covering),
+            Self::new(128, 2, L2, EvictedFirst, Together, Covering),
+            Self::new(256, 2, L2, Kept, Together, Covering),
+            Self::new(256, 4, AllCaches, EvictedFirst, Together, Resident),
             Self::new(128, 2, AllCaches, Kept, ReadersFirst, Covering),
             Self::new(128, 8, AllCaches, Kept, ReadersFirst, Covering),
             Self::new(128, 4, L2, Kept, ReadersFirst, Covering),
@@ -165,11 +176,10 @@ impl fmt::Display for Pass {
     }
 }
 
-/// Blocks of a launch by role: the first ones read.
+/// Blocks of a launch by role. Unless readers come first, each block reads and writes.
 #[derive(Debug, PartialEq, Eq)]
 struct ReaderAndWriterBlocks {
     readers: u64,
-    first_writer: u64,
     writers: u64,
 }
 
@@ -191,17 +201,16 @@ impl ReaderAndWriterBlocks {
             packets => (blocks * packets / work.max(1)).max(1),
         };
         match pass.order {
-            Order::Together | Order::WritesFirst => {
-                Self { readers: blocks, first_writer: 0, writers: blocks }
-            }
-            Order::ReadersFirst => {
-                Self { readers: share(reads), first_writer: share(reads), writers: share(writes) }
-            }
+            Order::Together | Order::WritesFirst => Self { readers: blocks, writers: blocks },
+            Order::ReadersFirst => Self { readers: share(reads), writers: share(writes) },
         }
     }
 
-    fn blocks(&self) -> u64 {
-        self.readers.max(self.first_writer + self.writers)
+    fn blocks(&self, order: Order) -> u64 {
+        match order {
+            Order::Together | Order::WritesFirst => self.readers,
+            Order::ReadersFirst => self.readers + self.writers,
+        }
     }
 }
 
@@ -256,7 +265,7 @@ impl TrafficPasses {
     pub fn launch(&self, pass: Pass, moved: TrafficBytes) -> Result<(), BackendError> {
         let (reads, writes) = (packets(moved.read_bytes), packets(moved.write_bytes));
         let fits = |buffer: &DeviceBuffer, packets| {
-            moved.offset + packets * PACKET <= buffer.bytes() as u64
+            packets < MAX_PACKETS && moved.offset + packets * PACKET <= buffer.bytes() as u64
         };
         let kernel = self.kernels.iter().find(|(known, _)| *known == pass);
         let Some((_, kernel)) =
@@ -265,26 +274,25 @@ impl TrafficPasses {
             return Err(BackendError::Launch(format!("no pass ({pass}) for {moved:?}")));
         };
         let roles = ReaderAndWriterBlocks::new(&pass, reads, writes, self.multiprocessors);
-        let launch = Launch::with_blocks([roles.blocks() as usize, 1, 1], pass.threads as u32)?;
+        let launch =
+            Launch::with_blocks([roles.blocks(pass.order) as usize, 1, 1], pass.threads as u32)?;
         let plane = match pass.apart {
             ThreadPacketDistance::Block => 0,
             ThreadPacketDistance::Plane => reads.div_ceil(pass.packets as u64),
         };
-        let number = |blocks: u64| KernelArgument::I32(blocks as i32);
+        let number = |count: u64| KernelArgument::U32(count as u32);
         let share = |packets: u64, blocks: u64| number(packets.div_ceil(blocks.max(1)));
         let read_in_turn = if plane > 0 { plane } else { reads };
         let at = |buffer: &DeviceBuffer| KernelArgument::Address(buffer.address() + moved.offset);
         let arguments = [
             at(&self.source),
-            KernelArgument::I64(reads as i64),
-            KernelArgument::I64(plane as i64),
+            number(reads),
+            number(plane),
             share(read_in_turn, roles.readers),
             number(roles.readers),
             at(&self.target),
-            KernelArgument::I64(writes as i64),
+            number(writes),
             share(writes, roles.writers),
-            number(roles.first_writer),
-            number(roles.writers),
             KernelArgument::U32(0x9e37_79b9),
             // The kernel writes its sum if it equals this number, so that the compiler cannot drop
             // the loads.
@@ -308,20 +316,20 @@ mod tests {
     fn readers_and_writers_are_as_many_as_their_packets_need() {
         let roles = |order, blocks, reads, writes| {
             let pass = Pass::new(128, 4, Load::L2, Store::Kept, order, blocks);
-            let ReaderAndWriterBlocks { readers, first_writer, writers } =
+            let ReaderAndWriterBlocks { readers, writers } =
                 ReaderAndWriterBlocks::new(&pass, reads, writes, 132);
-            [readers, first_writer, writers]
+            [readers, writers]
         };
         let covering = |order| roles(order, Blocks::Covering, 512 * 30, 512 * 10);
-        assert_eq!(covering(Order::Together), [30, 0, 30]);
-        assert_eq!(covering(Order::WritesFirst), [30, 0, 30]);
-        assert_eq!(covering(Order::ReadersFirst), [30, 30, 10]);
+        assert_eq!(covering(Order::Together), [30, 30]);
+        assert_eq!(covering(Order::WritesFirst), [30, 30]);
+        assert_eq!(covering(Order::ReadersFirst), [30, 10]);
         let resident = Blocks::Resident;
-        assert_eq!(roles(Order::ReadersFirst, resident, 1 << 20, 1 << 20), [1056, 1056, 1056]);
-        assert_eq!(roles(Order::Together, resident, 256, 1), [2, 0, 2]);
-        assert_eq!(roles(Order::ReadersFirst, resident, 0, 0), [0, 0, 0]);
+        assert_eq!(roles(Order::ReadersFirst, resident, 1 << 20, 1 << 20), [1056, 1056]);
+        assert_eq!(roles(Order::Together, resident, 256, 1), [2, 2]);
+        assert_eq!(roles(Order::ReadersFirst, resident, 0, 0), [0, 0]);
         // A few bytes written have a block of their own.
-        assert_eq!(roles(Order::ReadersFirst, Blocks::Covering, 1 << 20, 1), [2048, 2048, 1]);
+        assert_eq!(roles(Order::ReadersFirst, Blocks::Covering, 1 << 20, 1), [2048, 1]);
     }
 
     #[test]
