@@ -10,6 +10,7 @@
 //! The technique of an implementation is excluded on purpose.
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use super::quantised::quantised;
 use super::reference::{HeadParameters, ROWS};
@@ -282,15 +283,16 @@ impl Attention {
         let mut values = random::normal(seed, name, len);
         let chosen = random::normal(seed, &format!("{name} chosen"), len);
         let added = random::normal(seed, &format!("{name} added"), len);
-        for ((value, chosen), added) in values.iter_mut().zip(chosen).zip(added) {
+        let outliers = chosen.par_iter().zip(&added);
+        values.par_iter_mut().zip(outliers).for_each(|(value, (chosen, added))| {
             if chosen.abs() > ONE_IN_A_THOUSAND_DEVIATION {
                 *value += 10.0 * added;
             }
-        }
+        });
         let data = match self.dtype {
-            Dtype::F16 => TensorData::F16(values.into_iter().map(f16::from_f32).collect()),
+            Dtype::F16 => TensorData::F16(values.into_par_iter().map(f16::from_f32).collect()),
             Dtype::Bf16 | Dtype::Fp8 => {
-                TensorData::Bf16(values.into_iter().map(bf16::from_f32).collect())
+                TensorData::Bf16(values.into_par_iter().map(bf16::from_f32).collect())
             }
             _ => TensorData::F32(values),
         };
