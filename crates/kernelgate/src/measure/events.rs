@@ -220,9 +220,12 @@ impl EventTimer {
         first: &Burst,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Ceiling<'a>, BackendError> {
-        let is_long = stats::median(&first.intervals_ns) > GRAPH_NS;
-        let batch = if is_long { None } else { self.batch(cache, 1, launch)? };
-        let launches = if is_long { 5 } else { 15 };
+        let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
+        let batch = match cache {
+            Cache::Hot if first_ns < SHORT_NS => Some(self.capture_batch(first_ns, launch)?),
+            _ => None,
+        };
+        let launches = if first_ns > GRAPH_NS { 5 } else { 15 };
         Ok(Ceiling { timer: self, cache, batch, launch, launches, last: None })
     }
 
@@ -250,6 +253,9 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<Batch>, BackendError> {
+        if cache == Cache::Cold && commands <= 1 {
+            return Ok(None);
+        }
         let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
             let burst = self.burst(count, Cache::Hot, commands, launch)?;
             Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
@@ -258,15 +264,27 @@ impl EventTimer {
         // One launch is enough evidence that launches are far from short.
         let first_ns = typical_ns(1)?;
         let launch_ns = if first_ns > 50.0 * short { first_ns } else { typical_ns(5)? };
-        if launch_ns >= short || (cache == Cache::Cold && commands <= 1) {
+        if launch_ns >= short {
             return Ok(None);
         }
-        let launches = match cache {
-            Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(MAX_GRAPH) as u64,
-            Cache::Cold => 1,
-        };
+        match cache {
+            Cache::Hot => self.capture_batch(launch_ns, launch).map(Some),
+            Cache::Cold => {
+                let graph = GraphSet::capture_repeated_launches(&self.used(), 1, launch)?;
+                Ok(Some(Batch { graph, launches: 1 }))
+            }
+        }
+    }
+
+    /// Captures as many launches of about this time as make a graph of [`GRAPH_NS`].
+    fn capture_batch(
+        &self,
+        launch_ns: f64,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Batch, BackendError> {
+        let launches = (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(MAX_GRAPH) as u64;
         let graph = GraphSet::capture_repeated_launches(&self.used(), launches, launch)?;
-        Ok(Some(Batch { graph, launches }))
+        Ok(Batch { graph, launches })
     }
 
     /// Counts the commands of a launch that cannot be captured: the largest burst of it that can be

@@ -18,6 +18,8 @@ const CONTESTANTS: usize = 3;
 /// A pass or algorithm whose first launches take this many times as long as those of another is not
 /// tried further.
 const SLOWER: f64 = 1.25;
+/// First launches that take longer are as exact as a burst, nanoseconds.
+const LONG_NS: f64 = 1e6;
 /// Bursts of each pass that is measured at length.
 const BURSTS: usize = 3;
 /// Pause before a burst that is to run above the sustained clock.
@@ -148,8 +150,8 @@ fn bounds(operands: Operands, work: &Work) -> bool {
         .any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
 }
 
-/// Times one burst of each candidate and returns both, the fastest first. Those whose first launches
-/// take [`SLOWER`] times as long as another's are dropped.
+/// Times one burst of each candidate, or its first launches if they are long, and returns both, the
+/// fastest first. Those whose first launches take [`SLOWER`] times as long as another's are dropped.
 fn sort_by_burst<T: Copy>(
     events: &mut EventTimer,
     cache: Cache,
@@ -162,7 +164,8 @@ fn sort_by_burst<T: Copy>(
         let within = events.ceiling_within(cache, SLOWER * first_ns, &mut launch)?;
         if let Some((candidate_ns, mut ceiling)) = within {
             first_ns = first_ns.min(candidate_ns);
-            timed.push((ceiling.burst_ns()?, candidate));
+            let is_long = candidate_ns > LONG_NS;
+            timed.push((if is_long { candidate_ns } else { ceiling.burst_ns()? }, candidate));
         }
     }
     timed.sort_by(|one, other| one.0.total_cmp(&other.0));
