@@ -88,12 +88,12 @@ impl ComponentShape {
     }
 
     /// Shape of the scores and probabilities: `[b, h, s, s]`.
-    pub fn pairs(&self) -> [usize; 4] {
+    pub fn score_shape(&self) -> [usize; 4] {
         [self.b, self.h, self.s, self.s]
     }
 
     fn pair_count(&self) -> u64 {
-        self.pairs().iter().map(|&extent| extent as u64).product()
+        self.score_shape().iter().map(|&extent| extent as u64).product()
     }
 
     fn vector_count(&self) -> u64 {
@@ -144,7 +144,7 @@ impl Problem for ScoresProblem {
                 &k.to_f64(head * s * d, s * d),
             )
         });
-        vec![Expected::all("scores", self.shape.pairs(), scores)]
+        vec![Expected::all("scores", self.shape.score_shape(), scores)]
     }
 
     /// The heads are independent of each other.
@@ -185,7 +185,7 @@ pub struct SoftmaxProblem {
 impl Problem for SoftmaxProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        inputs.insert("scores", draw(seed, "scores", &self.shape.pairs(), Dtype::F32, |x| x));
+        inputs.insert("scores", draw(seed, "scores", &self.shape.score_shape(), Dtype::F32, |x| x));
         inputs
     }
 
@@ -196,7 +196,7 @@ impl Problem for SoftmaxProblem {
             piece.chunks_mut(s).for_each(softmax);
             piece
         });
-        vec![Expected::all("probabilities", self.shape.pairs(), probabilities)]
+        vec![Expected::all("probabilities", self.shape.score_shape(), probabilities)]
     }
 
     /// The rows of the softmax are independent of each other.
@@ -245,7 +245,7 @@ impl Problem for ValuesProblem {
         let mut inputs = Tensors::new();
         inputs.insert(
             "probabilities",
-            draw(seed, "probabilities", &self.shape.pairs(), dtype, probability),
+            draw(seed, "probabilities", &self.shape.score_shape(), dtype, probability),
         );
         inputs.insert("v", draw(seed, "v", &self.shape.vector_shape(), dtype, |x| x));
         inputs

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use super::quantised::quantised;
 use super::reference::{HeadParameters, ROWS};
-use super::sample::Rows;
+use super::sample::HeadRows;
 use crate::e4m3::decode;
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
@@ -226,14 +226,14 @@ impl Attention {
         HeadParameters { d: self.d, causal: self.causal }
     }
 
-    pub(super) fn rows(&self) -> Rows {
-        Rows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
+    pub(super) fn rows(&self) -> HeadRows {
+        HeadRows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
     }
 
     /// Rows of keys and values among which some are drawn for the reference, as [`Self::rows`] for
     /// queries.
-    pub(super) fn selected_key_rows(&self) -> Rows {
-        Rows { heads: self.b * self.h_kv, s: self.keys, ..self.rows() }
+    pub(super) fn selected_key_rows(&self) -> HeadRows {
+        HeadRows { heads: self.b * self.h_kv, s: self.keys, ..self.rows() }
     }
 
     fn elements(&self) -> u64 {
@@ -415,7 +415,11 @@ impl HeadTensors<'_> {
     }
 
     /// Reads the keys and values that queries at these ascending positions of a head see.
-    pub(super) fn seen(&self, head: usize, positions: &[usize]) -> [Vec<f64>; 2] {
+    pub(super) fn visible_keys_and_values(
+        &self,
+        head: usize,
+        positions: &[usize],
+    ) -> [Vec<f64>; 2] {
         let Attention { keys, causal, .. } = *self.attention;
         let last =
             positions.last().map_or(0, |last| last + 1 + self.attention.keys_before_first_query());
@@ -446,7 +450,7 @@ impl Problem for AttentionForward {
                 &attention.shape(),
                 rows.drawn_rows_of_band("out", &band),
                 |head, positions| {
-                    let [k, v] = heads.seen(head, positions);
+                    let [k, v] = heads.visible_keys_and_values(head, positions);
                     let some = |queries: &[usize]| {
                         let positions: Vec<_> = queries
                             .iter()

@@ -88,7 +88,7 @@ impl Problem for AttentionBackward {
                 &attention.shape(),
                 rows.drawn_rows_of_band("grad_q", &band),
                 |head, positions| {
-                    let [k, v] = heads.seen(head, positions);
+                    let [k, v] = heads.visible_keys_and_values(head, positions);
                     let some = |positions| {
                         let [q, grad_out] = ["q", "grad_out"]
                             .map(|name| heads.selected_queries(name, head, positions));

@@ -87,7 +87,7 @@ pub struct RingProblem {
 
 /// Work of one GPU on the keys of one GPU; positions are indices into the tensors of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct RingStep {
     /// Rank of the GPU that has the keys.
     pub keys_of: usize,
     /// Range of the queries that attend to some of these keys.
@@ -150,20 +150,20 @@ impl RingProblem {
 
     /// Steps of a GPU: first on its own keys, then on those of the previous GPU, and so on round
     /// the ring. All lower ranks come before the higher ones.
-    pub fn steps(&self, rank: usize) -> Vec<Step> {
+    pub fn steps(&self, rank: usize) -> Vec<RingStep> {
         let (all, half) = (self.gpu_positions(), self.gpu_positions() / 2);
         let step = |back: usize| {
             let keys_of = (rank + self.gpus - back) % self.gpus;
-            let whole = Step { keys_of, queries: 0..all, keys: 0..all, causal: false };
+            let whole = RingStep { keys_of, queries: 0..all, keys: 0..all, causal: false };
             match (self.attention.causal, keys_of) {
                 (false, _) => whole,
-                (true, of) if of == rank => Step { causal: true, ..whole },
+                (true, of) if of == rank => RingStep { causal: true, ..whole },
                 // The first part of the other GPU's keys precedes both parts of this GPU's queries;
                 // the second part follows them.
-                (true, of) if of < rank => Step { keys: 0..half, ..whole },
+                (true, of) if of < rank => RingStep { keys: 0..half, ..whole },
                 // Both parts of the other GPU's keys lie between the two parts of this GPU's
                 // queries.
-                (true, _) => Step { queries: half..all, ..whole },
+                (true, _) => RingStep { queries: half..all, ..whole },
             }
         };
         (0..self.gpus).map(step).collect()

@@ -20,7 +20,7 @@ const ROW_SAMPLE_SEED: u64 = 0x6174_746e;
 
 /// Rows of a tensor `[b, h, s, ..]`: `heads` times `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rows {
+pub struct HeadRows {
     /// Number of heads of all sequences, b·h.
     pub heads: usize,
     /// Number of positions in a head.
@@ -31,7 +31,7 @@ pub struct Rows {
     pub causal: bool,
 }
 
-impl Rows {
+impl HeadRows {
     /// Bands of positions whose rows are drawn and compared together.
     pub fn row_bands(&self) -> Vec<Range<usize>> {
         if !self.causal {

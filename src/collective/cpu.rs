@@ -7,7 +7,7 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Number of elements that one task computes.
-const ELEMENTS: usize = 1 << 14;
+const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// The CPU row of all exchanges (sum, gather, broadcast, send).
 pub const ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
@@ -36,8 +36,8 @@ fn exchange_on_cpu(problem: &ExchangeProblem, inputs: &Tensors, outputs: &mut Te
     for rank in (0..problem.gpus).filter(|&rank| problem.output(rank).is_some()) {
         let y = outputs.f32_mut(OUTPUT_NAMES[rank]);
         let part = y.len();
-        parallel::for_each_chunk(y, ELEMENTS, &|number, y| {
-            let at = number * ELEMENTS;
+        parallel::for_each_chunk(y, ELEMENTS_PER_TASK, &|number, y| {
+            let at = number * ELEMENTS_PER_TASK;
             for (i, y) in (at..).zip(y) {
                 *y = match problem.kind {
                     ExchangeKind::AllReduce => parts.iter().map(|x| x[i]).sum(),

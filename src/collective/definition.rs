@@ -150,11 +150,11 @@ impl ExchangeProblem {
 
     /// Computes the elementwise sum of all input messages.
     fn sum(&self, inputs: &Tensors) -> Vec<f64> {
-        const CHUNK: usize = 1 << 16;
+        const ELEMENTS_PER_CHUNK: usize = 1 << 16;
         let mut sum = vec![0.0; self.elements];
-        parallel::for_each_chunk(&mut sum, CHUNK, &|number, sum| {
+        parallel::for_each_chunk(&mut sum, ELEMENTS_PER_CHUNK, &|number, sum| {
             for name in self.input_names() {
-                let values = inputs.tensor(name).to_f64(number * CHUNK, sum.len());
+                let values = inputs.tensor(name).to_f64(number * ELEMENTS_PER_CHUNK, sum.len());
                 sum.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
             }
         });

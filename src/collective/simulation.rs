@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const SIMULATED_LAUNCHES: u32 = 200;
-const PACKETS: usize = 24;
+const PACKETS_PER_MESSAGE: usize = 24;
 
 /// Value of a word of a message in a launch; small integers, so that sums are exact.
 const fn message_word(rank: usize, launch: u32, packet: usize) -> u32 {
@@ -38,19 +38,21 @@ fn run_thread_per_gpu(gpus: usize, each: impl Fn(usize) + Sync) {
 /// Simulates `all_reduce_one_shot`: a word and its flag arrive together, and halves of the buffer
 /// alternate.
 fn simulate_one_shot(gpus: usize) {
-    let memory = || (0..2 * gpus * PACKETS).map(|_| AtomicU64::new(0)).collect();
+    let memory = || (0..2 * gpus * PACKETS_PER_MESSAGE).map(|_| AtomicU64::new(0)).collect();
     let staging: Vec<Vec<AtomicU64>> = (0..gpus).map(|_| memory()).collect();
     run_thread_per_gpu(gpus, |rank| {
         for flag in 1..=SIMULATED_LAUNCHES {
             stall_randomly(rank, flag);
-            let at = |from: usize, packet| ((flag as usize & 1) * gpus + from) * PACKETS + packet;
+            let at = |from: usize, packet| {
+                ((flag as usize & 1) * gpus + from) * PACKETS_PER_MESSAGE + packet
+            };
             for peer in (1..gpus).map(|step| (rank + step) % gpus) {
-                for packet in 0..PACKETS {
+                for packet in 0..PACKETS_PER_MESSAGE {
                     let both = u64::from(message_word(rank, flag, packet)) | u64::from(flag) << 32;
                     staging[peer][at(rank, packet)].store(both, Ordering::Relaxed);
                 }
             }
-            for packet in 0..PACKETS {
+            for packet in 0..PACKETS_PER_MESSAGE {
                 let received = |peer: usize| loop {
                     let both = staging[rank][at(peer, packet)].load(Ordering::Relaxed);
                     if both >> 32 == u64::from(flag) {
@@ -72,7 +74,8 @@ fn simulate_one_shot(gpus: usize) {
 fn simulate_two_shot(gpus: usize) {
     let words = |count: usize| (0..count).map(|_| AtomicU32::new(0)).collect::<Vec<_>>();
     let of_each = |count| (0..gpus).map(|_| words(count)).collect::<Vec<_>>();
-    let (x, y, flags) = (of_each(PACKETS), of_each(PACKETS), of_each(2 * gpus));
+    let (x, y, flags) =
+        (of_each(PACKETS_PER_MESSAGE), of_each(PACKETS_PER_MESSAGE), of_each(2 * gpus));
     let wait = |rank: usize, which: usize, epoch: u32| {
         for flags in &flags {
             flags[which * gpus + rank].store(epoch, Ordering::Release);
@@ -85,10 +88,10 @@ fn simulate_two_shot(gpus: usize) {
         }
     };
     run_thread_per_gpu(gpus, |rank| {
-        let part = PACKETS / gpus;
+        let part = PACKETS_PER_MESSAGE / gpus;
         for epoch in 1..=SIMULATED_LAUNCHES {
             stall_randomly(rank, epoch);
-            (0..PACKETS)
+            (0..PACKETS_PER_MESSAGE)
                 .for_each(|i| x[rank][i].store(message_word(rank, epoch, i), Ordering::Relaxed));
             wait(rank, 0, epoch);
             for i in rank * part..(rank + 1) * part {

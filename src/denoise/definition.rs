@@ -85,7 +85,7 @@ const MODEL_AXIS: Axis = Axis::one_of(
 const S: Axis = Axis::number("s", "horizon: actions denoised together");
 const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images, 712 with two");
 const STEPS_AXIS: Axis = Axis::number("steps", "Euler steps");
-const DTYPE: Axis = Axis::one_of(
+const DTYPE_AXIS: Axis = Axis::one_of(
     "dtype",
     &["f32", "bf16", "fp8", "int4"],
     "dtype of weights, activations and caches; fp8, int4: bf16, but the layers' weights in e4m3, or \
@@ -101,7 +101,7 @@ pub const STEP: Workload<DenoiseStep> = Workload {
     name: "denoise/step",
     about: "one step of the pi0.5 action expert: actions and time to velocity",
     revision: 1,
-    axes: &[MODEL_AXIS, S, P, DTYPE],
+    axes: &[MODEL_AXIS, S, P, DTYPE_AXIS],
     default: &["model=pi05 s=50 p=968 dtype=f32"],
     accelerator: &["model=pi05 s=50 p=968 dtype=bf16"],
     thorough: &[
@@ -117,7 +117,7 @@ pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     name: "denoise/loop",
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
-    axes: &[MODEL_AXIS, S, P, STEPS_AXIS, DTYPE],
+    axes: &[MODEL_AXIS, S, P, STEPS_AXIS, DTYPE_AXIS],
     // On two cores the full loop takes about 3 s and its reference 9 s, so the CPU runs it only in
     // the thorough selection.
     default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],

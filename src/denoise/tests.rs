@@ -49,7 +49,7 @@ fn action_values(inputs: &Tensors) -> Vec<f64> {
     inputs.tensor("x").to_f64(0, inputs.tensor("x").len())
 }
 
-fn close(a: f64, b: f64) -> bool {
+fn is_close(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-12
 }
 
@@ -292,8 +292,8 @@ fn time_embedding_by_hand() {
     // With width 1024 the first period is 0.004 and the last 4; each is 1000^(1/511) times the
     // previous one.
     let embedding = time_embedding(1e-3, 1024);
-    assert!(close(embedding[0], 1.0) && close(embedding[512], 0.0));
-    assert!(close(embedding[511], (0.0005 * std::f64::consts::PI).sin()));
+    assert!(is_close(embedding[0], 1.0) && is_close(embedding[512], 0.0));
+    assert!(is_close(embedding[511], (0.0005 * std::f64::consts::PI).sin()));
     let ratio = embedding[510].asin() / embedding[511].asin();
     assert!((ratio - 1000f64.powf(1.0 / 511.0)).abs() < 1e-9, "{ratio}");
 }
@@ -304,14 +304,17 @@ fn activations_by_hand() {
     assert!((gelu_tanh(1.0) - 0.841_191_990_608_306_6).abs() < 1e-12, "{}", gelu_tanh(1.0));
     assert!((silu(1.0) - 0.731_058_578_630_004_9).abs() < 1e-12);
     for x in [-30.0, -3.0, -0.5, 0.1, 2.0, 40.0] {
-        assert!(close(gelu_tanh(x) - gelu_tanh(-x), x) && close(silu(x) - silu(-x), x), "{x}");
+        assert!(
+            is_close(gelu_tanh(x) - gelu_tanh(-x), x) && is_close(silu(x) - silu(-x), x),
+            "{x}"
+        );
     }
     let mut row = vec![3.0, 1.0, 3.0 - 2f64.ln()];
     softmax(&mut row, 1.0);
     assert!(
-        close(row.iter().sum(), 1.0)
-            && close(row[0], 2.0 * row[2])
-            && close(row[0], row[1] * 2f64.exp())
+        is_close(row.iter().sum(), 1.0)
+            && is_close(row[0], 2.0 * row[2])
+            && is_close(row[0], row[1] * 2f64.exp())
     );
 }
 
@@ -321,8 +324,8 @@ fn ada_rms_by_hand() {
     // The mean of 9 and 16, plus 1e-6, is 12.500001.
     let factor = 1.0 / 12.500001f64.sqrt();
     let y = ada_rms(&[3.0, 4.0, -3.0, 0.0], &style);
-    assert!(close(y[0], 3.0 * factor) && close(y[1], 8.0 * factor + 5.0), "{y:?}");
-    assert!(close(y[2], -3.0 / 4.500001f64.sqrt()) && close(y[3], 5.0), "{y:?}");
+    assert!(is_close(y[0], 3.0 * factor) && is_close(y[1], 8.0 * factor + 5.0), "{y:?}");
+    assert!(is_close(y[2], -3.0 / 4.500001f64.sqrt()) && is_close(y[3], 5.0), "{y:?}");
 }
 
 #[test]
@@ -331,7 +334,7 @@ fn rope_by_hand() {
     rope(&mut x, 4, |_| 3);
     // The pairs (0, 2) and (1, 3) are rotated by 3 and 3/100.
     let expected = [3f64.cos(), -2.0 * 0.03f64.sin(), 3f64.sin(), 2.0 * 0.03f64.cos()];
-    assert!(x.iter().zip(expected).all(|(&a, b)| close(a, b)), "{x:?}");
+    assert!(x.iter().zip(expected).all(|(&a, b)| is_close(a, b)), "{x:?}");
 }
 
 proptest! {
@@ -513,7 +516,7 @@ fn a_loop_without_velocity_returns_the_noise_and_with_a_constant_one_subtracts_i
         assert_eq!(values(problem.reference(&inputs)), noise);
         inputs.f32_mut("action_out_bias").fill(0.25);
         let moved = values(problem.reference(&inputs));
-        assert!(moved.iter().zip(&noise).all(|(moved, noise)| close(*moved, noise - 0.25)));
+        assert!(moved.iter().zip(&noise).all(|(moved, noise)| is_close(*moved, noise - 0.25)));
     }
 }
 
@@ -526,10 +529,10 @@ fn euler_takes_exactly_the_steps_at_the_times_from_one() {
             x.to_vec()
         });
         assert_eq!(seen, (0..steps).collect::<Vec<_>>());
-        assert!(close(x[0], 2.0 * (1.0 - 1.0 / steps as f64).powi(steps as i32)));
+        assert!(is_close(x[0], 2.0 * (1.0 - 1.0 / steps as f64).powi(steps as i32)));
         let times = times(steps);
         assert_eq!((times.len(), times[0]), (steps, 1.0));
-        assert!(times.iter().enumerate().all(|(i, &t)| close(t, 1.0 - i as f64 / steps as f64)));
+        assert!(times.iter().enumerate().all(|(i, &t)| is_close(t, 1.0 - i as f64 / steps as f64)));
     }
 }
 

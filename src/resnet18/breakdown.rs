@@ -23,7 +23,7 @@ const LAYERS: &str = "layer";
 const BACKWARD_LAYER_TABLE: &str = "layer backward";
 
 /// Breakdown of inference into its parts, from images to logits.
-pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
+pub(super) fn inference_breakdown(shape: &NetworkShape) -> Breakdown {
     let parts = [components(shape), NetworkParts::new(shape).forward()].concat();
     Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
 }

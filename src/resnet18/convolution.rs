@@ -16,7 +16,7 @@ fn frames_a_task(window: &ConvolutionWindow) -> usize {
 
 /// Copies the inputs of a tap for some frames: a row of channels for each output pixel, with zeros
 /// in the padding. Returns `None` if the tap reads only padding.
-fn gather<T: Copy + Into<f64>>(
+fn gather_inputs_of_tap<T: Copy + Into<f64>>(
     window: &ConvolutionWindow,
     input: &[T],
     tap: usize,
@@ -77,7 +77,7 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
         let input = &input[number * task * window.input.elements()..];
         let input = &input[..frames * window.input.elements()];
         for tap in 0..window.window_taps() {
-            if let Some(x) = gather(window, input, tap) {
+            if let Some(x) = gather_inputs_of_tap(window, input, tap) {
                 let w = tap_weight(conv, weight, tap).transpose();
                 add_gemm_on_thread(output, matrix(&x, window.input.channels), w, factor);
             }
@@ -143,7 +143,7 @@ pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
         let mut gradient = vec![0.0; rows * channels];
         let outputs = output.chunks(task * window.output.elements());
         for (input, output) in input.chunks(task * window.input.elements()).zip(outputs) {
-            let Some(x) = gather(window, input, tap) else { break };
+            let Some(x) = gather_inputs_of_tap(window, input, tap) else { break };
             let g = matrix(output, rows).transpose();
             add_gemm_on_thread(&mut gradient, g, matrix(&x, channels), factor);
         }

@@ -180,7 +180,7 @@ impl Problem for Inference {
     }
 
     fn breakdown(&self) -> Breakdown {
-        breakdown::inference(&self.shape)
+        breakdown::inference_breakdown(&self.shape)
     }
 
     fn tolerance(&self) -> Tolerance {

@@ -86,7 +86,7 @@ impl<'a> Reference<'a> {
         forward.pooled =
             self.network.pool.map(|pool| self.pool_spikes(&pool, &forward.layers[0].spikes));
         for number in 0..self.network.blocks.len() {
-            self.block(number, &mut forward);
+            self.run_block(number, &mut forward);
         }
         forward.features =
             self.averaged_features(&forward.layers[2 * self.network.blocks.len()].spikes);
@@ -94,7 +94,7 @@ impl<'a> Reference<'a> {
         forward
     }
 
-    fn block(&self, number: usize, forward: &mut Forward) {
+    fn run_block(&self, number: usize, forward: &mut Forward) {
         let block = &self.network.blocks[number];
         let theta = self.shape.neuron().threshold;
         let hidden = self

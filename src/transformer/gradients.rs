@@ -1,9 +1,11 @@
 //! Gradients of every parameter in fp64, and the step of AdamW from them.
 
-use super::reference::{Layer, Matrix, NormalizedRows, Reference, each_row, sigmoid, softmax};
+use super::reference::{
+    Matrix, NormalizedRows, Reference, ReferenceLayer, each_row, sigmoid, softmax,
+};
 use super::shape::{
-    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, NEXT_STATE, STATE, Shape, WEIGHT_DECAY,
-    Weight,
+    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, STATE_INPUTS, STATE_OUTPUTS, Shape,
+    WEIGHT_DECAY, Weight,
 };
 use crate::parallel;
 use kernelgate::workload::{Expected, Tensors};
@@ -27,7 +29,7 @@ pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expec
         let updated = update(shape, inputs, &gradient);
         let rows: Vec<usize> =
             gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
-        for (name, values) in NEXT_STATE.into_iter().zip(updated) {
+        for (name, values) in STATE_OUTPUTS.into_iter().zip(updated) {
             let shape = [shape.rows(), shape.d];
             expected.push(Expected::sampled(name, shape, rows.clone(), values));
         }
@@ -42,7 +44,7 @@ pub fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>
     let mut updated: [Vec<f64>; 3] = Default::default();
     for (row, gradient_row) in gradient.rows.iter().zip(gradient.values.chunks(shape.d)) {
         let from = (gradient.tensor.first + row) * shape.d;
-        let [p, m, v] = STATE.map(|name| inputs.tensor(name).to_f64(from, shape.d));
+        let [p, m, v] = STATE_INPUTS.map(|name| inputs.tensor(name).to_f64(from, shape.d));
         for (column, g) in gradient_row.iter().enumerate() {
             let m = BETA_1 * m[column] + (1.0 - BETA_1) * g;
             let v = BETA_2 * v[column] + (1.0 - BETA_2) * g * g;
@@ -59,7 +61,7 @@ impl Reference<'_> {
     pub fn gradients(&self) -> Vec<Gradient> {
         let Shape { layers, d, .. } = self.shape;
         let mut gradients = Vec::new();
-        let mut gains = vec![vec![0.0; d]; self.shape.norms()];
+        let mut gains = vec![vec![0.0; d]; self.shape.norm_count()];
         let grad_logits = self.grad_logits();
         let (normalized, head_input) = self.normalize(2 * layers, self.last_stream());
         gradients.push(self.products(Weight::Head, &grad_logits, &head_input));
@@ -88,7 +90,7 @@ impl Reference<'_> {
     fn grad_logits(&self) -> Matrix {
         let targets = self.inputs.f32("targets");
         let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.tokens() as f64);
-        let mut grad = self.buffers.copy(&self.logits);
+        let mut grad = self.buffers.copied(&self.logits);
         each_row(&mut grad.values, vocabulary, &|token, row| {
             softmax(row);
             row[targets[token] as usize] -= 1.0;
@@ -153,12 +155,12 @@ impl Reference<'_> {
     pub fn mlp_backward(
         &self,
         layer: usize,
-        activations: &Layer,
+        activations: &ReferenceLayer,
         grad_x: &Matrix,
         gradients: &mut Vec<Gradient>,
     ) -> (Matrix, Vec<f64>) {
         let (ff, round) = (self.shape.ff, self.round);
-        let grad = self.buffers.copy(grad_x).rounded(round);
+        let grad = self.buffers.copied(grad_x).rounded(round);
         gradients.push(self.products(Weight::Down(layer), &activations.hidden, &grad));
         let grad_hidden = self.by_rows(&grad, Weight::Down(layer)).rounded(round);
         let mut grad_gate_up = self.buffers.matrix(grad.rows(), 2 * ff);
@@ -184,12 +186,12 @@ impl Reference<'_> {
     pub fn attention_backward(
         &self,
         layer: usize,
-        activations: &Layer,
+        activations: &ReferenceLayer,
         grad_x: &Matrix,
         gradients: &mut Vec<Gradient>,
     ) -> (Matrix, Vec<f64>) {
         let round = self.round;
-        let grad = self.buffers.copy(grad_x).rounded(round);
+        let grad = self.buffers.copied(grad_x).rounded(round);
         gradients.push(self.products(Weight::Out(layer), &grad, &activations.attended));
         let grad_attended = self.by_columns(&grad, Weight::Out(layer)).rounded(round);
         let mut grad_qkv = self.grad_qkv(&activations.qkv, &grad_attended).rounded(round);

@@ -70,7 +70,7 @@ impl MatrixBuffers {
     }
 
     /// Returns a copy of a matrix.
-    pub fn copy(&self, from: &Matrix) -> Matrix {
+    pub fn copied(&self, from: &Matrix) -> Matrix {
         let mut to = self.matrix(from.rows(), from.columns);
         each_row(&mut to.values, from.columns, &|row, to| to.copy_from_slice(from.row(row)));
         to
@@ -133,7 +133,7 @@ pub struct NormalizedRows {
 }
 
 /// Activations of a layer from which its gradients are computed.
-pub struct Layer {
+pub struct ReferenceLayer {
     pub before_attention: NormalizedRows,
     pub qkv_input: Matrix,
     /// Rotated queries and keys, and values.
@@ -147,7 +147,7 @@ pub struct Layer {
     pub hidden: Matrix,
 }
 
-impl Layer {
+impl ReferenceLayer {
     /// Returns the matrices of the layer, so that their memory can be reused.
     pub fn into_matrices(self) -> [Matrix; 9] {
         [
@@ -267,12 +267,12 @@ impl<'a> Reference<'a> {
     }
 
     /// Computes the activations of a layer from the residual stream before it.
-    pub fn layer(&self, layer: usize, x: &Matrix) -> Layer {
+    pub fn layer(&self, layer: usize, x: &Matrix) -> ReferenceLayer {
         let (round, ff) = (self.round, self.shape.ff);
         let (before_attention, qkv_input) = self.normalize(2 * layer, x);
         let mut qkv = self.by_rows(&qkv_input, Weight::Qkv(layer)).rounded(round);
         self.rotate(&mut qkv, 1.0);
-        let attended = self.attend(&qkv);
+        let attended = self.attention_output(&qkv);
         let middle = self.by_rows(&attended, Weight::Out(layer)).plus(x);
         let (before_mlp, mlp_input) = self.normalize(2 * layer + 1, &middle);
         let gate_up = self.by_rows(&mlp_input, Weight::GateUp(layer)).rounded(round);
@@ -283,7 +283,7 @@ impl<'a> Reference<'a> {
                 *hidden = round(gate * sigmoid(*gate) * up);
             }
         });
-        Layer {
+        ReferenceLayer {
             before_attention,
             qkv_input,
             qkv,
@@ -297,7 +297,7 @@ impl<'a> Reference<'a> {
     }
 
     /// Computes the residual stream after a layer.
-    pub fn stream_after_layer(&self, layer: usize, activations: &Layer) -> Matrix {
+    pub fn stream_after_layer(&self, layer: usize, activations: &ReferenceLayer) -> Matrix {
         self.by_columns(&activations.hidden, Weight::Down(layer)).plus(&activations.middle)
     }
 
@@ -350,7 +350,7 @@ impl<'a> Reference<'a> {
         scores
     }
 
-    fn attend(&self, qkv: &Matrix) -> Matrix {
+    fn attention_output(&self, qkv: &Matrix) -> Matrix {
         let Shape { d, heads, context, batch, .. } = self.shape;
         let head_dim = self.shape.head_dim();
         let outputs = parallel::map(batch * heads, &|number| {

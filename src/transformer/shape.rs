@@ -62,9 +62,10 @@ pub struct Shape {
 }
 
 /// Names of the state tensors that a step reads.
-pub const STATE: [&str; 3] = ["parameters", "first_moments", "second_moments"];
+pub const STATE_INPUTS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
 /// Names of the state tensors that a step writes.
-pub const NEXT_STATE: [&str; 3] = ["next_parameters", "next_first_moments", "next_second_moments"];
+pub const STATE_OUTPUTS: [&str; 3] =
+    ["next_parameters", "next_first_moments", "next_second_moments"];
 
 /// Names of the model sizes.
 pub const MODEL_SIZES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
@@ -149,11 +150,11 @@ impl Shape {
 
     /// Index of the arena's first row after the embedding and the gains.
     pub const fn first_matrix_row(&self) -> usize {
-        self.vocabulary + self.norms()
+        self.vocabulary + self.norm_count()
     }
 
     /// Number of norms of the model.
-    pub const fn norms(&self) -> usize {
+    pub const fn norm_count(&self) -> usize {
         2 * self.layers + 1
     }
 
@@ -167,7 +168,7 @@ impl Shape {
         let matrices = self.first_matrix_row();
         let (first, rows) = match weight {
             Weight::Embedding => (0, vocabulary),
-            Weight::Gains => (vocabulary, self.norms()),
+            Weight::Gains => (vocabulary, self.norm_count()),
             Weight::Qkv(layer) => (matrices + layer * self.layer_rows(), 3 * d),
             Weight::Out(layer) => (matrices + layer * self.layer_rows() + 3 * d, d),
             Weight::GateUp(layer) => (matrices + layer * self.layer_rows() + 4 * d, 2 * ff),

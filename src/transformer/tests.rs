@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::gradients::step;
 use super::reference::Reference;
-use super::shape::{ArenaRows, NEXT_STATE, STATE, Shape, Weight};
+use super::shape::{ArenaRows, STATE_INPUTS, STATE_OUTPUTS, Shape, Weight};
 use super::{FORWARD, Forward, TRAIN_STEP, TrainStep, check_text};
 use kernelgate::verify::precision::ErrorBounds;
 use kernelgate::workload::{
@@ -56,7 +56,7 @@ fn gradients_are_differences_of_the_loss() {
 fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
     let mut state = inputs.select_named(&["tokens", "targets"]);
     state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
-    for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
+    for (name, next) in STATE_INPUTS.into_iter().zip(STATE_OUTPUTS) {
         let mut values = inputs.f32(name).to_vec();
         for one in expected.iter().filter(|one| one.name == next) {
             let TensorData::F64(rows) = &one.values else { panic!("fp64") };
@@ -117,7 +117,7 @@ fn a_training_learns_its_text() {
 }
 
 /// Maximum error and relative L2 error of one reference relative to another, for the worst output.
-fn errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 2] {
+fn relative_errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 2] {
     let mut worst = [0.0f64; 2];
     for (found, exact) in found.iter().zip(exact).filter(|(found, _)| found.name == name) {
         let (TensorData::F64(found), TensorData::F64(exact)) = (&found.values, &exact.values)
@@ -160,9 +160,9 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
     });
     let bounds =
         [ErrorBounds::bounds_for_problem(&step_problem), ErrorBounds::bounds_for_problem(&forward)];
-    let mut worst = vec![("logits", errors("logits", &logits[1], &logits[0]), &bounds[1])];
-    for name in NEXT_STATE.into_iter().chain(["loss"]) {
-        worst.push((name, errors(name, &rounded, &exact), &bounds[0]));
+    let mut worst = vec![("logits", relative_errors("logits", &logits[1], &logits[0]), &bounds[1])];
+    for name in STATE_OUTPUTS.into_iter().chain(["loss"]) {
+        worst.push((name, relative_errors(name, &rounded, &exact), &bounds[0]));
     }
     for (name, [max, l2], bounds) in worst {
         let allowed = bounds.tolerance_of_output(name);

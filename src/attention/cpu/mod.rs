@@ -72,7 +72,7 @@ pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
         let scale = 1.0 / (shape.d as f32).sqrt();
         CpuTask::new(
             inputs,
-            Tensors::new().with_output("scores", shape.pairs(), Dtype::F32),
+            Tensors::new().with_output("scores", shape.score_shape(), Dtype::F32),
             move |inputs, outputs| {
                 let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
                 for_row_blocks(outputs.f32_mut("scores"), s, s, &|head, row, scores| {
@@ -99,7 +99,7 @@ pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementat
         let shape = problem.shape;
         CpuTask::new(
             inputs,
-            Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32),
+            Tensors::new().with_output("probabilities", shape.score_shape(), Dtype::F32),
             move |inputs, outputs| {
                 let (scores, s) = (inputs.f32("scores"), shape.s);
                 for_row_blocks(outputs.f32_mut("probabilities"), s, s, &|_, row, probabilities| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{f32_only, forward};
 use crate::attention::definition::Attention;
-use crate::attention::ring::{K, OUT, Q, RingProblem, Step, V};
+use crate::attention::ring::{K, OUT, Q, RingProblem, RingStep, V};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
@@ -61,7 +61,7 @@ struct MergedRingOutputs<'a> {
 }
 
 impl MergedRingOutputs<'_> {
-    fn add(&mut self, rank: usize, step: &Step, inputs: &Tensors) {
+    fn add(&mut self, rank: usize, step: &RingStep, inputs: &Tensors) {
         let Attention { h, d, .. } = self.ring.attention;
         let (queries, keys) = (step.queries.len(), step.keys.len());
         let part_of = |name: &str, rows| rows_of_every_head(self.ring, inputs.tensor(name), rows);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::cublaslt;
-use super::launch::{Extents, element, kernel, upload};
+use super::launch::{Extents, element, kernel, upload_inputs};
 use crate::attention::components::{ScoresProblem, SoftmaxProblem, ValuesProblem};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -42,7 +42,7 @@ pub const NAIVE_VALUES: KernelSpec<Extents> = KernelSpec {
 };
 
 /// Number of neighbouring keys that a lane loads at once: 16 bytes of scores.
-const PACKET: usize = 4;
+const KEYS_PER_LOAD: usize = 4;
 
 /// Maximum number of keys in a row, which a warp holds in registers: 32 scores a lane.
 const MAX_KEYS: usize = 1024;
@@ -50,7 +50,7 @@ const MAX_KEYS: usize = 1024;
 const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     // The softmax kernel has no head dimension and no mask, so the element type is its only macro.
     defines: |extents| vec![element(extents)],
-    constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
+    constants: |_| vec![("THREADS", THREADS), ("PACKET", KEYS_PER_LOAD), ("MAX_KEYS", MAX_KEYS)],
     variants: || {
         [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::self_attention_extents(1, 4, dtype)).to_vec()
     },
@@ -98,8 +98,8 @@ pub const SOFTMAX: &[Implementation<SoftmaxProblem>] = &[
             extents.supported_with_scores(&[SOFTMAX_VECTORIZED])?;
             match extents.s {
                 s if s > MAX_KEYS => Err(format!("holds rows of up to {MAX_KEYS} keys")),
-                s if s % PACKET != 0 => {
-                    Err(format!("loads {PACKET} keys at once, which {s} is no multiple of"))
+                s if s % KEYS_PER_LOAD != 0 => {
+                    Err(format!("loads {KEYS_PER_LOAD} keys at once, which {s} is no multiple of"))
                 }
                 _ => Ok(()),
             }
@@ -133,18 +133,18 @@ pub const VALUES_ROWS: &[Implementation<ValuesProblem>] = &[
 /// Device memory of the scores step: q, k and fp32 scores.
 fn scores_device_bytes(problem: &ScoresProblem) -> u64 {
     let extents = Extents::from(&problem.shape);
-    2 * extents.vector_bytes() + 4 * extents.pairs()
+    2 * extents.vector_bytes() + 4 * extents.query_key_pairs()
 }
 
 /// Device memory of the softmax step: fp32 scores and 16-bit probabilities.
 fn softmax_device_bytes(problem: &SoftmaxProblem) -> u64 {
-    (4 + 2) * Extents::from(&problem.shape).pairs()
+    (4 + 2) * Extents::from(&problem.shape).query_key_pairs()
 }
 
 /// Device memory of the values step: 16-bit probabilities, v and the output.
 fn values_device_bytes(problem: &ValuesProblem) -> u64 {
     let extents = Extents::from(&problem.shape);
-    2 * extents.pairs() + 2 * extents.vector_bytes()
+    2 * extents.query_key_pairs() + 2 * extents.vector_bytes()
 }
 
 fn scores(
@@ -154,11 +154,11 @@ fn scores(
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_SCORES.load(device, &extents)?;
-    let [q, k] = upload(device, inputs, ["q", "k"])?;
+    let [q, k] = upload_inputs(device, inputs, ["q", "k"])?;
     Ok(CudaTask::new(
         device,
         cuda::inputs([("q", &q), ("k", &k)]),
-        vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?],
+        vec![Output::new(device, "scores", problem.shape.score_shape(), Dtype::F32)?],
         move |outputs| {
             let [q, k] = [&q, &k].map(KernelArgument::from);
             let arguments = [q, k, outputs[0].argument(), extents.sequence_length_argument()];
@@ -174,9 +174,9 @@ fn softmax(
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_SOFTMAX.load(device, &extents)?;
-    let [scores] = upload(device, inputs, ["scores"])?;
+    let [scores] = upload_inputs(device, inputs, ["scores"])?;
     let probabilities =
-        Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
+        Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
     Ok(CudaTask::new(
         device,
         cuda::inputs([("scores", &scores)]),
@@ -200,9 +200,9 @@ fn prepare_softmax_vectorized(
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = SOFTMAX_VECTORIZED.load(device, &extents)?;
-    let [scores] = upload(device, inputs, ["scores"])?;
+    let [scores] = upload_inputs(device, inputs, ["scores"])?;
     let probabilities =
-        Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
+        Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
     Ok(CudaTask::new(
         device,
         cuda::inputs([("scores", &scores)]),
@@ -227,7 +227,7 @@ fn values(
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_VALUES.load(device, &extents)?;
-    let [probabilities, v] = upload(device, inputs, ["probabilities", "v"])?;
+    let [probabilities, v] = upload_inputs(device, inputs, ["probabilities", "v"])?;
     Ok(CudaTask::new(
         device,
         cuda::inputs([("probabilities", &probabilities), ("v", &v)]),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::launch::{Extents, upload};
+use super::launch::{Extents, upload_inputs};
 use crate::attention::components::{ComponentShape, ScoresProblem, ValuesProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, CudaTask, Output};
@@ -32,7 +32,7 @@ pub fn scores(
         alpha: 1.0 / (d as f32).sqrt(),
         ..GemmSpec::new(s, s, d, matrix_dtype(dtype), MatrixDtype::F32)
     };
-    let out = Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?;
+    let out = Output::new(device, "scores", problem.shape.score_shape(), Dtype::F32)?;
     task(device, &problem.shape, spec, inputs, ["q", "k"], out)
 }
 
@@ -63,7 +63,7 @@ fn task(
 ) -> Result<CudaTask, BackendError> {
     let blas = CublasLtLanes::open(device, 1)?;
     let mut gemm = Gemm::new(&blas, GemmSpec { batch_count: shape.b * shape.h, ..spec })?;
-    let [a, b] = upload(device, inputs, names)?;
+    let [a, b] = upload_inputs(device, inputs, names)?;
     gemm.choose(&[GemmOperands::new(a.address(), b.address(), out.address())])?;
     let inputs = cuda::inputs([(names[0], &a), (names[1], &b)]);
     Ok(CudaTask::new(device, inputs, vec![out], move |outputs| {

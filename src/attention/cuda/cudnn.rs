@@ -10,7 +10,7 @@ use super::backward::saved_forward::save_forward_outputs;
 use super::backward::{gradients, tensor_bytes_of_backward};
 use super::forward::fused_device_bytes;
 use super::forward::mma::FLASH_MMA_KERNEL;
-use super::launch::{Extents, output, qkv, upload};
+use super::launch::{Extents, output, qkv, upload_inputs};
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
@@ -81,7 +81,7 @@ fn forward(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let graph = ForwardGraph::new(&problem.attention)?;
-    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
     let memory = [
         (graph.q, q.address()),

@@ -173,7 +173,7 @@ impl Extents {
     }
 
     /// Number of query-key pairs of all heads, with those that the mask hides.
-    pub const fn pairs(&self) -> u64 {
+    pub const fn query_key_pairs(&self) -> u64 {
         self.rows() * self.keys as u64
     }
 
@@ -215,7 +215,7 @@ impl Extents {
     /// [`Self::supported_alike`] for kernels that keep the scores in device memory.
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported_alike(kernels)?;
-        let bytes = 4 * self.pairs();
+        let bytes = 4 * self.query_key_pairs();
         if bytes <= MAX_SCORE_MATRIX_BYTES {
             return Ok(());
         }
@@ -239,7 +239,7 @@ impl Extents {
 }
 
 /// Copies inputs to the device, in the order of their names.
-pub fn upload<const N: usize>(
+pub fn upload_inputs<const N: usize>(
     device: &Arc<Device>,
     inputs: &Tensors,
     names: [&str; N],

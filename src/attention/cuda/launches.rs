@@ -116,7 +116,7 @@ impl Backward {
         let extents = Extents::new(shape, layout.rows(shape));
         let kernels = match technique {
             AttentionTechnique::FlashMma => {
-                Kernels::Mma(backward_mma::QueryStages::choose(device, &extents)?)
+                Kernels::Mma(backward_mma::QueryStages::choose_for_device(device, &extents)?)
             }
             AttentionTechnique::FlashWgmma => {
                 Kernels::Wgmma(backward_wgmma::BackwardBlockWork::fastest_kernels_of_device(

@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use super::call::{AttentionTechnique, ForwardAddresses, OrderedLaunches};
-use super::launch::{ELEMENT_BYTES, Extents, defines, scratch, upload};
+use super::launch::{ELEMENT_BYTES, Extents, defines, scratch, upload_inputs};
 use super::launches::Forward;
 use super::layout::{ForwardLayout, Shape, Strides};
-use crate::attention::ring::{K, OUT, Q, RingProblem, Step, V};
+use crate::attention::ring::{K, OUT, Q, RingProblem, RingStep, V};
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::cuda::{CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -173,7 +173,7 @@ impl RingParts {
         for (rank, device) in on.iter().enumerate() {
             device.make_current()?;
             let names = [Q[rank], K[rank], V[rank]];
-            let [q, k, v] = upload(device, inputs, names)?;
+            let [q, k, v] = upload_inputs(device, inputs, names)?;
             named
                 .extend(names.into_iter().zip([&q, &k, &v]).map(|(name, it)| Input::new(name, it)));
             outputs.push(Output::new(device, OUT[rank], ring.shape(), ring.attention.dtype)?);
@@ -272,7 +272,7 @@ impl RingRank {
 /// Prepares the launch of a step over the tensors of a GPU's positions at these addresses.
 fn attend(
     ring: &RingProblem,
-    step: &Step,
+    step: &RingStep,
     device: &Arc<Device>,
     whole: &ForwardAddresses,
 ) -> Result<OrderedLaunches, BackendError> {

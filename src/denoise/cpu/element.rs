@@ -5,7 +5,7 @@ use crate::math::{exp, gelu_tanh};
 
 /// Number of partial results that a reduction keeps, so that it vectorises and its additions
 /// overlap.
-const LANES: usize = 64;
+const REDUCTION_LANES: usize = 64;
 
 /// Scale, shift and gate of one adaRMS norm, `[W]` each.
 #[derive(Clone, Copy)]
@@ -85,10 +85,10 @@ fn reduce_values(
     step: impl Fn(f32, f32) -> f32,
     join: impl Fn(f32, f32) -> f32,
 ) -> f32 {
-    let mut lanes = [start; LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
+    let mut lanes = [start; REDUCTION_LANES];
+    let (chunks, rest) = values.as_chunks::<REDUCTION_LANES>();
     for chunk in chunks {
-        for lane in 0..LANES {
+        for lane in 0..REDUCTION_LANES {
             lanes[lane] = step(lanes[lane], chunk[lane]);
         }
     }

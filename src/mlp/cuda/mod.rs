@@ -21,13 +21,19 @@ pub const FORWARD: &[Implementation<Forward>] = &[
         name: "cuda/per_op",
         about: "a launch an operation from the host, GEMMs by cuBLASLt",
         supports: |problem| requires_bf16(&problem.shape),
-        prepare: Prepare::Program(|problem| per_op::forward(&problem.shape), Capture::Stream),
+        prepare: Prepare::Program(
+            |problem| per_op::forward_program(&problem.shape),
+            Capture::Stream,
+        ),
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
         supports: |problem| requires_bf16(&problem.shape),
-        prepare: Prepare::Program(|problem| per_op::forward(&problem.shape), Capture::Graph),
+        prepare: Prepare::Program(
+            |problem| per_op::forward_program(&problem.shape),
+            Capture::Graph,
+        ),
     },
 ];
 
@@ -37,13 +43,19 @@ pub const BACKWARD: &[Implementation<Backward>] = &[
         name: "cuda/per_op",
         about: "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
         supports: |problem| requires_bf16(&problem.shape),
-        prepare: Prepare::Program(|problem| per_op::backward(&problem.shape), Capture::Stream),
+        prepare: Prepare::Program(
+            |problem| per_op::backward_program(&problem.shape),
+            Capture::Stream,
+        ),
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
         supports: |problem| requires_bf16(&problem.shape),
-        prepare: Prepare::Program(|problem| per_op::backward(&problem.shape), Capture::Graph),
+        prepare: Prepare::Program(
+            |problem| per_op::backward_program(&problem.shape),
+            Capture::Graph,
+        ),
     },
 ];
 
@@ -66,7 +78,8 @@ mod tests {
 
     #[test]
     fn launches_have_the_arguments_of_their_kernels() {
-        for program in [per_op::forward(&TEST_SHAPE), per_op::backward(&TEST_SHAPE)] {
+        for program in [per_op::forward_program(&TEST_SHAPE), per_op::backward_program(&TEST_SHAPE)]
+        {
             assert_eq!(program.check(), Ok(()));
             check_program_launches(&program);
         }
@@ -75,11 +88,11 @@ mod tests {
     #[test]
     fn declared_memory_is_every_region_and_the_workspace() {
         let inputs = Backward { shape: TEST_SHAPE }.inputs(1);
-        let program = per_op::backward(&TEST_SHAPE);
+        let program = per_op::backward_program(&TEST_SHAPE);
         for (name, bytes) in program.regions().filter(|(name, _)| inputs.get(name).is_some()) {
             assert_eq!(inputs.tensor(name).bytes(), bytes, "{name}");
         }
-        assert!(program.device_bytes() > per_op::forward(&TEST_SHAPE).device_bytes());
+        assert!(program.device_bytes() > per_op::forward_program(&TEST_SHAPE).device_bytes());
     }
 
     #[test]

@@ -32,7 +32,7 @@ const SOFTMAX_BACKWARD_KERNEL: KernelSpec<Shape> =
     KernelSpec { symbol: "mlp_per_op_softmax_backward", ..SOFTMAX_KERNEL };
 
 /// Program that computes `p` from x and the weights.
-pub fn forward(shape: &Shape) -> Program {
+pub fn forward_program(shape: &Shape) -> Program {
     let mut program = Program::new();
     program.output("p", [shape.b, shape.c], Dtype::F32);
     write_forward(&mut program, shape);
@@ -40,7 +40,7 @@ pub fn forward(shape: &Shape) -> Program {
 }
 
 /// Program that computes the gradients of x and of the weights, after the forward pass.
-pub fn backward(shape: &Shape) -> Program {
+pub fn backward_program(shape: &Shape) -> Program {
     let Shape { b, i, h, c, .. } = *shape;
     let mut program = Program::new();
     program.scratch("p", MemoryPurpose::Activations, b * c * Dtype::F32.bytes());

@@ -46,7 +46,7 @@ const STEM_THREADS: usize = 128;
 const FRAGMENT_BYTES: usize = FIRST_LAYER_CHANNELS * 7 * 8 * 4 * 2;
 
 /// Launches of `best` that replace the launches of single layers.
-pub const MERGED_LAYERS: MergedLayers = MergedLayers { stem, layers };
+pub const MERGED_LAYERS: MergedLayers = MergedLayers { stem, layers: launch_layers };
 
 const LAYERS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
@@ -312,7 +312,7 @@ fn stem(forward: &Forward, program: &mut Program) {
 
 /// Adds the launch that computes all layers to the program. With a null address of the logits the
 /// launch ends before the classifier.
-fn layers(forward: &Forward, program: &mut Program, logits: Operand) {
+fn launch_layers(forward: &Forward, program: &mut Program, logits: Operand) {
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last_frame();
     debug_assert_eq!(layers_with_blocks(network).count(), LAYERS_AFTER_POOLING);

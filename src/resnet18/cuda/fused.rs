@@ -22,14 +22,15 @@ use kernelgate_cuda::KernelSpec;
 
 /// Kernels of the rung `fused`.
 pub const KERNELS: &[KernelSpec<TileGrid>] =
-    &[LAYER_KERNEL, WIDE_LAYER_KERNEL, STEM, POOL, CLASSIFIER_TAIL];
+    &[LAYER_KERNEL, WIDE_LAYER_KERNEL, STEM_KERNEL, POOL_KERNEL, CLASSIFIER_TAIL];
 
 const LAYER_KERNEL: KernelSpec<TileGrid> =
     tiled(kernel_file("resnet18/fused"), "resnet18_fused_block");
 const WIDE_LAYER_KERNEL: KernelSpec<TileGrid> = wide_build(LAYER_KERNEL);
-const STEM: KernelSpec<TileGrid> =
+const STEM_KERNEL: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..LAYER_KERNEL };
-const POOL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
+const POOL_KERNEL: KernelSpec<TileGrid> =
+    KernelSpec { symbol: "resnet18_fused_pool", ..STEM_KERNEL };
 const CLASSIFIER_TAIL: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_tail", ..LAYER_KERNEL };
 
@@ -211,7 +212,7 @@ impl Forward<'_> {
             shape.steps() as f32,
             neuron_launch_arguments(shape),
         );
-        let launch = program.kernel(&STEM, &self.grid_of_pairs(neurons), arguments);
+        let launch = program.kernel(&STEM_KERNEL, &self.grid_of_pairs(neurons), arguments);
         program.add(launch.programmatic());
     }
 
@@ -224,7 +225,8 @@ impl Forward<'_> {
             (long(outputs), long(inputs)),
             int_operands([pool.input.side, pool.input.channels, pool.output.side]),
         );
-        let launch = program.kernel(&POOL, &self.grid_of_pairs(outputs), arguments).programmatic();
+        let launch =
+            program.kernel(&POOL_KERNEL, &self.grid_of_pairs(outputs), arguments).programmatic();
         program.in_range("MaxPool", |program| program.add(launch));
     }
 

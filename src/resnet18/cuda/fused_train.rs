@@ -247,7 +247,7 @@ impl FusedTrainStepWriter<'_> {
             program.wait(Lane::MAIN_LANE, exchanged.lane);
         }
         program.wait(exchanged.lane, lane);
-        let whole = program.at(&GradientBuckets::name(bucket));
+        let whole = program.at(&GradientBuckets::region_name(bucket));
         program.call(exchanged.lane, &[whole], exchanged.sums[bucket].step());
     }
 

@@ -89,21 +89,21 @@ impl GradientBuckets {
     }
 
     /// Name of the region of a bucket.
-    pub fn name(bucket: usize) -> String {
+    pub fn region_name(bucket: usize) -> String {
         format!("exchanged{bucket}")
     }
 
     /// Declares the regions of all buckets.
     pub fn declare(&self, program: &mut Program) {
         for (bucket, bytes) in self.bytes.iter().enumerate() {
-            program.scratch(Self::name(bucket), MemoryPurpose::Gradients, *bytes);
+            program.scratch(Self::region_name(bucket), MemoryPurpose::Gradients, *bytes);
         }
     }
 
     /// Bucket of a weight's gradient and its address, by the index of the weight's first element.
     pub fn place(&self, program: &Program, element: usize) -> (usize, Pointer) {
         let (bucket, offset) = self.places[&element];
-        (bucket, program.at(&Self::name(bucket)).plus(offset))
+        (bucket, program.at(&Self::region_name(bucket)).plus(offset))
     }
 }
 

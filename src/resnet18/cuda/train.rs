@@ -26,7 +26,7 @@ use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 /// Number of threads in a block.
 const THREADS: usize = 256;
 /// Number of rows and of columns of a tile.
-const TILE: usize = 32;
+const TILE_SIDE: usize = 32;
 /// Number of parts in which sums over rows are computed.
 const ROW_SUM_PARTS: usize = 64;
 
@@ -367,7 +367,7 @@ impl<'a> TrainStepWriter<'a> {
     fn round_and_transpose(&self, program: &mut Program, conv: &ConvolutionLayer) {
         let channels = conv.window.output.channels;
         let rows = self.forward.shape.frame_count() * conv.window.output.pixel_count();
-        let blocks = rows.div_ceil(TILE) * channels.div_ceil(TILE);
+        let blocks = rows.div_ceil(TILE_SIDE) * channels.div_ceil(TILE_SIDE);
         let regions = ("current_gradient", "rounded", "transposed");
         program.launch(&ROUND_KERNEL, &blocks, (regions, long(rows), int(channels)));
     }
@@ -389,7 +389,7 @@ impl<'a> TrainStepWriter<'a> {
         program.in_range("Weight_Gradients", |program| {
             let spec = GemmSpec::new(filters, columns, rows, MatrixDtype::Bf16, MatrixDtype::F32);
             gemm(program, spec, ["transposed", "operand", "weight_gradient"]);
-            let tiles = filters.div_ceil(TILE);
+            let tiles = filters.div_ceil(TILE_SIDE);
             let fed = shape.fed() * shape.b * conv.window.output.pixel_count();
             for (from, to, rows, splits) in [
                 ("current_gradient", "bias_sums", fed, ROW_SUM_PARTS),

@@ -7,7 +7,9 @@ mod forward;
 mod steps;
 
 use super::definition::{Forward, TrainStep};
-use super::shape::{ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, NEXT_STATE, Shape, WEIGHT_DECAY};
+use super::shape::{
+    ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, STATE_OUTPUTS, Shape, WEIGHT_DECAY,
+};
 use forward::CpuModel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
@@ -47,7 +49,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
         let mut model = CpuModel::new(&shape);
         let mut logits = vec![0.0; shape.tokens() * shape.padded()];
         let mut gradient = vec![0.0; shape.parameters()];
-        let outputs = NEXT_STATE.into_iter().fold(Tensors::new(), |outputs, name| {
+        let outputs = STATE_OUTPUTS.into_iter().fold(Tensors::new(), |outputs, name| {
             outputs.with_output(name, [shape.rows(), shape.d], Dtype::F32)
         });
         let outputs = outputs.with_output("loss", [shape.batch, 1], Dtype::F32);

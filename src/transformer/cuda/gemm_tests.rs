@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::kernels::gemm::{ARCHITECTURE, EpilogueGemm, ROPE, SWIGLU, SWIGLU_BACKWARD};
 use super::kernels::rope;
-use super::rung::{GemmEpilogues, GradientSchedule, Kernels};
+use super::rung::{GemmEpilogues, GradientSchedule, RungKernels};
 use super::{FUSED, network, training};
 use crate::gpu_tests::gpu;
 use crate::kernel_tests::check_program_launches;
@@ -139,7 +139,7 @@ fn launches_have_the_arguments_of_their_kernels() {
         }
     }
     let products = GemmEpilogues::WithEpilogues { multiprocessors: 132 };
-    let kernels = Kernels { attention: FUSED, products };
+    let kernels = RungKernels { attention: FUSED, products };
     for program in
         [network::forward(&ODD, kernels), training::step(&ODD, kernels, GradientSchedule::Serial)]
     {

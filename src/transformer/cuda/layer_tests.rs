@@ -10,7 +10,7 @@ use crate::gpu_tests::gpu;
 use crate::transformer::definition::TrainStep;
 use crate::transformer::gradients::{Gradient, update};
 use crate::transformer::reference::{Matrix, Reference};
-use crate::transformer::shape::{STATE, Shape, Weight};
+use crate::transformer::shape::{STATE_INPUTS, Shape, Weight};
 use kernelgate::backend::program::LoadedProgram;
 use kernelgate::workload::{Dtype, Problem, Tensor, TensorData, Tensors};
 use kernelgate_cuda::Device;
@@ -36,7 +36,7 @@ struct Regions<'a> {
 }
 
 impl Regions<'_> {
-    fn elements(&self, name: &str, dtype: Dtype) -> Tensor {
+    fn region_tensor(&self, name: &str, dtype: Dtype) -> Tensor {
         let buffer =
             self.program.buffer_of_pointer(name).unwrap_or_else(|| panic!("no region {name}"));
         let mut tensor = Tensor::zeroed([buffer.bytes() / dtype.bytes()], dtype);
@@ -47,18 +47,18 @@ impl Regions<'_> {
     /// Tensor of a layer from a region that holds the tensors of all layers, one after the other.
     fn layer_tensor(&self, name: &str, layer: usize, columns: usize, dtype: Dtype) -> Matrix {
         let len = self.shape.tokens() * columns;
-        let values = self.elements(name, dtype).to_f64(layer * len, len);
+        let values = self.region_tensor(name, dtype).to_f64(layer * len, len);
         Matrix { values, columns }
     }
 
     /// Rows of an arena in fp64.
     fn rows(&self, name: &str, rows: &[usize], dtype: Dtype) -> Vec<f64> {
-        let (tensor, d) = (self.elements(name, dtype), self.shape.d);
+        let (tensor, d) = (self.region_tensor(name, dtype), self.shape.d);
         rows.iter().flat_map(|row| tensor.to_f64(row * d, d)).collect()
     }
 
     /// Rows of one sequence of a matrix.
-    fn sequence(&self, matrix: &Matrix, number: usize) -> Matrix {
+    fn rows_of_sequence(&self, matrix: &Matrix, number: usize) -> Matrix {
         let len = self.shape.context * matrix.columns;
         Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }
     }
@@ -68,7 +68,7 @@ impl Regions<'_> {
         self.layer_tensor(name, layer, columns, Dtype::Bf16)
     }
 
-    fn stream(&self, name: &str, layer: usize) -> Matrix {
+    fn residual_stream(&self, name: &str, layer: usize) -> Matrix {
         self.layer_tensor(name, layer, self.shape.d, Dtype::F32)
     }
 }
@@ -85,7 +85,8 @@ fn assert_relative_l2(what: &str, found: &[f64], expected: &[f64], allowed: f64)
 /// Compares the activations of a layer for one sequence.
 fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
     let Shape { d, ff, .. } = regions.shape;
-    let expected = reference.layer(layer, &regions.sequence(&regions.stream("x", layer), number));
+    let expected = reference
+        .layer(layer, &regions.rows_of_sequence(&regions.residual_stream("x", layer), number));
     for (name, columns, expected) in [
         ("qkv_input", d, &expected.qkv_input),
         ("qkv", 3 * d, &expected.qkv),
@@ -94,7 +95,7 @@ fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize,
         ("gate_up", 2 * ff, &expected.gate_up),
         ("hidden", ff, &expected.hidden),
     ] {
-        let found = regions.sequence(&regions.activation(name, layer, columns), number);
+        let found = regions.rows_of_sequence(&regions.activation(name, layer, columns), number);
         assert_relative_l2(
             &format!("{name} {layer}"),
             &found.values,
@@ -102,7 +103,7 @@ fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize,
             RELATIVE_L2,
         );
     }
-    let found = regions.sequence(&regions.stream("x", layer + 1), number);
+    let found = regions.rows_of_sequence(&regions.residual_stream("x", layer + 1), number);
     let behind = reference.stream_after_layer(layer, &expected);
     assert_relative_l2(&format!("x {}", layer + 1), &found.values, &behind.values, RELATIVE_L2);
 }
@@ -111,17 +112,17 @@ fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize,
 /// gradients of its matrices.
 fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
     let Shape { d, ff, .. } = regions.shape;
-    let activations =
-        reference.layer(layer, &regions.sequence(&regions.stream("x", layer), number));
+    let activations = reference
+        .layer(layer, &regions.rows_of_sequence(&regions.residual_stream("x", layer), number));
     let whole = |name: &str, columns| regions.activation(name, layer, columns);
-    let part = |name: &str, columns| regions.sequence(&whole(name, columns), number);
+    let part = |name: &str, columns| regions.rows_of_sequence(&whole(name, columns), number);
     let (middle, _) =
         reference.mlp_backward(layer, &activations, &part("grad_mlp", d), &mut vec![]);
     let found = part("grad_middle", d);
     assert_relative_l2(&format!("grad_middle {layer}"), &found.values, &middle.values, RELATIVE_L2);
     if layer > 0 {
         let (before, _) = reference.attention_backward(layer, &activations, &found, &mut vec![]);
-        let found = regions.sequence(&regions.activation("grad_mlp", layer - 1, d), number);
+        let found = regions.rows_of_sequence(&regions.activation("grad_mlp", layer - 1, d), number);
         assert_relative_l2(
             &format!("grad_mlp {}", layer - 1),
             &found.values,
@@ -149,7 +150,7 @@ fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize
 
 /// Compares the state after the step, computed from the row's own gradient.
 fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
-    for (name, expected) in STATE.into_iter().zip(update(&regions.shape, inputs, gradient)) {
+    for (name, expected) in STATE_INPUTS.into_iter().zip(update(&regions.shape, inputs, gradient)) {
         let rows: Vec<usize> =
             gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
         let found = regions.rows(name, &rows, Dtype::F32);

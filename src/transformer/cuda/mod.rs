@@ -24,7 +24,7 @@ use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
-use rung::{Attention, GradientSchedule, Kernels};
+use rung::{Attention, GradientSchedule, RungKernels};
 
 const FUSED: Attention = Attention::Fused(QueryGradientSumOrder::Any);
 const DETERMINISTIC: Attention = Attention::Fused(QueryGradientSumOrder::Fixed);
@@ -130,7 +130,7 @@ fn unfused_step(problem: &TrainStep) -> Program {
     training::step(&problem.shape, Attention::Unfused, GradientSchedule::Serial)
 }
 
-fn fused_step(problem: &TrainStep, kernels: impl Into<Kernels>) -> Program {
+fn fused_step(problem: &TrainStep, kernels: impl Into<RungKernels>) -> Program {
     training::step(&problem.shape, kernels, GradientSchedule::overlapped(&problem.shape))
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::kernels::gemm::{self, EpilogueGemm};
 use super::kernels::{embedding, loss, norm, rope, swiglu};
-use super::rung::{Attention, GemmEpilogues, Kernels};
+use super::rung::{Attention, GemmEpilogues, RungKernels};
 use crate::parallel;
 use crate::transformer::shape::{Shape, Weight};
 use half::bf16;
@@ -40,7 +40,7 @@ pub struct Network {
 const LAYER_ALIGNMENT: usize = 256;
 
 /// Program that computes logits and losses.
-pub fn forward(shape: &Shape, kernels: impl Into<Kernels>) -> Program {
+pub fn forward(shape: &Shape, kernels: impl Into<RungKernels>) -> Program {
     let mut program = Program::new();
     let bytes = shape.parameters() * shape.dtype.bytes();
     let weights = program.input("parameters", MemoryPurpose::Weights, bytes);
@@ -59,11 +59,11 @@ impl Network {
     pub fn new(
         program: Program,
         shape: &Shape,
-        kernels: Kernels,
+        kernels: RungKernels,
         weights: Pointer,
         training: bool,
     ) -> Self {
-        let Kernels { attention, products } = kernels;
+        let RungKernels { attention, products } = kernels;
         let (shape, strides) = (*shape, BTreeMap::new());
         let mut network = Self { program, shape, attention, products, training, weights, strides };
         let Shape { d, ff, layers, .. } = shape;
@@ -76,7 +76,7 @@ impl Network {
         network.program.packed("rotations", MemoryPurpose::Weights, table, move |_| {
             rope::rotary_table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
         });
-        network.declare_activation("roots", F32 * shape.norms() * tokens);
+        network.declare_activation("roots", F32 * shape.norm_count() * tokens);
         network.declare_activation("token_losses", F32 * tokens);
         network.declare_activation("head_input", element * tokens * d);
         let kept = if training { layers } else { 1 };
@@ -283,10 +283,11 @@ impl Network {
 
 /// Rounds an f32 arena to bf16 and returns the bytes.
 pub fn rounded(parameters: &[f32]) -> Vec<u8> {
-    const PART: usize = 1 << 20;
+    const ROUNDED_ELEMENTS_PER_TASK: usize = 1 << 20;
     let mut rounded = vec![0; 2 * parameters.len()];
-    parallel::for_each_chunk(&mut rounded, 2 * PART, &|number, to| {
-        for (to, x) in to.chunks_exact_mut(2).zip(&parameters[number * PART..]) {
+    parallel::for_each_chunk(&mut rounded, 2 * ROUNDED_ELEMENTS_PER_TASK, &|number, to| {
+        for (to, x) in to.chunks_exact_mut(2).zip(&parameters[number * ROUNDED_ELEMENTS_PER_TASK..])
+        {
             to.copy_from_slice(&bf16::from_f32(*x).to_ne_bytes());
         }
     });

@@ -48,14 +48,14 @@ pub enum GemmEpilogues {
 
 /// Kernels of a rung on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kernels {
+pub struct RungKernels {
     /// Kernels that compute attention.
     pub attention: Attention,
     /// Kernels of the GEMMs before the rotary embedding, before SwiGLU and before its gradient.
     pub products: GemmEpilogues,
 }
 
-impl From<Attention> for Kernels {
+impl From<Attention> for RungKernels {
     fn from(attention: Attention) -> Self {
         Self { attention, products: GemmEpilogues::Library }
     }
@@ -63,7 +63,7 @@ impl From<Attention> for Kernels {
 
 impl Attention {
     /// Selects the rung's kernels for a shape on a device.
-    pub fn on(self, device: &Device, shape: &Shape) -> Kernels {
+    pub fn on(self, device: &Device, shape: &Shape) -> RungKernels {
         let facts = device.facts();
         let own = matches!(self, Self::Fused(_))
             && facts.arch == gemm::ARCHITECTURE
@@ -74,7 +74,7 @@ impl Attention {
             }
             false => GemmEpilogues::Library,
         };
-        Kernels { attention: self, products }
+        RungKernels { attention: self, products }
     }
 }
 

@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use super::kernels::{adamw, embedding, gemm, loss, norm, swiglu};
 use super::network::{F32, Network, rounded};
-use super::rung::{GradientSchedule, Kernels};
+use super::rung::{GradientSchedule, RungKernels};
 use crate::attention::cuda::ScratchPointers;
-use crate::transformer::shape::{NEXT_STATE, STATE, Shape, Weight};
+use crate::transformer::shape::{STATE_INPUTS, STATE_OUTPUTS, Shape, Weight};
 use kernelgate::backend::program::{
     Lane, MemoryPurpose, NULL, Operand, Operands, Pointer, Program, int, int_operands, long,
 };
@@ -19,11 +19,11 @@ use kernelgate_cuda::libraries::gemm::GemmSpec;
 
 /// Program of a training step, which updates the state in place and returns the losses before the
 /// step.
-pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: GradientSchedule) -> Program {
+pub fn step(shape: &Shape, kernels: impl Into<RungKernels>, schedule: GradientSchedule) -> Program {
     let mut program = Program::new();
     let rounds = shape.dtype == Dtype::Bf16;
-    for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
-        let weights = name == STATE[0] && !rounds;
+    for (name, next) in STATE_INPUTS.into_iter().zip(STATE_OUTPUTS) {
+        let weights = name == STATE_INPUTS[0] && !rounds;
         let purpose = if weights { MemoryPurpose::Weights } else { MemoryPurpose::Momentum };
         program.state(name, next, purpose, [shape.rows(), shape.d], Dtype::F32);
     }
@@ -78,7 +78,7 @@ impl TrainingStepWriter {
             ("grad_input", element * tokens * d),
             ("grad_hidden", element * tokens * ff),
             ("grad_attended", element * tokens * d),
-            ("grad_gains", F32 * shape.norms() * norm::norm_blocks(&shape) * d),
+            ("grad_gains", F32 * shape.norm_count() * norm::norm_blocks(&shape) * d),
         ] {
             network.program.scratch(name, MemoryPurpose::Gradients, bytes);
         }
@@ -117,7 +117,7 @@ impl TrainingStepWriter {
     }
 
     /// Makes later launches of a lane wait for another lane.
-    fn wait(&mut self, waiting: Lane, on: Lane) {
+    fn add_wait(&mut self, waiting: Lane, on: Lane) {
         if waiting != on {
             self.network.program.wait(waiting, on);
         }
@@ -195,7 +195,7 @@ impl TrainingStepWriter {
         let first = group.start;
         let layer_rows = 4 * d + 3 * ff;
         self.network.program.begin("matrix_gradients");
-        self.wait(self.products, Lane::MAIN_LANE);
+        self.add_wait(self.products, Lane::MAIN_LANE);
         let activation = |name| (self.network.activation(name, first), self.network.stride(name));
         let gradient = |name| (self.layer_gradient(name, first), self.network.stride(name));
         let products = [
@@ -229,7 +229,7 @@ impl TrainingStepWriter {
         self.network.program.begin("head_backward");
         let [logits, input] = ["logits", "head_input"].map(|name| self.at(name));
         let (spec, to) = (self.products(Weight::Head, shape.padded()), self.gradient(Weight::Head));
-        self.wait(self.products, Lane::MAIN_LANE);
+        self.add_wait(self.products, Lane::MAIN_LANE);
         self.network.program.gemm(self.products, spec, [logits, input, to]);
         let head = self.network.weight(Weight::Head);
         let spec = GemmSpec {
@@ -328,14 +328,14 @@ impl TrainingStepWriter {
     /// Adds AdamW of embedding and gains, and of all matrices if a single lane has everything.
     fn update(&mut self) {
         let shape = self.network.shape;
-        self.wait(Lane::MAIN_LANE, self.products);
+        self.add_wait(Lane::MAIN_LANE, self.products);
         let rows = match self.updates {
             Lane::MAIN_LANE => shape.rows(),
             _ => shape.first_matrix_row(),
         };
         let gradients = ("grad_vectors", "grad_matrices", "steps");
         self.update_rows(0..rows, gradients, Lane::MAIN_LANE);
-        self.wait(Lane::MAIN_LANE, self.updates);
+        self.add_wait(Lane::MAIN_LANE, self.updates);
         for reader in std::mem::take(&mut self.readers) {
             self.network.program.wait(Lane::MAIN_LANE, reader);
         }
@@ -349,8 +349,8 @@ impl TrainingStepWriter {
         }
         let gradient = self.gradient(first);
         let row = self.network.shape.rows_of(first).first;
-        self.wait(self.updates, self.products);
-        self.wait(self.updates, Lane::MAIN_LANE);
+        self.add_wait(self.updates, self.products);
+        self.add_wait(self.updates, Lane::MAIN_LANE);
         // Ranges of phases follow one another and are not nested.
         self.network.program.end();
         self.network.program.begin("optimizer");
@@ -364,7 +364,7 @@ impl TrainingStepWriter {
     fn update_rows(&mut self, rows: Range<usize>, gradients: impl Operands, lane: Lane) {
         let shape = self.network.shape;
         let from = |name: &str, element: usize| self.at(name).plus(rows.start * shape.d * element);
-        let state = STATE.map(|name| from(name, F32));
+        let state = STATE_INPUTS.map(|name| from(name, F32));
         let copy = match shape.dtype {
             Dtype::Bf16 => from("weights", shape.dtype.bytes()).into(),
             _ => NULL,

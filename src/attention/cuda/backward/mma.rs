@@ -130,7 +130,7 @@ pub enum QueryStages {
 
 impl QueryStages {
     /// Chooses two stages, unless the device has shared memory for only one.
-    pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
+    pub fn choose_for_device(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let fits =
             |row: &KernelSpec<Extents>| row.unmet_requirement_for(extents, arch, most).is_none();

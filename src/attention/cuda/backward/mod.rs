@@ -139,7 +139,7 @@ pub fn tensor_bytes_of_backward(extents: &Extents) -> u64 {
 /// Device memory of `naive`: fp32 probabilities and score gradients, and the row sums.
 fn naive_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
-    tensor_bytes_of_backward(&extents) + 2 * 4 * extents.pairs() + 4 * extents.rows()
+    tensor_bytes_of_backward(&extents) + 2 * 4 * extents.query_key_pairs() + 4 * extents.rows()
 }
 
 /// Device memory of `flash_mma`: the fp32 accumulator of dq and two floats for each row, padded to
@@ -160,7 +160,10 @@ fn naive(
     let (sum, score, query, key) = (sum?, score?, query?, key?);
     let saved = save_forward_outputs(&problem.attention, inputs, device)?;
     let delta = scratch(device, 4 * extents.rows())?;
-    let (p, ds) = (scratch(device, 4 * extents.pairs())?, scratch(device, 4 * extents.pairs())?);
+    let (p, ds) = (
+        scratch(device, 4 * extents.query_key_pairs())?,
+        scratch(device, 4 * extents.query_key_pairs())?,
+    );
     Ok(CudaTask::new(
         device,
         saved.inputs_of_every_launch(),

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::attention::cuda::call::{AttentionTechnique, ForwardAddresses};
-use crate::attention::cuda::launch::{Extents, scratch, upload};
+use crate::attention::cuda::launch::{Extents, scratch, upload_inputs};
 use crate::attention::cuda::launches::Forward;
 use crate::attention::cuda::layout::{ForwardLayout, Shape};
 use crate::attention::definition::Attention;
@@ -41,7 +41,7 @@ impl BackwardInputs {
         inputs: &Tensors,
         device: &Arc<Device>,
     ) -> Result<Self, BackendError> {
-        let [q, k, v, grad_out] = upload(device, inputs, ["q", "k", "v", "grad_out"])?;
+        let [q, k, v, grad_out] = upload_inputs(device, inputs, ["q", "k", "v", "grad_out"])?;
         let out = scratch(device, extents.vector_bytes())?;
         let lse = scratch(device, 4 * extents.rows())?;
         Ok(Self { q, k, v, grad_out, out, lse })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::fused_device_bytes;
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, element, kernel, output, qkv, scratch, upload,
+    ELEMENT_BYTES, Extents, element, kernel, output, qkv, scratch, upload_inputs,
 };
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
@@ -25,7 +25,7 @@ const DECODE_WARPS: usize = 4;
 
 /// Tile sizes of a block of the decode kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Tile {
+struct DecodeTile {
     /// Number of query rows in the tile.
     rows: usize,
     /// Number of keys that a warp processes in one step.
@@ -41,18 +41,18 @@ const fn rows_with_shared_keys(extents: &Extents) -> usize {
 
 /// Chooses one or two tiles of eight rows for a group of heads; the second tile finds the keys in
 /// L2. For more rows it chooses as large tiles as the registers allow.
-const fn decode_tile(extents: &Extents) -> Tile {
+const fn decode_tile(extents: &Extents) -> DecodeTile {
     let narrow = 128 / extents.d;
     if rows_with_shared_keys(extents) <= 16 {
-        Tile { rows: 8, step_keys: 32, stages: 3 * narrow }
+        DecodeTile { rows: 8, step_keys: 32, stages: 3 * narrow }
     } else {
-        Tile { rows: 32, step_keys: 16, stages: 4 * narrow }
+        DecodeTile { rows: 32, step_keys: 16, stages: 4 * narrow }
     }
 }
 
-const SMALL_DECODE_TILE: Tile = Tile { rows: 8, step_keys: 16, stages: 2 };
+const SMALL_DECODE_TILE: DecodeTile = DecodeTile { rows: 8, step_keys: 16, stages: 2 };
 
-impl Tile {
+impl DecodeTile {
     /// Number of keys that a block processes in one step.
     const fn keys_per_step(&self) -> usize {
         DECODE_WARPS * self.step_keys
@@ -165,14 +165,14 @@ fn prepare_flash_decode(
 
 fn decode_launcher(
     kernel: &KernelSpec<Extents>,
-    tile: Tile,
+    tile: DecodeTile,
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let loaded = kernel.load(device, &extents)?;
-    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
     let row_tiles = rows_with_shared_keys(&extents).div_ceil(tile.rows);
     let units = extents.key_heads() * row_tiles;

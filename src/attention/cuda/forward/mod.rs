@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::call::{AttentionTechnique, ForwardAddresses};
 use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
-use super::launch::{Extents, kernel, output, qkv, scratch, upload};
+use super::launch::{Extents, kernel, output, qkv, scratch, upload_inputs};
 use super::launches::Forward;
 use super::layout::{ForwardLayout, Shape};
 use crate::attention::definition::AttentionForward;
@@ -136,12 +136,12 @@ pub fn fused_device_bytes(problem: &AttentionForward) -> u64 {
 
 /// Device memory of `naive`: fp32 scores, 16-bit probabilities, inputs and output.
 fn naive_device_bytes(problem: &AttentionForward) -> u64 {
-    fused_device_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
+    fused_device_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).query_key_pairs()
 }
 
 /// Device memory of `tiled`: fp32 scores, which the probabilities overwrite.
 fn tiled_device_bytes(problem: &AttentionForward) -> u64 {
-    fused_device_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
+    fused_device_bytes(problem) + 4 * Extents::from(&problem.attention).query_key_pairs()
 }
 
 fn prepare_naive(
@@ -153,9 +153,11 @@ fn prepare_naive(
     let [score, normalize, weigh] =
         [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
-    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    let (scores, probabilities) =
-        (scratch(device, 4 * extents.pairs())?, scratch(device, 2 * extents.pairs())?);
+    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
+    let (scores, probabilities) = (
+        scratch(device, 4 * extents.query_key_pairs())?,
+        scratch(device, 2 * extents.query_key_pairs())?,
+    );
     Ok(CudaTask::new(
         device,
         qkv([&q, &k, &v]),
@@ -181,8 +183,8 @@ fn tiled(
     let [score, normalize, weigh] =
         [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
-    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    let scores = scratch(device, 4 * extents.pairs())?;
+    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
+    let scores = scratch(device, 4 * extents.query_key_pairs())?;
     Ok(CudaTask::new(
         device,
         qkv([&q, &k, &v]),
@@ -205,7 +207,7 @@ fn prepare_flash(
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let step = FLASH_KERNEL.load(device, &extents)?;
-    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
     Ok(CudaTask::new(
         device,
         qkv([&q, &k, &v]),
@@ -236,7 +238,7 @@ pub fn task(
 ) -> Result<CudaTask, BackendError> {
     let shape = Shape::from(&problem.attention);
     let forward = Forward::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
-    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
     let launches = forward.launches(&ForwardAddresses {
         q: q.address(),

@@ -26,7 +26,7 @@ const MAX_QUERIES_OF_SHORT_HEAD: usize = 1024;
 
 /// A tile of queries of one head that a block computes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tile {
+pub struct QueryTile {
     /// Index of the head of the queries.
     pub head: usize,
     /// First query of the tile, a multiple of 64.
@@ -56,7 +56,7 @@ pub struct QueryTiling {
 
 impl QueryTiling {
     /// Makes a list of tiles for each of `blocks` blocks; together the lists hold every query once.
-    pub fn tile_lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
+    pub fn tile_lists(&self, blocks: usize) -> Vec<Vec<QueryTile>> {
         // Without a mask all rows have equal cost. Tiles of two warpgroups are mixed with tiles of
         // three, so that no block has a whole tile more than the others. With a causal mask the
         // costs differ enough, but two tiles of two warpgroups are better than one of three and one
@@ -76,12 +76,16 @@ impl QueryTiling {
 
     /// Makes the lists where each head ends with `narrow` tiles of two warpgroups. Returns the cost
     /// of the longest list too.
-    fn lists_with_narrow_tiles(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
+    fn lists_with_narrow_tiles(
+        &self,
+        narrow: usize,
+        blocks: usize,
+    ) -> (usize, Vec<Vec<QueryTile>>) {
         let mut lists = vec![Vec::new(); blocks];
         let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
         for tile in self.tiles_in_order_of_assignment(&self.tiles_of_head(narrow)) {
             let Reverse((cost, block)) = least.pop().expect("a block at least");
-            least.push(Reverse((cost + self.cost(tile.row, tile.groups), block)));
+            least.push(Reverse((cost + self.tile_cost(tile.row, tile.groups), block)));
             lists[block].push(tile);
         }
         (least.into_iter().map(|Reverse((cost, _))| cost).max().unwrap_or(0), lists)
@@ -98,16 +102,17 @@ impl QueryTiling {
             tiles.push((row, groups));
             row += groups * GROUP_ROWS;
         }
-        tiles.sort_by_key(|&(row, groups)| Reverse(self.cost(row, groups)));
+        tiles.sort_by_key(|&(row, groups)| Reverse(self.tile_cost(row, groups)));
         tiles
     }
 
     /// Tiles of all heads in the order of their assignment.
-    fn tiles_in_order_of_assignment(&self, tiles_of_head: &[(usize, usize)]) -> Vec<Tile> {
-        let heaviest = tiles_of_head.first().map_or(0, |&(row, groups)| self.cost(row, groups));
+    fn tiles_in_order_of_assignment(&self, tiles_of_head: &[(usize, usize)]) -> Vec<QueryTile> {
+        let heaviest =
+            tiles_of_head.first().map_or(0, |&(row, groups)| self.tile_cost(row, groups));
         let light = |&&(row, groups): &&(usize, usize)| {
             let (part, of) = if self.causal { (1, 2) } else { (9, 10) };
-            of * self.cost(row, groups) < part * heaviest
+            of * self.tile_cost(row, groups) < part * heaviest
         };
         let (last, first): (Vec<_>, Vec<_>) = tiles_of_head
             .iter()
@@ -115,9 +120,9 @@ impl QueryTiling {
         // Bytes of the heads that read the same keys.
         let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
         let together = (L2_BYTES / bytes).max(1) * self.share;
-        let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<Tile> {
+        let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<QueryTile> {
             let of_heads =
-                |&(row, groups)| heads.clone().map(move |head| Tile { head, row, groups });
+                |&(row, groups)| heads.clone().map(move |head| QueryTile { head, row, groups });
             tiles.iter().flat_map(of_heads).collect()
         };
         (0..self.heads)
@@ -129,7 +134,7 @@ impl QueryTiling {
 
     /// Cost of a tile. With two warpgroups the tensor cores are idle for a tenth of the time in
     /// which three keep them busy, with one warpgroup for more.
-    fn cost(&self, row: usize, groups: usize) -> usize {
+    fn tile_cost(&self, row: usize, groups: usize) -> usize {
         let blocks = |group| {
             let end = self.s.min(row + (group + 1) * GROUP_ROWS);
             if self.causal { end + self.keys - self.s } else { self.keys }.div_ceil(self.block_keys)
@@ -142,9 +147,9 @@ impl QueryTiling {
 /// Writes the lists in the kernel's format: the first tile of every block, then the second ones,
 /// and so on. A tile consists of its row, its number of warpgroups, its head within the sequence,
 /// and the sequence. Zeros end each list.
-pub fn tile_table(lists: &[Vec<Tile>], heads_a_batch: usize) -> Vec<i32> {
+pub fn tile_table(lists: &[Vec<QueryTile>], heads_a_batch: usize) -> Vec<i32> {
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
-    let entry = |tile: Option<&Tile>| {
+    let entry = |tile: Option<&QueryTile>| {
         tile.map_or([0; 4], |tile| {
             [tile.row, tile.groups, tile.head % heads_a_batch, tile.head / heads_a_batch]
                 .map(|number| number as i32)
@@ -169,8 +174,8 @@ mod tests {
         block_keys: 80,
     };
 
-    fn cost(tiling: &QueryTiling, list: &[Tile]) -> usize {
-        list.iter().map(|tile| tiling.cost(tile.row, tile.groups)).sum()
+    fn list_cost(tiling: &QueryTiling, list: &[QueryTile]) -> usize {
+        list.iter().map(|tile| tiling.tile_cost(tile.row, tile.groups)).sum()
     }
 
     #[test]
@@ -207,7 +212,7 @@ mod tests {
                     ..SMALL
                 };
                 let costs: Vec<_> =
-                    tiling.tile_lists(132).iter().map(|list| cost(&tiling, list)).collect();
+                    tiling.tile_lists(132).iter().map(|list| list_cost(&tiling, list)).collect();
                 let (most, sum) = (*costs.iter().max().unwrap(), costs.iter().sum::<usize>());
                 // Without tiles of two warpgroups the longest list would have a twentieth more
                 // work; with tiles dealt to blocks in rotation, a fifth.
@@ -253,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_table_is_in_the_kernels_order() {
-        let tile = |head, row, groups| Tile { head, row, groups };
+        let tile = |head, row, groups| QueryTile { head, row, groups };
         let lists = [vec![tile(4, 192, 3), tile(2, 64, 1)], vec![tile(7, 0, 2)]];
         let first = [192, 3, 1, 1, 0, 2, 1, 2];
         let second = [64, 1, 2, 0, 0, 0, 0, 0];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::tile_lists::{COMPUTE_WARPGROUPS, GROUP_ROWS, QueryTiling, tile_table};
 use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, kernel, key_boxes, output, query_boxes, scratch, upload,
+    ELEMENT_BYTES, Extents, kernel, key_boxes, output, query_boxes, scratch, upload_inputs,
 };
 use crate::attention::cuda::layout::{ForwardLayout, Shape, Strides};
 use crate::attention::definition::AttentionForward;
@@ -354,8 +354,8 @@ fn prepare_flash_wgmma_fp8(
     let extents = Extents::from(&problem.attention);
     let main = FLASH_WGMMA_FP8_KERNEL.load(device, &extents)?;
     let first = TRANSPOSE_VALUES_KERNEL.load(device, &Extents { causal: false, ..extents })?;
-    let [q, k, v] = upload(device, inputs, FP8_OPERANDS)?;
-    let scales = upload(device, inputs, FP8_SCALE_INPUTS)?;
+    let [q, k, v] = upload_inputs(device, inputs, FP8_OPERANDS)?;
+    let scales = upload_inputs(device, inputs, FP8_SCALE_INPUTS)?;
     let transposed = scratch(device, transposed_value_bytes(&extents))?;
     let out = output(device, "out", &problem.attention)?;
     let tiles = tile_lists(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;

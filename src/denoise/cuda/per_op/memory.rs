@@ -62,7 +62,7 @@ pub fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
         let [rows, columns] = layer_rows_and_columns(run, matrix.name);
         (matrix.values, rows * columns * Dtype::Bf16.bytes())
     });
-    writer.scratch(MemoryPurpose::Activations, activations(run));
+    writer.scratch(MemoryPurpose::Activations, activation_regions(run));
     writer.scratch(MemoryPurpose::Workspace, values);
     writer
 }
@@ -112,7 +112,7 @@ pub fn encoded_layer(
     [first.plus(layer * codes), first.plus(depth * codes + layer * scales)]
 }
 
-fn activations(run: &ExpertRun) -> Vec<NamedRegion> {
+fn activation_regions(run: &ExpertRun) -> Vec<NamedRegion> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, keys) = (run.shape.s, padded(run.shape.visible_tokens()));
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());

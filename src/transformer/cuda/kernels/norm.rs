@@ -61,6 +61,6 @@ pub const BACKWARD: KernelSpec<Shape> = KernelSpec {
 pub const GAIN_GRADIENT_KERNEL: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_gain_gradient",
     threads: 1024,
-    blocks: |shape| [shape.d.div_ceil(32), shape.norms(), 1],
+    blocks: |shape| [shape.d.div_ceil(32), shape.norm_count(), 1],
     ..NORM_KERNEL
 };
