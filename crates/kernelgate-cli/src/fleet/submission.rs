@@ -170,17 +170,18 @@ mod tests {
     #[test]
     fn a_folder_has_one_submission_which_only_its_command_resumes() {
         let folder = tempfile::tempdir().unwrap();
+        let message = |error: String| error.replace(&folder.path().display().to_string(), "FOLDER");
         let nothing = test_submission(4).resume_in_folder(folder.path()).unwrap_err().to_string();
-        assert!(nothing.starts_with("--resume: no submission in "), "{nothing}");
+        insta::assert_snapshot!(message(nothing), @"--resume: no submission in FOLDER");
         test_submission(4).claim_folder(folder.path()).unwrap();
         let refused = test_submission(4).claim_folder(folder.path()).unwrap_err().to_string();
-        assert!(refused.contains("a submission is there already: --resume"), "{refused}");
+        insta::assert_snapshot!(message(refused), @"FOLDER: a submission is there already: --resume follows it, --folder names another folder");
         assert_eq!(test_submission(4).resume_in_folder(folder.path()).unwrap().arrays, [7]);
         let file = folder.path().join(FILE);
         let no_folder = test_submission(4).claim_folder(&file).unwrap_err().to_string();
-        assert!(no_folder.starts_with("failed to "), "{no_folder}");
+        insta::assert_snapshot!(message(no_folder), @"failed to write FOLDER/submission.json/submission.json: File exists (os error 17)");
         let other = test_submission(5).resume_in_folder(folder.path()).unwrap_err().to_string();
-        assert!(other.ends_with("has shards `4`, not `5`"), "{other}");
+        insta::assert_snapshot!(message(other), @"--resume: the submission in FOLDER has shards `4`, not `5`");
     }
 
     #[test]

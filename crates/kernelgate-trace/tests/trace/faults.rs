@@ -208,7 +208,7 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     let diagnosis = diagnose(&allocating);
     assert_eq!(main_cause(&diagnosis, 0), (IdleCauseKind::Call, Some("cudaMalloc")));
     assert_eq!(idle(&diagnosis, IdleCauseKind::Call), 19 * 6_500_000);
-    assert!(finding(&diagnosis, "gaps").unwrap().advice.contains("out of the loop"));
+    insta::assert_snapshot!(finding(&diagnosis, "gaps").unwrap().advice, @"move this call out of the loop: allocate once, copy asynchronously");
 }
 
 #[test]

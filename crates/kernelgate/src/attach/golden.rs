@@ -91,7 +91,8 @@ mod tests {
             assert!(error.contains("golden.safetensors: ") && error.contains(words), "{error}");
         }
         let wrong = read(&path, &[declared("x", &[2], Dtype::F16)], &[]).unwrap_err();
-        assert!(wrong.contains("`x` is f32, the definition f16"), "{wrong}");
+        let reason = "`x` is f32, the definition f16";
+        assert_eq!(wrong, format!("golden tensors {}: {reason}", path.display()));
         // Cut anywhere, it is an error and no panic.
         let whole = std::fs::read(&path).unwrap();
         for end in 0..whole.len() {

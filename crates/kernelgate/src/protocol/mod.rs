@@ -143,6 +143,7 @@ mod tests {
         assert_eq!(file::read::<next::Request>(&path).unwrap().priority, 0);
         file::write(&path, &next::Request { priority: 7, ..later }).unwrap();
         let refused = file::read::<BenchRequest>(&path).unwrap_err().to_string();
-        assert!(refused.contains("a newer kernelgate (schema 2, this one reads up to 1)"));
+        let reason = "written by a newer kernelgate (schema 2, this one reads up to 1)";
+        assert_eq!(refused, format!("read {}: {reason}", path.display()));
     }
 }

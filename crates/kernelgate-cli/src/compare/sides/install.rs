@@ -283,6 +283,6 @@ mod tests {
         assert!(why.contains("no mark") && why.contains("`--bench innocent`"), "{why}");
         let installed = install(&side, &found, "base", how(&["innocent".to_owned()])).unwrap();
         assert!(ran.exists() && installed.driven.is_empty());
-        assert!(installed.foreign["innocent"].contains("did not answer"));
+        insta::assert_snapshot!(installed.foreign["innocent"], @"asked by --bench, it did not answer as a bench of this harness does");
     }
 }

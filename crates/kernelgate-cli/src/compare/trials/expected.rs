@@ -250,7 +250,7 @@ mod tests {
         let device = refusal(|run| run.environment.machine = Some("feed".to_owned()));
         assert!(device.contains("device `host feed`"), "{device}");
         let seed = refusal(|run| run.seed = 7);
-        assert!(seed.contains("seed `7`"), "{seed}");
+        insta::assert_snapshot!(seed, @"its record has seed `7`, the verified process `1`");
         let less = refusal(|run| run.cases.get_mut("x").unwrap().verification.checked = 0);
         insta::assert_snapshot!(less, @"its record has verification of x `unverified`, the verified process `every element verified`");
         let threads = refusal(|run| run.environment.threads += 1);
@@ -351,8 +351,8 @@ mod tests {
         );
         assert!(answer(&ProcessRun { bench: "c".to_owned(), ..run() }).contains("bench `c`"));
         let delays = [("x".to_owned(), 5)].into();
-        assert!(answer(&ProcessRun { delays, ..run() }).contains("delay of x `5 ns`"));
-        assert!(answer(&ProcessRun { seed: 7, ..run() }).contains("seed `7`, the request `1`"));
+        insta::assert_snapshot!(answer(&ProcessRun { delays, ..run() }), @"its record has delay of x `5 ns`, the request `none`");
+        insta::assert_snapshot!(answer(&ProcessRun { seed: 7, ..run() }), @"its record has seed `7`, the request `1`");
         let on_gpu = [("KERNELGATE_BACKEND".to_owned(), "cuda".to_owned())].into();
         let why = check_record_matches_request(&run(), &plain, &on_gpu).unwrap_err();
         assert_eq!(why, "its record has backend `cpu`, the request `cuda`");
@@ -373,11 +373,8 @@ mod tests {
         let more = [("y".to_owned(), case())].into();
         assert!(answer(&ProcessRun { cases: more, ..run() }).contains("case `y`"));
         let delayed = trial([("x".to_owned(), 5.2)].into());
-        assert!(
-            check_record_matches_request(&run(), &delayed, &settings)
-                .unwrap_err()
-                .contains("delay of x `none`")
-        );
+        let why = check_record_matches_request(&run(), &delayed, &settings).unwrap_err();
+        assert_eq!(why, "its record has delay of x `none`, the request `5 ns`");
         let delays = [("x".to_owned(), 5)].into();
         assert_eq!(
             check_record_matches_request(&ProcessRun { delays, ..run() }, &delayed, &settings),

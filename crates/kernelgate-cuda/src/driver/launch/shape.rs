@@ -205,7 +205,10 @@ mod tests {
             Launch { cluster: Some(cluster), ..Launch::new([8, 6, 1], [32, 1, 1]) }.check()
         };
         assert_eq!(clusters([4, 2, 1]), Ok(()));
-        assert!(clusters([3, 1, 1]).unwrap_err().contains("do not divide"));
+        assert_eq!(
+            clusters([3, 1, 1]).unwrap_err(),
+            "clusters of [3, 1, 1] do not divide a grid of [8, 6, 1]"
+        );
         assert!(clusters([0, 1, 1]).is_err());
     }
 

@@ -130,8 +130,14 @@ mod tests {
     #[test]
     fn another_client_is_named_and_other_errors_keep_cuptis_words() {
         let other = refusal(39, "begin", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED");
-        assert!(other.to_string().contains("another program records this process"), "{other}");
-        assert!(other.to_string().contains("(CUPTI error 39)"), "{other}");
+        assert_eq!(
+            other.to_string(),
+            "launch failed: another program records this process through CUPTI (Nsight Systems, Nsight Compute, compute-sanitizer, a profiler), and only one can: run without it (CUPTI error 39)"
+        );
+        assert_eq!(
+            other.to_string(),
+            "launch failed: another program records this process through CUPTI (Nsight Systems, Nsight Compute, compute-sanitizer, a profiler), and only one can: run without it (CUPTI error 39)"
+        );
         let refused = refusal(999, "record", "CUPTI_ERROR_UNKNOWN");
         assert_eq!(
             refused.to_string(),

@@ -2,8 +2,7 @@
 
 use std::io::Write as _;
 
-use crate::fixture::reason;
-use crate::fixture::{column, file, refused};
+use crate::fixture::{column, file, reason, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
@@ -122,7 +121,7 @@ fn a_cut_file_is_read_up_to_its_end() {
 fn json_that_is_no_trace_is_refused() {
     assert!(refused("a.json", b"{\"a\": [1, 2]}").contains("without `traceEvents`"));
     assert!(refused("a.json", b"[1, 2]").contains("without `traceEvents`"));
-    assert!(refused("a.json", b"{\"traceEvents\": 5}").contains("array of events"));
+    insta::assert_snapshot!(reason(&refused("a.json", b"{\"traceEvents\": 5}")), @"JSON after 0 events: `traceEvents` is not an array of events");
     assert!(refused("a.json.gz", &[0x1f, 0x8b, 8, 0, 0]).contains("a.json.gz"));
     assert!(refused("a.json.gz", &packed(b"no json")).contains("expected"));
 }

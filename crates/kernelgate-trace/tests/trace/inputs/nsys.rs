@@ -1,7 +1,6 @@
 //! Exports of Nsight Systems that are old, odd or damaged.
 
-use crate::fixture::reason;
-use crate::fixture::{Export, column, file, process, refused};
+use crate::fixture::{Export, column, file, process, reason, refused};
 use kernelgate_trace::analyze::launches::graph_nodes;
 use kernelgate_trace::analyze::ranges::restrict;
 use kernelgate_trace::diagnose::{FindingSeverity, JoinedTrace, diagnose};
@@ -11,12 +10,12 @@ use kernelgate_trace::stats::{self, StatsReport};
 
 #[test]
 fn files_of_no_known_format_are_refused_by_name() {
-    assert!(refused("trace.sqlite", b"no database").contains("not an SQLite database"));
+    insta::assert_snapshot!(reason(&refused("trace.sqlite", b"no database")), @"it is not an SQLite database");
     assert!(refused("notes.txt", b"no trace").contains("neither an SQLite export"));
     assert!(
         refused("Cargo.toml", b"[package]\nname = \"a\"\n").contains("neither an SQLite export")
     );
-    assert!(refused("empty.json", b"").contains("it is empty"));
+    insta::assert_snapshot!(reason(&refused("empty.json", b"")), @"it is empty");
     let missing = read::open("/no/such/trace.sqlite".as_ref(), &WantedTraceParts::ALL).unwrap_err();
     assert!(missing.to_string().contains("/no/such/trace.sqlite"), "{missing}");
     let other = Export::with_schema("CREATE TABLE people (name TEXT);");

@@ -383,7 +383,8 @@ mod tests {
         let path = folder.path().join("run.json");
         std::fs::write(&path, twice).unwrap();
         let error = file::read::<ProcessRun>(&path).unwrap_err().to_string();
-        assert!(error.contains("a GPU that is listed twice"), "{error}");
+        let reason = "invalid run: a GPU that is listed twice at line 34 column 6";
+        assert_eq!(error, format!("read {}: {reason}", path.display()));
     }
 
     #[test]

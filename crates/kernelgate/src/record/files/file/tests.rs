@@ -221,7 +221,8 @@ fn rejects_paths_that_are_not_regular_files() {
     let path = folder.path().join("a.json");
     std::os::unix::fs::symlink("/dev/null", &path).unwrap();
     let why = read::<RecordWithChecksum>(&path).unwrap_err().to_string();
-    assert!(why.ends_with("a.json: it is no file but a device, a pipe or a socket"), "{why}");
+    let reason = "it is no file but a device, a pipe or a socket";
+    assert_eq!(why, format!("read {}: {reason}", path.display()));
     assert!(content_hash_of_file(&path).is_err());
     std::fs::remove_file(&path).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -230,7 +231,7 @@ fn rejects_paths_that_are_not_regular_files() {
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "ten bytes.").unwrap();
     assert_eq!(read_untrusted_text(&path, 10).unwrap(), "ten bytes.");
-    assert!(read_untrusted_text(&path, 9).unwrap_err().to_string().contains("larger than 9 bytes"));
+    assert_eq!(read_untrusted_text(&path, 9).unwrap_err().to_string(), "larger than 9 bytes");
 }
 
 #[test]
@@ -279,8 +280,11 @@ fn a_name_that_an_object_has_twice_is_refused() {
     assert_eq!(read_with("", "").unwrap(), run);
     let skipped = r#""skipped": {"a": "x", "a": "y"}"#;
     let refused = read_with(r#""skipped": {}"#, skipped).unwrap_err().to_string();
-    assert!(refused.ends_with("invalid run: a field has a name twice"), "{refused}");
+    assert_eq!(refused, format!("read {}: invalid run: a field has a name twice", path.display()));
     let twice = r#""cores": 1, "os": "x", "cores": 2"#;
     let refused = read_with(r#""cores""#, &format!("{twice}, \"x\"")).unwrap_err().to_string();
-    assert!(refused.contains("environment has a name twice"), "{refused}");
+    assert_eq!(
+        refused,
+        format!("read {}: invalid run: environment has a name twice", path.display())
+    );
 }

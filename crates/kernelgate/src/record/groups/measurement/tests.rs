@@ -126,7 +126,10 @@ fn a_refusal_is_a_sentence_with_the_runs_and_their_values() {
     let mut redefined = whole();
     redefined.cases.values_mut().for_each(|case| case.revision = 2);
     let text = refusal_to_join(whole(), redefined).unwrap().to_string();
-    assert!(text.starts_with("revision of w/f/n1/cpu/hot is `1` in the run s/b"), "{text}");
+    assert_eq!(
+        text,
+        "revision of w/f/n1/cpu/hot is `1` in the run s/b and `2` in the run t/b: these are no process runs of the same code"
+    );
 }
 
 #[test]
