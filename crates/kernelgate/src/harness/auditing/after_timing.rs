@@ -104,16 +104,19 @@ pub fn check(
     };
     let comparison = replay.map_err(CaseError::fail)?.map_err(|error| match error {
         VerifyError::Backend(_) => error.into(),
-        wrong => CaseError::fail(CaseFailure::from(&wrong).with_text(format!(
-            "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
-             inputs{}",
-            how.words(),
-            if carries_state {
-                ", or its reset reads an input that `reading` must not list"
-            } else {
-                ""
-            }
-        ))),
+        wrong => {
+            let failure = CaseFailure::from(&wrong).with_name("inputs_after_timing", how.words());
+            CaseError::fail(failure.with_text(format!(
+                "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
+                 inputs{}",
+                how.words(),
+                if carries_state {
+                    ", or its reset reads an input that `reading` must not list"
+                } else {
+                    ""
+                }
+            )))
+        }
     })?;
     Ok(AfterTiming {
         inputs: how,

@@ -246,7 +246,8 @@ impl<'a> CaseExecution<'a> {
         cases: &[SelectedCase],
     ) -> Result<(), HarnessError> {
         let why = format!("has no time: {} of the same implementation failed", failed.id);
-        let error = CaseError::fail(why);
+        let error =
+            CaseError::fail(CaseFailure::new("withheld", why).with_name("case", &failed.id));
         for case in cases.iter().filter(|case| case.id != failed.id) {
             self.fail(std::slice::from_ref(case), &error)?;
         }

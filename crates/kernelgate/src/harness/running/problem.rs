@@ -24,6 +24,7 @@ use crate::record::run::VerificationRecord;
 use crate::record::tensors;
 use crate::verify::{self, ErrorBounds, OutputComparison, VerifyError};
 use crate::workload::{Expected, ReferenceSource, Tensors};
+use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::driver::launch::used::LoadedKernels;
 use kernelgate_cuda::driver::memory::persistence;
 
@@ -189,7 +190,8 @@ impl PreparedProblem {
     ) -> Result<Vec<Expected>, CaseError> {
         let rows = group.suite.implementations();
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
-            CaseError::fail(format!("the reference is the row `{row}`, which does not exist"))
+            let why = format!("the reference is the row `{row}`, which does not exist");
+            CaseError::fail(CaseFailure::new("no_reference_row", why).with_name("row", row))
         })?;
         let with_row = |why| format!("the row `{row}`, which is the reference: {why}");
         let of_reference = |error| match CaseError::from(error) {
