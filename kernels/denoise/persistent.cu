@@ -189,14 +189,11 @@ struct Layer {
 
   __device__ __forceinline__ void attention(Block& b, Fragments& fragments) const {
     const Share share(a, b);
-    if (kAhead) {
-      barrier_wait(b.keys_full, parity);
-      if (share.active) fragments.load(a, b, share, keys, values, true);
-    }
+    barrier_wait(b.keys_full, parity);
+    if (share.active) fragments.load(a, b, share, keys, values, true);
     barrier_wait(b.queries_full, parity);  // all blocks: none arrives twice in a row
     stage_ends(kAttention);
     if (!share.active) return;
-    if (!kAhead) fragments.load(a, b, share, keys, values, true);
     attend(a, b, share, fragments);
   }
 

@@ -37,10 +37,6 @@
 static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256,
               "the split is this model's");
 constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;
-// Whether barriers expect x before it arrives, keys of the layer are loaded early, and one lane
-// issues all copies of x. With bf16 weights this is 3.5 % (S = 25) and 3.0 % (S = 10) faster on an
-// H200; with fp8 it was 2.8 % slower.
-constexpr bool kAhead = !kCoded;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
 
@@ -148,7 +144,7 @@ struct Block {
   int cluster, rank;
   int group, warp, lane, thread;  // warpgroup, warp in it, lane, thread in the warpgroup
   static constexpr u32 kSlots = 8;  // of pieces that have been requested
-  static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 4 + kAhead,
+  static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 5,
                        kWords = kBarriers + 1 + (kCoded ? kSlots * 3 : 0);  // of 8 bytes
 
   __device__ __forceinline__ Block(u32 shared, u32 barriers) : base(shared), x_full(barriers) {
@@ -158,8 +154,7 @@ struct Block {
     gate_up_upper_free = gate_up_free + 8, down_free = gate_up_upper_free + 8;
     parts_full = down_free + 8, second_parts_full = parts_full + 8,
     queries_full = second_parts_full + 8, rows_full = queries_full + 8,
-    keys_full = rows_full + 8, hold = rows_full + (kAhead ? 16 : 8),
-    coded = hold + 8, pieces = coded + kSlots * 8;
+    keys_full = rows_full + 8, hold = keys_full + 8, coded = hold + 8, pieces = coded + kSlots * 8;
     cluster = blockIdx.x / kRanks, rank = blockIdx.x % kRanks;
     thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     // The shuffles make the values uniform over the warp for the compiler, so that a branch on them
@@ -252,7 +247,7 @@ class WeightProducer {
   const Units width, qkv, gate_up;
   u32 parity = 0;
   static constexpr int kShare = kCoded ? 2 : 1;  // so that as many bytes are in flight
-  static constexpr int kMost = 4 * kShare, kGateUpPieces = kAhead ? 4 : 3;
+  static constexpr int kMost = 4 * kShare, kGateUpPieces = kCoded ? 3 : 4;
   static_assert(kMost <= Block::kSlots, "a slot is free when its turn comes");
   u32 requested[kMost] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
   u32 slot = 0;
@@ -465,31 +460,26 @@ class ActivationProducer {
   __device__ __forceinline__ void await() {
     arrived += kBlocks;
     barrier_sync(kArrived, kWorkers + 32);
-    if (kAhead ? elect_lane() : b.lane == 0) {
+    if (elect_lane()) {
       arrive_at_counter();
       store_shared_volatile(b.hold, 0);
     }
-    if (kAhead) announce_x<kPanels>(), __syncwarp();
-    if (kAhead || b.lane == 0) {
-      u32 seen;
-      do
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter));
-      while (seen < arrived);
-      // The loop polls with relaxed loads and acquires once at the end, because an acquire costs
-      // more than a load.
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
-    }
-    if (!kAhead) __syncwarp();
+    announce_x<kPanels>();
+    __syncwarp();
+    u32 seen;
+    do
+      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter));
+    while (seen < arrived);
+    // The loop polls with relaxed loads and acquires once at the end, because an acquire costs
+    // more than a load.
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
     fence_async_global();
-    if (kAhead) __syncwarp();
+    __syncwarp();
   }
   __device__ __forceinline__ void arrive_at_counter() const {
     // For red.add the compiler would generate code that counts the active lanes; red.inc avoids it.
-    if (kAhead)
-      asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(a.counter), "r"(0xffffffffu)
-                   : "memory");
-    else
-      asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(a.counter), "r"(1) : "memory");
+    asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(a.counter), "r"(0xffffffffu)
+                 : "memory");
   }
   template <int kPanels>
   __device__ __forceinline__ void announce_x() const {
@@ -503,23 +493,17 @@ class ActivationProducer {
   template <int kPanels, int kFirst>
   __device__ __forceinline__ void copy_x(const u16* from) {
     constexpr int kChunk = kPanels / 4;
-    const auto copy = [&](int i) {
+    if (!elect_lane()) return;
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) {
       const int panel = i ^ (kFirst * kChunk);
       copy_bulk(b.base + kXAt + panel * kPanelBytes, from + panel * kPanelElements, row_bytes(),
                 b.x_full + panel / kChunk * 8);
-    };
-    if (kAhead) {
-      if (!elect_lane()) return;
-#pragma unroll
-      for (int i = 0; i < kPanels; ++i) copy(i);
-    } else {
-      announce_x<kPanels>(), __syncwarp();
-      if (b.lane < kPanels) copy(b.lane);
     }
   }
   __device__ __forceinline__ void copy_queries() {
     constexpr u32 kBytes = 32 * 128;
-    if (kAhead && b.lane == 0) barrier_arrive_one(b.keys_full);
+    if (b.lane == 0) barrier_arrive_one(b.keys_full);
     if (b.lane == 0) barrier_expect(b.queries_full, share.active ? 4 * kBytes : 0);
     __syncwarp();
     if (share.active && b.lane < 4)
