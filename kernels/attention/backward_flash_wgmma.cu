@@ -293,17 +293,18 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
 
 // Adds the warpgroup's columns of a step's dq, beginning at `column`, to the accumulator in device
 // memory. A tile of the accumulator is stored as [32 x 32 pieces][16 x 8 fragments][lane][4].
+// There is one address: the others are constants further.
 __device__ __forceinline__ void add_dq(const float (&dq)[kDqColumns / 2], float* dq_sum,
                                        const Work& work, const Step& step, int column) {
+  constexpr int kFragment = 128, kPiece = 8 * kFragment, kPieces = kTileRows / 32;  // of 32 columns
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const int in_tile = step.query % kTileRows, row16 = in_tile / 16 + warp;
   float* to = dq_sum + work.row(step.head, step.query - in_tile) * kHeadDim + lane * 4;
+  to += (column / 32 * kPieces + row16 / 2) * kPiece + row16 % 2 * 4 * kFragment;
 #pragma unroll
-  for (int j = 0; j < kDqColumns / 8; ++j) {
-    const int piece = (column / 32 + j / 4) * (kTileRows / 32) + row16 / 2;
-    const int fragment = piece * 8 + row16 % 2 * 4 + j % 4;
-    reduce_add_f32x4(to + fragment * 128, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
-  }
+  for (int j = 0; j < kDqColumns / 8; ++j)
+    reduce_add_f32x4(to + j / 4 * kPieces * kPiece + j % 4 * kFragment, dq[4 * j], dq[4 * j + 1],
+                     dq[4 * j + 2], dq[4 * j + 3]);
 }
 
 // Adds to dq the sum of the previous key blocks, which the same thread stored.
