@@ -16,7 +16,7 @@ struct Saxpy {
 impl Problem for Saxpy {
     /// Drawn from the seed, so that every process times the same numbers.
     fn inputs(&self, seed: u64) -> Tensors {
-        let normal = |name| random::normal(seed, name, self.n);
+        let normal = |name| random::normal_values(seed, name, self.n);
         Tensors::new().with("x", [self.n], normal("x")).with("y", [self.n], normal("y"))
     }
 
@@ -31,7 +31,7 @@ impl Problem for Saxpy {
     /// Bytes read and written at least, and operations: "of limit" is derived from them.
     fn work(&self) -> Work {
         let n = self.n as u64;
-        Work::bytes(8 * n, 4 * n).with_flops(Unit::Vector, Dtype::F32, 2 * n)
+        Work::bytes(8 * n, 4 * n).with_flops(FlopUnit::Vector, Dtype::F32, 2 * n)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -90,7 +90,7 @@ const ROWS: &[Implementation<Saxpy>] = &[
             let upload = |name| device.upload(inputs.tensor(name).as_bytes());
             let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
             let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
-            let inputs = cuda::inputs([("x", &x), ("y", &y)]);
+            let inputs = cuda::named_inputs([("x", &x), ("y", &y)]);
             Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
                 kernel.launch(&[
                     A.into(),
@@ -105,6 +105,6 @@ const ROWS: &[Implementation<Saxpy>] = &[
 ];
 
 fn main() -> ExitCode {
-    let kernels = kernelgate_cuda::spec::list(&[KERNEL]);
-    Harness::new("saxpy", vec![suite(&SAXPY, ROWS)]).kernels(kernels).main()
+    let kernels = kernelgate_cuda::spec::list_kernel_rows(&[KERNEL]);
+    Harness::new("saxpy", vec![join_rows(&SAXPY, ROWS)]).kernels(kernels).main()
 }

@@ -11,14 +11,14 @@ void saxpy(const float* x, const float* y, float* out, unsigned n) {
 fn main() -> std::process::ExitCode {
     let saxpy = Attached::new("example/own_kernel", &["n=1048576,67108864"], |point| {
         let n = point.number("n")?;
-        let reference = Reference::code(move |inputs| {
+        let reference = OutputReference::from_function(move |inputs| {
             let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
             let out = pairs.map(|(&x, &y)| 2.5 * f64::from(x) + f64::from(y));
             vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
         });
         let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
         let (work, tolerance) = (Work::bytes(8 * n as u64, 4 * n as u64), Tolerances::by_dtype());
-        Ok(Definition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
+        Ok(ProblemDefinition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
     });
     let saxpy = saxpy.row("cuda/saxpy", ["x", "y", "out"], |at, [x, y, out]| {
         let n = at.number("n")? as u32;

@@ -18,7 +18,7 @@ const CHUNK: usize = 1 << 14;
 fn main() -> ExitCode {
     let saxpy = Attached::new("example/saxpy", &["n=1048576,16777216"], |point| {
         let n = point.number("n")?;
-        let reference = Reference::code(move |inputs| {
+        let reference = OutputReference::from_function(move |inputs| {
             let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
             let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
             vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
         let work = Work::bytes(8 * n as u64, 4 * n as u64);
         let tolerance = Tolerances::all(1e-6, 1e-6);
-        Ok(Definition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
+        Ok(ProblemDefinition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
     });
     let saxpy = saxpy.about("y = a x + y").revision(1);
     let saxpy = saxpy.host_row("cpu", |inputs, outputs| {

@@ -15,7 +15,7 @@ struct Saxpy {
 
 impl Problem for Saxpy {
     fn inputs(&self, seed: u64) -> Tensors {
-        let normal = |name| random::normal(seed, name, self.n);
+        let normal = |name| random::normal_values(seed, name, self.n);
         Tensors::new().with("x", [self.n], normal("x")).with("y", [self.n], normal("y"))
     }
 
@@ -27,7 +27,7 @@ impl Problem for Saxpy {
 
     fn work(&self) -> Work {
         let n = self.n as u64;
-        Work::bytes(8 * n, 4 * n).with_flops(Unit::Vector, Dtype::F32, 2 * n)
+        Work::bytes(8 * n, 4 * n).with_flops(FlopUnit::Vector, Dtype::F32, 2 * n)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -62,7 +62,7 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n as i64);
         let out = cuda::Output::new(device, "out", [problem.n], Dtype::F32)?;
-        let inputs = cuda::inputs([("x", &x), ("y", &y)]);
+        let inputs = cuda::named_inputs([("x", &x), ("y", &y)]);
         Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
             let out = outputs[0].argument();
             kernel.launch(&[A.into(), (&x).into(), (&y).into(), out, n.into()])
@@ -71,5 +71,5 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
 }];
 
 fn main() -> ExitCode {
-    Harness::new("saxpy_cuda", vec![suite(&SAXPY, IMPLEMENTATIONS)]).main()
+    Harness::new("saxpy_cuda", vec![join_rows(&SAXPY, IMPLEMENTATIONS)]).main()
 }

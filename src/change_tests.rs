@@ -1,7 +1,7 @@
 //! The check after timing relies on the symmetries of the workloads.
 
-use kernelgate::workload::symmetry::check;
-use kernelgate::workload::{Effort, Scale};
+use kernelgate::workload::symmetry::check_symmetries;
+use kernelgate::workload::{DefaultScale, Effort};
 
 use super::all;
 
@@ -25,10 +25,10 @@ fn symmetries_hold() {
     for (name, axes, wanted) in SMALL {
         let suite = suites.iter().find(|suite| suite.name() == *name).expect("a workload");
         let overrides: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
-        let points = suite.points(Effort::Thorough, Scale::Host, &overrides).unwrap();
+        let points = suite.points(Effort::Thorough, DefaultScale::Host, &overrides).unwrap();
         let bound = suite.bind(&points[0]).unwrap();
-        let checked =
-            check(bound.problem(), 3, 1e-12).unwrap_or_else(|why| panic!("{name}: {why}"));
+        let checked = check_symmetries(bound.problem(), 3, 1e-12)
+            .unwrap_or_else(|why| panic!("{name}: {why}"));
         assert_eq!(checked, *wanted, "{name}");
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::verify::launch_and_verify;
 use kernelgate::verify::precision::ErrorBounds;
-use kernelgate::verify::verify;
 use kernelgate::workload::Problem;
 
 /// Checks every output of a CPU row against the reference.
@@ -13,6 +13,7 @@ pub fn check_row_against_reference<P: Problem>(row: &Implementation<P>, problem:
     let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
     let expected = problem.reference(&inputs);
     let mut task = prepare(problem, inputs);
-    let found = verify(&mut task, &expected, ErrorBounds::bounds_for_problem(problem)).unwrap();
+    let found =
+        launch_and_verify(&mut task, &expected, ErrorBounds::bounds_for_problem(problem)).unwrap();
     assert_eq!(found.checked, found.total);
 }

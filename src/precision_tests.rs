@@ -1,8 +1,10 @@
 //! Compares the tolerances with the declared precision: a row that rounds its operands to the next
 //! lower precision (tf32 or f16 for f32, bf16 for f16, fp8 for bf16) exceeds the tolerances.
 
-use kernelgate::verify::precision::{next_lower_precision_bits, precision_error_limit, rounded};
-use kernelgate::workload::{Dtype, Effort, Scale};
+use kernelgate::verify::precision::{
+    next_lower_precision_bits, precision_error_limit, round_inputs,
+};
+use kernelgate::workload::{DefaultScale, Dtype, Effort};
 
 use super::all;
 
@@ -27,7 +29,7 @@ fn no_tolerance_lets_a_lower_precision_pass() {
             let suite = suites.iter().find(|suite| suite.name() == *name).expect("a workload");
             let axes = format!("{axes} dtype={}", dtype.name());
             let overrides: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
-            let Ok(points) = suite.points(Effort::Thorough, Scale::Host, &overrides) else {
+            let Ok(points) = suite.points(Effort::Thorough, DefaultScale::Host, &overrides) else {
                 eprintln!("{name}: no {}", dtype.name());
                 continue;
             };
@@ -35,7 +37,7 @@ fn no_tolerance_lets_a_lower_precision_pass() {
             let problem = bound.problem();
             let inputs = problem.inputs(1);
             let bits = next_lower_precision_bits(dtype).unwrap();
-            let of_rounded = problem.reference(&rounded(&inputs, bits));
+            let of_rounded = problem.reference(&round_inputs(&inputs, bits));
             let limit =
                 precision_error_limit(dtype, &problem.reference(&inputs), &of_rounded).unwrap();
             let limit = limit.relative_l2.into_values().fold(0.0, f64::max);

@@ -4,26 +4,31 @@
 use std::collections::BTreeSet;
 
 use kernelgate::backend::BackendKind;
-use kernelgate::harness::cases::select;
+use kernelgate::harness::cases::select_cases;
 use kernelgate::harness::filter::CaseFilter;
-use kernelgate::harness::place::Place;
+use kernelgate::harness::place::BenchPlace;
 use kernelgate::workload::Effort;
 
 use super::all;
 
 const BACKENDS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
-fn place_of_kind(kind: BackendKind) -> Place {
-    Place { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
+fn place_of_kind(kind: BackendKind) -> BenchPlace {
+    BenchPlace { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
 }
 
 #[test]
 fn every_id_is_unique_and_fits_criterions_folders() {
     let suites = all();
     for kind in BACKENDS {
-        let selection =
-            select(suites.iter(), Effort::Thorough, &place_of_kind(kind), &[], &CaseFilter::All)
-                .unwrap();
+        let selection = select_cases(
+            suites.iter(),
+            Effort::Thorough,
+            &place_of_kind(kind),
+            &[],
+            &CaseFilter::All,
+        )
+        .unwrap();
         assert!(selection.count() > 100);
         let mut folders = BTreeSet::new();
         for group in &selection.groups {
@@ -38,7 +43,8 @@ fn default_cases_are_a_handful_and_part_of_the_sweep() {
     let suites = all();
     let ids = |effort, kind| -> BTreeSet<String> {
         let selection =
-            select(suites.iter(), effort, &place_of_kind(kind), &[], &CaseFilter::All).unwrap();
+            select_cases(suites.iter(), effort, &place_of_kind(kind), &[], &CaseFilter::All)
+                .unwrap();
         selection
             .groups
             .iter()
@@ -62,7 +68,7 @@ fn scans_are_part_of_the_default_selection_on_a_gpu() {
         let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         let suites = suites.iter();
         let place = place_of_kind(BackendKind::Cuda);
-        let selection = select(suites, effort, &place, &overrides, &CaseFilter::All).unwrap();
+        let selection = select_cases(suites, effort, &place, &overrides, &CaseFilter::All).unwrap();
         selection.groups.into_iter().flat_map(|group| group.cases).map(|case| case.id).collect()
     };
     let rows_of = |ids: &[String], problem: &str| {

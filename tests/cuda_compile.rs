@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use kernelgate::record::resources;
 use kernelgate_cuda::compiler::cubin;
 use kernelgate_cuda::compiler::nvrtc::{
-    CompileError, compile, compile_source_text, supports, version,
+    CompileError, compile_source_text, compile_to_cubin, installed_nvrtc_version, nvrtc_supports,
 };
 use kernelgate_cuda::compiler::source::{KernelBuild, KernelFile, included_headers};
 use kernelgate_cuda::spec::ListedKernel;
@@ -23,7 +23,7 @@ fn kernels() -> Vec<ListedKernel> {
 
 /// Whether NVRTC is available; prints a message if it is not.
 fn is_compiler_available() -> bool {
-    match version() {
+    match installed_nvrtc_version() {
         Ok(_) => true,
         Err(error) => {
             assert!(matches!(error, CompileError::Missing), "{error}");
@@ -60,7 +60,7 @@ fn facts_of_a_known_kernel() {
     }
     let name = "st_bif/forward_vectorized ELEMENT_F32";
     let listed = kernels().into_iter().find(|kernel| kernel.name() == name).unwrap();
-    let compiled = compile(&listed.build, "sm_90a").unwrap();
+    let compiled = compile_to_cubin(&listed.build, "sm_90a").unwrap();
     let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
     let kernel = &facts["st_bif_forward_vectorized"];
     assert!((32..=64).contains(&kernel.registers), "{kernel:?}");
@@ -92,7 +92,7 @@ fn kernels_compile_with_clocks_of_their_stages() {
     assert!(!clocked.is_empty(), "no row names stages");
     assert!(clocked.iter().any(uses_wgmma), "no clocks beside tensor instructions");
     clocked.par_iter().for_each(|build| {
-        let compiled = compile(build, "sm_90a").unwrap();
+        let compiled = compile_to_cubin(build, "sm_90a").unwrap();
         assert!(!serializes(&compiled.log), "{}: {}", build.name(), compiled.log);
         let counters = b"kernelgate_stages\0";
         let has_counters = compiled.cubin.windows(counters.len()).any(|found| found == counters);
@@ -168,7 +168,7 @@ fn warpgroup_gemms_overlap_with_what_follows_them() {
     let serialized: Vec<String> = users
         .par_iter()
         .filter_map(|build| {
-            let log = compile(build, "sm_90a").unwrap().log;
+            let log = compile_to_cubin(build, "sm_90a").unwrap().log;
             serializes(&log).then(|| format!("{}: {log}", build.name()))
         })
         .collect();
@@ -184,7 +184,7 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
         .into_keys()
         .filter(|build| build.name().ends_with("DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0"))
     {
-        let compiled = compile(&build, "sm_90a").unwrap();
+        let compiled = compile_to_cubin(&build, "sm_90a").unwrap();
         let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
         let tensor: u32 = facts.values().filter_map(|kernel| kernel.mix.get("tensor")).sum();
         assert_eq!(tensor > 0, build.source.file.ends_with("mma"), "{}: {tensor}", build.name());
@@ -221,7 +221,7 @@ fn rows_require_exactly_what_their_files_need() {
         }
     }
     wrong.par_extend(cases.into_par_iter().filter_map(|(build, arch, compiles)| {
-        let result = compile(build, arch).map(drop);
+        let result = compile_to_cubin(build, arch).map(drop);
         (result.is_ok() != compiles).then(|| format!("{} for {arch}: {result:?}", build.name()))
     }));
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -283,7 +283,7 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
         "{text}"
     );
     let build = Source::new("mine/fine", "extern \"C\" __global__ void fine() {}").build(&[]);
-    let text = compile(&build, "sm_1").unwrap_err().to_string();
+    let text = compile_to_cubin(&build, "sm_1").unwrap_err().to_string();
     assert!(text.contains("mine/fine") && text.contains("sm_1"), "{text}");
 }
 
@@ -293,12 +293,12 @@ fn a_virtual_architecture_gives_ptx() {
         return;
     }
     let build = Source::new("mine/empty", "extern \"C\" __global__ void empty() {}").build(&[]);
-    let compiled = compile(&build, "compute_80").unwrap();
+    let compiled = compile_to_cubin(&build, "compute_80").unwrap();
     let (zero, ptx) = compiled.cubin.split_last().unwrap();
     let text = String::from_utf8_lossy(ptx);
     assert!(
         *zero == 0 && text.contains(".target sm_80") && text.contains(".entry empty"),
         "{text}"
     );
-    assert_eq!((supports("sm_90a"), supports("sm_31")), (Ok(true), Ok(false)));
+    assert_eq!((nvrtc_supports("sm_90a"), nvrtc_supports("sm_31")), (Ok(true), Ok(false)));
 }

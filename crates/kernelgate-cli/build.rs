@@ -1,5 +1,5 @@
-//! The commit of an optimised build, for `kernelgate --version`. Other builds state no commit, so
-//! that a new commit does not compile this crate again.
+//! The commit of an optimised build, for `kernelgate --version`. Builds of other profiles state no
+//! commit, so that a new commit does not compile this crate again.
 
 #![allow(clippy::disallowed_methods, reason = "variables of cargo")]
 

@@ -50,7 +50,7 @@ fn scale(c: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = criterion::Criterion::default()
-        .with_measurement(GpuTime::on_stream(Gpu::get().stream()));
+        .with_measurement(GpuTime::time_on_stream(Gpu::get().stream()));
     targets = fill, copy, scale
 }
 criterion_main!(benches);

@@ -9,7 +9,7 @@ use super::definition::{DTYPE, check_operation_count, draw, tolerance};
 use super::reference::{HeadParameters, ROWS, softmax};
 use crate::parallel;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensors, Tolerance, Unit, Work,
+    Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensors, Tolerance, Work,
     Workload,
 };
 
@@ -158,7 +158,7 @@ impl Problem for ScoresProblem {
             2 * self.shape.vector_count() * dtype.bytes() as u64,
             4 * self.shape.pair_count(),
         )
-        .with_flops(Unit::Matmul, dtype, 2 * self.shape.pair_count() * d as u64)
+        .with_flops(FlopUnit::Matmul, dtype, 2 * self.shape.pair_count() * d as u64)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -208,7 +208,7 @@ impl Problem for SoftmaxProblem {
         // Operations of a score: maximum, subtract, exponential, sum and divide.
         let pairs = self.shape.pair_count();
         Work::bytes(4 * pairs, pairs * self.shape.dtype.bytes() as u64).with_flops(
-            Unit::Vector,
+            FlopUnit::Vector,
             Dtype::F32,
             5 * pairs,
         )
@@ -275,7 +275,7 @@ impl Problem for ValuesProblem {
         let (pairs, vectors, bytes) =
             (self.shape.pair_count(), self.shape.vector_count(), dtype.bytes() as u64);
         Work::bytes((pairs + vectors) * bytes, vectors * bytes).with_flops(
-            Unit::Matmul,
+            FlopUnit::Matmul,
             dtype,
             2 * pairs * d as u64,
         )

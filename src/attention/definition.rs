@@ -18,8 +18,8 @@ use super::sample::HeadRows;
 use crate::e4m3::decode;
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, TensorData, Tensors,
-    Tolerance, Unit, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensor, TensorData,
+    Tensors, Tolerance, Work, Workload, random,
 };
 
 /// Number of tokens b·s if the axis `tokens` is not given.
@@ -280,9 +280,9 @@ impl Attention {
     fn normal_with_outliers(&self, seed: u64, name: &str) -> Tensor {
         let shape = self.shape_of_input(name);
         let len = shape.iter().product();
-        let mut values = random::normal(seed, name, len);
-        let chosen = random::normal(seed, &format!("{name} chosen"), len);
-        let added = random::normal(seed, &format!("{name} added"), len);
+        let mut values = random::normal_values(seed, name, len);
+        let chosen = random::normal_values(seed, &format!("{name} chosen"), len);
+        let added = random::normal_values(seed, &format!("{name} added"), len);
         let outliers = chosen.par_iter().zip(&added);
         values.par_iter_mut().zip(outliers).for_each(|(value, (chosen, added))| {
             if chosen.abs() > ONE_IN_A_THOUSAND_DEVIATION {
@@ -303,10 +303,14 @@ impl Attention {
     /// for each pair, and the bytes read and written.
     pub(super) fn work(&self, gemms: u64, read: u64, written: u64) -> Work {
         Work::bytes(read, written)
-            .with_flops(Unit::Matmul, self.dtype, gemms * 2 * self.d as u64 * self.visible_pairs())
+            .with_flops(
+                FlopUnit::Matmul,
+                self.dtype,
+                gemms * 2 * self.d as u64 * self.visible_pairs(),
+            )
             // Vector operations of a pair in the forward: scale, subtract, exponential, sum and
             // divide; in the backward: scale, subtract, exponential, subtract and multiply.
-            .with_flops(Unit::Vector, Dtype::F32, 5 * self.visible_pairs())
+            .with_flops(FlopUnit::Vector, Dtype::F32, 5 * self.visible_pairs())
     }
 
     /// Bytes of host memory: tensors in the dtype, the drawn rows in fp64, and one head's matrices

@@ -16,7 +16,7 @@ pub use cuda::kernels;
 pub use definition::*;
 pub use gradients::*;
 use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, suite, suite_with_scan};
+use kernelgate::suite::{Suite, join_rows, suite_with_scan};
 pub use ring::{RING_WORKLOAD, RingProblem};
 
 /// All workloads of the attention family, each with its rows.
@@ -24,10 +24,10 @@ pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), FORWARD_SCAN_AXES),
-        suite(&RING_WORKLOAD, cpu::RING.iter().chain(cuda::RING)),
-        suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES_ROWS)),
-        suite(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
-        suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES_ROWS)),
+        join_rows(&RING_WORKLOAD, cpu::RING.iter().chain(cuda::RING)),
+        join_rows(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES_ROWS)),
+        join_rows(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
+        join_rows(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES_ROWS)),
     ]
 }
 

@@ -234,7 +234,7 @@ impl RingProblem {
             all if all == self.attention.h * self.gpu_positions() => {
                 Some(Expected::all(name, self.shape(), values))
             }
-            _ => Some(Expected::sampled(name, self.shape(), rows, values)),
+            _ => Some(Expected::sampled_rows(name, self.shape(), rows, values)),
         }
     }
 }
@@ -300,7 +300,7 @@ impl Problem for RingProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::workload::{Effort, Scale, symmetry};
+    use kernelgate::workload::{DefaultScale, Effort, symmetry};
 
     fn small(gpus: usize, causal: bool) -> RingProblem {
         RingProblem::new(gpus, 3, 96, 64, causal, Dtype::F32)
@@ -308,12 +308,13 @@ mod tests {
 
     #[test]
     fn every_point_binds_and_rolled_heads_give_rolled_outputs() {
-        for point in RING_WORKLOAD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+        for point in RING_WORKLOAD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap()
+        {
             let ring = (RING_WORKLOAD.bind)(&point).unwrap();
             assert_eq!((ring.attention.b, ring.attention.h), (1, 2048 / ring.attention.d));
         }
         for causal in [false, true] {
-            assert_eq!(symmetry::check(&small(4, causal), 1, 0.0), Ok(1), "{causal}");
+            assert_eq!(symmetry::check_symmetries(&small(4, causal), 1, 0.0), Ok(1), "{causal}");
         }
     }
 
@@ -321,7 +322,7 @@ mod tests {
     fn a_sequence_without_equal_stretches_is_declined() {
         let point = |text: &str| {
             let overrides: Vec<_> = text.split(' ').map(|one| one.parse().unwrap()).collect();
-            RING_WORKLOAD.points(Effort::Default, Scale::Host, &overrides).unwrap().remove(0)
+            RING_WORKLOAD.points(Effort::Default, DefaultScale::Host, &overrides).unwrap().remove(0)
         };
         let error = RingProblem::bind(&point("g=4 s=1004 mask=causal")).unwrap_err().to_string();
         assert!(error.contains("s=1004 is no multiple of 8"), "{error}");

@@ -75,7 +75,7 @@ impl HeadRows {
                 .max(1)
         };
         let drawn =
-            random::indices(ROW_SAMPLE_SEED, &format!("{name} {}", band.start), rows, share);
+            random::random_indices(ROW_SAMPLE_SEED, &format!("{name} {}", band.start), rows, share);
         drawn
             .into_iter()
             .map(|row| row / band.len() * self.s + band.start + row % band.len())
@@ -88,7 +88,7 @@ impl HeadRows {
         let drawn = (2 * u128::from(MAX_REFERENCE_PAIRS)
             / (share as u128 * self.s as u128 * self.keys as u128))
             .clamp(1, self.heads as u128) as usize;
-        random::indices(
+        random::random_indices(
             ROW_SAMPLE_SEED,
             name,
             self.heads,
@@ -129,6 +129,6 @@ impl HeadRows {
         if rows.len() == self.heads * self.s {
             return Expected::all(name, shape, values.concat());
         }
-        Expected::sampled(name, shape, rows, values.concat())
+        Expected::sampled_rows(name, shape, rows, values.concat())
     }
 }

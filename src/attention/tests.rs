@@ -10,12 +10,12 @@ use rayon::prelude::*;
 use super::*;
 use crate::attention::gradients::*;
 use crate::e4m3::encode;
-use kernelgate::verify::{OutputComparison, compare};
-use kernelgate::workload::{Effort, Scale};
+use kernelgate::verify::{OutputComparison, compare_outputs};
+use kernelgate::workload::{DefaultScale, Effort};
 
 /// Draws samples of N(0, 1) in fp64.
 fn normal_f64_values(name: &str, len: usize) -> Vec<f64> {
-    random::normal(5, name, len).into_iter().map(f64::from).collect()
+    random::normal_values(5, name, len).into_iter().map(f64::from).collect()
 }
 
 fn all(s: usize) -> Vec<usize> {
@@ -192,7 +192,7 @@ fn declared_work_is_flash_attentions() {
 #[test]
 fn every_listed_point_binds_and_has_a_short_id() {
     fn check<P: Problem>(workload: &Workload<P>) {
-        let points = workload.points(Effort::Thorough, Scale::Host, &[]).unwrap();
+        let points = workload.points(Effort::Thorough, DefaultScale::Host, &[]).unwrap();
         let ids: BTreeSet<String> =
             points.iter().map(|point| format!("{}/{point}", workload.name)).collect();
         assert_eq!(ids.len(), points.len());
@@ -216,7 +216,7 @@ fn every_listed_point_binds_and_has_a_short_id() {
 /// Returns the first point of a selection with the axes of `overrides`.
 fn bind(effort: Effort, overrides: &[&str]) -> Result<AttentionForward, AxisError> {
     let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
-    let points = FORWARD.points(effort, Scale::Host, &overrides).unwrap();
+    let points = FORWARD.points(effort, DefaultScale::Host, &overrides).unwrap();
     (FORWARD.bind)(points.first().expect("a line has these axes"))
 }
 
@@ -407,9 +407,13 @@ fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
     };
     let loose = Tolerance { max_error: 1.0, relative_l2: 1.0 };
     [
-        compare(&outputs(&["out"], 0), &forward.reference(&inputs), loose).unwrap(),
-        compare(&outputs(&["grad_q", "grad_k", "grad_v"], 1), &backward.reference(&inputs), loose)
-            .unwrap(),
+        compare_outputs(&outputs(&["out"], 0), &forward.reference(&inputs), loose).unwrap(),
+        compare_outputs(
+            &outputs(&["grad_q", "grad_k", "grad_v"], 1),
+            &backward.reference(&inputs),
+            loose,
+        )
+        .unwrap(),
     ]
 }
 
@@ -471,7 +475,7 @@ fn errors_of_fp8(attention: Attention) -> OutputComparison {
         .collect();
     let outputs = Tensors::new().with("out", attention.shape(), out);
     let loose = Tolerance { max_error: 1.0, relative_l2: 1.0 };
-    compare(&outputs, &problem.reference(&inputs), loose).unwrap()
+    compare_outputs(&outputs, &problem.reference(&inputs), loose).unwrap()
 }
 
 #[test]
@@ -543,7 +547,7 @@ fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
     let axes = ["s=8", "d=128", "mask=full", "dtype=fp8"].map(|axis| axis.parse().unwrap());
     let suites = crate::attention::suites();
     for (suite, bound) in [(&suites[0], true), (&suites[1], false)] {
-        let points = suite.points(Effort::Quick, Scale::Host, &axes).unwrap();
+        let points = suite.points(Effort::Quick, DefaultScale::Host, &axes).unwrap();
         assert_eq!(suite.bind(&points[0]).is_ok(), bound, "{}", suite.name());
     }
 }
@@ -556,7 +560,7 @@ fn outliers_are_one_in_a_thousand_and_repeat() {
     let inputs = problem.inputs(4);
     assert_eq!(inputs.tensor("q").as_bytes(), problem.inputs(4).tensor("q").as_bytes());
     let q = inputs.tensor("q").to_f64(0, inputs.tensor("q").len());
-    let plain = random::normal(4, "q", q.len());
+    let plain = random::normal_values(4, "q", q.len());
     let moved: Vec<f64> = q
         .iter()
         .zip(plain)

@@ -11,16 +11,16 @@ use crate::family::WorkloadFamily;
 pub use cuda::{InPlaceSum, kernels};
 pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, suite};
+use kernelgate::suite::{Suite, join_rows};
 
 /// All workloads of the collective family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
-        suite(&ALL_REDUCE, cpu::ROWS.iter().chain(cuda::ALL_REDUCE)),
-        suite(&ALL_GATHER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        suite(&REDUCE_SCATTER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        suite(&BROADCAST, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        suite(&SEND, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&ALL_REDUCE, cpu::ROWS.iter().chain(cuda::ALL_REDUCE)),
+        join_rows(&ALL_GATHER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&REDUCE_SCATTER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&BROADCAST, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&SEND, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
     ]
 }
 

@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn scales_have_five_significant_bits_and_products_are_exact() {
-        for x in random::normal(3, "largest", 4000) {
+        for x in random::normal_values(3, "largest", 4000) {
             let largest = x.abs() * 2f32.powi((x.to_bits() % 60) as i32 - 30);
             let scale = scale_for_largest(largest).to_f32();
             assert_eq!(scale.to_bits() & ((1 << 19) - 1), 0, "{largest}");
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn elements_are_within_half_a_scale_and_a_group_has_its_own() {
         // The sizes are not multiples of a group or of a byte.
-        let drawn = random::normal(7, "w", 2 * 301 * 5);
+        let drawn = random::normal_values(7, "w", 2 * 301 * 5);
         let exact = tensor([2, 301, 5], |layer, k, column| {
             drawn[(layer * 301 + k) * 5 + column] * 10f32.powi((k / GROUP) as i32)
         });

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kernelgate::workload::{AxisError, Dtype, Point, Tensor, Tensors, Unit, Work};
+use kernelgate::workload::{AxisError, Dtype, FlopUnit, Point, Tensor, Tensors, Work};
 
 use super::fp8;
 use super::int4;
@@ -174,8 +174,8 @@ impl ExpertShape {
             })
             .sum();
         let write = s * (ACTION_COLUMNS * Dtype::F32.bytes()) as u64;
-        Work::bytes(read, write).with_flops(Unit::Matmul, self.dtype, matmul).with_flops(
-            Unit::Vector,
+        Work::bytes(read, write).with_flops(FlopUnit::Matmul, self.dtype, matmul).with_flops(
+            FlopUnit::Vector,
             Dtype::F32,
             vector,
         )

@@ -5,8 +5,8 @@ use crate::denoise::model::{Model, PI05_MODEL, ReadTime, TINY_MODEL, TensorSpec}
 use crate::denoise::plain::{PlainExpert, PlantedFault};
 use crate::denoise::reference::*;
 use crate::denoise::shape::MAX_TOKENS_AND_STEPS;
-use kernelgate::verify::{OutputComparison, compare};
-use kernelgate::workload::Scale;
+use kernelgate::verify::{OutputComparison, compare_outputs};
+use kernelgate::workload::DefaultScale;
 use kernelgate::workload::{Effort, TensorData};
 
 const PLANTED_FAULTS: [PlantedFault; 10] = [
@@ -42,7 +42,8 @@ fn values(mut expected: Vec<Expected>) -> Vec<f64> {
 /// Distance of `actual` from a problem's reference, without a tolerance.
 fn distance_from_reference(actual: Vec<f64>, expected: &[Expected]) -> OutputComparison {
     let outputs = Tensors::new().with(&expected[0].name, expected[0].shape.clone(), actual);
-    compare(&outputs, expected, Tolerance { max_error: f64::MAX, relative_l2: f64::MAX }).unwrap()
+    compare_outputs(&outputs, expected, Tolerance { max_error: f64::MAX, relative_l2: f64::MAX })
+        .unwrap()
 }
 
 fn action_values(inputs: &Tensors) -> Vec<f64> {
@@ -222,7 +223,7 @@ fn every_tensor_is_in_the_table_of_the_module() {
 #[test]
 fn selections_bind_and_their_ids_are_short_and_unique() {
     fn ids<P: Problem>(workload: &Workload<P>, effort: Effort) -> Vec<String> {
-        let points = workload.points(effort, Scale::Accelerator, &[]).unwrap();
+        let points = workload.points(effort, DefaultScale::Accelerator, &[]).unwrap();
         points.iter().for_each(|point| drop((workload.bind)(point).unwrap()));
         points.iter().map(|point| format!("{}/{point}", workload.name)).collect()
     }
@@ -239,8 +240,10 @@ fn selections_bind_and_their_ids_are_short_and_unique() {
 fn a_layer_of_the_expert_is_its_model_with_a_depth_of_one() {
     let model_of = |model: &str| {
         let selection = format!("model={model}").parse().unwrap();
-        let point =
-            LOOP_WORKLOAD.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
+        let point = LOOP_WORKLOAD
+            .points(Effort::Default, DefaultScale::Host, &[selection])
+            .unwrap()
+            .remove(0);
         (LOOP_WORKLOAD.bind)(&point).unwrap().expert.model
     };
     assert_eq!(model_of("pi05_layer"), Model { name: "pi05_layer", depth: 1, ..model_of("pi05") });
@@ -250,8 +253,10 @@ fn a_layer_of_the_expert_is_its_model_with_a_depth_of_one() {
 fn sizes_that_no_policy_has_are_refused() {
     let bind = |axis: &str, value: &str| {
         let selection = format!("{axis}={value}").parse().unwrap();
-        let point =
-            LOOP_WORKLOAD.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
+        let point = LOOP_WORKLOAD
+            .points(Effort::Default, DefaultScale::Host, &[selection])
+            .unwrap()
+            .remove(0);
         (LOOP_WORKLOAD.bind)(&point).map(|problem| problem.host_bytes())
     };
     for axis in ["s", "p", "steps"] {

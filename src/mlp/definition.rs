@@ -6,7 +6,7 @@
 use super::reference::Reference;
 use super::shape::Shape;
 use kernelgate::workload::{
-    Axis, Dtype, Expected, Problem, Symmetry, Tensors, Tolerance, Unit, Work, Workload, random,
+    Axis, Dtype, Expected, FlopUnit, Problem, Symmetry, Tensors, Tolerance, Work, Workload, random,
 };
 
 const AXES: &[Axis] = &[
@@ -68,8 +68,8 @@ impl Problem for Forward {
         let Shape { b, h, c, dtype, .. } = self.shape;
         // SiLU counts as four operations for each element, softmax as five.
         Work::bytes(self.shape.operand_bytes(), 4 * (b * c) as u64)
-            .with_flops(Unit::Matmul, dtype, self.shape.gemm_flops())
-            .with_flops(Unit::Vector, Dtype::F32, (4 * b * h + 5 * b * c) as u64)
+            .with_flops(FlopUnit::Matmul, dtype, self.shape.gemm_flops())
+            .with_flops(FlopUnit::Vector, Dtype::F32, (4 * b * h + 5 * b * c) as u64)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -92,7 +92,7 @@ pub struct Backward {
 impl Problem for Backward {
     fn inputs(&self, seed: u64) -> Tensors {
         let Shape { b, c, .. } = self.shape;
-        self.shape.inputs(seed).with("grad_p", [b, c], random::normal(seed, "grad_p", b * c))
+        self.shape.inputs(seed).with("grad_p", [b, c], random::normal_values(seed, "grad_p", b * c))
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
@@ -113,8 +113,8 @@ impl Problem for Backward {
         let elements = self.shape.operands().map(|(_, [rows, columns])| (rows * columns) as u64);
         let read = self.shape.operand_bytes() + 4 * (b * c) as u64;
         Work::bytes(read, 4 * elements.iter().sum::<u64>())
-            .with_flops(Unit::Matmul, dtype, 3 * self.shape.gemm_flops())
-            .with_flops(Unit::Vector, Dtype::F32, (12 * b * h + 10 * b * c) as u64)
+            .with_flops(FlopUnit::Matmul, dtype, 3 * self.shape.gemm_flops())
+            .with_flops(FlopUnit::Vector, Dtype::F32, (12 * b * h + 10 * b * c) as u64)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -130,7 +130,7 @@ impl Problem for Backward {
 mod tests {
     use super::*;
     use half::bf16;
-    use kernelgate::workload::{Effort, Scale};
+    use kernelgate::workload::{DefaultScale, Effort};
 
     const SMALL: Shape = Shape { b: 37, i: 48, h: 96, c: 11, dtype: Dtype::F32 };
 
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn every_point_binds_and_work_is_counted() {
-        for point in FORWARD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+        for point in FORWARD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap() {
             assert!((FORWARD.bind)(&point).is_ok());
         }
         let shape = Shape { b: 2, i: 3, h: 5, c: 7, dtype: Dtype::Bf16 };

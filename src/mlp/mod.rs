@@ -10,13 +10,13 @@ mod shape;
 use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
-use kernelgate::suite::{Suite, suite};
+use kernelgate::suite::{Suite, join_rows};
 
 /// All workloads of the perceptron family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
-        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
-        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
+        join_rows(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
+        join_rows(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
     ]
 }
 

@@ -17,7 +17,7 @@
 
 use super::network::{CLASS_COUNT, ConvolutionLayer, Map, ResidualBlock};
 use super::shape::NetworkShape;
-use kernelgate::workload::{Breakdown, Dtype, Part, Unit, Work};
+use kernelgate::workload::{Breakdown, BreakdownPart, Dtype, FlopUnit, Work};
 
 const LAYERS: &str = "layer";
 const BACKWARD_LAYER_TABLE: &str = "layer backward";
@@ -38,7 +38,7 @@ pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
     let [read, write] = [Dtype::F32, Dtype::Bf16].map(|dtype| (rounded * dtype.bytes()) as u64);
     let rounding = Work::bytes(read, write);
     let optimizer =
-        Work::bytes(2 * f32s, 2 * f32s).with_flops(Unit::Vector, Dtype::F32, 4 * parameters);
+        Work::bytes(2 * f32s, 2 * f32s).with_flops(FlopUnit::Vector, Dtype::F32, 4 * parameters);
     let gradients = costs.weight_gradients();
     let own = backward.iter().filter(|part| !part.range.ends_with("_ResBlocks"));
     let all = sum(own.map(|part| &part.work).chain([&gradients]));
@@ -62,7 +62,7 @@ pub(super) fn weight_elements_read(conv: &ConvolutionLayer) -> usize {
 }
 
 /// Parts of the forward pass, as the guides name them.
-fn components(shape: &NetworkShape) -> Vec<Part> {
+fn components(shape: &NetworkShape) -> Vec<BreakdownPart> {
     let forward = shape.forward_work(&shape.sizes.network());
     vec![
         component_part("Model_Reset", Work::default()),
@@ -73,8 +73,8 @@ fn components(shape: &NetworkShape) -> Vec<Part> {
     ]
 }
 
-fn component_part(range: &str, work: Work) -> Part {
-    Part { table: "component", label: range.to_owned(), range: range.to_owned(), work }
+fn component_part(range: &str, work: Work) -> BreakdownPart {
+    BreakdownPart { table: "component", label: range.to_owned(), range: range.to_owned(), work }
 }
 
 /// Sum of several works.
@@ -104,15 +104,19 @@ struct LayerTable {
 }
 
 impl LayerTable {
-    fn part(&self, range: &str, work: Work) -> Part {
+    fn part(&self, range: &str, work: Work) -> BreakdownPart {
         let &Self { table, within } = self;
-        Part { table, label: range.to_owned(), range: format!("{within}/{range}"), work }
+        BreakdownPart { table, label: range.to_owned(), range: format!("{within}/{range}"), work }
     }
 
     /// Parts of a stage: the stage as a whole, then its convolutions.
-    fn stage_parts(&self, stage: &str, convs: Vec<(&ConvolutionLayer, Work)>) -> Vec<Part> {
+    fn stage_parts(
+        &self,
+        stage: &str,
+        convs: Vec<(&ConvolutionLayer, Work)>,
+    ) -> Vec<BreakdownPart> {
         let whole = self.part(stage, sum(convs.iter().map(|(_, work)| work)));
-        let conv = |(conv, work): (&ConvolutionLayer, Work)| Part {
+        let conv = |(conv, work): (&ConvolutionLayer, Work)| BreakdownPart {
             label: format!("· {}", conv.name),
             ..self.part(&format!("{stage}/{}", conv.name), work)
         };
@@ -133,8 +137,8 @@ impl<'a> NetworkParts<'a> {
 
     /// Numbers of operations of GEMMs and of the vector unit.
     fn gemm_and_vector_work(&self, work: Work, matmul: u64, vector: u64) -> Work {
-        work.with_flops(Unit::Matmul, self.shape.dtype, matmul).with_flops(
-            Unit::Vector,
+        work.with_flops(FlopUnit::Matmul, self.shape.dtype, matmul).with_flops(
+            FlopUnit::Vector,
             Dtype::F32,
             vector,
         )
@@ -164,7 +168,7 @@ impl<'a> NetworkParts<'a> {
         self.gemm_and_vector_work(read, self.convolution_flops(convs), 5 * neurons)
     }
 
-    fn forward(&self) -> Vec<Part> {
+    fn forward(&self) -> Vec<BreakdownPart> {
         let Self { shape, network, .. } = self;
         let images = shape.b * shape.sizes.image().elements() * shape.dtype.bytes();
         let layers = LayerTable { table: LAYERS, within: "Model_Compute_All_Layers" };
@@ -206,7 +210,7 @@ impl<'a> NetworkParts<'a> {
         20 * self.neuron_steps(map)
     }
 
-    fn backward(&self) -> Vec<Part> {
+    fn backward(&self) -> Vec<BreakdownPart> {
         let Self { shape, network, .. } = self;
         let layers = LayerTable { table: BACKWARD_LAYER_TABLE, within: "Backward" };
         let maps = network.neurons();
@@ -260,11 +264,11 @@ mod tests {
     use super::super::definition::{INFERENCE, TRAIN_STEP};
     use super::super::network::NetworkStem;
     use super::*;
-    use kernelgate::workload::{Effort, Problem, Scale};
+    use kernelgate::workload::{DefaultScale, Effort, Problem};
 
-    fn matmul_and_vector<'a>(parts: impl IntoIterator<Item = &'a Part>) -> [u64; 2] {
+    fn matmul_and_vector<'a>(parts: impl IntoIterator<Item = &'a BreakdownPart>) -> [u64; 2] {
         let all = sum(parts.into_iter().map(|part| &part.work));
-        [Unit::Matmul, Unit::Vector]
+        [FlopUnit::Matmul, FlopUnit::Vector]
             .map(|unit| all.flops.iter().filter(|of| of.unit == unit).map(|of| of.count).sum())
     }
 
@@ -272,14 +276,14 @@ mod tests {
     fn innermost_parts<'a>(
         of: &'a Breakdown,
         tables: &'a [&str],
-    ) -> impl Iterator<Item = &'a Part> {
-        let own = |part: &&Part| !part.range.ends_with("_ResBlocks");
+    ) -> impl Iterator<Item = &'a BreakdownPart> {
+        let own = |part: &&BreakdownPart| !part.range.ends_with("_ResBlocks");
         of.parts.iter().filter(|part| tables.contains(&part.table)).filter(own)
     }
 
     #[test]
     fn layers_add_up_to_the_declared_work() {
-        for point in INFERENCE.points(Effort::Thorough, Scale::Host, &[]).unwrap() {
+        for point in INFERENCE.points(Effort::Thorough, DefaultScale::Host, &[]).unwrap() {
             let problem = (INFERENCE.bind)(&point).unwrap();
             let (of, work) = (problem.breakdown(), problem.work());
             let layers = sum(innermost_parts(&of, &[LAYERS]).map(|part| &part.work));
@@ -289,24 +293,24 @@ mod tests {
             assert_eq!(layers.read_bytes == work.read_bytes, every_tap, "{point:?}");
             assert_eq!(Work { read_bytes: work.read_bytes, ..layers }, work, "{point:?}");
         }
-        for point in TRAIN_STEP.points(Effort::Default, Scale::Accelerator, &[]).unwrap() {
+        for point in TRAIN_STEP.points(Effort::Default, DefaultScale::Accelerator, &[]).unwrap() {
             let problem = (TRAIN_STEP.bind)(&point).unwrap();
             let breakdown = problem.breakdown();
             let others = ["Weight_Gradients", "Optimizer"];
             let others =
                 breakdown.parts.iter().filter(|part| others.contains(&part.range.as_str()));
             let layers = innermost_parts(&breakdown, &[LAYERS, BACKWARD_LAYER_TABLE]).chain(others);
-            let work = Part { work: problem.work(), ..breakdown.parts[0].clone() };
+            let work = BreakdownPart { work: problem.work(), ..breakdown.parts[0].clone() };
             assert_eq!(matmul_and_vector(layers), matmul_and_vector([&work]), "{point:?}");
         }
     }
 
     #[test]
     fn ranges_of_parts_are_distinct() {
-        let point = &TRAIN_STEP.points(Effort::Default, Scale::Accelerator, &[]).unwrap()[0];
+        let point = &TRAIN_STEP.points(Effort::Default, DefaultScale::Accelerator, &[]).unwrap()[0];
         let breakdown = (TRAIN_STEP.bind)(point).unwrap().breakdown();
         for (i, part) in breakdown.parts.iter().enumerate() {
-            let same = |other: &Part| other.range.ends_with(&format!("/{}", part.range));
+            let same = |other: &BreakdownPart| other.range.ends_with(&format!("/{}", part.range));
             assert!(!breakdown.parts.iter().any(same), "{}", part.range);
             assert!(
                 breakdown.parts[..i].iter().all(|other| other.range != part.range),

@@ -245,12 +245,13 @@ impl Problem for DataParallel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::workload::{Effort, Scale};
+    use kernelgate::workload::{DefaultScale, Effort};
 
     fn small_problem(gpus: usize) -> DataParallel {
         let axes = format!("g={gpus} stem=cifar w=8 b=8 t=2 level=8 weights=dyadic dtype=f32");
         let overridden: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
-        let points = DATA_PARALLEL.points(Effort::Default, Scale::Host, &overridden).unwrap();
+        let points =
+            DATA_PARALLEL.points(Effort::Default, DefaultScale::Host, &overridden).unwrap();
         (DATA_PARALLEL.bind)(&points[0]).unwrap()
     }
 

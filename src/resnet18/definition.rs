@@ -59,8 +59,8 @@ pub use super::shape::{DrawDistribution, NetworkShape};
 use super::weights_file;
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
-    Axis, Breakdown, Dtype, Expected, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit, Work,
-    Workload, random,
+    Axis, Breakdown, Dtype, Expected, FlopUnit, Problem, Symmetry, Tensor, Tensors, Tolerance,
+    Work, Workload, random,
 };
 
 const STEM_AXIS: Axis = Axis::one_of(
@@ -232,7 +232,7 @@ impl TrainStep {
         for (_, first, len) in network.layout() {
             let rows: Vec<usize> = (first / width..(first + len).div_ceil(width)).collect();
             let part = &values[first..first + rows.len() * width];
-            all.push(Expected::sampled(name, self.shape.rows(network), rows, part.to_vec()));
+            all.push(Expected::sampled_rows(name, self.shape.rows(network), rows, part.to_vec()));
         }
         all
     }
@@ -288,8 +288,8 @@ impl Problem for TrainStep {
         let read = 2 * parameters + (images + self.shape.b) as u64;
         let write = 2 * parameters + (Dtype::F32.bytes() * (logits + 1)) as u64;
         Work::bytes(read, write)
-            .with_flops(Unit::Matmul, self.shape.dtype, hidden + outer)
-            .with_flops(Unit::Vector, Dtype::F32, vector)
+            .with_flops(FlopUnit::Matmul, self.shape.dtype, hidden + outer)
+            .with_flops(FlopUnit::Vector, Dtype::F32, vector)
     }
 
     fn remark(&self) -> Option<String> {

@@ -19,7 +19,7 @@ pub use cuda::kernels;
 pub use data_parallel::{DATA_PARALLEL, DataParallel};
 pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, suite, suite_with_scan};
+use kernelgate::suite::{Suite, join_rows, suite_with_scan};
 
 /// All workloads of the ResNet-18 family, each with its rows.
 pub fn suites() -> Vec<Suite> {
@@ -30,7 +30,7 @@ pub fn suites() -> Vec<Suite> {
             cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP),
             TRAIN_STEP_SCAN,
         ),
-        suite(&DATA_PARALLEL, cuda::DATA_PARALLEL),
+        join_rows(&DATA_PARALLEL, cuda::DATA_PARALLEL),
     ]
 }
 

@@ -10,7 +10,7 @@ use super::network::{
 };
 use super::weights_file;
 use crate::st_bif::neuron::NeuronParameters;
-use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work, random};
+use kernelgate::workload::{AxisError, Dtype, FlopUnit, Point, Tensors, Work, random};
 
 /// Exclusive limit of the numbers of images and time steps: below it no count overflows 64 bits.
 const MAX_EXTENT: usize = 1 << 16;
@@ -222,11 +222,11 @@ impl NetworkShape {
         // Operations of a neuron step: v += x, θ·s, v -= θ·s, c += s, and the bias.
         Work::bytes((elements * self.dtype.bytes()) as u64, logits as u64)
             .with_flops(
-                Unit::Matmul,
+                FlopUnit::Matmul,
                 self.dtype,
                 self.hidden_flops(network) + self.outer_flops(network),
             )
-            .with_flops(Unit::Vector, Dtype::F32, 5 * neurons)
+            .with_flops(FlopUnit::Vector, Dtype::F32, 5 * neurons)
     }
 
     /// Bytes of host memory of the problem: the inputs, the reference's currents (f64) and spikes

@@ -11,7 +11,7 @@ use crate::math::{exp2, max_ignoring_nan};
 use crate::parallel;
 use crate::st_bif::definition::{StBifBackward, StBifForward};
 use crate::st_bif::neuron::NeuronParameters;
-use kernelgate::backend::cpu::{CpuTask, threads};
+use kernelgate::backend::cpu::{CpuTask, available_threads};
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
@@ -95,7 +95,7 @@ fn neuron_count_of(x: &Tensor) -> usize {
 /// Number of columns of a task: each thread gets several tasks, and a task has whole blocks of
 /// lanes.
 fn columns_per_task(n: usize) -> usize {
-    n.div_ceil(8 * threads()).next_multiple_of(NEURONS_PER_BLOCK)
+    n.div_ceil(8 * available_threads()).next_multiple_of(NEURONS_PER_BLOCK)
 }
 
 /// Constants of the neuron in fp32.

@@ -16,8 +16,8 @@ use crate::parallel;
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, TensorData, Tensors,
-    Tolerance, Unit, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensor, TensorData,
+    Tensors, Tolerance, Work, Workload, random,
 };
 
 /// Number of neurons of one image in each neuron layer of ResNet-18 on 32x32 images, with the
@@ -295,7 +295,7 @@ impl Problem for StBifForward {
         };
         // Operations of a step: v += x, θ·s, v -= θ·s, c += s.
         Work::bytes(elements * self.neurons.dtype.bytes() as u64, spikes).with_flops(
-            Unit::Vector,
+            FlopUnit::Vector,
             Dtype::F32,
             4 * elements,
         )
@@ -354,7 +354,7 @@ impl Problem for StBifBackward {
         let bytes = self.neurons.dtype.bytes() as u64 * elements;
         // Operations of a step: two Gaussians of 5 each, their sum, b of 2, m of 3, gx and gT of 2
         // each. The replay of the forward pass is not counted.
-        Work::bytes(2 * bytes, bytes).with_flops(Unit::Vector, Dtype::F32, 20 * elements)
+        Work::bytes(2 * bytes, bytes).with_flops(FlopUnit::Vector, Dtype::F32, 20 * elements)
     }
 
     fn tolerance(&self) -> Tolerance {

@@ -10,7 +10,7 @@ use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, suite, suite_with_scan};
+use kernelgate::suite::{Suite, join_rows, suite_with_scan};
 use kernelgate_cuda::instruments;
 use kernelgate_cuda::spec::ListedKernel;
 
@@ -19,13 +19,13 @@ pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD), BACKWARD_SCAN),
-        suite(&rate::RATE_WORKLOAD, rate::CPU),
+        join_rows(&rate::RATE_WORKLOAD, rate::CPU),
     ]
 }
 
 /// Kernels of the family, and the kernels that measurements need; the family's bench lists both.
 fn all_kernels() -> Vec<ListedKernel> {
-    [kernels(), instruments::kernels()].concat()
+    [kernels(), instruments::instrument_kernels()].concat()
 }
 
 /// Entry of ST-BIF in the list of workload families.

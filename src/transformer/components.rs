@@ -14,8 +14,8 @@ use super::reference::{sigmoid, softmax};
 use super::shape::{ArenaRows, MODEL_SIZES, NORM_EPSILON, ROPE_BASE, Shape, Weight};
 use crate::parallel;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Point, Problem, Tensor, TensorData, Tensors, Tolerance, Unit,
-    Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Tensor, TensorData, Tensors,
+    Tolerance, Work, Workload, random,
 };
 
 /// Workload of a single kernel of the language model, or of two that always follow each other.
@@ -305,7 +305,7 @@ impl ComponentProblem {
     fn compared_rows(&self) -> Vec<usize> {
         let whole = self.shape.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE;
         let count = if whole { self.shape.rows() } else { 1000 };
-        random::indices(1, "rows", self.shape.rows(), count)
+        random::random_indices(1, "rows", self.shape.rows(), count)
     }
 }
 
@@ -365,7 +365,7 @@ impl Problem for ComponentProblem {
             self.outputs().iter().map(|output| output.extents.iter().product::<usize>()).sum();
         // The work counts about four operations for each element of the outputs.
         Work::bytes(read as u64, write as u64).with_flops(
-            Unit::Vector,
+            FlopUnit::Vector,
             Dtype::F32,
             4 * elements as u64,
         )

@@ -14,8 +14,8 @@ use super::gradients::step;
 use super::reference::Reference;
 use super::shape::{MODEL_SIZES, Shape};
 use kernelgate::workload::{
-    Axis, Breakdown, Dtype, Expected, Part, Problem, SampleUnit, Symmetry, Tensors, Tolerance,
-    Unit, Work, Workload,
+    Axis, Breakdown, BreakdownPart, Dtype, Expected, FlopUnit, Problem, SampleUnit, Symmetry,
+    Tensors, Tolerance, Work, Workload,
 };
 
 const AXES: &[Axis] = &[
@@ -186,7 +186,7 @@ fn loss_tolerance(dtype: Dtype) -> Tolerance {
 /// the names of `scaled_dot_product_attention`.
 fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
     let Shape { layers, heads, context, dtype, .. } = *shape;
-    let phase = |name: &&str| Part {
+    let phase = |name: &&str| BreakdownPart {
         table: "phase",
         label: (*name).to_owned(),
         range: (*name).to_owned(),
@@ -194,7 +194,7 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
             "forward" => shape.forward_work(),
             "backward" => {
                 let flops = 2 * shape.forward_flops();
-                Work::default().with_flops(Unit::Matmul, dtype, flops)
+                Work::default().with_flops(FlopUnit::Matmul, dtype, flops)
             }
             _ => Work::bytes(16 * shape.parameters() as u64, 12 * shape.parameters() as u64),
         },
@@ -202,11 +202,11 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
     let pairs = (layers * heads * shape.tokens() * context) as u64;
     let gemm = 2 * pairs * shape.head_dim() as u64;
     let attention = [
-        ("scores", "computing_attention_scores", Unit::Matmul, gemm),
-        ("softmax", "computing_softmax", Unit::Vector, 5 * pairs),
-        ("values", "final_matmul", Unit::Matmul, gemm),
+        ("scores", "computing_attention_scores", FlopUnit::Matmul, gemm),
+        ("softmax", "computing_softmax", FlopUnit::Vector, 5 * pairs),
+        ("values", "final_matmul", FlopUnit::Matmul, gemm),
     ]
-    .map(|(label, name, unit, flops)| Part {
+    .map(|(label, name, unit, flops)| BreakdownPart {
         table: "attention",
         label: label.to_owned(),
         range: format!("scaled_dot_product_attention/{name}"),

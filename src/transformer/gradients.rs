@@ -31,7 +31,7 @@ pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expec
             gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
         for (name, values) in STATE_OUTPUTS.into_iter().zip(updated) {
             let shape = [shape.rows(), shape.d];
-            expected.push(Expected::sampled(name, shape, rows.clone(), values));
+            expected.push(Expected::sampled_rows(name, shape, rows.clone(), values));
         }
     }
     expected

@@ -14,14 +14,14 @@ use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, suite};
+use kernelgate::suite::{Suite, join_rows};
 
 /// All workloads of the transformer family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
-        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
-        suite(&TRAIN_STEP, cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP)),
-        suite(&components::COMPONENT, cuda::COMPONENT.iter()),
+        join_rows(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
+        join_rows(&TRAIN_STEP, cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP)),
+        join_rows(&components::COMPONENT, cuda::COMPONENT.iter()),
     ]
 }
 

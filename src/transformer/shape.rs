@@ -15,7 +15,7 @@
 use half::bf16;
 
 use kernelgate::workload::{
-    AxisError, Dtype, Point, Tensor, TensorData, Tensors, Unit, Work, random,
+    AxisError, Dtype, FlopUnit, Point, Tensor, TensorData, Tensors, Work, random,
 };
 
 /// Epsilon that RMSNorm adds to the mean square before the root.
@@ -195,7 +195,7 @@ impl Shape {
         if self.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE || weight == Weight::Gains {
             return (0..rows).collect();
         }
-        let mut sampled = random::indices(1, &format!("{weight:?}"), rows, SAMPLED_ROWS);
+        let mut sampled = random::random_indices(1, &format!("{weight:?}"), rows, SAMPLED_ROWS);
         if weight == Weight::Embedding {
             let tokens = inputs.f32("tokens").iter().take(SAMPLED_ROWS);
             sampled.extend(tokens.map(|token| *token as usize));
@@ -212,7 +212,7 @@ impl Shape {
         } else {
             4 * SAMPLED_ROWS
         };
-        random::indices(1, "logits", self.tokens(), count)
+        random::random_indices(1, "logits", self.tokens(), count)
     }
 
     /// Draws the tokens and their targets.
@@ -292,8 +292,8 @@ impl Shape {
         let read = element * (matrices + used) + 8 * tokens;
         let write = element * tokens * self.padded() as u64 + 4 * self.batch as u64;
         Work::bytes(read, write)
-            .with_flops(Unit::Matmul, self.dtype, self.forward_flops())
-            .with_flops(Unit::Vector, Dtype::F32, self.vector_flops())
+            .with_flops(FlopUnit::Matmul, self.dtype, self.forward_flops())
+            .with_flops(FlopUnit::Vector, Dtype::F32, self.vector_flops())
     }
 
     /// Number of operations of a forward pass outside the GEMMs.
@@ -308,8 +308,8 @@ impl Shape {
         let parameters = self.parameters() as u64;
         let read = 12 * parameters + 8 * self.tokens() as u64;
         Work::bytes(read, 12 * parameters + 4 * self.batch as u64)
-            .with_flops(Unit::Matmul, self.dtype, 3 * self.forward_flops())
-            .with_flops(Unit::Vector, Dtype::F32, 3 * self.vector_flops() + 14 * parameters)
+            .with_flops(FlopUnit::Matmul, self.dtype, 3 * self.forward_flops())
+            .with_flops(FlopUnit::Vector, Dtype::F32, 3 * self.vector_flops() + 14 * parameters)
     }
 
     /// Bytes of the f64 values that the reference holds besides inputs and outputs: a layer's

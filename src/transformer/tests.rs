@@ -9,7 +9,7 @@ use super::shape::{ArenaRows, STATE_INPUTS, STATE_OUTPUTS, Shape, Weight};
 use super::{FORWARD, Forward, TRAIN_STEP, TrainStep, check_text};
 use kernelgate::verify::precision::ErrorBounds;
 use kernelgate::workload::{
-    Dtype, Effort, Expected, Problem, Scale, Tensor, TensorData, Tensors, symmetry,
+    DefaultScale, Dtype, Effort, Expected, Problem, Tensor, TensorData, Tensors, symmetry,
 };
 
 const TINY: Shape = Shape {
@@ -177,7 +177,7 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
 
 #[test]
 fn sequences_are_independent() {
-    assert_eq!(symmetry::check(&Forward { shape: TINY }, 5, 1e-12), Ok(1));
+    assert_eq!(symmetry::check_symmetries(&Forward { shape: TINY }, 5, 1e-12), Ok(1));
 }
 
 /// The gradient of a batch is the mean of the gradients of its sequences.
@@ -229,13 +229,14 @@ fn a_token_outside_of_the_vocabulary_is_named() {
 #[test]
 fn a_batch_of_nothing_is_refused() {
     let override_ = ["b=0".parse().unwrap()];
-    let refused = FORWARD.points(Effort::Default, Scale::Accelerator, &override_).unwrap_err();
+    let refused =
+        FORWARD.points(Effort::Default, DefaultScale::Accelerator, &override_).unwrap_err();
     assert_eq!(refused.to_string(), "axis `b` takes a whole number from 1, not `0`");
 }
 
 #[test]
 fn every_point_binds() {
-    for point in FORWARD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+    for point in FORWARD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap() {
         assert!((FORWARD.bind)(&point).is_ok() && (TRAIN_STEP.bind)(&point).is_ok());
     }
 }

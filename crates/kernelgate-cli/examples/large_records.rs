@@ -9,10 +9,11 @@
 //! cargo run --release --example large_records -- merge DIR
 //! ```
 //!
-//! `make` lays out a package: `kernelgate gate --baseline main` in `DIR` judges the last run, and
-//! `kernelgate report --runs DIR/target/kernelgate/runs` draws all of them. `shards` writes one run of
-//! so many cases a shard, `comparisons` as many cases and blocks from the record of one shard, which
-//! `kernelgate compare --shard` wrote; `merge` puts either together as `kernelgate merge` does.
+//! `make` lays out a package: Then `kernelgate gate --baseline main` in `DIR` judges the last run,
+//! and `kernelgate report --runs DIR/target/kernelgate/runs` draws all runs. `shards` writes one
+//! run of so many cases a shard, `comparisons` as many cases and blocks from the record of one
+//! shard, which `kernelgate compare --shard` wrote; `merge` puts either together as `kernelgate
+//! merge` does.
 
 #![allow(clippy::disallowed_methods, reason = "arguments of an example")]
 
@@ -21,11 +22,11 @@ use std::time::Instant;
 
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::record::{
-    Baseline, CaseRecord, Environment, ProcessRun, Provenance, Shard, Store, file,
+    Baseline, BaselineStore, CaseRecord, Environment, ProcessRun, Provenance, Shard, file,
 };
 use kernelgate_cli::fleet::merge;
-use kernelgate_cli::fleet::pieces::Tolerance;
-use kernelgate_cli::gate::calibration::Series;
+use kernelgate_cli::fleet::pieces::AnchorTolerance;
+use kernelgate_cli::gate::calibration::BlockSeries;
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 
 fn main() {
@@ -34,15 +35,18 @@ fn main() {
     let number = |text: &str| text.parse().expect("a number");
     match words[..] {
         ["make", folder, cases, runs, samples] => {
-            make(Path::new(folder), number(cases), number(runs), number(samples));
+            make_records(Path::new(folder), number(cases), number(runs), number(samples));
         }
         ["read", path] => read(Path::new(path)),
         ["shards", folder, shards, cases, samples] => {
             make_shards(Path::new(folder), number(shards), number(cases), number(samples));
         }
         ["comparisons", folder, shard, shards, cases, blocks] => {
-            let size =
-                Size { shards: number(shards), cases: number(cases), blocks: number(blocks) };
+            let size = RecordsSize {
+                shards: number(shards),
+                cases: number(cases),
+                blocks: number(blocks),
+            };
             make_comparisons(Path::new(folder), Path::new(shard), &size);
         }
         ["merge", folder] => merge(Path::new(folder)),
@@ -50,13 +54,13 @@ fn main() {
     }
 }
 
-/// A run record whose times differ a little from those of every other run.
+/// A run record whose times differ a little from those of all other runs.
 fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
     let case = |index: usize| {
         let time = |sample: usize| {
             1e6 * (1.0 + (1.0 + (session * 7919 + index * 104_729 + sample) as f64).sin() / 300.0)
         };
-        let mut case = CaseRecord::from_samples((0..samples).map(time).collect());
+        let mut case = CaseRecord::untimed_samples((0..samples).map(time).collect());
         case.samples.clock_mhz = (0..samples).map(|sample| 1700.0 + time(sample) / 7e4).collect();
         // Five implementations of each problem, hot and cold; problems over two axes.
         let (row, cache) = (index % 5, ["hot", "cold"][index / 5 % 2]);
@@ -71,7 +75,7 @@ fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
     ProcessRun {
         complete: true,
         cases: (0..cases).map(case).collect(),
-        ..ProcessRun::start(
+        ..ProcessRun::start_process_run(
             "large",
             &format!("s{session}"),
             Environment::cpu(),
@@ -80,8 +84,8 @@ fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
     }
 }
 
-fn make(folder: &Path, cases: usize, runs: usize, samples: usize) {
-    let store = Store::at(folder, &folder.join("target"));
+fn make_records(folder: &Path, cases: usize, runs: usize, samples: usize) {
+    let store = BaselineStore::at(folder, &folder.join("target"));
     let mut baseline = Baseline::new("main");
     for session in 1..=runs {
         let run = run(session, cases, samples);
@@ -106,7 +110,7 @@ fn make(folder: &Path, cases: usize, runs: usize, samples: usize) {
 fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
     for index in 1..=shards {
         let mut run = run(index, cases, samples);
-        // Every shard gets other problems.
+        // Every shard gets problems of its own.
         run.cases = std::mem::take(&mut run.cases)
             .into_iter()
             .map(|(id, case)| (id.replacen("/s", &format!("/shard{index}_s"), 1), case))
@@ -119,25 +123,25 @@ fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
 }
 
 /// Numbers of cases and blocks of a generated comparison.
-struct Size {
+struct RecordsSize {
     shards: usize,
     cases: usize,
     blocks: usize,
 }
 
 /// Shards like a recorded one, with other cases; one case in a hundred has a slower head.
-fn make_comparisons(folder: &Path, recorded: &Path, size: &Size) {
+fn make_comparisons(folder: &Path, recorded: &Path, size: &RecordsSize) {
     let template: ComparisonShard = file::read(recorded).expect("a shard of a comparison");
     let (case, series) = template.first.first_key_value().expect("a case with times");
     let limits = template.limits[case];
     let mut recorded = series.blocks();
     recorded.truncate(2);
-    let blocks = |slower: f64| -> Series {
+    let blocks = |slower: f64| -> BlockSeries {
         let mut blocks: Vec<_> = recorded.iter().cycle().take(size.blocks).cloned().collect();
         for timing in blocks.iter_mut().flat_map(|block| &mut block.head) {
             timing.time_ns *= slower;
         }
-        Series::from_blocks(&blocks)
+        BlockSeries::series_of_blocks(&blocks)
     };
     let (equal, slower) = (blocks(1.0), blocks(1.05));
     for index in 1..=size.shards {
@@ -163,16 +167,17 @@ fn merge(folder: &Path) {
     let started = Instant::now();
     let files = merge::files(&[folder.to_owned()]).expect("a folder of shards");
     let (shards, cases) = match merge::kind(&files).expect("records") {
-        merge::Kind::Comparisons => {
-            let merged =
-                merge::comparisons(&files, Tolerance::default()).expect("shards of one plan");
+        merge::MergedRecordKind::Comparisons => {
+            let merged = merge::merge_comparison_shards(&files, AnchorTolerance::default())
+                .expect("shards of one plan");
             let account = merged.account;
             let comparison = comparison_shard::merge(merged.shards, account.missing);
             let cases = comparison.map_or(0, |comparison| comparison.judged.len());
             (account.merged.len(), cases)
         }
         _ => {
-            let merged = merge::runs(&files, Tolerance::default()).expect("shards of one plan");
+            let merged =
+                merge::merge_runs(&files, AnchorTolerance::default()).expect("shards of one plan");
             merge::write_session(&folder.with_extension("merged"), &merged.runs).expect("written");
             let cases = merged.runs.iter().map(|piece| piece.record.cases.len()).sum();
             (merged.account.merged.len(), cases)

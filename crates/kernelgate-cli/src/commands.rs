@@ -19,7 +19,7 @@ pub fn are_commands_shown() -> bool {
 
 /// Prints a command that is about to run, with its folder and the variables that differ, on
 /// standard error.
-pub fn show(command: &Command) {
+pub fn print_command(command: &Command) {
     if are_commands_shown() {
         eprintln!("+ {}", printable_on_terminal(&format!("{command:?}")));
     }

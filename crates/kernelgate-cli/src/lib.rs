@@ -36,7 +36,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::{guard, variables};
 use kernelgate::protocol;
 use kernelgate::record::text::printable_on_terminal;
@@ -44,12 +44,13 @@ use kernelgate::record::text::printable_on_terminal;
 #[expect(clippy::disallowed_methods, reason = "the boundary: the question of a bench's parent")]
 /// Runs the program with these arguments, the first of which is the program's own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::VERSION_QUESTION)
+    if std::env::var_os(protocol::REQUEST_VARIABLE)
+        .is_some_and(|value| value == protocol::VERSION_QUESTION)
     {
         // The program lies beside bench executables, and contains the marks by which these are
         // found.
         println!("{}", benches::PROGRAM_MARK);
-        return Exit::Fine.into();
+        return ExitReason::Fine.into();
     }
     guard::keep_panic_messages(variables::wants_backtrace());
     let arguments: Vec<OsString> = arguments.into_iter().collect();
@@ -68,7 +69,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
                     &arguments
                 ))
             );
-            return Exit::Usage.into();
+            return ExitReason::Usage.into();
         }
         Err(help) => help.exit(),
     };
@@ -81,7 +82,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("error: {}", printable_on_terminal(&error_with_causes(&error)));
-            Exit::Usage.into()
+            ExitReason::Usage.into()
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Command;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::{args, variables};
 use kernelgate_cli::gate::rules::rules_file;
 use kernelgate_trace::diagnose::{RuleEntry, rule_entries};
@@ -68,14 +68,17 @@ fn the_page_of_a_bench_is_its_help() {
 #[test]
 fn the_page_of_exit_codes_has_every_code() {
     let mut page = "| code | meaning |\n|---:|---|\n".to_owned();
-    for exit in Exit::ALL {
+    for exit in ExitReason::ALL {
         let _ = writeln!(page, "| {} | {} |", exit as u8, exit.exit_code_meaning());
     }
-    let _ =
-        writeln!(page, "| {} | interrupted by Ctrl-C or a signal |", Exit::INTERRUPTED_EXIT_CODE);
-    let _ = writeln!(page, "| {} | broken pipe |", Exit::BROKEN_PIPE_EXIT_CODE);
+    let _ = writeln!(
+        page,
+        "| {} | interrupted by Ctrl-C or a signal |",
+        ExitReason::INTERRUPTED_EXIT_CODE
+    );
+    let _ = writeln!(page, "| {} | broken pipe |", ExitReason::BROKEN_PIPE_EXIT_CODE);
     page.push_str("\nOf several results the most severe counts: ");
-    let mut ranked = Exit::ALL;
+    let mut ranked = ExitReason::ALL;
     ranked.sort_by(|a, b| {
         if a.more_severe(*b) == *a { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
     });
@@ -176,7 +179,7 @@ fn the_page_of_variables_has_every_variable() {
         let line = (String::new(), (*meaning).to_owned());
         assert!(lines.insert((*name).to_owned(), line).is_none(), "{name} is a flag too");
     }
-    let names: BTreeSet<String> = variables::names().map(str::to_owned).collect();
+    let names: BTreeSet<String> = variables::variable_names().map(str::to_owned).collect();
     let ours = lines.keys().filter(|name| name.starts_with("KERNELGATE_")).cloned();
     assert_eq!(names, ours.collect(), "variables.rs lists each variable once");
     let mut page =

@@ -345,7 +345,7 @@ fn other_files_beside_the_benches_are_not_run() {
     assert!(!package.path("ran").exists());
     compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
     assert!(package.path("ran").exists());
-    let mark = kernelgate::protocol::MARK.as_bytes();
+    let mark = kernelgate::protocol::BENCH_MARK.as_bytes();
     let fixture = std::fs::read(fixture_path()).unwrap();
     assert!(fixture.windows(mark.len()).any(|bytes| bytes == mark));
 }

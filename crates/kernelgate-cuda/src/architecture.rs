@@ -2,18 +2,18 @@
 //! card.
 //!
 //! The resource limits of each architecture are those of the table "Technical Specifications per
-//! Compute Capability" in NVIDIA's CUDA C++ Programming Guide. This module does not have attributes
-//! that the driver reports for a present card.
+//! Compute Capability" in NVIDIA's CUDA C++ Programming Guide. This module deliberately does not
+//! ask the driver for attributes of a present card.
 
 /// Variable that names an architecture to run as, instead of the card's own.
-pub const VARIABLE: &str = "KERNELGATE_ARCH";
+pub const ARCHITECTURE_VARIABLE: &str = "KERNELGATE_ARCH";
 
 /// Architecture that the user requests instead of the card's own, as written: for
 /// [`DeviceOptions`](crate::DeviceOptions), and for the choice of NVRTC, which a process makes
 /// once.
 #[allow(clippy::disallowed_methods, reason = "the boundary: becomes an option of devices")]
-pub fn named() -> Option<String> {
-    let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty())?;
+pub fn requested_architecture() -> Option<String> {
+    let named = std::env::var_os(ARCHITECTURE_VARIABLE).filter(|named| !named.is_empty())?;
     Some(named.to_string_lossy().into_owned())
 }
 

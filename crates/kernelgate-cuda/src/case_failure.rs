@@ -1,11 +1,11 @@
-//! The reason why a case has no result, as people read it and as programs do.
+//! The reason why a case has no result: a sentence for people, and facts for programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A sentence, and the facts that it states.
+/// The reason why a case has no result: a sentence, and the facts that it states.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CaseFailure {
     /// The sentence.

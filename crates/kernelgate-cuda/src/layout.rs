@@ -9,7 +9,7 @@
 use std::fmt::Write as _;
 
 /// The macro and the environment variable that number a layout.
-pub const VARIABLE: &str = "KERNELGATE_LAYOUT";
+pub const LAYOUT_VARIABLE: &str = "KERNELGATE_LAYOUT";
 
 /// Moves all later host allocations of the process, if it has a layout.
 pub fn pad_heap_for_layout(layout: Option<u32>) {
@@ -18,8 +18,8 @@ pub fn pad_heap_for_layout(layout: Option<u32>) {
     }
 }
 
-/// Functions that go before a module's own, as CUDA source. Their number and lengths depend on the
-/// layout.
+/// Functions that go before a module's own, as CUDA source. The number and lengths of the padding
+/// functions depend on the layout.
 pub fn padding_functions(layout: u32) -> String {
     let mut text = String::new();
     for index in 0..1 + layout % 3 {

@@ -15,9 +15,9 @@
 //!   flush.
 //! - [`observe`]: CUPTI's activity records, NVML's readings, NVTX ranges.
 //!
-//! All `unsafe` code of the workspace is in this crate. Its own functions are safe, including
-//! [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against the
-//! compiled kernel. Accesses through the pointers that a kernel gets are not checked. A kernel
+//! All `unsafe` code of the workspace is in this crate. The functions of this crate are safe,
+//! including [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against
+//! the compiled kernel. Accesses through the pointers that a kernel gets are not checked. A kernel
 //! writes to device memory and, if the device can address host memory (HMM, Grace Hopper), could
 //! write there too, as any C function behind a safe wrapper could. Loading a kernel means trusting
 //! it; verification checks its results.

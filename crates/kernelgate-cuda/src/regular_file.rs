@@ -8,7 +8,7 @@ use std::path::Path;
 /// # Errors
 /// Fails if the path is not a regular file, or cannot be opened. A dangling link is reported as
 /// such, not as a missing file, because somebody made it on purpose.
-pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
+pub fn open_regular_file(path: &Path) -> std::io::Result<std::fs::File> {
     let kind =
         std::fs::metadata(path).map_err(|cause| missing_target_error(path, cause))?.file_type();
     if !kind.is_file() && !kind.is_dir() {
@@ -30,10 +30,10 @@ fn missing_target_error(path: &Path, cause: std::io::Error) -> std::io::Error {
 /// Reads a regular file.
 ///
 /// # Errors
-/// Fails with the errors of [`open()`], and when it cannot be read.
+/// Fails with the errors of [`open()`], and if the file cannot be read.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.read_to_end(&mut bytes)?;
+    open_regular_file(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

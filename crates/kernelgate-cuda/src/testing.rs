@@ -33,8 +33,8 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Opens a second GPU for tests, besides the GPU of [`gpu`]. Without one it prints a message, or
-/// fails if `KERNELGATE_REQUIRE_GPUS=2`.
+/// Opens a second GPU for tests, besides the GPU of [`gpu`]. Without a second GPU it prints a
+/// message, or fails if `KERNELGATE_REQUIRE_GPUS=2`.
 ///
 /// # Panics
 /// Panics if there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
@@ -52,8 +52,8 @@ pub fn second_gpu_for_test() -> Option<Arc<Device>> {
     }
 }
 
-/// The first two GPUs as a set, for one test of the process at a time. Without two it prints a message
-/// or fails, like [`gpu`] and [`second_gpu_for_test`].
+/// The first two GPUs as a set, for one test of the process at a time. Without two GPUs it prints a
+/// message or fails, like [`gpu`] and [`second_gpu_for_test`].
 ///
 /// # Panics
 /// Panics if `gpu` or `second_gpu_for_test` panics, or when the set does not open.

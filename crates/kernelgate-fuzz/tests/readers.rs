@@ -13,8 +13,8 @@ use kernelgate::record::{
     criterion_store, tensors,
 };
 use kernelgate_cli::benches::{criterion, mark, package};
-use kernelgate_cli::bisect::state::State;
-use kernelgate_cli::fleet::submission::Submission;
+use kernelgate_cli::bisect::state::BisectionState;
+use kernelgate_cli::fleet::submission::JobSubmission;
 use kernelgate_cli::fleet::verification::VerificationShard;
 use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise_calibration};
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
@@ -43,8 +43,8 @@ fn record<T: RecordType + PartialEq>(path: &Path) -> Option<T> {
 fn run(path: &Path, _: u64) -> bool {
     let Some(run) = record::<ProcessRun>(path) else { return false };
     let runs = [run];
-    display::runs::text(&runs, Some(100));
-    report::costs::text(&runs, Some(100));
+    display::runs::results_text(&runs, Some(100));
+    report::costs::costs_text(&runs, Some(100));
     let mut baseline = Baseline::new("main");
     baseline.merge_run(&runs[0]);
     let _ = baseline.add(&runs[0]);
@@ -53,7 +53,7 @@ fn run(path: &Path, _: u64) -> bool {
         assert_eq!(CaseRun::summary_of_case(case).round_to_significant_digits().validate(), Ok(()));
     }
     let [run] = runs;
-    let _ = Measurement::from_runs(vec![run.clone(), run]);
+    let _ = Measurement::measurement_of_runs(vec![run.clone(), run]);
     true
 }
 
@@ -94,9 +94,9 @@ fn verification_shard(path: &Path, _: u64) -> bool {
 
 fn baseline(path: &Path, _: u64) -> bool {
     let Some(mut baseline) = record::<Baseline>(path) else {
-        return file::read_unsealed::<Baseline>(path).is_ok();
+        return file::read_without_checksum::<Baseline>(path).is_ok();
     };
-    let run = ProcessRun::start(
+    let run = ProcessRun::start_process_run(
         "fixture",
         "s",
         kernelgate::record::Environment::cpu(),
@@ -124,7 +124,7 @@ fn response(path: &Path, number: u64) -> bool {
 /// Reads a trace, sums it up, diagnoses it and writes it as a timeline. A mutated trace takes one of
 /// the three ways, by its number.
 fn trace(path: &Path, number: u64) -> bool {
-    let Ok(trace) = read::open(path, &WantedTraceParts::ALL) else { return false };
+    let Ok(trace) = read::open_trace_file(path, &WantedTraceParts::ALL) else { return false };
     let takes = |way: u64| number == 0 || number % 3 == way;
     if takes(0) {
         for report in StatsReport::ALL {
@@ -166,7 +166,7 @@ fn criterion_sample(path: &Path, _: u64) -> bool {
     let Ok(stored) = criterion_store::read(&store) else { return false };
     for case in stored.cases.values() {
         let launches = case.iterations.clone();
-        let samples = kernelgate::record::Samples {
+        let samples = kernelgate::record::CaseSamples {
             launches,
             elapsed_ns: case.times.clone(),
             ..Default::default()
@@ -271,10 +271,10 @@ pub const READERS: &[Reader] = &[
     reader("request", Json, 70_000, |path, _| record::<BenchRequest>(path).is_some()),
     reader("numerics", Json, 50_000, |path, _| record::<Numerics>(path).is_some()),
     reader("resources", Json, 20_000, |path, _| record::<ResourceRecord>(path).is_some()),
-    reader("bisection", Json, 70_000, |path, _| record::<State>(path).is_some()),
+    reader("bisection", Json, 70_000, |path, _| record::<BisectionState>(path).is_some()),
     reader("case_recording", Json, 15_000, |path, _| record::<CaseRecording>(path).is_some()),
     reader("machine", Json, 10_000, |path, _| record::<MachineFacts>(path).is_some()),
-    reader("submission", Json, 10_000, |path, _| record::<Submission>(path).is_some()),
+    reader("submission", Json, 10_000, |path, _| record::<JobSubmission>(path).is_some()),
     reader("peers", Json, 100_000, peers),
     reader("rules", Lines, 25_000, rules),
     reader("criterion", Json, 80_000, criterion_sample),

@@ -1,6 +1,6 @@
 //! Computations of kernelgate on the host: plain functions on slices.
 //!
-//! This crate is separate so that debug builds optimise it, and no other crate. A function that a
+//! This crate is separate so that debug builds optimise the numerical code alone. A function that a
 //! loop calls therefore has no type parameter, because generic functions are compiled in the
 //! calling crate. This crate does not know cases, devices and files.
 

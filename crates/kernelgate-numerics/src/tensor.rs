@@ -234,10 +234,10 @@ impl Tensor {
     /// but in blocks, without an allocation for the whole tensor.
     pub fn for_each_f64_block(&self, from: usize, len: usize, f: &mut dyn FnMut(usize, &[f64])) {
         /// Elements converted at a time: few enough for the nearest cache.
-        const BLOCK: usize = 1024;
-        let (mut block, mut halves) = ([0.0f64; BLOCK], [0.0f32; BLOCK]);
-        for start in (0..len).step_by(BLOCK) {
-            let count = BLOCK.min(len - start);
+        const CONVERTED_BLOCK: usize = 1024;
+        let (mut block, mut halves) = ([0.0f64; CONVERTED_BLOCK], [0.0f32; CONVERTED_BLOCK]);
+        for start in (0..len).step_by(CONVERTED_BLOCK) {
+            let count = CONVERTED_BLOCK.min(len - start);
             let range = from + start..from + start + count;
             let (block, halves) = (&mut block[..count], &mut halves[..count]);
             let widen = |block: &mut [f64], values: &[f32]| {

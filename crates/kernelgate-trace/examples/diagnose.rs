@@ -32,6 +32,6 @@ fn diagnosis(path: &Path, streamed: bool) -> Result<TraceDiagnosis, TraceError> 
     let streamed = if streamed { diagnose_streamed(path)? } else { None };
     match streamed {
         Some(diagnosis) => Ok(diagnosis),
-        None => Ok(diagnose(&read::open(path, &WantedTraceParts::ALL)?)),
+        None => Ok(diagnose(&read::open_trace_file(path, &WantedTraceParts::ALL)?)),
     }
 }

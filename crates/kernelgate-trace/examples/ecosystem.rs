@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let mut traces = Vec::new();
-    if let Err(error) = collect(Path::new(folder), &mut traces) {
+    if let Err(error) = collect_traces(Path::new(folder), &mut traces) {
         eprintln!("error: failed to read {folder}: {error}");
         return ExitCode::from(2);
     }
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         let name = trace.strip_prefix(folder).unwrap_or(trace).display();
         println!("== {name}");
         match diagnosis(trace) {
-            Ok(diagnosis) => print(&diagnosis),
+            Ok(diagnosis) => print_diagnosis(&diagnosis),
             // The path is in the heading: a folder elsewhere gives the same text.
             Err(error) => println!("  not read: {}", error.to_string().replace(folder, "")),
         }
@@ -41,12 +41,12 @@ fn main() -> ExitCode {
 }
 
 /// Collects the files below a folder that may be traces.
-fn collect(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<()> {
+fn collect_traces(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            collect(&path, traces)?;
+            collect_traces(&path, traces)?;
         } else if TRACE_EXTENSIONS.iter().any(|end| name.ends_with(end)) {
             traces.push(path);
         }
@@ -57,11 +57,11 @@ fn collect(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<()> {
 fn diagnosis(path: &Path) -> Result<TraceDiagnosis, TraceError> {
     match diagnose_streamed(path)? {
         Some(diagnosis) => Ok(diagnosis),
-        None => Ok(diagnose(&read::open(path, &WantedTraceParts::ALL)?)),
+        None => Ok(diagnose(&read::open_trace_file(path, &WantedTraceParts::ALL)?)),
     }
 }
 
-fn print(diagnosis: &TraceDiagnosis) {
+fn print_diagnosis(diagnosis: &TraceDiagnosis) {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(kind, count)| format!("{kind} {count}")).collect();
     println!("  {}: {}", diagnosis.recorder, records.join(", "));
@@ -69,7 +69,7 @@ fn print(diagnosis: &TraceDiagnosis) {
         let total = device.account.total.total_ns();
         println!("  process {}, device {}: {} ns", device.pid, device.device, total);
         for (label, ns) in device.account.total.lines() {
-            println!("    {label}: {}", share(ns, total));
+            println!("    {label}: {}", share_text(ns, total));
         }
         if let Some(iterations) = &device.account.iterations {
             println!("    {} iterations by {}", iterations.each.len(), iterations.sign.label());
@@ -81,8 +81,8 @@ fn print(diagnosis: &TraceDiagnosis) {
             "    measured {:.1} {}, savings {}, replayed {}",
             finding.measured.value,
             finding.measured.unit,
-            nanoseconds(finding.recoverable_ns),
-            nanoseconds(finding.replayed.map(|of| of.further_ns))
+            nanoseconds_text(finding.recoverable_ns),
+            nanoseconds_text(finding.replayed.map(|of| of.further_ns))
         );
     }
     for question in &diagnosis.questions {
@@ -92,11 +92,11 @@ fn print(diagnosis: &TraceDiagnosis) {
     }
 }
 
-fn nanoseconds(ns: Option<i64>) -> String {
+fn nanoseconds_text(ns: Option<i64>) -> String {
     ns.map_or("-".to_owned(), |ns| format!("{ns} ns"))
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn share(part: i64, whole: i64) -> String {
+fn share_text(part: i64, whole: i64) -> String {
     format!("{:.1} %", part as f64 / whole.max(1) as f64 * 100.0)
 }

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         arguments.into_iter().map(|name| (name.clone(), PathBuf::from(name))).collect();
     let start = Instant::now();
     let job = match ranks::read_rank_traces(&traces) {
-        Ok(parts) => ranks::join(parts),
+        Ok(parts) => ranks::join_ranks(parts),
         Err(error) => {
             eprintln!("error: failed to {error}");
             return ExitCode::from(2);

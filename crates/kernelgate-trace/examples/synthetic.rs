@@ -10,11 +10,11 @@ use std::process::ExitCode;
 use rusqlite::{Connection, Statement, params};
 
 /// Process 100 and its threads as global ids.
-const PROCESS: i64 = 100 << 24;
-const THREADS: i64 = 2;
+const PROCESS_GLOBAL_ID: i64 = 100 << 24;
+const HOST_THREADS: i64 = 2;
 /// Kernels of a step.
-const STEP: i64 = 1000;
-const FUNCTIONS: i64 = 60;
+const KERNELS_PER_STEP: i64 = 1000;
+const KERNEL_FUNCTIONS: i64 = 60;
 const FIRST_RANGE_ID: i64 = 1000;
 const RANGE_NAME_COUNT: i64 = 400;
 
@@ -46,7 +46,7 @@ fn write(path: &str, kernels: i64, unique: bool) -> rusqlite::Result<()> {
         for (id, name) in ["cudaLaunchKernel_v7000", "cudaEventRecord_v3020"].iter().enumerate() {
             text.execute(params![i64::try_from(id).unwrap_or(0) + 1, name])?;
         }
-        for id in 0..FUNCTIONS {
+        for id in 0..KERNEL_FUNCTIONS {
             text.execute(params![id + 100, format!("void synthetic::kernel<(int){id}>(float *)")])?;
         }
         for id in 0..RANGE_NAME_COUNT {
@@ -65,8 +65,8 @@ fn write(path: &str, kernels: i64, unique: bool) -> rusqlite::Result<()> {
             unique,
             ranges: 0,
         };
-        for first in (0..kernels).step_by(usize::try_from(STEP).unwrap_or(1)) {
-            tables.step(first, STEP.min(kernels - first))?;
+        for first in (0..kernels).step_by(usize::try_from(KERNELS_PER_STEP).unwrap_or(1)) {
+            tables.step(first, KERNELS_PER_STEP.min(kernels - first))?;
         }
     }
     transaction.commit()
@@ -98,7 +98,7 @@ impl InsertStatements<'_> {
     /// A step: one range around layers of ten kernels, each layer around modules of two kernels,
     /// each kernel in an operator with parts. 0.001 + 0.1 + 0.5 + 1 + 3.18 ranges a kernel.
     fn step(&mut self, first: i64, kernels: i64) -> rusqlite::Result<()> {
-        let thread = PROCESS | (100 + first / STEP % THREADS);
+        let thread = PROCESS_GLOBAL_ID | (100 + first / KERNELS_PER_STEP % HOST_THREADS);
         let time = |kernel: i64| kernel * 10_000;
         self.range(time(first), time(first + kernels), 0, thread)?;
         for kernel in first..first + kernels {
@@ -122,13 +122,13 @@ impl InsertStatements<'_> {
                 self.call.execute(params![start + 6600, start + 7000, thread, 0, 2])?;
             }
             let length = 4000 + kernel * 7919 % 3000;
-            let (begin, function) = (start + 20_000, 100 + kernel % FUNCTIONS);
+            let (begin, function) = (start + 20_000, 100 + kernel % KERNEL_FUNCTIONS);
             self.kernel.execute(params![
                 begin,
                 begin + length,
                 7,
                 kernel + 1,
-                PROCESS,
+                PROCESS_GLOBAL_ID,
                 function,
                 64 + kernel % 4
             ])?;

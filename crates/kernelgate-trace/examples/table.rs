@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         eprintln!("{name}: {seconds:.2} s, {} rows", table.rows.len());
         return ExitCode::SUCCESS;
     }
-    let trace = match read::open(path.as_ref(), &report.columns()) {
+    let trace = match read::open_trace_file(path.as_ref(), &report.columns()) {
         Ok(trace) => trace,
         Err(error) => {
             eprintln!("error: failed to {error}");

@@ -54,11 +54,11 @@ impl TraceError {
         move |source| Self::Io { path: path.to_owned(), source }
     }
 
-    pub(crate) fn broken(path: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn broken_file(path: &Path, reason: impl ToString) -> Self {
         Self::Broken { path: path.to_owned(), reason: reason.to_string() }
     }
 
-    pub(crate) fn convert(path: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn failed_conversion(path: &Path, reason: impl ToString) -> Self {
         Self::Convert { path: path.to_owned(), reason: reason.to_string() }
     }
 }

@@ -8,8 +8,8 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use crate::analyze::launches::{Launches, NONE};
-use crate::analyze::operations::{AllOperations, Kind, OperationId};
+use crate::analyze::launches::{NO_CALL, TraceLaunches};
+use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
 use crate::model::Trace;
 use crate::model::gpu::MemoryKind;
 use crate::model::host::RangeStyle;
@@ -26,16 +26,16 @@ pub fn write_perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
     write!(events.out, "{{\"schemaVersion\":1,\"deviceProperties\":[")?;
     for (index, device) in trace.devices.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
-        write!(events.out, "{comma}{{\"id\":{},\"name\":{}", device.id, quoted(&device.name))?;
+        write!(events.out, "{comma}{{\"id\":{},\"name\":{}", device.id, json_string(&device.name))?;
         if let Some(count) = device.multiprocessors {
             write!(events.out, ",\"numSms\":{count}")?;
         }
         write!(events.out, "}}")?;
     }
     write!(events.out, "],\"traceEvents\":[")?;
-    let lanes = Lanes::assign_tracks(trace);
-    names(trace, &lanes, &mut events)?;
-    host(trace, &mut events)?;
+    let lanes = StreamTracks::assign_tracks(trace);
+    write_track_names(trace, &lanes, &mut events)?;
+    write_host_events(trace, &mut events)?;
     gpu(trace, &lanes, &mut events)?;
     writeln!(events.out, "\n]}}")?;
     events.out.flush()
@@ -56,7 +56,7 @@ impl<W: Write> JsonEventWriter<'_, W> {
 }
 
 /// Formats a text as a JSON string.
-fn quoted(text: &str) -> String {
+fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
@@ -72,13 +72,13 @@ fn times(start: i64, end: i64) -> String {
     format!("\"ts\":{},\"dur\":{}", microseconds_text(start), microseconds_text(end - start))
 }
 
-fn names<W: Write>(
+fn write_track_names<W: Write>(
     trace: &Trace,
-    lanes: &Lanes,
+    lanes: &StreamTracks,
     events: &mut JsonEventWriter<'_, W>,
 ) -> io::Result<()> {
     let mut name = |kind: &str, pid: i64, tid: i64, name: &str| {
-        let name = quoted(name);
+        let name = json_string(name);
         events.add(&format!(
             "\"ph\":\"M\",\"name\":\"{kind}\",\"pid\":{pid},\"tid\":{tid},\
              \"args\":{{\"name\":{name}}}"
@@ -120,7 +120,7 @@ fn names<W: Write>(
 }
 
 /// Which of the tracks of its stream each operation is on.
-struct Lanes {
+struct StreamTracks {
     of_operation: Vec<u32>,
     /// Tracks of each place.
     counts: Vec<u32>,
@@ -134,7 +134,7 @@ const MAX_TRACKS_PER_STREAM: usize = 64;
 /// Number from which the additional tracks of a stream are counted.
 const FIRST_ADDITIONAL_TRACK: i64 = 1_000_000;
 
-impl Lanes {
+impl StreamTracks {
     /// Puts each operation on the first track of its stream that is free when it starts.
     fn assign_tracks(trace: &Trace) -> Self {
         let all = AllOperations::new(trace);
@@ -175,13 +175,16 @@ impl Lanes {
 
 /// The number of the first place with the same process and device.
 fn track_of_device(trace: &Trace, place: u32) -> i64 {
-    let device = |place: &crate::model::gpu::Place| (place.process, place.device);
+    let device = |place: &crate::model::gpu::OperationPlace| (place.process, place.device);
     let own = device(&trace.places[place as usize]);
     let first = trace.places.iter().position(|place| device(place) == own);
     i64::try_from(first.unwrap_or(0)).unwrap_or(0)
 }
 
-fn host<W: Write>(trace: &Trace, events: &mut JsonEventWriter<'_, W>) -> io::Result<()> {
+fn write_host_events<W: Write>(
+    trace: &Trace,
+    events: &mut JsonEventWriter<'_, W>,
+) -> io::Result<()> {
     let track = |thread: u32| {
         let thread = &trace.threads[thread as usize];
         (trace.processes[thread.process as usize].pid, thread.tid)
@@ -189,7 +192,7 @@ fn host<W: Write>(trace: &Trace, events: &mut JsonEventWriter<'_, W>) -> io::Res
     let calls = &trace.calls;
     for row in 0..calls.len() {
         let (pid, tid) = track(calls.thread[row]);
-        let name = quoted(trace.names.text(calls.name[row]));
+        let name = json_string(trace.names.text(calls.name[row]));
         let times = times(calls.start[row], calls.end[row]);
         events.add(&format!(
             "\"ph\":\"X\",\"cat\":\"cuda_runtime\",\"name\":{name},\"pid\":{pid},\"tid\":{tid},\
@@ -200,7 +203,7 @@ fn host<W: Write>(trace: &Trace, events: &mut JsonEventWriter<'_, W>) -> io::Res
     let ranges = &trace.ranges;
     for row in 0..ranges.len() {
         let (pid, tid) = track(ranges.thread[row]);
-        let name = quoted(trace.names.text(ranges.name[row]));
+        let name = json_string(trace.names.text(ranges.name[row]));
         let (start, end) = (ranges.start[row], ranges.end[row]);
         match ranges.style[row] {
             RangeStyle::PushPop => events.add(&format!(
@@ -226,7 +229,7 @@ fn host<W: Write>(trace: &Trace, events: &mut JsonEventWriter<'_, W>) -> io::Res
         events.add(&format!(
             "\"ph\":\"i\",\"cat\":\"mark\",\"s\":\"t\",\"name\":{},\"pid\":{pid},\"tid\":{tid},\
              \"ts\":{}",
-            quoted(trace.names.text(marks.name[row])),
+            json_string(trace.names.text(marks.name[row])),
             microseconds_text(time)
         ))?;
     }
@@ -235,11 +238,11 @@ fn host<W: Write>(trace: &Trace, events: &mut JsonEventWriter<'_, W>) -> io::Res
 
 fn gpu<W: Write>(
     trace: &Trace,
-    lanes: &Lanes,
+    lanes: &StreamTracks,
     events: &mut JsonEventWriter<'_, W>,
 ) -> io::Result<()> {
     let all = AllOperations::new(trace);
-    let launches = Launches::join(trace);
+    let launches = TraceLaunches::join_launches(trace);
     let tracks: Vec<i64> = (0u32..)
         .take(trace.places.len())
         .map(|place| FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, place))
@@ -249,13 +252,13 @@ fn gpu<W: Write>(
         let place = &trace.places[place_id.0 as usize];
         let pid = tracks[place_id.0 as usize];
         let tid = lanes.track_number(place_id.0, lanes.of_operation[id as usize]);
-        let (category, name, arguments) = operation(trace, &all, id);
+        let (category, name, arguments) = operation_fields(trace, &all, id);
         let process = trace.processes[place.process as usize].pid;
         events.add(&format!(
             "\"ph\":\"X\",\"cat\":\"{category}\",\"name\":{},\"pid\":{pid},\"tid\":{tid},{},\
              \"args\":{{\"process\":{process},\"device\":{},\"context\":{},\"stream\":{},\
              \"correlation\":{}{arguments}}}",
-            quoted(&name),
+            json_string(&name),
             times(all.start(id), all.end(id)),
             place.device,
             place.context,
@@ -263,7 +266,7 @@ fn gpu<W: Write>(
             all.correlation(id)
         ))?;
         let call = launches.call_of[id as usize];
-        if call == NONE {
+        if call == NO_CALL {
             continue;
         }
         let thread = &trace.threads[trace.calls.thread[call as usize] as usize];
@@ -285,14 +288,14 @@ fn gpu<W: Write>(
 }
 
 /// Category, name and further arguments of an operation.
-fn operation(
+fn operation_fields(
     trace: &Trace,
     all: &AllOperations<'_>,
     id: OperationId,
 ) -> (&'static str, String, String) {
     let mut arguments = String::new();
     match all.part(id) {
-        (Kind::Kernel, row) => {
+        (OperationKind::Kernel, row) => {
             if let Some(shape) = trace.kernels.shape.get(row) {
                 let shape = &trace.shapes[shape as usize];
                 let _ = write!(
@@ -310,7 +313,7 @@ fn operation(
             }
             ("kernel", trace.kernel_name(row).to_owned(), arguments)
         }
-        (Kind::Copy, row) => {
+        (OperationKind::Copy, row) => {
             let copies = &trace.copies;
             let _ = write!(arguments, ",\"bytes\":{}", copies.bytes[row]);
             let direction = trace.names.text(copies.kind[row]);
@@ -333,11 +336,11 @@ fn operation(
             let (from, to) = (memory(copies.source[row]), memory(copies.target[row]));
             ("gpu_memcpy", format!("Memcpy {short} ({from} -> {to})"), arguments)
         }
-        (Kind::Set, row) => {
+        (OperationKind::Set, row) => {
             let _ = write!(arguments, ",\"bytes\":{}", trace.sets.bytes[row]);
             ("gpu_memset", "Memset".to_owned(), arguments)
         }
-        (Kind::Graph, row) => {
+        (OperationKind::Graph, row) => {
             let _ = write!(arguments, ",\"graph\":{}", trace.graphs.executable[row]);
             ("gpu_graph", all.name(id), arguments)
         }

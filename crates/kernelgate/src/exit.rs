@@ -3,7 +3,7 @@
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Exit {
+pub enum ExitReason {
     /// The command succeeded, and no case got slower.
     Fine = 0,
     /// A case got slower, or failed verification.
@@ -16,7 +16,7 @@ pub enum Exit {
     Refused = 4,
 }
 
-impl Exit {
+impl ExitReason {
     /// All exits, in the order of their codes.
     pub const ALL: [Self; 5] =
         [Self::Fine, Self::Regression, Self::Usage, Self::Inconclusive, Self::Refused];
@@ -58,19 +58,19 @@ impl Exit {
     }
 }
 
-impl From<Exit> for std::process::ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<ExitReason> for std::process::ExitCode {
+    fn from(exit: ExitReason) -> Self {
         Self::from(exit as u8)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Exit;
+    use super::ExitReason;
 
     #[test]
     fn the_worse_exit_of_two_parts_counts() {
-        use Exit::{Fine, Inconclusive, Refused, Regression, Usage};
+        use ExitReason::{Fine, Inconclusive, Refused, Regression, Usage};
         let ascending = [Fine, Inconclusive, Regression, Refused, Usage];
         for (i, one) in ascending.into_iter().enumerate() {
             for (j, two) in ascending.into_iter().enumerate() {

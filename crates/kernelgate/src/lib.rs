@@ -1,11 +1,11 @@
 //! kernelgate: a benchmark harness for GPU kernels, built on Criterion.
 //!
 //! A [`workload`] defines a computation: seeded inputs, an fp64 reference, declared work. A
-//! [`backend`] implements it, with one [`backend::Implementation`] for each row. The [`harness`]
-//! verifies each case, times it, relates its time to the device's measured limits and records the
-//! run. The program, `kernelgate`, drives bench executables that link this crate through one
-//! [`protocol`], and decides whether they got slower. Your own kernel goes through the same `main`
-//! as ours: see [`prelude`] and the repository's `examples/`.
+//! [`backend`] implements a workload, with one [`backend::Implementation`] for each row. The
+//! [`harness`] verifies each case, times it, relates its time to the device's measured limits and
+//! records the run. The program, `kernelgate`, drives bench executables that link this crate
+//! through one [`protocol`], and decides whether they got slower. Your own kernel goes through the
+//! same `main` as ours: see [`prelude`] and the repository's `examples/`.
 //!
 //! Modules in reading order; each imports only from those before it (a test of the repository
 //! checks that).
@@ -41,9 +41,9 @@ pub mod prelude {
     pub use crate::backend::cpu::CpuTask;
     pub use crate::backend::{BackendError, Implementation, Prepare, cuda};
     pub use crate::harness::Harness;
-    pub use crate::suite::suite;
+    pub use crate::suite::join_rows;
     pub use crate::workload::{
-        Axis, AxisError, Dtype, Expected, Point, Problem, Tensor, TensorData, Tensors, Tolerance,
-        Unit, Work, Workload, random,
+        Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Tensor, TensorData, Tensors,
+        Tolerance, Work, Workload, random,
     };
 }

@@ -4,18 +4,18 @@
 use std::borrow::{Borrow, Cow};
 use std::sync::Arc;
 
-use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prepare, Target};
+use crate::backend::{BackendError, BackendKind, BenchTarget, Executable, Implementation, Prepare};
 use crate::workload::{
-    Axis, AxisError, AxisOverride, Effort, Point, Problem, Scale, SelectionLines, Tensors,
+    Axis, AxisError, AxisOverride, DefaultScale, Effort, Point, Problem, SelectionLines, Tensors,
     Workload, axis,
 };
 use kernelgate_cuda::driver::memory::persistence;
 
-/// Problems along one axis after another around a central one, for which a few rows are enough:
-/// part of the default selection on an accelerator.
+/// Problems that vary one axis at a time around a central problem, with a few rows each: part of
+/// the default selection on an accelerator.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScanAlongAxes {
-    /// Lines of [`axis::expand`].
+    /// Lines of [`axis::expand_points`].
     pub lines: &'static [&'static str],
     /// Implementations that compute them by default: the best, and one to compare it with.
     pub rows: &'static [&'static str],
@@ -23,7 +23,7 @@ pub struct ScanAlongAxes {
 
 /// A suite: a workload with all its implementations.
 pub struct Suite {
-    facts: Facts,
+    facts: WorkloadFacts,
     rows: Vec<ImplementationInfo>,
     bind: Box<BindProblem>,
 }
@@ -31,7 +31,7 @@ pub struct Suite {
 type BindProblem = dyn Fn(&Point) -> Result<Box<dyn BoundProblem>, AxisError> + Send + Sync;
 
 /// Name, axes and selections of a workload.
-pub struct Facts {
+pub struct WorkloadFacts {
     /// `family/operation`.
     pub name: &'static str,
     /// One line.
@@ -77,12 +77,12 @@ pub trait BoundProblem {
         &self,
         index: usize,
         inputs: Arc<Tensors>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<Box<dyn Executable>, BackendError>;
 }
 
 /// Joins a workload and its implementations, in ladder order.
-pub fn suite<P: Problem>(
+pub fn join_rows<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
 ) -> Suite {
@@ -95,7 +95,7 @@ pub fn suite_with_scan<P: Problem>(
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
     scan: ScanAlongAxes,
 ) -> Suite {
-    let facts = Facts {
+    let facts = WorkloadFacts {
         name: workload.name,
         about: workload.about,
         revision: Some(workload.revision),
@@ -109,7 +109,7 @@ pub fn suite_with_scan<P: Problem>(
 impl Suite {
     /// A workload whose problems `bind` creates from points.
     pub fn new<P: Problem, R: Borrow<Implementation<P>> + Send + Sync + 'static>(
-        facts: Facts,
+        facts: WorkloadFacts,
         implementations: Vec<R>,
         bind: impl Fn(&Point) -> Result<P, AxisError> + Send + Sync + 'static,
     ) -> Self {
@@ -121,7 +121,7 @@ impl Suite {
         let implementations: Arc<[R]> = implementations.into();
         let bind = move |point: &Point| {
             let (problem, rows) = (bind(point)?, Arc::clone(&implementations));
-            Ok(Box::new(Bound { problem, rows }) as Box<dyn BoundProblem>)
+            Ok(Box::new(BoundWorkload { problem, rows }) as Box<dyn BoundProblem>)
         };
         Self { facts, rows, bind: Box::new(bind) }
     }
@@ -163,13 +163,13 @@ impl Suite {
     pub fn points(
         &self,
         effort: Effort,
-        scale: Scale,
+        scale: DefaultScale,
         overrides: &[AxisOverride],
     ) -> Result<Vec<Point>, AxisError> {
-        let Facts { axes, lines, scan, .. } = &self.facts;
-        let mut points = axis::expand(axes, &lines.select(effort, scale), overrides)?;
-        if scale == Scale::Accelerator || effort == Effort::Thorough {
-            let scanned = axis::expand(axes, scan.lines, overrides)?;
+        let WorkloadFacts { axes, lines, scan, .. } = &self.facts;
+        let mut points = axis::expand_points(axes, &lines.select(effort, scale), overrides)?;
+        if scale == DefaultScale::Accelerator || effort == Effort::Thorough {
+            let scanned = axis::expand_points(axes, scan.lines, overrides)?;
             let new = scanned.into_iter().filter(|point| !points.contains(point));
             points.extend(new.collect::<Vec<_>>());
         }
@@ -178,14 +178,14 @@ impl Suite {
 
     /// Names of the implementations that an effort selects for a point; `None` selects all of them.
     pub fn scan_rows(&self, effort: Effort, point: &Point) -> Option<&'static [&'static str]> {
-        let Facts { axes, lines, scan, .. } = &self.facts;
+        let WorkloadFacts { axes, lines, scan, .. } = &self.facts;
         if effort == Effort::Thorough || scan.lines.is_empty() {
             return None;
         }
         let among = |lines: &[&str]| {
-            axis::expand(axes, lines, &[]).is_ok_and(|points| points.contains(point))
+            axis::expand_points(axes, lines, &[]).is_ok_and(|points| points.contains(point))
         };
-        let whole = lines.select(effort, Scale::Accelerator);
+        let whole = lines.select(effort, DefaultScale::Accelerator);
         (among(scan.lines) && !among(&whole)).then_some(scan.rows)
     }
 
@@ -198,18 +198,18 @@ impl Suite {
     }
 }
 
-struct Bound<P, R> {
+struct BoundWorkload<P, R> {
     problem: P,
     rows: Arc<[R]>,
 }
 
-impl<P: Problem, R: Borrow<Implementation<P>>> Bound<P, R> {
+impl<P: Problem, R: Borrow<Implementation<P>>> BoundWorkload<P, R> {
     fn row(&self, index: usize) -> &Implementation<P> {
         self.rows[index].borrow()
     }
 }
 
-impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for Bound<P, R> {
+impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for BoundWorkload<P, R> {
     fn problem(&self) -> &dyn Problem {
         &self.problem
     }
@@ -226,21 +226,23 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for Bound<P, R> {
         &self,
         index: usize,
         inputs: Arc<Tensors>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.row(index);
-        if let Target::Cuda(devices) = target {
-            devices.for_each_device(|_, device| persistence::restore(device))?;
+        if let BenchTarget::Cuda(devices) = target {
+            devices.for_each_device(|_, device| persistence::restore_l2_state(device))?;
         }
         match (&row.prepare, target) {
-            (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
-            (Prepare::CpuByName(prepare), Target::Cpu) => {
+            (Prepare::Cpu(prepare), BenchTarget::Cpu) => {
+                Ok(Box::new(prepare(&self.problem, inputs)))
+            }
+            (Prepare::CpuByName(prepare), BenchTarget::Cpu) => {
                 Ok(Box::new(prepare(&self.problem, row.name, inputs)))
             }
-            (_, Target::Cpu) => {
+            (_, BenchTarget::Cpu) => {
                 Err(BackendError::Launch(format!("{} does not run on this backend", row.name)))
             }
-            (_, Target::Cuda(devices)) => {
+            (_, BenchTarget::Cuda(devices)) => {
                 let devices = devices.first(self.problem.gpus());
                 Ok(Box::new(row.prepare_on(&self.problem, &inputs, &devices)?))
             }

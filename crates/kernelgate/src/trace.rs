@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use kernelgate_cuda::observe::activity::Activity;
+use kernelgate_cuda::observe::activity::RecordedActivity;
 
 /// Number and time of the recorded launches of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,11 +45,11 @@ impl RecordedIntervalSummary {
             [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
         };
         let each = self.kernels.iter().flat_map(kernel).chain([self.span_ns, self.busy_ns]);
-        each.map(|number| number as f64).try_for_each(check)
+        each.map(|number| number as f64).try_for_each(check_trace_number)
     }
 
     /// Sums a recorded activity whose kernels are ordered by their start.
-    pub fn summary_of_activity(activity: &Activity) -> Self {
+    pub fn summary_of_activity(activity: &RecordedActivity) -> Self {
         let mut kernels: BTreeMap<&str, KernelTimeSum> = BTreeMap::new();
         let (mut busy_ns, mut busy_until) = (0, 0);
         for record in &activity.kernels {
@@ -96,7 +96,7 @@ pub struct HostPhaseTime {
 }
 
 /// Accepts a plausible time or count.
-fn check(number: f64) -> Result<(), String> {
+fn check_trace_number(number: f64) -> Result<(), String> {
     if (0.0..=MAX_PLAUSIBLE_NUMBER).contains(&number) {
         Ok(())
     } else {
@@ -113,7 +113,7 @@ impl HostPhaseTime {
         let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
         [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]
             .into_iter()
-            .try_for_each(check)
+            .try_for_each(check_trace_number)
     }
 
     /// Sums durations in nanoseconds, at least one, during which the process used this CPU time.
@@ -139,7 +139,7 @@ mod tests {
     fn overlap_counts_once_in_busy_and_in_full_in_totals() {
         let record =
             |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
-        let summary = RecordedIntervalSummary::summary_of_activity(&Activity {
+        let summary = RecordedIntervalSummary::summary_of_activity(&RecordedActivity {
             names: vec!["a".to_owned(), "b".to_owned()],
             kernels: vec![
                 record(0, 100, 200),
@@ -147,7 +147,7 @@ mod tests {
                 record(0, 300, 320),
                 record(1, 305, 310),
             ],
-            ..Activity::default()
+            ..RecordedActivity::default()
         });
         assert_eq!((summary.span_ns, summary.busy_ns), (220, 170));
         let times: Vec<_> = summary
@@ -157,7 +157,7 @@ mod tests {
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(
-            RecordedIntervalSummary::summary_of_activity(&Activity::default()),
+            RecordedIntervalSummary::summary_of_activity(&RecordedActivity::default()),
             RecordedIntervalSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
         );
     }

@@ -16,7 +16,7 @@ fn main() -> std::process::ExitCode {
         let axpy = *unsafe { library.get::<Axpy>(b"axpy") }.map_err(failed)?;
         let (kernel, stream) = (unsafe { load(PTX.as_ptr()) }, at.stream().raw_pointer());
         let n = at.number("n")? as u32;
-        Ok(Launches::new(move || match unsafe { axpy(kernel, stream, A, x, y, out, n) } {
+        Ok(RowLaunches::new(move || match unsafe { axpy(kernel, stream, A, x, y, out, n) } {
             0 => Ok(()),
             error => Err(format!("axpy: CUDA error {error}")),
         }))

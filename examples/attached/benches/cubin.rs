@@ -14,7 +14,7 @@ fn main() -> std::process::ExitCode {
         let parameters = Arguments::new().value(A).address(x).address(y).address(out).value(n);
         let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
         let launch = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
-        Ok(Launches::new(move || launch.launch()))
+        Ok(RowLaunches::new(move || launch.launch()))
     });
     Harness::new("cubin", [suite]).main()
 }

@@ -14,7 +14,7 @@ fn main() -> std::process::ExitCode {
         let (axpy, stream) = (axpy.map_err(failed)?, at.stream().raw_pointer::<sys::CUstream_st>());
         let (mut a, mut x, mut y, mut out) = (A, x, y, out);
         let mut n = at.number("n")? as u32;
-        Ok(Launches::new(move || unsafe {
+        Ok(RowLaunches::new(move || unsafe {
             let mut all = [
                 (&raw mut a).cast(),
                 (&raw mut x).cast(),

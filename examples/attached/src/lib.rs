@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use kernelgate::attach::{
-    AxisError, Definition, Dtype, Expected, Point, Reference, TensorSpec, Tolerances,
+    AxisError, ProblemDefinition, Dtype, Expected, Point, OutputReference, TensorSpec, Tolerances,
 };
 
 pub const A: f32 = 2.5;
@@ -19,15 +19,15 @@ pub type Load = unsafe extern "C" fn(*const u8) -> *mut c_void;
 /// of the driver, or 0.
 pub type Axpy = unsafe extern "C" fn(*mut c_void, *mut c_void, f32, u64, u64, u64, u32) -> c_int;
 
-pub fn axpy(point: &Point) -> Result<Definition, AxisError> {
+pub fn axpy(point: &Point) -> Result<ProblemDefinition, AxisError> {
     let n = point.number("n")?;
     let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
     let (inputs, outputs) = (vec![x, y], vec![out]);
-    let reference = Reference::code(move |inputs| {
+    let reference = OutputReference::from_function(move |inputs| {
         let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
         let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
         vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
     });
-    let (work, tolerance) = (Definition::traffic(&inputs, &outputs), Tolerances::by_dtype());
-    Ok(Definition { inputs, outputs, reference, work, tolerance })
+    let (work, tolerance) = (ProblemDefinition::traffic_work(&inputs, &outputs), Tolerances::by_dtype());
+    Ok(ProblemDefinition { inputs, outputs, reference, work, tolerance })
 }

@@ -8,13 +8,13 @@ fn main() -> std::process::ExitCode {
     let suite = Attached::new("attached/axpy", &["n=16777216"], |point| {
         let n = point.number("n")?;
         let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
-        let reference = Reference::code(move |inputs| {
+        let reference = OutputReference::from_function(move |inputs| {
             let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
             let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
             vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
         });
         let (work, tolerance) = (Work::bytes(8 * n as u64, 4 * n as u64), Tolerances::by_dtype());
-        Ok(Definition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
+        Ok(ProblemDefinition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
     });
     let suite = suite.row("cuda/cubecl", ["x", "y", "out"], |at, [x, y, out]| {
         let n = at.number("n")? as u32;
@@ -24,7 +24,7 @@ fn main() -> std::process::ExitCode {
         let parameters = Arguments::new().address(x).address(y).address(out).value(NO_INFO);
         let dims = Launch::new([n.div_ceil(UNITS), 1, 1], [UNITS, 1, 1]);
         let launch = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
-        Ok(Launches::new(move || launch.launch()))
+        Ok(RowLaunches::new(move || launch.launch()))
     });
     Harness::new("cubecl", [suite]).main()
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::*;
 use crate::attention::definition::Attention;
-use kernelgate::suite::suite;
-use kernelgate::verify::{OutputComparison, VerifyError, verify};
-use kernelgate::workload::Scale;
+use kernelgate::suite::join_rows;
+use kernelgate::verify::{OutputComparison, VerifyError, launch_and_verify};
+use kernelgate::workload::DefaultScale;
 use kernelgate::workload::{AxisOverride, Effort, Problem, Tolerance, Workload};
 
 fn check<P: Problem>(
@@ -19,8 +19,12 @@ fn check<P: Problem>(
     let expected = problem.reference(&inputs);
     let Prepare::Cpu(prepare) = implementations[0].prepare else { panic!("not a CPU row") };
     let mut task = prepare(problem, Arc::new(inputs));
-    let comparison = verify(&mut task, &expected, tolerance)?;
-    assert_eq!(verify(&mut task, &expected, tolerance)?, comparison, "a second launch differs");
+    let comparison = launch_and_verify(&mut task, &expected, tolerance)?;
+    assert_eq!(
+        launch_and_verify(&mut task, &expected, tolerance)?,
+        comparison,
+        "a second launch differs"
+    );
     assert_eq!(comparison.checked, comparison.total);
     Ok(comparison)
 }
@@ -134,7 +138,7 @@ fn the_three_steps_agree_with_the_reference() {
                 ["b=2", "h=3", "dtype=f32"].iter().map(|item| item.parse().unwrap()).collect();
             let s = format!("s={s}").parse().unwrap();
             for point in workload
-                .points(Effort::Thorough, Scale::Host, &[overrides, vec![s]].concat())
+                .points(Effort::Thorough, DefaultScale::Host, &[overrides, vec![s]].concat())
                 .unwrap()
             {
                 let problem = (workload.bind)(&point).unwrap();
@@ -151,9 +155,9 @@ fn the_three_steps_agree_with_the_reference() {
 
 #[test]
 fn sixteen_bit_problems_are_declined_with_the_reason() {
-    let suite = suite(&crate::attention::FORWARD, FORWARD);
+    let suite = join_rows(&crate::attention::FORWARD, FORWARD);
     let points = suite
-        .points(Effort::Default, Scale::Accelerator, &["dtype=bf16".parse().unwrap()])
+        .points(Effort::Default, DefaultScale::Accelerator, &["dtype=bf16".parse().unwrap()])
         .unwrap();
     let bound = suite.bind(&points[0]).unwrap();
     assert_eq!(bound.supports(0), Err("computes f32 only".to_owned()));

@@ -128,7 +128,7 @@ mod tests {
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::gpu;
     use kernelgate::backend::program::{Capture, Step};
-    use kernelgate::verify::verify;
+    use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
 
     /// Program of an attention forward and its backward over dense tensors.
@@ -198,7 +198,7 @@ mod tests {
             let mut task = program.task(&device, &inputs, Capture::Graph).unwrap();
             let expected = problem.reference(&inputs);
             for launch in 1..=2 {
-                let result = verify(&mut task, &expected, problem.tolerance());
+                let result = launch_and_verify(&mut task, &expected, problem.tolerance());
                 let name = format!("{h_kv} heads of keys, {order:?}, launch {launch}");
                 assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
             }

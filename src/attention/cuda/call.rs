@@ -1,7 +1,7 @@
 //! Plain data of an attention call: technique, addresses, scratch memory, launches.
 
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{DeviceBuffer, PreparedLaunch};
 
 /// Technique by which kernels compute attention.
@@ -82,7 +82,7 @@ impl OrderedLaunches {
 
     /// Enqueues all launches on the device's stream.
     pub fn launch(&self) -> Result<(), BackendError> {
-        self.steps.iter().try_for_each(|step| within(step.range, || step.launch.launch()))
+        self.steps.iter().try_for_each(|step| within_range(step.range, || step.launch.launch()))
     }
 }
 

@@ -10,7 +10,7 @@ use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::GEMM_WORKSPACE_BYTES;
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// Kernels that compute a single step of attention.
@@ -157,12 +157,12 @@ fn scores(
     let [q, k] = upload_inputs(device, inputs, ["q", "k"])?;
     Ok(CudaTask::new(
         device,
-        cuda::inputs([("q", &q), ("k", &k)]),
+        cuda::named_inputs([("q", &q), ("k", &k)]),
         vec![Output::new(device, "scores", problem.shape.score_shape(), Dtype::F32)?],
         move |outputs| {
             let [q, k] = [&q, &k].map(KernelArgument::from);
             let arguments = [q, k, outputs[0].argument(), extents.sequence_length_argument()];
-            within("scores", || kernel.launch(&arguments))
+            within_range("scores", || kernel.launch(&arguments))
         },
     ))
 }
@@ -179,7 +179,7 @@ fn softmax(
         Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
     Ok(CudaTask::new(
         device,
-        cuda::inputs([("scores", &scores)]),
+        cuda::named_inputs([("scores", &scores)]),
         vec![probabilities],
         move |outputs| {
             let arguments = [
@@ -188,7 +188,7 @@ fn softmax(
                 KernelArgument::Address(0),
                 extents.sequence_length_argument(),
             ];
-            within("softmax", || kernel.launch(&arguments))
+            within_range("softmax", || kernel.launch(&arguments))
         },
     ))
 }
@@ -205,7 +205,7 @@ fn prepare_softmax_vectorized(
         Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
     Ok(CudaTask::new(
         device,
-        cuda::inputs([("scores", &scores)]),
+        cuda::named_inputs([("scores", &scores)]),
         vec![probabilities],
         move |outputs| {
             let rows = KernelArgument::I64(extents.rows() as i64);
@@ -215,7 +215,7 @@ fn prepare_softmax_vectorized(
                 rows,
                 extents.sequence_length_argument(),
             ];
-            within("softmax", || kernel.launch(&arguments))
+            within_range("softmax", || kernel.launch(&arguments))
         },
     ))
 }
@@ -230,13 +230,13 @@ fn values(
     let [probabilities, v] = upload_inputs(device, inputs, ["probabilities", "v"])?;
     Ok(CudaTask::new(
         device,
-        cuda::inputs([("probabilities", &probabilities), ("v", &v)]),
+        cuda::named_inputs([("probabilities", &probabilities), ("v", &v)]),
         vec![Output::new(device, "out", problem.shape.vector_shape(), problem.shape.dtype)?],
         move |outputs| {
             let [probabilities, v] = [&probabilities, &v].map(KernelArgument::from);
             let arguments =
                 [probabilities, v, outputs[0].argument(), extents.sequence_length_argument()];
-            within("values", || kernel.launch(&arguments))
+            within_range("values", || kernel.launch(&arguments))
         },
     ))
 }

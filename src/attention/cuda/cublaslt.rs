@@ -12,12 +12,12 @@ use kernelgate_cuda::Device;
 use kernelgate_cuda::libraries::gemm::{
     self, CublasLtLanes, Gemm, GemmOperands, GemmSpec, MatrixDtype,
 };
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 
 /// Checks that cuBLASLt is loaded and supports the types.
 pub fn supported(extents: &Extents) -> Result<(), String> {
     extents.supported_with_scores(&[])?;
-    gemm::available()
+    gemm::check_available()
 }
 
 /// GEMM task of the scores: `q kᵀ / sqrt(d)` of every head.
@@ -65,9 +65,9 @@ fn task(
     let mut gemm = Gemm::new(&blas, GemmSpec { batch_count: shape.b * shape.h, ..spec })?;
     let [a, b] = upload_inputs(device, inputs, names)?;
     gemm.choose(&[GemmOperands::new(a.address(), b.address(), out.address())])?;
-    let inputs = cuda::inputs([(names[0], &a), (names[1], &b)]);
+    let inputs = cuda::named_inputs([(names[0], &a), (names[1], &b)]);
     Ok(CudaTask::new(device, inputs, vec![out], move |outputs| {
         let operands = GemmOperands::new(a.address(), b.address(), outputs[0].address());
-        within("gemm", || gemm.launch(0, &operands))
+        within_range("gemm", || gemm.launch(0, &operands))
     }))
 }

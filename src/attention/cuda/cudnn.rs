@@ -21,7 +21,7 @@ use kernelgate_cuda::libraries::cudnn::api::{
 };
 use kernelgate_cuda::libraries::cudnn::graph::TensorLayout;
 use kernelgate_cuda::libraries::cudnn::{CudnnOperationGraph, CudnnRefusal, GraphTensor};
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Device, DeviceBuffer};
 
 /// Last cuDNN version whose backward needs a padding mask if s is not a multiple of 128; such a
@@ -92,7 +92,7 @@ fn forward(
     let plan = graph.graph.plan(device, &memory)?;
     Ok(CudaTask::new(device, qkv([&q, &k, &v]), vec![out], move |_| {
         let _alive = (&q, &k, &v);
-        within("forward", || plan.launch())
+        within_range("forward", || plan.launch())
     }))
 }
 
@@ -131,7 +131,7 @@ fn backward(
     let alive: (_, [DeviceBuffer; 2]) = (saved, [sums, accumulator]);
     Ok(CudaTask::new(device, inputs, outputs, move |_| {
         let _alive = &alive;
-        within("backward", || plan.launch())
+        within_range("backward", || plan.launch())
     }))
 }
 

@@ -253,7 +253,7 @@ pub fn upload_inputs<const N: usize>(
 
 /// Inputs of an attention forward, all of which every launch reads.
 pub fn qkv([q, k, v]: [&DeviceBuffer; 3]) -> [Input; 3] {
-    cuda::inputs([("q", q), ("k", k), ("v", v)])
+    cuda::named_inputs([("q", q), ("k", k), ("v", v)])
 }
 
 /// Tensor boxes of the queries, each of `box_rows` rows, for a kernel with tensor copies.

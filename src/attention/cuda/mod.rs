@@ -21,7 +21,7 @@ mod ring;
 use crate::attention::definition::AttentionForward;
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::Implementation;
-use kernelgate_cuda::spec::{ListedKernel, list};
+use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
 pub use append::{
     BackwardPointers, ForwardPointers, ScratchPointers, append_backward, append_forward,
@@ -53,15 +53,15 @@ pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackw
 /// Every kernel of the attention family.
 pub fn kernels() -> Vec<ListedKernel> {
     [
-        list(components::KERNELS),
-        list(forward::KERNELS),
-        list(forward::mma::KERNELS),
-        list(forward::wgmma::KERNELS),
-        list(forward::decode::KERNELS),
-        list(ring::KERNELS),
-        list(backward::KERNELS),
-        list(backward::mma::KERNELS),
-        list(backward::wgmma::KERNELS),
+        list_kernel_rows(components::KERNELS),
+        list_kernel_rows(forward::KERNELS),
+        list_kernel_rows(forward::mma::KERNELS),
+        list_kernel_rows(forward::wgmma::KERNELS),
+        list_kernel_rows(forward::decode::KERNELS),
+        list_kernel_rows(ring::KERNELS),
+        list_kernel_rows(backward::KERNELS),
+        list_kernel_rows(backward::mma::KERNELS),
+        list_kernel_rows(backward::wgmma::KERNELS),
     ]
     .concat()
 }

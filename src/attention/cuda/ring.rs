@@ -18,7 +18,7 @@ use kernelgate::backend::cuda::{CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::driver::CudaStream;
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{
     Device, DeviceBuffer, Devices, JoinedStreams, KernelArgument, KernelSpec, LoadedKernel,
 };
@@ -155,7 +155,7 @@ impl GpuBarrier {
             KernelArgument::I32(rank as i32),
             KernelArgument::I32(which),
         ];
-        within("barrier", || kernel.launch(&arguments))
+        within_range("barrier", || kernel.launch(&arguments))
     }
 }
 
@@ -196,7 +196,7 @@ impl FetchCopies {
     fn enqueue_barrier(&self, stream: &CudaStream) -> Result<(), BackendError> {
         let copy =
             |(from, to): &(DeviceBuffer, DeviceBuffer)| to.copy_from(stream, from, from.bytes());
-        within("fetch", || self.0.iter().try_for_each(copy))
+        within_range("fetch", || self.0.iter().try_for_each(copy))
     }
 }
 
@@ -350,7 +350,7 @@ impl MergeStep {
             KernelArgument::I32(positions),
             KernelArgument::I32(first),
         ];
-        within("merge", || self.kernel.launch(&arguments))
+        within_range("merge", || self.kernel.launch(&arguments))
     }
 }
 
@@ -358,7 +358,7 @@ impl MergeStep {
 mod tests {
     use super::*;
     use crate::gpu_tests::gpu;
-    use kernelgate::verify::verify;
+    use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::DeviceOptions;
     use kernelgate_cuda::testing::second_gpu_for_test;
@@ -378,7 +378,7 @@ mod tests {
     fn check(task: &mut CudaTask, ring: &RingProblem, inputs: &Tensors) {
         let expected = ring.reference(inputs);
         for _ in 0..2 {
-            let found = verify(task, &expected, ring.tolerance());
+            let found = launch_and_verify(task, &expected, ring.tolerance());
             assert!(found.is_ok(), "{ring:?}: {found:?}");
         }
     }

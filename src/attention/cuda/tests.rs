@@ -12,7 +12,7 @@ use crate::attention::definition::Attention;
 use crate::gpu_tests::{gpu, prepare};
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{Executable, Prepare};
-use kernelgate::verify::{compare, verify};
+use kernelgate::verify::{compare_outputs, launch_and_verify};
 use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors, Tolerance};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
@@ -33,7 +33,7 @@ fn check<P: Problem>(
         // Each row is launched twice, because a launch must not depend on the outputs of the
         // previous one.
         for launch in 1..=2 {
-            let result = verify(&mut task, &expected, problem.tolerance());
+            let result = launch_and_verify(&mut task, &expected, problem.tolerance());
             assert!(
                 result.is_ok(),
                 "{} launch {launch}, {name}: {}",
@@ -351,7 +351,7 @@ fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
     let error = |one: &Expected| {
         let mut alone = Tensors::new();
         alone.insert(&one.name, outputs.tensor(&one.name).clone());
-        compare(&alone, std::slice::from_ref(one), any).unwrap().errors.max_error
+        compare_outputs(&alone, std::slice::from_ref(one), any).unwrap().errors.max_error
     };
     expected.iter().map(error).collect()
 }
@@ -484,7 +484,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
             let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
                 panic!("{} declares no memory", row.name)
             };
-            let free = || memory::settled(device).unwrap().0 as f64;
+            let free = || memory::memory_after_launches(device).unwrap().0 as f64;
             // The row is prepared once before the measurement, so that modules and the pool's own
             // overhead are not counted.
             if prepare(row, problem, &inputs, device).is_none() {

@@ -10,11 +10,11 @@ mod two_shot;
 use super::definition::ExchangeProblem;
 pub use in_place::InPlaceSum;
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate_cuda::spec::{ListedKernel, list};
+use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
 /// All kernels of the collective family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(one_shot::KERNELS), list(two_shot::KERNELS)].concat()
+    [list_kernel_rows(one_shot::KERNELS), list_kernel_rows(two_shot::KERNELS)].concat()
 }
 
 const NCCL_ROW: Implementation<ExchangeProblem> = Implementation {
@@ -60,7 +60,7 @@ mod on_one;
 mod tests {
     use super::super::definition::ExchangeKind;
     use super::*;
-    use kernelgate::verify::verify;
+    use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::{Dtype, Problem};
     use kernelgate_cuda::BackendError;
     use kernelgate_cuda::testing::two_gpus_for_test;
@@ -95,7 +95,7 @@ mod tests {
                 // The exchange is launched several times, because flags and halves of buffers
                 // alternate between launches.
                 for _ in 0..3 {
-                    let found = verify(&mut task, &expected, problem.tolerance());
+                    let found = launch_and_verify(&mut task, &expected, problem.tolerance());
                     assert!(found.is_ok(), "{} {problem:?}: {found:?}", row.name);
                 }
             }

@@ -12,7 +12,7 @@ use super::element::{
 use crate::denoise::definition::ExpertShape;
 use crate::denoise::model::Model;
 use crate::parallel;
-use kernelgate::backend::cpu::threads;
+use kernelgate::backend::cpu::available_threads;
 use kernelgate::workload::Tensors;
 
 /// Minimum number of rows of a norm for one task.
@@ -200,7 +200,7 @@ impl CpuExpert {
         let scale = 1.0 / (head_dim as f32).sqrt();
         let (cos, sin) = (&self.cos, &self.sin);
 
-        let block = (s * heads).div_ceil(4 * threads()).clamp(16, 128);
+        let block = (s * heads).div_ceil(4 * available_threads()).clamp(16, 128);
         let q = self.q.chunks_mut(block * head_dim);
         let scores = self.scores.chunks_mut(block * context);
         let attended = self.attended.chunks_mut(block * head_dim);
@@ -366,7 +366,7 @@ fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32>
 /// tiles of `faer`'s AVX-512 kernel, and a block's rows stay close together in memory.
 fn columns_per_task_block(columns: usize) -> usize {
     const TILE: usize = 96;
-    columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)
+    columns.div_ceil(4 * available_threads()).next_multiple_of(TILE).min(3 * TILE)
 }
 
 /// Columns of an output, and the weight columns from which they are computed.

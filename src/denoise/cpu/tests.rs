@@ -5,7 +5,7 @@ use super::*;
 use crate::denoise::model::{Model, TINY_MODEL};
 use crate::denoise::reference;
 use kernelgate::backend::Executable;
-use kernelgate::verify::{OutputComparison, compare, verify};
+use kernelgate::verify::{OutputComparison, compare_outputs, launch_and_verify};
 use kernelgate::workload::{Problem, Tolerance, random};
 
 /// Model whose extents are not multiples of a vector or of a block of columns: several blocks, the
@@ -33,7 +33,8 @@ fn check<P: Problem>(
 ) -> OutputComparison {
     let inputs = Arc::new(inputs);
     let expected = problem.reference(&inputs);
-    verify(&mut task(implementation, problem, &inputs), &expected, problem.tolerance()).unwrap()
+    launch_and_verify(&mut task(implementation, problem, &inputs), &expected, problem.tolerance())
+        .unwrap()
 }
 
 #[test]
@@ -125,14 +126,16 @@ fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses()
     let problem = DenoiseLoop { expert, steps: 3 };
     let inputs = Arc::new(problem.inputs(1));
     let mut task = task(&LOOP[0], &problem, &inputs);
-    let own = verify(&mut task, &problem.reference(&inputs), problem.tolerance()).unwrap();
+    let own =
+        launch_and_verify(&mut task, &problem.reference(&inputs), problem.tolerance()).unwrap();
     assert!(own.errors.relative_l2 < 2e-6, "{own:?}");
     let unquantized = DenoiseLoop { expert: bf16, ..problem }.reference(&inputs);
     let wide = Tolerance { max_error: f64::MAX, relative_l2: f64::MAX };
-    let lost = compare(task.outputs().unwrap(), &unquantized, wide).unwrap().errors.relative_l2;
+    let lost =
+        compare_outputs(task.outputs().unwrap(), &unquantized, wide).unwrap().errors.relative_l2;
     let simulated = problem.reference(&inputs).remove(0);
     let simulated = Tensors::new().with("actions", simulated.shape.clone(), simulated.values);
-    let expected = compare(&simulated, &unquantized, wide).unwrap().errors.relative_l2;
+    let expected = compare_outputs(&simulated, &unquantized, wide).unwrap().errors.relative_l2;
     assert!(expected > 1e-3 && (lost / expected - 1.0).abs() < 1e-3, "{lost} {expected}");
 }
 
@@ -157,7 +160,8 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
     };
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     for len in [2, 10, 64, 130, 1018] {
-        let (x, row) = (random::normal(1, "x", len), random::normal(1, "style", 3 * len));
+        let (x, row) =
+            (random::normal_values(1, "x", len), random::normal_values(1, "style", 3 * len));
         let style = CpuStyle::style_from_row(&row);
         let mut y = vec![0.0; len];
         ada_rms(&mut y, &x, &style);

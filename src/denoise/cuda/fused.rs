@@ -213,12 +213,12 @@ impl KeyValueCaches {
                     .map(|name| rows_with_tails(inputs.tensor(name).as_bytes(), depth, tail_bytes))
                     .concat()
             });
-        Self { keys, values: keys.plus(bytes), layer_bytes }
+        Self { keys, values: keys.offset_by(bytes), layer_bytes }
     }
 
     /// Pointers to the keys and values of a layer.
     fn layer(&self, layer: usize) -> [Pointer; 2] {
-        [self.keys, self.values].map(|all| all.plus(layer * self.layer_bytes))
+        [self.keys, self.values].map(|all| all.offset_by(layer * self.layer_bytes))
     }
 }
 
@@ -329,8 +329,8 @@ fn step(writer: &mut ExpertWriter, caches: KeyValueCaches, step: usize, keep: bo
     let lines = keep.then_some(if more { KeptL2Lines::Keep } else { KeptL2Lines::Release });
     let [context, prefix] = int_operands([run.shape.visible_tokens(), run.shape.p]);
     for layer in 0..depth {
-        let [first, second] =
-            ["styles1", "styles2"].map(|name| writer.layer(name, layer).plus(step * style_bytes));
+        let [first, second] = ["styles1", "styles2"]
+            .map(|name| writer.layer(name, layer).offset_by(step * style_bytes));
         let [qkv_proj, o_proj, gate_up_proj, down_proj] =
             ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
                 .map(|name| writer.layer(name, layer));
@@ -361,7 +361,7 @@ fn step(writer: &mut ExpertWriter, caches: KeyValueCaches, step: usize, keep: bo
         writer.program.end();
         writer.program.end();
     }
-    let style = writer.program.at("final_styles").plus(step * style_bytes);
+    let style = writer.program.at("final_styles").offset_by(step * style_bytes);
     let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
     let result = result_arguments(writer);
     let arguments = ("h", "squares", style, matrices, result, int(usize::from(more)));

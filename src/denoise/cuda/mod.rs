@@ -19,11 +19,16 @@ use run::ExpertRun;
 use crate::denoise::definition::{DenoiseLoop, DenoiseStep};
 use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate_cuda::spec::{ListedKernel, list};
+use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
 /// Every kernel of the denoise family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(per_op::KERNELS), list(fused::KERNELS), list(persistent::KERNELS)].concat()
+    [
+        list_kernel_rows(per_op::KERNELS),
+        list_kernel_rows(fused::KERNELS),
+        list_kernel_rows(persistent::KERNELS),
+    ]
+    .concat()
 }
 
 /// Ladder of one denoising step.

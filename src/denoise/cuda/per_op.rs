@@ -12,7 +12,7 @@ use crate::denoise::definition::WeightFormat;
 use crate::denoise::int4;
 use crate::denoise::model::{ACTION_COLUMNS, Model};
 use kernelgate::backend::program::{
-    Lane, NULL, Operand, Operands, Pointer, Program, int, int_operands, long,
+    Lane, NULL, Operand, Operands, Pointer, Program, int, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -163,12 +163,12 @@ impl PerOpWriter<'_> {
         }
         let actions = self.writer.run.shape.s * ACTION_COLUMNS;
         self.begin_range("Denoise_Full_Loop".to_owned());
-        self.launch(&COPY_KERNEL, actions, (x, output, long(actions)));
+        self.launch(&COPY_KERNEL, actions, (x, output, long_operand(actions)));
         let dt = (-1.0 / self.writer.run.steps as f64) as f32;
         let velocities = self.at("velocities");
         for step in 0..self.writer.run.steps {
             self.step(step, output, velocities);
-            self.launch(&EULER_KERNEL, actions, (output, velocities, dt, long(actions)));
+            self.launch(&EULER_KERNEL, actions, (output, velocities, dt, long_operand(actions)));
         }
         self.end();
     }
@@ -184,7 +184,7 @@ impl PerOpWriter<'_> {
         let times = match self.writer.run.looped {
             true => {
                 let times = self.writer.program.at("times");
-                [NULL, times.plus(step * Dtype::F64.bytes()).into()]
+                [NULL, times.offset_by(step * Dtype::F64.bytes()).into()]
             }
             false => [self.at("t"), NULL],
         };
@@ -202,7 +202,7 @@ impl PerOpWriter<'_> {
         self.end();
 
         self.begin_range(format!("Step_{step}/Action_Proj_In"));
-        self.launch(&CAST_KERNEL, s * ACTION_COLUMNS, (x, "x16", long(s * ACTION_COLUMNS)));
+        self.launch(&CAST_KERNEL, s * ACTION_COLUMNS, (x, "x16", long_operand(s * ACTION_COLUMNS)));
         let action_in = self.writer.program.at("action_in");
         self.gemm([s, width, ACTION_COLUMNS], "x16", action_in, "h");
         self.bias("h", "action_in_bias", s, false);
@@ -330,7 +330,7 @@ impl PerOpWriter<'_> {
     /// Pointer to the style of the `index`-th norm of a step.
     fn address_of_style(&self, index: usize) -> Pointer {
         let style_bytes = 3 * self.writer.run.shape.model.width * Dtype::F32.bytes();
-        self.writer.program.at("styles").plus(index * style_bytes)
+        self.writer.program.at("styles").offset_by(index * style_bytes)
     }
 
     /// Computes the style of norm number `index` in a lane, if the loop has such a norm.

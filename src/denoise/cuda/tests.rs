@@ -13,7 +13,7 @@ use crate::gpu_tests::{gpu, prepare};
 use crate::kernel_tests::check_program_launches;
 use kernelgate::backend::Executable;
 use kernelgate::backend::program::{KeptL2Lines, KernelLaunch, Program, Step};
-use kernelgate::verify::{OutputComparison, verify};
+use kernelgate::verify::{OutputComparison, launch_and_verify};
 use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
@@ -66,7 +66,7 @@ fn check<P: Problem>(
         assert_eq!((row.supports)(problem), Ok(()), "{}", row.name);
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
         for launch in 1..=2 {
-            match verify(&mut task, &expected, problem.tolerance()) {
+            match launch_and_verify(&mut task, &expected, problem.tolerance()) {
                 Ok(comparison) => found.push((row.name, comparison)),
                 Err(error) => panic!("{} launch {launch}, {name}: {error}", row.name),
             }
@@ -428,7 +428,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let problem = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     let inputs = problem.inputs(24);
     for row in LOOP {
-        let free = || memory::settled(&device).unwrap().0 as f64;
+        let free = || memory::memory_after_launches(&device).unwrap().0 as f64;
         // The row is prepared once before the measurement, so that modules and the pool's own
         // overhead are not counted.
         if prepare(row, &problem, &inputs, &device).is_none() {

@@ -80,7 +80,7 @@ impl<'a> ExpertWriter<'a> {
     /// Returns the start of a layer's part of a stacked region.
     pub fn layer(&self, name: &str, layer: usize) -> Pointer {
         let layer_bytes = self.program.bytes(name) / self.run.shape.model.depth;
-        self.program.at(name).plus(layer * layer_bytes)
+        self.program.at(name).offset_by(layer * layer_bytes)
     }
 
     /// Adds the launch of a kernel over `items` items.

@@ -8,11 +8,11 @@ use super::shape::Shape;
 use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::spec::{ListedKernel, list};
+use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
 /// All kernels of the perceptron family.
 pub fn kernels() -> Vec<ListedKernel> {
-    list(per_op::KERNELS)
+    list_kernel_rows(per_op::KERNELS)
 }
 
 /// Ladder of the perceptron's forward pass.
@@ -70,7 +70,7 @@ mod tests {
 
     use crate::gpu_tests::{gpu, prepare};
     use crate::kernel_tests::check_program_launches;
-    use kernelgate::verify::verify;
+    use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::Device;
 
@@ -107,7 +107,7 @@ mod tests {
         let expected = problem.reference(&inputs);
         for row in rows {
             let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
-            let found = verify(&mut task, &expected, problem.tolerance());
+            let found = launch_and_verify(&mut task, &expected, problem.tolerance());
             assert!(found.is_ok(), "{}: {found:?}", row.name);
         }
     }

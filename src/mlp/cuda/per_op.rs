@@ -2,7 +2,7 @@
 
 use crate::kernel_files::kernel_file;
 use crate::mlp::shape::Shape;
-use kernelgate::backend::program::{Lane, MemoryPurpose, Program, int, long};
+use kernelgate::backend::program::{Lane, MemoryPurpose, Program, int, long_operand};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
@@ -62,7 +62,11 @@ pub fn backward_program(shape: &Shape) -> Program {
         multiply(program, spec, ["grad_logits", "w2", "grad_a"]);
     });
     program.in_range("Activation_Backward", |program| {
-        program.launch(&ACTIVATE_BACKWARD_KERNEL, shape, ("z", "grad_a", "grad_z", long(b * h)));
+        program.launch(
+            &ACTIVATE_BACKWARD_KERNEL,
+            shape,
+            ("z", "grad_a", "grad_z", long_operand(b * h)),
+        );
     });
     program.in_range("Layer_1_Backward", |program| {
         let spec = GemmSpec { a_transposed: true, ..gemm(i, h, b) };
@@ -85,7 +89,7 @@ fn write_forward(program: &mut Program, shape: &Shape) {
     program.scratch("logits", MemoryPurpose::Activations, b * c * Dtype::F32.bytes());
     program.in_range("Layer_1", |program| multiply(program, gemm(b, h, i), ["x", "w1", "z"]));
     program.in_range("Activation", |program| {
-        program.launch(&ACTIVATE_KERNEL, shape, ("z", "a", long(b * h)));
+        program.launch(&ACTIVATE_KERNEL, shape, ("z", "a", long_operand(b * h)));
     });
     program.in_range("Layer_2", |program| multiply(program, gemm(b, c, h), ["a", "w2", "logits"]));
     program.in_range("Softmax", |program| {

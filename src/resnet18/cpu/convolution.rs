@@ -9,7 +9,7 @@ use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
 use crate::parallel;
 use crate::resnet18::network::{ConvolutionLayer, ConvolutionWindow};
-use kernelgate::backend::cpu::threads;
+use kernelgate::backend::cpu::available_threads;
 
 /// Maximum number of output pixels of a task: their gathered inputs stay in L2.
 const MAX_ROWS_PER_TASK: usize = 256;
@@ -39,7 +39,7 @@ impl ConvolutionInput for f32 {
 /// Number of frames of a task: few enough rows, and few enough frames that every thread gets some.
 fn frames_per_task(window: &ConvolutionWindow, frames: usize) -> usize {
     let fit = (MAX_ROWS_PER_TASK / window.output.pixel_count()).max(1);
-    fit.min(frames.div_ceil(2 * threads())).max(1)
+    fit.min(frames.div_ceil(2 * available_threads())).max(1)
 }
 
 /// Gathers the operand's rows, one for each output pixel: the input of each tap, with zeros in the

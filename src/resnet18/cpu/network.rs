@@ -11,7 +11,7 @@ use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network};
 use crate::st_bif::cpu;
 use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
-use kernelgate_cuda::observe::range::{RangeGuard, within};
+use kernelgate_cuda::observe::range::{RangeGuard, within_range};
 
 /// Number of elements that one task computes, if elements do not depend on each other.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
@@ -62,7 +62,7 @@ impl CpuNetwork {
         let _pass =
             [RangeGuard::new("Model_Forward_Pass"), RangeGuard::new("Model_Compute_All_Layers")];
         let (images, parameters) = (inputs.f32("images"), inputs.f32("parameters"));
-        within("Conv1_Block", || self.stem(images, parameters));
+        within_range("Conv1_Block", || self.stem(images, parameters));
         if let Some(window) = &self.network.pool {
             self.pooled = pool(window, &self.spikes[0], self.shape.t);
             let size = window.output.elements();
@@ -74,9 +74,11 @@ impl CpuNetwork {
             }
         }
         for (number, blocks) in self.block_numbers_by_stage().into_iter().enumerate() {
-            within(&stage_parts(number), || blocks.for_each(|block| self.block(block, parameters)));
+            within_range(&stage_parts(number), || {
+                blocks.for_each(|block| self.block(block, parameters))
+            });
         }
-        within("Final_Layers", || self.classify(parameters, logits));
+        within_range("Final_Layers", || self.classify(parameters, logits));
     }
 
     /// Indices of the residual blocks in each stage.
@@ -186,7 +188,7 @@ impl CpuNetwork {
         outputs.f32_mut("loss")[0] = loss;
         self.gradient.resize(self.network.parameters, 0.0);
         let mut gradient = std::mem::take(&mut self.gradient);
-        within("Backward", || self.backward(inputs, &logits, &mut gradient));
+        within_range("Backward", || self.backward(inputs, &logits, &mut gradient));
         let _step = RangeGuard::new("Optimizer");
         let old = inputs.f32("momentum");
         parallel::for_each_chunk(
@@ -215,8 +217,9 @@ impl CpuNetwork {
 
     fn backward(&self, inputs: &Tensors, logits: &[f32], gradient: &mut [f32]) {
         let parameters = inputs.f32("parameters");
-        let mut spikes =
-            within("Final_Layers", || self.classifier_gradients(parameters, logits, gradient));
+        let mut spikes = within_range("Final_Layers", || {
+            self.classifier_gradients(parameters, logits, gradient)
+        });
         for (number, blocks) in self.block_numbers_by_stage().into_iter().enumerate().rev() {
             let _stage = RangeGuard::new(&stage_parts(number));
             for block in blocks.rev() {

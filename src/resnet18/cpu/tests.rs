@@ -5,7 +5,7 @@ use crate::resnet18::network::{NetworkSizes, NetworkStem};
 use crate::resnet18::reference::Reference;
 use crate::resnet18::{DrawDistribution, NetworkShape};
 use kernelgate::backend::Executable;
-use kernelgate::verify::{compare, verify};
+use kernelgate::verify::{compare_outputs, launch_and_verify};
 use kernelgate::workload::{Expected, Problem};
 
 /// A small test network with every kind of layer.
@@ -63,7 +63,7 @@ fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
             network.forward(inputs, &mut logits);
             let outputs = Tensors::new().with("logits", shape.logits(), logits);
             let reference = vec![Expected::all("logits", shape.logits(), expected.logits.clone())];
-            let comparison = compare(&outputs, &reference, problem.tolerance()).unwrap();
+            let comparison = compare_outputs(&outputs, &reference, problem.tolerance()).unwrap();
             let layers = expected.layers.iter().zip(&network.spikes);
             let moved = layers
                 .map(|(layer, spikes)| {
@@ -126,14 +126,21 @@ fn logits_and_training_steps_are_those_of_the_reference() {
         let inference = Inference { shape: shape(stem, b, t, level) };
         let inputs = inference.inputs(2);
         let expected = inference.reference(&inputs);
-        verify(&mut task(&INFERENCE[0], &inference, inputs), &expected, inference.tolerance())
-            .unwrap_or_else(|error| panic!("{stem:?} b={b} t={t}: {error}"));
+        launch_and_verify(
+            &mut task(&INFERENCE[0], &inference, inputs),
+            &expected,
+            inference.tolerance(),
+        )
+        .unwrap_or_else(|error| panic!("{stem:?} b={b} t={t}: {error}"));
 
         let step = TrainStep { shape: inference.shape };
         let inputs = step.inputs(2);
         let expected = step.reference(&inputs);
-        let comparison =
-            verify(&mut task(&TRAIN_STEP[0], &step, inputs), &expected, step.tolerance());
+        let comparison = launch_and_verify(
+            &mut task(&TRAIN_STEP[0], &step, inputs),
+            &expected,
+            step.tolerance(),
+        );
         let comparison = comparison.unwrap_or_else(|error| panic!("{stem:?} b={b} t={t}: {error}"));
         eprintln!("{stem:?} b={b} t={t}: {comparison:?}");
     }
@@ -161,7 +168,7 @@ fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsew
         let nudged = nudged.collect::<Vec<f32>>();
         let images = inputs.tensor("images").shape().to_vec();
         let mut launched = task(&TRAIN_STEP[0], &step, inputs.with("images", images, nudged));
-        let found = verify(&mut launched, &expected, step.tolerance());
+        let found = launch_and_verify(&mut launched, &expected, step.tolerance());
         eprintln!("seed {seed}, nudged by {nudge:e}: {found:?}");
         assert_eq!(found.is_ok(), fits, "seed {seed}, nudged by {nudge:e}: {found:?}");
     }
@@ -181,14 +188,16 @@ fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
     for (name, first, len) in layout {
         launched.launch().unwrap();
         let mut outputs = launched.outputs().unwrap().clone();
-        assert!(tolerances.iter().all(|&loose| compare(&outputs, &expected, loose).is_ok()));
+        assert!(
+            tolerances.iter().all(|&loose| compare_outputs(&outputs, &expected, loose).is_ok())
+        );
         let old = &inputs.f32("momentum")[first..][..len];
         let new = &mut outputs.f32_mut("new_momentum")[first..][..len];
         // The gradient is halved, which is as small as the effect of a lost time step or image can
         // be.
         new.iter_mut().zip(old).for_each(|(new, m)| *new = 0.5 * (*new + 0.9 * m));
         for &loose in &tolerances {
-            assert!(compare(&outputs, &expected, loose).is_err(), "{name}");
+            assert!(compare_outputs(&outputs, &expected, loose).is_err(), "{name}");
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::resnet18::network::{
     CLASS_COUNT, ConvolutionLayer, Map, Network, NetworkStem, ResidualBlock,
 };
 use kernelgate::backend::program::{
-    MemoryPurpose, NULL, Operand, Pointer, Program, TableWord, int_operands, long,
+    MemoryPurpose, NULL, Operand, Pointer, Program, TableWord, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
@@ -183,9 +183,10 @@ fn layer_list_words(
     const NULL_WORD: TableWord = TableWord::Value(0);
     let kept = |name: &str| program.find(name).map_or(NULL_WORD, TableWord::Pointer);
     let bias = |conv: &ConvolutionLayer| match training {
-        true => {
-            program.at("parameters").plus(conv.first_bias_element() * Dtype::F32.bytes()).into()
-        }
+        true => program
+            .at("parameters")
+            .offset_by(conv.first_bias_element() * Dtype::F32.bytes())
+            .into(),
         false => program.at(&bias_share_region_name(conv)).into(),
     };
     let mut list = Vec::new();
@@ -202,7 +203,8 @@ fn layer_list_words(
             TableWord::Value((live_weight_columns(conv) / FIRST_LAYER_CHANNELS) as i64),
             sent.into(),
         ]);
-        sent = sent.plus(image_groups(shape) * conv.window.output.elements() * size_of::<u64>());
+        sent =
+            sent.offset_by(image_groups(shape) * conv.window.output.elements() * size_of::<u64>());
     }
     list
 }
@@ -300,7 +302,7 @@ fn stem(forward: &Forward, program: &mut Program) {
     let Map { side, channels } = pool.input;
     let arguments = (
         (&currents_region_name(0), forward.bias(program, &network.stem)),
-        ("pooled", forward.training_region_or_null(program, POOLED_TAPS), long(outputs)),
+        ("pooled", forward.training_region_or_null(program, POOLED_TAPS), long_operand(outputs)),
         int_operands([side, channels, pool.output.side, shape.fed()]),
         shape.steps() as f32,
         neuron_launch_arguments(shape),

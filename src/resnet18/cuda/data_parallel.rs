@@ -31,7 +31,7 @@ pub fn prepare_rank_programs(
         inputs: problem.inputs_of_gpu(inputs, rank),
     };
     let ranks = (0..problem.gpus).map(rank).collect();
-    set::task(ranks, devices, rank_tensor_name, || {
+    set::ranks_task(ranks, devices, rank_tensor_name, || {
         sums.iter().try_for_each(|sum| InPlaceSum::connect_gpus(sum))
     })
 }

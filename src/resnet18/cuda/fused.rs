@@ -15,7 +15,7 @@ use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network, ResidualBlock};
 use kernelgate::backend::program::{
-    MemoryPurpose, NULL, Operand, Program, int, int_operands, long,
+    MemoryPurpose, NULL, Operand, Program, int, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -207,7 +207,7 @@ impl Forward<'_> {
         let neurons = shape.b * map.elements();
         let (currents, spikes) = (currents_region_name(0), layer_spikes_name(0));
         let arguments = (
-            (&currents, self.bias(program, conv), &spikes, long(neurons)),
+            (&currents, self.bias(program, conv), &spikes, long_operand(neurons)),
             int_operands([map.channels, shape.fed()]),
             shape.steps() as f32,
             neuron_launch_arguments(shape),
@@ -222,7 +222,7 @@ impl Forward<'_> {
         let inputs = self.shape.b * pool.input.elements();
         let arguments = (
             (&layer_spikes_name(0), "pooled", self.training_region_or_null(program, POOLED_TAPS)),
-            (long(outputs), long(inputs)),
+            (long_operand(outputs), long_operand(inputs)),
             int_operands([pool.input.side, pool.input.channels, pool.output.side]),
         );
         let launch =
@@ -321,7 +321,7 @@ impl Forward<'_> {
 
 /// Address of a parameter in a training step.
 pub fn training_parameter(program: &Program, index: usize) -> Operand {
-    program.at("parameters").plus(index * Dtype::F32.bytes()).into()
+    program.at("parameters").offset_by(index * Dtype::F32.bytes()).into()
 }
 
 /// Addresses of the classifier's weight and bias in a training step.

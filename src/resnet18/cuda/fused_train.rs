@@ -27,7 +27,8 @@ use crate::resnet18::network::{
     CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, Network, ResidualBlock,
 };
 use kernelgate::backend::program::{
-    KernelLaunch, Lane, MemoryPurpose, NULL, Operand, Operands, Program, int, int_operands, long,
+    KernelLaunch, Lane, MemoryPurpose, NULL, Operand, Operands, Program, int, int_operands,
+    long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -288,7 +289,7 @@ impl FusedTrainStepWriter<'_> {
         let weights = CLASS_COUNT * channels;
         let buckets = self.exchanged.as_ref().map(|all| &all.buckets);
         let [weight, bias] = classifier_gradient_pointers(network, program, buckets);
-        let gradients = (weight, bias, long(weights));
+        let gradients = (weight, bias, long_operand(weights));
         let arguments =
             ("logits_gradient", "features", gradients, int_operands([b, CLASS_COUNT, channels]));
         program.launch(&CLASSIFIER_KERNEL, &weights, arguments);
@@ -351,7 +352,7 @@ impl FusedTrainStepWriter<'_> {
         let arguments = (
             (&currents_region_name(0), self.forward.bias(program, &network.stem)),
             ("spikes_gradient", sources, &currents_gradient_name(0)),
-            (long(neurons), long(outputs)),
+            (long_operand(neurons), long_operand(outputs)),
             int_operands([map.side, map.channels, pooled.side, shape.fed()]),
             shape.steps() as f32,
             neuron_launch_arguments(shape),

@@ -103,7 +103,7 @@ impl GradientBuckets {
     /// Bucket of a weight's gradient and its address, by the index of the weight's first element.
     pub fn place(&self, program: &Program, element: usize) -> (usize, Pointer) {
         let (bucket, offset) = self.places[&element];
-        (bucket, program.at(&Self::region_name(bucket)).plus(offset))
+        (bucket, program.at(&Self::region_name(bucket)).offset_by(offset))
     }
 }
 
@@ -159,7 +159,7 @@ impl JobLists {
         let (first_tap, columns) = (conv.window.live_taps().start, weight_columns(network, conv));
         let first = first_tap * conv.window.input.channels;
         let elements = filters * columns;
-        let from = program.at("parameters").plus(conv.weight * Dtype::F32.bytes());
+        let from = program.at("parameters").offset_by(conv.weight * Dtype::F32.bytes());
         let tiles = program
             .find(&tiled_weight_region_name(conv))
             .map_or(TableWord::Value(0), TableWord::Pointer);
@@ -199,7 +199,8 @@ impl JobLists {
         let spread = 1.0 / shape.steps() as f32;
         let stem = conv.weight == network.stem.weight;
         let factor = mean * if stem { spread } else { shape.neuron().threshold as f32 };
-        let biases = |from: Pointer, parts: usize| from.plus(parts * elements * Dtype::F32.bytes());
+        let biases =
+            |from: Pointer, parts: usize| from.offset_by(parts * elements * Dtype::F32.bytes());
         let (from, left) = match whole.filter(|_| parts > 1) {
             Some(whole) => {
                 self.sum(bucket, sums, whole, parts, elements);
@@ -301,7 +302,7 @@ pub fn classifier_gradient_pointers(
         return ["fc.weight_gradient", "fc.bias_gradient"].map(|name| program.at(name));
     };
     let (_, weight) = buckets.place(program, network.classifier);
-    [weight, weight.plus(CLASS_COUNT * network.last_frame().channels * Dtype::F32.bytes())]
+    [weight, weight.offset_by(CLASS_COUNT * network.last_frame().channels * Dtype::F32.bytes())]
 }
 
 /// Declares the regions for the parts of all gradients; with buckets, only of gradients with

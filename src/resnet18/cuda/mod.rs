@@ -22,17 +22,17 @@ use crate::resnet18::definition::{Inference, NetworkShape, TrainStep};
 use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::spec::{ListedKernel, list};
+use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
 /// All kernels of the ResNet-18 family.
 pub fn kernels() -> Vec<ListedKernel> {
     [
-        list(per_op::KERNELS),
-        list(fused::KERNELS),
-        list(best::KERNELS),
-        list(train::KERNELS),
-        list(fused_train::KERNELS),
-        list(fused_train::STEP_KERNELS),
+        list_kernel_rows(per_op::KERNELS),
+        list_kernel_rows(fused::KERNELS),
+        list_kernel_rows(best::KERNELS),
+        list_kernel_rows(train::KERNELS),
+        list_kernel_rows(fused_train::KERNELS),
+        list_kernel_rows(fused_train::STEP_KERNELS),
     ]
     .concat()
 }

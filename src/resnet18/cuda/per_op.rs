@@ -14,7 +14,7 @@ use crate::resnet18::network::{
 use crate::st_bif::NeuronShape;
 use crate::st_bif::cuda::{PER_STEP_KERNEL, parameters};
 use kernelgate::backend::program::{
-    Lane, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands, long,
+    Lane, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -216,9 +216,13 @@ impl Forward<'_> {
     fn encode_images(&self, program: &mut Program) {
         let elements = self.shape.b * self.shape.sizes.image().elements();
         for t in 0..self.shape.t {
-            let frame = program.at("frames").plus(t * elements * Dtype::F32.bytes());
+            let frame = program.at("frames").offset_by(t * elements * Dtype::F32.bytes());
             let fed = usize::from(t < self.shape.fed());
-            program.launch(&ENCODE_KERNEL, &elements, ("images", frame, long(elements), int(fed)));
+            program.launch(
+                &ENCODE_KERNEL,
+                &elements,
+                ("images", frame, long_operand(elements), int(fed)),
+            );
         }
     }
 
@@ -244,7 +248,7 @@ impl Forward<'_> {
         let packets = rows * live_weight_columns(conv) / GATHERED_COLUMNS_PER_THREAD;
         let window = window_arguments(&conv.window);
         let taps = int_operands([taps.start, taps.len()]);
-        let arguments = (input, "operand", long(packets), window, taps);
+        let arguments = (input, "operand", long_operand(packets), window, taps);
         program.launch(&GATHER_SPIKES_KERNEL, &packets, arguments);
     }
 
@@ -271,7 +275,7 @@ impl Forward<'_> {
         let elements = self.shape.t * size;
         let fed = self.shape.fed() * size;
         let bias = bias_share_region_name(conv);
-        let pointers = (to, &bias, long(elements), long(fed));
+        let pointers = (to, &bias, long_operand(elements), long_operand(fed));
         let arguments = (pointers, int(conv.window.output.channels), factor, divisor);
         program.launch(&BIAS_KERNEL, &elements, arguments);
     }
@@ -286,7 +290,8 @@ impl Forward<'_> {
         let (currents, spikes) = (self.saved.currents(layer), layer_spikes_name(layer));
         for t in 0..self.shape.t {
             let regions = (&currents, &spikes, "membranes", "tracers");
-            let arguments = (regions, long(n), long(t), parameters::<Operand>(&neurons));
+            let arguments =
+                (regions, long_operand(n), long_operand(t), parameters::<Operand>(&neurons));
             program.launch(&PER_STEP_KERNEL, &neurons, arguments);
             if let Some(pool) = pool {
                 // The named range of the pooling follows the range of the stem and is not nested in
@@ -302,12 +307,12 @@ impl Forward<'_> {
         let elements = self.shape.b * pool.output.elements();
         let sources = match self.saved {
             SavedForwardRegions::Nothing => NULL,
-            SavedForwardRegions::Currents => program.at(POOLED_TAPS).plus(t * elements).into(),
+            SavedForwardRegions::Currents => program.at(POOLED_TAPS).offset_by(t * elements).into(),
         };
-        let pooled = program.at("pooled").plus(t * elements);
+        let pooled = program.at("pooled").offset_by(t * elements);
         let sizes = int_operands([pool.input.side, pool.input.channels, pool.output.side, t]);
         let pointers = ("tracers", "pooled_before", pooled, sources);
-        program.launch(&POOL_KERNEL, &elements, (pointers, long(elements), sizes));
+        program.launch(&POOL_KERNEL, &elements, (pointers, long_operand(elements), sizes));
     }
 
     fn block(&self, program: &mut Program, number: usize) {
@@ -325,12 +330,12 @@ impl Forward<'_> {
             match shortcut {
                 Some(conv) => {
                     self.convolve(program, conv, &input, "shortcut");
-                    let arguments = (&currents, "shortcut", long(elements));
+                    let arguments = (&currents, "shortcut", long_operand(elements));
                     program.launch(&ADD, &elements, arguments);
                 }
                 None => {
                     let theta = self.shape.neuron().threshold as f32;
-                    let arguments = (&currents, &input, long(elements), theta);
+                    let arguments = (&currents, &input, long_operand(elements), theta);
                     program.launch(&ADD_SPIKES_KERNEL, &elements, arguments);
                 }
             }
@@ -345,7 +350,7 @@ impl Forward<'_> {
         let scale = (shape.neuron().threshold / map.pixel_count() as f64) as f32;
         let last = layer_spikes_name(2 * self.network.blocks.len());
         for t in 0..shape.t {
-            let spikes = program.at(&last).plus(t * shape.b * map.elements());
+            let spikes = program.at(&last).offset_by(t * shape.b * map.elements());
             let pointers = (spikes, "fc.weight", "fc.bias", logits);
             let sizes = int_operands([shape.b, CLASS_COUNT, map.pixel_count(), map.channels, 1]);
             let fed = if t < shape.fed() { 1.0f32 } else { 0.0 };
@@ -368,7 +373,7 @@ pub fn gather_images(
     program.launch(
         &GATHER_KERNEL,
         &packets,
-        (from, "operand", long(packets), window, int(columns)),
+        (from, "operand", long_operand(packets), window, int(columns)),
     );
 }
 

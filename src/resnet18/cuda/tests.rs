@@ -12,7 +12,7 @@ use crate::resnet18::reference::Reference;
 use half::bf16;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::program::{Lane, Program, Step};
-use kernelgate::verify::{repeats_bit_by_bit, verify};
+use kernelgate::verify::{launch_and_verify, repeats_bit_by_bit};
 use kernelgate::workload::Problem;
 use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::testing::two_gpus_for_test;
@@ -162,7 +162,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
         for row in INFERENCE.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
             let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
-            verify(&mut task, &expected, problem.tolerance())
+            launch_and_verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
             assert!(repeats_bit_by_bit(&mut task).unwrap(), "{case}");
         }
@@ -186,7 +186,7 @@ fn training_steps_are_those_of_the_reference() {
         for row in TRAIN_STEP.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
             let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
-            let comparison = verify(&mut task, &expected, problem.tolerance())
+            let comparison = launch_and_verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
             eprintln!("{case}: {comparison:?}");
             assert!(repeats_bit_by_bit(&mut task).unwrap(), "{case}");
@@ -207,7 +207,7 @@ fn training_over_two_gpus_is_that_of_all_images() {
             task => task.unwrap(),
         };
         for _ in 0..3 {
-            let comparison = verify(&mut task, &expected, problem.tolerance())
+            let comparison = launch_and_verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("b={b}: {error}"));
             eprintln!("b={b} t={t} level={level}: {comparison:?}");
             assert!(repeats_bit_by_bit(&mut task).unwrap(), "b={b}");
@@ -262,7 +262,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let Some((device, _alone)) = gpu() else { return };
     let problem = Inference { shape: shape(NetworkStem::ImageNet, 64, 32, 8, 8) };
     let inputs = problem.inputs(1);
-    let free = || memory::settled(&device).unwrap().0 as f64;
+    let free = || memory::memory_after_launches(&device).unwrap().0 as f64;
     for row in INFERENCE {
         // Memory that stays loaded after the first use is not counted.
         drop(prepare(row, &problem, &inputs, &device));

@@ -17,7 +17,7 @@ use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network, ResidualB
 use crate::st_bif::NeuronShape;
 use crate::st_bif::cuda::replay_kernel;
 use kernelgate::backend::program::{
-    Lane, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands, long,
+    Lane, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -207,12 +207,12 @@ impl<'a> TrainStepWriter<'a> {
             let columns = weight_columns(network, conv);
             let first = conv.window.live_taps().start * conv.window.input.channels;
             let elements = conv.window.output.channels * columns;
-            let from = self.tensors.parameters.plus(conv.weight * Dtype::F32.bytes());
+            let from = self.tensors.parameters.offset_by(conv.weight * Dtype::F32.bytes());
             let sizes = int_operands([conv.filter_elements(), first, columns]);
             program.launch(
                 &PACK_KERNEL,
                 &elements,
-                (from, &weight_region_name(conv), long(elements), sizes),
+                (from, &weight_region_name(conv), long_operand(elements), sizes),
             );
             let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
             let channels = conv.window.output.channels;
@@ -243,8 +243,8 @@ impl<'a> TrainStepWriter<'a> {
         elements: usize,
         divisor: f32,
     ) {
-        let from = self.tensors.parameters.plus(from * Dtype::F32.bytes());
-        program.launch(&SHARE_KERNEL, &elements, (from, to, long(elements), divisor));
+        let from = self.tensors.parameters.offset_by(from * Dtype::F32.bytes());
+        program.launch(&SHARE_KERNEL, &elements, (from, to, long_operand(elements), divisor));
     }
 
     /// Adds the loss, the classifier's step, and the gradient of the last spikes.
@@ -267,11 +267,11 @@ impl<'a> TrainStepWriter<'a> {
         program.launch(
             &FEATURES_KERNEL,
             &elements,
-            (&spikes, "features", long(elements), sizes, scale),
+            (&spikes, "features", long_operand(elements), sizes, scale),
         );
 
         let weights = CLASS_COUNT * channels;
-        let gradients = ("weight_gradient", "bias_gradient", long(weights));
+        let gradients = ("weight_gradient", "bias_gradient", long_operand(weights));
         let arguments = (gradient, "features", gradients, int_operands([b, CLASS_COUNT, channels]));
         program.launch(&CLASSIFIER_KERNEL, &weights, arguments);
         let share = shape.fed() as f32 / shape.steps() as f32;
@@ -280,9 +280,9 @@ impl<'a> TrainStepWriter<'a> {
         self.sgd(program, "bias_gradient", at + weights, [1, behind, 0, CLASS_COUNT], share);
 
         let elements = shape.frame_count() * map.elements();
-        let weight = parameters.plus(at * Dtype::F32.bytes());
+        let weight = parameters.offset_by(at * Dtype::F32.bytes());
         let sizes = int_operands([b, CLASS_COUNT, channels, map.pixel_count()]);
-        let arguments = (gradient, weight, "spike_gradient", long(elements), sizes, scale);
+        let arguments = (gradient, weight, "spike_gradient", long_operand(elements), sizes, scale);
         program.launch(&LAST_LAYER_KERNEL, &elements, arguments);
     }
 
@@ -310,7 +310,8 @@ impl<'a> TrainStepWriter<'a> {
             }
             None => {
                 let elements = self.forward.shape.frame_count() * second.window.output.elements();
-                let arguments = ("spike_gradient", "current_gradient", long(elements), self.theta);
+                let arguments =
+                    ("spike_gradient", "current_gradient", long_operand(elements), self.theta);
                 in_layer_range(program, first, |program| {
                     program.launch(&SCALE_KERNEL, &elements, arguments)
                 });
@@ -338,7 +339,7 @@ impl<'a> TrainStepWriter<'a> {
                 let sizes =
                     int_operands([pool.input.side, pool.input.channels, pool.output.side, shape.t]);
                 let pointers = (from, POOLED_TAPS, "other_spike_gradient");
-                let arguments = (pointers, long(elements), long(outputs), sizes);
+                let arguments = (pointers, long_operand(elements), long_operand(outputs), sizes);
                 program.launch(&POOL_KERNEL, &elements, arguments);
                 from = "other_spike_gradient";
             }
@@ -369,7 +370,7 @@ impl<'a> TrainStepWriter<'a> {
         let rows = self.forward.shape.frame_count() * conv.window.output.pixel_count();
         let blocks = rows.div_ceil(TILE_SIDE) * channels.div_ceil(TILE_SIDE);
         let regions = ("current_gradient", "rounded", "transposed");
-        program.launch(&ROUND_KERNEL, &blocks, (regions, long(rows), int(channels)));
+        program.launch(&ROUND_KERNEL, &blocks, (regions, long_operand(rows), int(channels)));
     }
 
     /// Adds the SGD step of a convolution of spikes, after rounding the gradient of its output.
@@ -395,7 +396,7 @@ impl<'a> TrainStepWriter<'a> {
                 ("current_gradient", "bias_sums", fed, ROW_SUM_PARTS),
                 ("bias_sums", "bias_gradient", ROW_SUM_PARTS, 1),
             ] {
-                let arguments = (from, to, long(rows), int_operands([filters, splits]));
+                let arguments = (from, to, long_operand(rows), int_operands([filters, splits]));
                 program.launch(&SUM_ROWS_KERNEL, &(tiles * splits), arguments);
             }
         });
@@ -433,7 +434,7 @@ impl<'a> TrainStepWriter<'a> {
         let taps = int_operands([taps.start, taps.len()]);
         let window = window_arguments(window);
         let sums = (self.theta, int(usize::from(add)));
-        let arguments = ("gathered_gradient", to, long(elements), window, taps, sums);
+        let arguments = ("gathered_gradient", to, long_operand(elements), window, taps, sums);
         program.launch(&SCATTER_KERNEL, &elements, arguments);
     }
 
@@ -452,11 +453,11 @@ impl<'a> TrainStepWriter<'a> {
             self.tensors;
         let [old, old_momentum, new, new_momentum] =
             [parameters, momentum, new_parameters, new_momentum]
-                .map(|tensor| tensor.plus(at * Dtype::F32.bytes()));
+                .map(|tensor| tensor.offset_by(at * Dtype::F32.bytes()));
         let tensors = (old, old_momentum, gradient, new, new_momentum);
         let sizes = int_operands([depth, first, columns, columns]);
         let factors = [factor, SGD_MOMENTUM, LEARNING_RATE];
-        program.launch(&SGD, &elements, (tensors, long(elements), sizes, factors));
+        program.launch(&SGD, &elements, (tensors, long_operand(elements), sizes, factors));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::st_bif::definition::{NeuronShape, StBifBackward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// Kernels of the ST-BIF backward pass.
@@ -124,12 +124,12 @@ fn prepare_saved(
     let kernel = SAVED_KERNEL.load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
     // Membranes and tracers are computed from x, so gy is the only input that may change.
-    let inputs = cuda::inputs([("gy", &gy)]);
+    let inputs = cuda::named_inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(KernelArgument::from);
         let outputs = [NULL_POINTER, outputs[0].argument()];
         let arguments = [&pointers[..], &outputs, &sizes, &parameters].concat();
-        within("backward", || kernel.launch(&arguments))
+        within_range("backward", || kernel.launch(&arguments))
     }))
 }
 
@@ -145,7 +145,7 @@ fn prepare_replay(
         device.upload(inputs.tensor("x").as_bytes())?,
         device.upload(inputs.tensor("gy").as_bytes())?,
     );
-    let inputs = cuda::inputs([("x", &x), ("gy", &gy)]);
+    let inputs = cuda::named_inputs([("x", &x), ("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [
             KernelArgument::from(&x),
@@ -153,7 +153,7 @@ fn prepare_replay(
             NULL_POINTER,
             outputs[0].argument(),
         ];
-        within("backward", || kernel.launch(&[&pointers[..], &last].concat()))
+        within_range("backward", || kernel.launch(&[&pointers[..], &last].concat()))
     }))
 }
 

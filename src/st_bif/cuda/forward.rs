@@ -8,7 +8,7 @@ use crate::st_bif::definition::{NeuronShape, StBifForward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// Kernels of the ST-BIF forward pass.
@@ -130,14 +130,14 @@ fn prepare_per_step(
     let parameters = parameters::<KernelArgument>(&neurons);
     Ok(CudaTask::new(
         device,
-        cuda::inputs([("x", &x)]),
+        cuda::named_inputs([("x", &x)]),
         vec![spike_output(device, &neurons, false)?],
         move |outputs| {
             for t in 0..neurons.t {
                 let [x, membrane, tracer] = [&x, &membrane, &tracer].map(KernelArgument::from);
                 let [n, step] = [neurons.n, t].map(|extent| KernelArgument::I64(extent as i64));
                 let own = [x, outputs[0].argument(), membrane, tracer, n, step];
-                within("time_step", || kernel.launch(&[&own[..], &parameters].concat()))?;
+                within_range("time_step", || kernel.launch(&[&own[..], &parameters].concat()))?;
             }
             Ok(())
         },
@@ -156,7 +156,7 @@ fn prepare_fused(
         (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
-        cuda::inputs([("x", &x)]),
+        cuda::named_inputs([("x", &x)]),
         vec![spike_output(device, neurons, false)?],
         move |outputs| {
             let pointers = [
@@ -167,7 +167,7 @@ fn prepare_fused(
                 NULL_POINTER,
             ];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
-            within("forward", || kernel.launch(&arguments))
+            within_range("forward", || kernel.launch(&arguments))
         },
     ))
 }
@@ -186,12 +186,12 @@ fn prepare_streaming(
         (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
-        cuda::inputs([("x", &x)]),
+        cuda::named_inputs([("x", &x)]),
         vec![spike_output(device, neurons, problem.packed)?],
         move |outputs| {
             let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL_POINTER];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
-            within("forward", || kernel.launch(&arguments))
+            within_range("forward", || kernel.launch(&arguments))
         },
     ))
 }
@@ -203,7 +203,13 @@ fn spike_output(
 ) -> Result<Output, BackendError> {
     let shape = [neurons.t, neurons.n];
     if packed {
-        Output::encoded(device, "spikes", shape, neurons.t * neurons.n.div_ceil(4), unpack_spikes)
+        Output::encoded_output(
+            device,
+            "spikes",
+            shape,
+            neurons.t * neurons.n.div_ceil(4),
+            unpack_spikes,
+        )
     } else {
         Output::new(device, "spikes", shape, Dtype::I8)
     }

@@ -10,10 +10,10 @@ mod row;
 
 pub use backward::{BACKWARD, replay_kernel};
 pub use forward::{FORWARD, PER_STEP_KERNEL};
-use kernelgate_cuda::spec::{ListedKernel, list};
+use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 pub use row::parameters;
 
 /// All kernels of the ST-BIF family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(forward::KERNELS), list(backward::KERNELS)].concat()
+    [list_kernel_rows(forward::KERNELS), list_kernel_rows(backward::KERNELS)].concat()
 }

@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
     use kernelgate::backend::Executable;
-    use kernelgate::verify::verify;
+    use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
 
     #[test]
@@ -65,7 +65,7 @@ mod tests {
             let expected = problem.reference(&inputs);
             let mut task = prepare(&problem, Arc::new(inputs));
             task.poison_outputs().unwrap();
-            verify(&mut task, &expected, problem.tolerance())
+            launch_and_verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("n={n} t={t}: {error}"));
         }
     }

@@ -10,8 +10,8 @@
 use crate::parallel;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Problem, Symmetry, Tensor, TensorData, Tensors, Tolerance,
-    Unit, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, FlopUnit, Problem, Symmetry, Tensor, TensorData, Tensors,
+    Tolerance, Work, Workload, random,
 };
 
 /// Workload of the firing rate: mean spike of each neuron.
@@ -85,7 +85,7 @@ impl Problem for FiringRate {
     fn work(&self) -> Work {
         let (n, elements) = (self.n as u64, (self.t * self.n) as u64);
         // The work counts one addition for each spike and one division for each neuron.
-        Work::bytes(elements, 4 * n).with_flops(Unit::Vector, Dtype::F32, elements + n)
+        Work::bytes(elements, 4 * n).with_flops(FlopUnit::Vector, Dtype::F32, elements + n)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -102,7 +102,7 @@ impl Problem for FiringRate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::workload::{Effort, Scale};
+    use kernelgate::workload::{DefaultScale, Effort};
 
     #[test]
     fn the_reference_is_the_mean_of_the_steps() {
@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn points_bind_and_overflow_has_a_reason() {
-        for point in RATE_WORKLOAD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+        for point in RATE_WORKLOAD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap()
+        {
             assert!((RATE_WORKLOAD.bind)(&point).is_ok());
         }
         let work = FiringRate { n: 10, t: 8 }.work();

@@ -9,7 +9,7 @@ use crate::attention::cuda::{
     Shape as AttentionShape, Strides, append_backward, append_forward,
 };
 use crate::transformer::shape::Shape;
-use kernelgate::backend::program::{MemoryPurpose, Pointer, int, long};
+use kernelgate::backend::program::{MemoryPurpose, Pointer, int, long_operand};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
@@ -68,7 +68,7 @@ impl Network {
     fn packed_part(&self, qkv: Pointer, operand: usize) -> HeadMatrix {
         let element = self.shape.dtype.bytes();
         HeadMatrix {
-            first: qkv.plus(operand * self.shape.d * element),
+            first: qkv.offset_by(operand * self.shape.d * element),
             row: 3 * self.shape.d,
             head: self.shape.head_dim(),
             sequence: self.shape.context * 3 * self.shape.d * element,
@@ -106,7 +106,7 @@ impl Network {
             ..spec
         };
         for sequence in 0..self.shape.batch {
-            let at = |matrix: &HeadMatrix| matrix.first.plus(sequence * matrix.sequence);
+            let at = |matrix: &HeadMatrix| matrix.first.offset_by(sequence * matrix.sequence);
             self.multiply(spec, [at(&a), at(&b), at(&d)]);
         }
     }
@@ -151,7 +151,7 @@ impl Network {
         let (rows, scale) = self.score_rows();
         self.launch(
             self.softmax_kernels()[0],
-            (scores, probabilities, long(rows), int(context), scale),
+            (scores, probabilities, long_operand(rows), int(context), scale),
         );
         self.program.end();
         self.program.begin("final_matmul");
@@ -266,7 +266,7 @@ impl Network {
         let (rows, scale) = self.score_rows();
         self.launch(
             self.softmax_kernels()[1],
-            (p, grad_p, grad_scores, long(rows), int(context), scale),
+            (p, grad_p, grad_scores, long_operand(rows), int(context), scale),
         );
         let matrices = [
             self.square_score_tensor(grad_scores, element),

@@ -4,7 +4,7 @@ use super::kernels::{adamw, embedding, loss, norm, rope, softmax, swiglu};
 use crate::transformer::components::{Component, ComponentProblem};
 use crate::transformer::shape::Shape;
 use kernelgate::backend::program::{
-    Capture, Lane, MemoryPurpose, NULL, Program, int, int_operands, long,
+    Capture, Lane, MemoryPurpose, NULL, Program, int, int_operands, long_operand,
 };
 use kernelgate::backend::{Implementation, Prepare};
 
@@ -52,9 +52,9 @@ fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
         program.output(output.name, output.extents, output.dtype);
     }
     let scale = 1.0 / (shape.head_dim() as f32).sqrt();
-    let rows = long(shape.batch * heads * context);
+    let rows = long_operand(shape.batch * heads * context);
     let softmax_extents = (rows, int(context), scale);
-    let embedding_extents = (long(tokens), int_operands([d, vocabulary]));
+    let embedding_extents = (long_operand(tokens), int_operands([d, vocabulary]));
     match problem.component {
         Component::Embed => {
             program.launch(
@@ -85,7 +85,7 @@ fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
             program.scratch("partials", MemoryPurpose::Workspace, 4 * blocks * d);
             let inputs = ("x", "inverse", "gain", "grad_y", "residual_gradient");
             let outputs = ("grad_x", "rounded", "partials");
-            program.launch(&norm::BACKWARD, shape, (inputs, outputs, long(tokens), int(d)));
+            program.launch(&norm::BACKWARD, shape, (inputs, outputs, long_operand(tokens), int(d)));
             let one_gain = Shape { layers: 0, ..*shape };
             let arguments = ("partials", "grad_gain", int_operands([blocks, d]));
             program.launch(&norm::GAIN_GRADIENT_KERNEL, &one_gain, arguments);
@@ -98,15 +98,22 @@ fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
                         rope::rotary_table(&angles).iter().flat_map(|x| x.to_ne_bytes()).collect()
                     }
                 });
-            let extents =
-                (long(tokens), int_operands([context, heads, shape.head_dim(), 2 * d]), 1.0f32);
+            let extents = (
+                long_operand(tokens),
+                int_operands([context, heads, shape.head_dim(), 2 * d]),
+                1.0f32,
+            );
             program.launch(&rope::ROPE_KERNEL, shape, ("qkv", table, "rotated", extents));
         }
         Component::Swiglu => {
-            program.launch(&swiglu::SWIGLU_KERNEL, shape, ("gate_up", "h", long(tokens), int(ff)));
+            program.launch(
+                &swiglu::SWIGLU_KERNEL,
+                shape,
+                ("gate_up", "h", long_operand(tokens), int(ff)),
+            );
         }
         Component::SwigluBackward => {
-            let arguments = ("gate_up", "grad_h", "grad_gate_up", long(tokens), int(ff));
+            let arguments = ("gate_up", "grad_h", "grad_gate_up", long_operand(tokens), int(ff));
             program.launch(&swiglu::SWIGLU_BACKWARD_KERNEL, shape, arguments);
         }
         Component::Softmax | Component::SoftmaxF32 => {
@@ -143,8 +150,11 @@ fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
             let state = ["parameters", "first_moments", "second_moments"];
             let gradients = ("f32_gradients", "gradients", "steps");
             let copy = program.find("copy").map_or(NULL, Into::into);
-            let extents =
-                (long(shape.first_matrix_row() * d), long(shape.parameters()), adamw::ADAMW_RATES);
+            let extents = (
+                long_operand(shape.first_matrix_row() * d),
+                long_operand(shape.parameters()),
+                adamw::ADAMW_RATES,
+            );
             let outputs = (["new_p", "new_m", "new_v"], copy);
             program.launch(&adamw::ADAMW_KERNEL, shape, (state, gradients, outputs, extents));
         }

@@ -12,7 +12,7 @@ use crate::parallel;
 use crate::transformer::shape::{Shape, Weight};
 use half::bf16;
 use kernelgate::backend::program::{
-    Lane, MemoryPurpose, Operands, Pointer, Program, int, int_operands, long,
+    Lane, MemoryPurpose, Operands, Pointer, Program, int, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -129,23 +129,23 @@ impl Network {
     /// Address of an activation of a layer.
     pub fn activation(&self, name: &str, layer: usize) -> Pointer {
         let at = self.program.at(name);
-        if self.training { at.plus(layer * self.stride(name)) } else { at }
+        if self.training { at.offset_by(layer * self.stride(name)) } else { at }
     }
 
     /// Address of a tensor of weights.
     pub fn weight(&self, weight: Weight) -> Pointer {
         let row = self.shape.d * self.shape.dtype.bytes();
-        self.weights.plus(self.shape.rows_of(weight).first * row)
+        self.weights.offset_by(self.shape.rows_of(weight).first * row)
     }
 
     /// Address of the gain of a norm.
     pub fn gain_pointer(&self, norm: usize) -> Pointer {
-        self.weight(Weight::Gains).plus(norm * self.shape.d * self.shape.dtype.bytes())
+        self.weight(Weight::Gains).offset_by(norm * self.shape.d * self.shape.dtype.bytes())
     }
 
     /// Address of the inverse root mean squares of a norm.
     pub fn inverse_roots(&self, norm: usize) -> Pointer {
-        self.program.at("roots").plus(norm * F32 * self.shape.tokens())
+        self.program.at("roots").offset_by(norm * F32 * self.shape.tokens())
     }
 
     /// Adds the launch of a kernel with PDL.
@@ -185,7 +185,7 @@ impl Network {
         let tokens = self.shape.tokens();
         let (table, x) = (self.weight(Weight::Embedding), self.activation("x", 0));
         self.program.begin("embedding");
-        let sizes = (long(tokens), int_operands([d, vocabulary]));
+        let sizes = (long_operand(tokens), int_operands([d, vocabulary]));
         self.launch(&embedding::EMBED_KERNEL, ("tokens", table, x, sizes));
         self.program.end();
         for layer in 0..layers {
@@ -253,7 +253,7 @@ impl Network {
     pub fn rotate(&mut self, qkv: Pointer, direction: f32) {
         let Shape { d, heads, context, .. } = self.shape;
         let sizes = int_operands([context, heads, self.shape.head_dim(), 3 * d]);
-        let tokens = long(self.shape.tokens());
+        let tokens = long_operand(self.shape.tokens());
         self.launch(&rope::ROPE_KERNEL, (qkv, "rotations", qkv, tokens, sizes, direction));
     }
 
@@ -273,7 +273,7 @@ impl Network {
         } else {
             let spec = GemmSpec { b_transposed: true, ..self.gemm_spec(tokens, 2 * ff, d) };
             self.multiply(spec, [input, w, gate_up]);
-            self.launch(&swiglu::SWIGLU_KERNEL, (gate_up, hidden, long(tokens), int(ff)));
+            self.launch(&swiglu::SWIGLU_KERNEL, (gate_up, hidden, long_operand(tokens), int(ff)));
         }
         let spec = self.gemm_spec(tokens, d, ff);
         self.multiply_and_add(spec, [hidden, self.weight(Weight::Down(layer)), middle, next]);

@@ -13,7 +13,7 @@ use crate::transformer::shape::Shape;
 use crate::transformer::tests::{initial_state, loss_curve};
 use kernelgate::backend::{Executable, Implementation};
 use kernelgate::verify::precision::ErrorBounds;
-use kernelgate::verify::{launch_on_poisoned_outputs, verify};
+use kernelgate::verify::{launch_and_verify, launch_on_poisoned_outputs};
 use kernelgate::workload::{Dtype, Problem, Tensor, TensorData, Tensors};
 use kernelgate_cuda::Device;
 
@@ -120,7 +120,8 @@ fn agree<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Devic
     let expected = problem.reference(&inputs);
     for row in rows.iter().filter(|row| (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
-        let found = verify(&mut task, &expected, ErrorBounds::bounds_for_problem(problem));
+        let found =
+            launch_and_verify(&mut task, &expected, ErrorBounds::bounds_for_problem(problem));
         match found {
             Ok(found) => eprintln!("{}: {:?}", row.name, found.by_output),
             Err(error) => panic!("{}: {error}", row.name),

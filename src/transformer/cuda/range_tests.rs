@@ -11,7 +11,7 @@ use crate::transformer::shape::Shape;
 use kernelgate::backend::Executable;
 use kernelgate::backend::program::{Program, Step};
 use kernelgate::workload::{Dtype, Problem};
-use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
 
 const SMALL: Shape = Shape {
     vocabulary: 333,
@@ -71,7 +71,7 @@ fn unfused_attention_has_the_ranges_of_the_guide() {
 #[test]
 fn a_recorded_launch_has_the_ranges() {
     let Some((device, _alone)) = gpu() else { return };
-    let Some(recorder) = Recorder::start(Recorded::Everything).unwrap() else {
+    let Some(recorder) = ActivityRecorder::start(RecordingExtent::Everything).unwrap() else {
         return eprintln!("skipped: CUPTI is missing");
     };
     let problem = Forward { shape: SMALL };

@@ -6,7 +6,9 @@ use crate::kernel_tests::check_program_launches;
 use crate::transformer::components::{Component, ComponentProblem};
 use crate::transformer::shape::Shape;
 use kernelgate::backend::{Executable, Prepare};
-use kernelgate::verify::{ErrorBounds, launch_on_poisoned_outputs, repeats_bit_by_bit, verify};
+use kernelgate::verify::{
+    ErrorBounds, launch_and_verify, launch_on_poisoned_outputs, repeats_bit_by_bit,
+};
 use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
 
@@ -64,7 +66,7 @@ fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
         for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
             if let Err(error) =
-                verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem))
+                launch_and_verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem))
             {
                 wrong.push(format!("{} {problem:?}: {error}", row.name));
             }
@@ -118,7 +120,7 @@ fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
     inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID_TOKENS);
     for row in COMPONENT {
         let mut task = prepare(row, &problem, &inputs, &device).unwrap();
-        verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem)).unwrap();
+        launch_and_verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem)).unwrap();
         assert!(
             row.name == "cuda/atomic" || repeats_bit_by_bit(&mut task).unwrap(),
             "{}",

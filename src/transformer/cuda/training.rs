@@ -12,7 +12,7 @@ use super::rung::{GradientSchedule, RungKernels};
 use crate::attention::cuda::ScratchPointers;
 use crate::transformer::shape::{STATE_INPUTS, STATE_OUTPUTS, Shape, Weight};
 use kernelgate::backend::program::{
-    Lane, MemoryPurpose, NULL, Operand, Operands, Pointer, Program, int, int_operands, long,
+    Lane, MemoryPurpose, NULL, Operand, Operands, Pointer, Program, int, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::GemmSpec;
@@ -113,7 +113,7 @@ impl TrainingStepWriter {
 
     /// Address of a gradient of a layer's activations, which the GEMMs of its group read.
     fn layer_gradient(&self, name: &str, layer: usize) -> Pointer {
-        self.at(name).plus(layer % self.kept * self.network.stride(name))
+        self.at(name).offset_by(layer % self.kept * self.network.stride(name))
     }
 
     /// Makes later launches of a lane wait for another lane.
@@ -172,7 +172,7 @@ impl TrainingStepWriter {
     fn gradient(&self, weight: Weight) -> Pointer {
         let shape = self.network.shape;
         let row = shape.rows_of(weight).first - shape.first_matrix_row();
-        self.at("grad_matrices").plus(row * shape.d * shape.dtype.bytes())
+        self.at("grad_matrices").offset_by(row * shape.d * shape.dtype.bytes())
     }
 
     /// Specification of the GEMM that computes the gradient of a matrix. The GEMM sums over tokens
@@ -250,10 +250,10 @@ impl TrainingStepWriter {
         let shape = self.network.shape;
         let d = shape.d;
         let partials = norm * norm::norm_blocks(&shape) * d * F32;
-        let partials = self.at("grad_gains").plus(partials);
+        let partials = self.at("grad_gains").offset_by(partials);
         let (roots, gain) = (self.network.inverse_roots(norm), self.network.gain_pointer(norm));
         let grads = ("grad_input", residual, "grad_x", rounded, partials);
-        let sizes = (long(shape.tokens()), int(d));
+        let sizes = (long_operand(shape.tokens()), int(d));
         self.network.launch(&norm::BACKWARD, (x, roots, gain, grads, sizes));
     }
 
@@ -274,7 +274,7 @@ impl TrainingStepWriter {
         } else {
             let spec = GemmSpec { b_transposed: true, ..self.network.gemm_spec(tokens, ff, d) };
             self.network.multiply(spec, [grad, down, grad_hidden]);
-            let sizes = (long(tokens), int(ff));
+            let sizes = (long_operand(tokens), int(ff));
             self.network.launch(
                 &swiglu::SWIGLU_BACKWARD_KERNEL,
                 (gate_up, grad_hidden, grad_gate_up, sizes),
@@ -316,10 +316,10 @@ impl TrainingStepWriter {
         let shape = self.network.shape;
         let Shape { d, vocabulary, .. } = shape;
         self.network.program.begin("vector_gradients");
-        let sizes = (long(shape.tokens()), int_operands([d, vocabulary]));
+        let sizes = (long_operand(shape.tokens()), int_operands([d, vocabulary]));
         let arguments = ("tokens", "grad_x", "grad_vectors", sizes);
         self.network.launch(&embedding::EMBEDDING_GRADIENT_KERNEL, arguments);
-        let gains = self.at("grad_vectors").plus(F32 * vocabulary * d);
+        let gains = self.at("grad_vectors").offset_by(F32 * vocabulary * d);
         let sizes = int_operands([norm::norm_blocks(&shape), d]);
         self.network.launch(&norm::GAIN_GRADIENT_KERNEL, ("grad_gains", gains, sizes));
         self.network.program.end();
@@ -363,14 +363,15 @@ impl TrainingStepWriter {
     /// f32 gradients.
     fn update_rows(&mut self, rows: Range<usize>, gradients: impl Operands, lane: Lane) {
         let shape = self.network.shape;
-        let from = |name: &str, element: usize| self.at(name).plus(rows.start * shape.d * element);
+        let from =
+            |name: &str, element: usize| self.at(name).offset_by(rows.start * shape.d * element);
         let state = STATE_INPUTS.map(|name| from(name, F32));
         let copy = match shape.dtype {
             Dtype::Bf16 => from("weights", shape.dtype.bytes()).into(),
             _ => NULL,
         };
         let vectors = shape.first_matrix_row().saturating_sub(rows.start) * shape.d;
-        let elements = [vectors, rows.len() * shape.d].map(long);
+        let elements = [vectors, rows.len() * shape.d].map(long_operand);
         let [rate, decay] = adamw::ADAMW_RATES;
         let arguments = (state, gradients, state, copy, elements, rate, decay);
         // Model shape with about the same number of rows: two for each row of the vocabulary, and

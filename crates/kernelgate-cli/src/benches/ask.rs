@@ -12,13 +12,14 @@ use kernelgate::protocol::{self, BenchRequest, BenchResponse, BenchResponseBody,
 use kernelgate::record::file;
 use kernelgate::record::text::{printable_on_terminal, start_of_quotation};
 
-use super::child::{ChildProcess, Ended, memory_kill_reason};
+use super::child::{ChildProcess, ProcessEnd, memory_kill_reason};
 use super::find::{BenchExecutable, FoundBenches};
 use super::output::FailureLines;
 
-/// Largest output of a bench that is printed, bytes; the rest is dropped, and a line states that.
+/// Largest output of a bench that is printed, bytes; further output is dropped, and a line states
+/// that.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 20;
-/// Largest response or record that is read, bytes: ten thousand cases take a tenth of it.
+/// Largest response or record that is read, bytes: ten thousand cases take a tenth of this.
 const MAX_RESPONSE_BYTES: u64 = 256_000_000;
 /// Number of similar case ids that an error message lists.
 const MAX_SIMILAR_CASE_IDS: usize = 3;
@@ -68,7 +69,7 @@ pub fn each(
 ) -> anyhow::Result<()> {
     let (mut have_answered, mut reasons, mut close) = (false, Vec::new(), Vec::new());
     for executable in &found.executables {
-        let Answer { body, death } = ask(executable, asking, action)?;
+        let BenchAnswer { body, death } = ask(executable, asking, action)?;
         match body {
             BenchResponseBody::NoMatch { reason, close: ids } => {
                 reasons.push(reason);
@@ -104,7 +105,7 @@ pub fn one(
     asking: &RequestSettings<'_>,
     action: &RequestedAction,
 ) -> anyhow::Result<BenchResponseBody> {
-    let Answer { body, death } = ask(executable, asking, action)?;
+    let BenchAnswer { body, death } = ask(executable, asking, action)?;
     match death {
         None => Ok(body),
         Some(how) => Err(anyhow::anyhow!("bench `{}` {how}", executable.bench)),
@@ -112,7 +113,7 @@ pub fn one(
 }
 
 /// A response, and how the process ended if it did not exit with 0.
-struct Answer {
+struct BenchAnswer {
     body: BenchResponseBody,
     death: Option<String>,
 }
@@ -122,7 +123,7 @@ fn ask(
     executable: &BenchExecutable,
     asking: &RequestSettings<'_>,
     action: &RequestedAction,
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<BenchAnswer> {
     let bench = &executable.bench;
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
     let (request, response) =
@@ -152,29 +153,29 @@ fn ask(
         }
         Ok(response) => {
             let death = match ended {
-                Ended::Exited(status) if status.success() => None,
-                Ended::Exited(status) => Some(format!("answered, then ended with {status}")),
-                Ended::TimedOut => Some(format!(
+                ProcessEnd::Exited(status) if status.success() => None,
+                ProcessEnd::Exited(status) => Some(format!("answered, then ended with {status}")),
+                ProcessEnd::TimedOut => Some(format!(
                     "answered, but did not end within {} s (--wait sets this)",
                     asking.timeout.as_secs()
                 )),
-                Ended::OverMemory(limit) => {
+                ProcessEnd::OverMemory(limit) => {
                     Some(format!("answered, then was {}", memory_kill_reason(limit)))
                 }
             };
-            Ok(Answer { body: response.answer, death })
+            Ok(BenchAnswer { body: response.answer, death })
         }
         Err(error) if !error.is_not_found() => {
             Err(anyhow::anyhow!("bench `{bench}`: failed to {error}"))
         }
         Err(_) => {
             let how = match ended {
-                Ended::Exited(status) => format!("ended with {status} and no response"),
-                Ended::TimedOut => format!(
+                ProcessEnd::Exited(status) => format!("ended with {status} and no response"),
+                ProcessEnd::TimedOut => format!(
                     "gave no response within {} s (--wait sets this)",
                     asking.timeout.as_secs()
                 ),
-                Ended::OverMemory(limit) => format!("was {}", memory_kill_reason(limit)),
+                ProcessEnd::OverMemory(limit) => format!("was {}", memory_kill_reason(limit)),
             };
             let last = if last.is_empty() {
                 String::new()
@@ -191,8 +192,8 @@ pub fn check_file_size(path: &Path) -> Result<(), String> {
     match std::fs::metadata(path) {
         Ok(facts) if facts.len() > MAX_RESPONSE_BYTES => Err(format!(
             "what it wrote, {}, is over the limit of {}",
-            display::bytes(facts.len()),
-            display::bytes(MAX_RESPONSE_BYTES)
+            display::byte_text(facts.len()),
+            display::byte_text(MAX_RESPONSE_BYTES)
         )),
         _ => Ok(()),
     }
@@ -204,7 +205,7 @@ fn command(executable: &BenchExecutable, asking: &RequestSettings<'_>, request: 
     if let Some(filter) = asking.filter {
         command.arg("--").arg(filter);
     }
-    command.envs(&asking.settings).env(protocol::VARIABLE, request);
+    command.envs(&asking.settings).env(protocol::REQUEST_VARIABLE, request);
     command.env_remove("KERNELGATE_DELAY").env("CARGO_MANIFEST_DIR", &executable.root);
     if executable.root.is_dir() {
         command.current_dir(&executable.root);

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child::{ChildProcess, Ended, memory_kill_reason};
+use super::child::{ChildProcess, ProcessEnd, memory_kill_reason};
 
 /// Number of cargo's last lines that an error shows.
 const SHOWN_LINES: usize = 30;
-/// Timeout of a build without a timeout of its own.
-pub const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+/// Timeout of a build, unless the caller sets a shorter one.
+pub const BUILD_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
 /// The reason why a build gave no executables.
 #[derive(Debug, thiserror::Error)]
@@ -24,14 +24,14 @@ pub enum BuildError {
     /// Cargo's build takes longer than its timeout.
     #[error("was not built within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// Cargo failed; the last lines of its output.
+    /// Cargo failed; the text has the last lines of its output.
     #[error("does not build; cargo's last lines:\n{0}")]
     Failed(String),
 }
 
 /// Cargo's message about an executable that it built; other messages lack the fields.
 #[derive(Deserialize)]
-struct Message {
+struct CargoMessage {
     reason: String,
     manifest_path: Option<PathBuf>,
     target: Option<CargoTarget>,
@@ -67,7 +67,7 @@ pub struct BuildOutput {
 impl BuildOutput {
     /// Takes one line of the JSON messages that cargo prints.
     fn note(&mut self, line: &str) {
-        let Ok(message) = serde_json::from_str::<Message>(line) else { return };
+        let Ok(message) = serde_json::from_str::<CargoMessage>(line) else { return };
         if message.reason != "compiler-artifact" {
             return;
         }
@@ -83,7 +83,7 @@ impl BuildOutput {
 /// Selects the benches of a build, with the profile.
 #[derive(Debug, Clone, Copy)]
 pub struct BuildTargets<'a> {
-    /// Names of the bench targets to build; all if it is empty.
+    /// Names of the bench targets to build; all targets if it is empty.
     pub benches: &'a [String],
     /// Package to which the build is restricted.
     pub package: Option<&'a str>,
@@ -93,13 +93,13 @@ pub struct BuildTargets<'a> {
 
 /// Path of the cargo program, which the variable `CARGO` may name.
 #[expect(clippy::disallowed_methods, reason = "cargo names itself to the programs it starts")]
-pub fn program() -> std::ffi::OsString {
+pub fn cargo_program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
 /// The command `cargo bench --no-run`; the caller adds the folder.
 pub fn command(wanted: BuildTargets<'_>) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(cargo_program());
     command.args([
         "bench",
         "--no-run",
@@ -122,7 +122,7 @@ pub fn command(wanted: BuildTargets<'_>) -> Command {
 
 /// Variables that make cargo print progress without a terminal: lines that end with a carriage
 /// return, without colours.
-pub const PROGRESS: [(&str, &str); 3] = [
+pub const CARGO_PROGRESS_VARIABLES: [(&str, &str); 3] = [
     ("CARGO_TERM_PROGRESS_WHEN", "always"),
     ("CARGO_TERM_PROGRESS_WIDTH", "80"),
     ("CARGO_TERM_COLOR", "never"),
@@ -209,10 +209,10 @@ pub fn build(
         (built.join().unwrap_or_default(), ended, lines.join().unwrap_or_default())
     });
     match ended.map_err(BuildError::Cargo)? {
-        Ended::Exited(status) if status.success() => Ok(messages),
-        Ended::TimedOut => Err(BuildError::TimedOut(timeout)),
-        Ended::OverMemory(limit) => Err(BuildError::Failed(memory_kill_reason(limit))),
-        Ended::Exited(_) => {
+        ProcessEnd::Exited(status) if status.success() => Ok(messages),
+        ProcessEnd::TimedOut => Err(BuildError::TimedOut(timeout)),
+        ProcessEnd::OverMemory(limit) => Err(BuildError::Failed(memory_kill_reason(limit))),
+        ProcessEnd::Exited(_) => {
             // Warnings come first and are frequent; the error is at the end.
             let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
             Err(BuildError::Failed(last.join("\n")))

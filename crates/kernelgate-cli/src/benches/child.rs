@@ -49,7 +49,7 @@ impl ChildProcess {
         if self.groups {
             std::os::unix::process::CommandExt::process_group(command, 0);
         }
-        commands::show(command);
+        commands::print_command(command);
         let mut child = command.spawn()?;
         let streams = (child.stdout.take(), child.stderr.take());
         *held = Some(child);
@@ -57,7 +57,7 @@ impl ChildProcess {
     }
 
     /// Waits for the process that was started.
-    pub fn finish(&self, timeout: Duration) -> std::io::Result<Ended> {
+    pub fn finish(&self, timeout: Duration) -> std::io::Result<ProcessEnd> {
         // The free memory: a process that takes more drives the machine into swapping, or has the
         // system end some process.
         self.finish_within(timeout, available_host_memory())
@@ -65,25 +65,25 @@ impl ChildProcess {
 
     /// Waits until the process ends, and kills it at the timeout or if it uses more than `memory`
     /// bytes.
-    pub fn finish_within(&self, timeout: Duration, memory: u64) -> std::io::Result<Ended> {
+    pub fn finish_within(&self, timeout: Duration, memory: u64) -> std::io::Result<ProcessEnd> {
         let started = Instant::now();
         let mut looked = started;
         loop {
             let mut held = self.lock();
-            let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
+            let Some(child) = held.as_mut() else { return Ok(ProcessEnd::TimedOut) };
             let ended = if has_exited(child)? {
                 // The process id is still in use, so it cannot name another process group.
                 self.end_group(child);
-                Some(Ended::Exited(child.wait()?))
+                Some(ProcessEnd::Exited(child.wait()?))
             } else if started.elapsed() > timeout {
                 self.end_child(child);
-                Some(Ended::TimedOut)
+                Some(ProcessEnd::TimedOut)
             } else if looked.elapsed() > MEMORY_INTERVAL {
                 looked = Instant::now();
                 let over = resident_bytes(child.id()) > memory;
                 over.then(|| {
                     self.end_child(child);
-                    Ended::OverMemory(memory)
+                    ProcessEnd::OverMemory(memory)
                 })
             } else {
                 None
@@ -110,7 +110,7 @@ impl ChildProcess {
         self.end();
     }
 
-    /// Ends the process and waits for it; returns whether it still ran.
+    /// Kills the child process and waits for its end; returns whether it was still running.
     pub fn end(&self) -> bool {
         let Some(mut child) = self.lock().take() else { return false };
         let ran = matches!(has_exited(&mut child), Ok(false));
@@ -159,7 +159,7 @@ fn has_exited(child: &mut Child) -> std::io::Result<bool> {
 }
 
 /// The ways in which a child process can end.
-pub enum Ended {
+pub enum ProcessEnd {
     /// The child process ended by itself.
     Exited(ExitStatus),
     /// The process was killed after its timeout.
@@ -171,7 +171,7 @@ pub enum Ended {
 /// The reason why a process was killed for taking more memory than the limit, as a fragment of a
 /// sentence.
 pub fn memory_kill_reason(limit: u64) -> String {
-    format!("killed: it took more than {} of memory, all that was free", display::bytes(limit))
+    format!("killed: it took more than {} of memory, all that was free", display::byte_text(limit))
 }
 
 /// Memory of a process and its descendants; 0 if the system does not report it, as on systems other
@@ -203,7 +203,7 @@ pub fn wait(
     command: &mut Command,
     timeout: Duration,
     running: &ChildProcess,
-) -> std::io::Result<Ended> {
+) -> std::io::Result<ProcessEnd> {
     running.start(command)?;
     running.finish(timeout)
 }
@@ -220,24 +220,24 @@ mod tests {
         let start = || running.start(Command::new("sleep").arg("600")).map(drop).unwrap();
         start();
         let ended = running.finish_within(Duration::from_secs(60), 1000).unwrap();
-        assert!(matches!(ended, Ended::OverMemory(1000)));
+        assert!(matches!(ended, ProcessEnd::OverMemory(1000)));
         assert!(memory_kill_reason(1000).contains("more than 1.00 kB of memory"));
         start();
         let ended = running.finish_within(2 * MEMORY_INTERVAL, 1 << 40).unwrap();
-        assert!(matches!(ended, Ended::TimedOut));
+        assert!(matches!(ended, ProcessEnd::TimedOut));
     }
 
     #[cfg(target_os = "linux")]
     #[test]
     fn memory_of_what_a_process_started_counts() {
-        const LIMIT: u64 = 100 << 20;
+        const TEST_MEMORY_LIMIT: u64 = 100 << 20;
         let running = ChildProcess::in_process_groups();
-        // The program `tail` holds its input in memory until the input ends, which never happens
-        // here.
+        // The program `tail` would hold its input in memory without end, because the input never
+        // ends here.
         let hoards = "(head -c 200000000 /dev/zero; sleep 600) | tail -c 200000000 > /dev/null";
         running.start(Command::new("sh").args(["-c", hoards])).unwrap();
-        let ended = running.finish_within(Duration::from_secs(60), LIMIT).unwrap();
-        assert!(matches!(ended, Ended::OverMemory(LIMIT)));
+        let ended = running.finish_within(Duration::from_secs(60), TEST_MEMORY_LIMIT).unwrap();
+        assert!(matches!(ended, ProcessEnd::OverMemory(TEST_MEMORY_LIMIT)));
     }
 
     #[test]
@@ -264,9 +264,9 @@ mod tests {
             };
             assert!(!cfg!(target_os = "linux") || alive(&grandchild));
             match running.finish(timeout).unwrap() {
-                Ended::Exited(status) => assert_eq!(status.code(), code),
-                Ended::TimedOut => assert_eq!(code, None),
-                Ended::OverMemory(_) => panic!("it takes no memory"),
+                ProcessEnd::Exited(status) => assert_eq!(status.code(), code),
+                ProcessEnd::TimedOut => assert_eq!(code, None),
+                ProcessEnd::OverMemory(_) => panic!("it takes no memory"),
             }
             let mut looks = 0..400;
             while alive(&grandchild) {

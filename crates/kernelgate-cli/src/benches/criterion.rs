@@ -3,8 +3,8 @@
 //!
 //! An executable that uses Criterion lists its cases (`--list`), measures those that match one
 //! regular expression, and writes the samples of each case as JSON below the folder in
-//! `CRITERION_HOME`. Deliberately absent: starting it (`compare`), and the meaning of its times
-//! (`gate`).
+//! `CRITERION_HOME`. This module deliberately does not start the executable (`compare`) and does
+//! not interpret its times (`gate`).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use kernelgate::record::criterion_store::title_without_number;
 use kernelgate::record::text::on_one_line;
 
 /// Samples of a case: the fewest that Criterion accepts.
-pub const SAMPLES: usize = 10;
+pub const CRITERION_SAMPLES: usize = 10;
 /// Resamples of Criterion's own analysis, whose outcome is not used: few, because at its default of
 /// 100,000 the analysis takes longer than the measurement.
 const CRITERION_RESAMPLES: &str = "100";
@@ -25,7 +25,7 @@ const MIN_SAMPLING_TIME_S: f64 = 0.001;
 /// Longest filter that is passed to a bench, bytes: Linux limits an argument to 128 KiB.
 const MAX_FILTER_BYTES: usize = 100_000;
 /// End of the line of a case in a list, of Criterion and of libtest.
-const LISTED: &str = ": benchmark";
+const LISTED_CASE_END: &str = ": benchmark";
 
 /// The titles of the cases that an executable listed. A title is the id, cut after 100 bytes, and
 /// with a number where another case has that title already.
@@ -58,16 +58,16 @@ pub fn with_criterion_folder<'a>(command: &'a mut Command, store: &Path) -> &'a 
 }
 
 /// Arguments for listing cases.
-pub const LIST: [&str; 2] = ["--bench", "--list"];
+pub const LIST_ARGUMENTS: [&str; 2] = ["--bench", "--list"];
 
-/// Arguments for measuring the cases that a filter matches (in Criterion's syntax), or all. The
+/// Arguments for measuring the cases that a filter in Criterion's syntax matches, or all cases. The
 /// measurement may take longer than requested if the bench's source sets its own times.
 pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
     let seconds = |seconds: f64| seconds.max(MIN_SAMPLING_TIME_S).to_string();
     let mut arguments: Vec<String> =
         ["--bench", "--noplot", "--nresamples", CRITERION_RESAMPLES].map(str::to_owned).into();
     for (flag, value) in [
-        ("--sample-size", SAMPLES.to_string()),
+        ("--sample-size", CRITERION_SAMPLES.to_string()),
         ("--warm-up-time", seconds(sampling.warm_up_s)),
         ("--measurement-time", seconds(sampling.measurement_s)),
     ] {
@@ -80,10 +80,11 @@ pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
 /// The case that ran when a process ended, found in the lines that Criterion writes on standard
 /// error: "Benchmarking sum of 100: Warming up for 3.0000 s".
 pub fn running(messages: &str) -> Option<&str> {
-    const STEPS: [&str; 4] = [": Warming up for ", ": Collecting ", ": Analyzing", ": Profiling "];
+    const CRITERION_STEPS: [&str; 4] =
+        [": Warming up for ", ": Collecting ", ": Analyzing", ": Profiling "];
     let lines = messages.split(['\n', '\r']);
     let case = lines.filter_map(|line| line.trim().strip_prefix("Benchmarking ")).next_back()?;
-    let end = STEPS.iter().filter_map(|step| case.rfind(step)).min();
+    let end = CRITERION_STEPS.iter().filter_map(|step| case.rfind(step)).min();
     Some(end.map_or(case, |end| &case[..end]))
 }
 
@@ -103,7 +104,7 @@ pub fn parse_criterion_list(text: &str) -> Result<ListedCriterionIds, String> {
         if is_summary_of_libtest(line) {
             return Err("it is a bench of libtest (`#[bench]`)".to_owned());
         }
-        if let Some(title) = line.strip_suffix(LISTED)
+        if let Some(title) = line.strip_suffix(LISTED_CASE_END)
             && !listed.titles.insert(title.to_owned())
         {
             listed.duplicates.insert(title.to_owned());

@@ -9,7 +9,7 @@ use kernelgate::protocol;
 
 use super::cargo::{self, BuildError, BuildTargets, CargoBuildOutput};
 use super::child::ChildProcess;
-use super::mark::{self, Kind};
+use super::mark::{self, BenchHarnessKind};
 use super::prebuilt::prebuilt_benches;
 use super::{package, versions};
 
@@ -38,7 +38,7 @@ pub struct BenchExecutable {
 pub struct FoundBenches {
     /// Executables that can be asked, by name of the bench.
     pub executables: Vec<BenchExecutable>,
-    /// Names of other executables, with the reason why they are not run.
+    /// Names of executables that are not run, with the reasons.
     pub left_alone: Vec<(String, String)>,
 }
 
@@ -60,11 +60,12 @@ impl BenchChoice<'_> {
             !candidates.is_empty(),
             "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one"
         );
-        // Cargo reports them in the order in which they were ready.
+        // The candidates are sorted, because cargo reports executables in the order in which they
+        // were ready.
         candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
         let mut found = FoundBenches::default();
         for executable in candidates {
-            match check(&executable, running, timeout) {
+            match check_bench_mark(&executable, running, timeout) {
                 Ok(()) => found.executables.push(executable),
                 Err(why) => found.left_alone.push((executable.bench, why)),
             }
@@ -96,13 +97,14 @@ impl BenchChoice<'_> {
                 eprintln!("{}", kernelgate::record::text::printable_on_terminal(text));
             }
         };
-        let built = cargo::build(&mut command, (running, cargo::TIMEOUT), show).map_err(
-            |error| match error {
-                // Cargo's messages were printed while it ran.
-                BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
-                other => anyhow::anyhow!("the package {other}"),
-            },
-        )?;
+        let built =
+            cargo::build(&mut command, (running, cargo::BUILD_TIMEOUT), show).map_err(|error| {
+                match error {
+                    // Cargo's messages need no repetition, because they were printed while cargo ran.
+                    BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
+                    other => anyhow::anyhow!("the package {other}"),
+                }
+            })?;
         let executable = |built: cargo::BuiltBench| BenchExecutable {
             bench: built.bench,
             path: built.path,
@@ -137,14 +139,14 @@ impl BenchChoice<'_> {
 
 /// Checks that an executable can be asked. The check runs it, so only a file with the mark is
 /// checked.
-fn check(
+fn check_bench_mark(
     executable: &BenchExecutable,
     running: &ChildProcess,
     timeout: Duration,
 ) -> Result<(), String> {
     match mark::kind(&executable.path) {
-        Ok(Kind::Ours) => {}
-        Ok(Kind::Criterion) => {
+        Ok(BenchHarnessKind::Ours) => {}
+        Ok(BenchHarnessKind::Criterion) => {
             let so = "it does not use kernelgate, but Criterion alone: `compare` and \
                           `calibrate` measure it";
             return Err(so.to_owned());

@@ -11,7 +11,7 @@ use kernelgate::protocol;
 
 /// The harness of a bench executable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum BenchHarnessKind {
     /// The executable uses kernelgate's harness, which also uses Criterion.
     Ours,
     /// Uses Criterion alone.
@@ -20,11 +20,11 @@ pub enum Kind {
     Divan,
     /// The executable uses the compiler's own harness for `#[bench]` and tests.
     Libtest,
-    /// The executable uses a harness that is not known here.
+    /// The executable uses a harness that kernelgate does not know.
     Unknown,
 }
 
-impl Kind {
+impl BenchHarnessKind {
     /// Name of the harness in a sentence.
     pub const fn words(self) -> &'static str {
         match self {
@@ -39,41 +39,43 @@ impl Kind {
 
 /// Texts that the executables of each harness contain, the best evidence first: the first text that
 /// is found decides.
-const EXECUTABLE_MARKS: [(&str, Kind); 5] = [
-    (protocol::MARK, Kind::Ours),
+const EXECUTABLE_MARKS: [(&str, BenchHarnessKind); 5] = [
+    (protocol::BENCH_MARK, BenchHarnessKind::Ours),
     // Criterion's own main, with times of a GPU's stream.
-    (gpu_time::MARK, Kind::Criterion),
-    // This text is from the help of Criterion 0.5 to 0.8.
-    ("This executable is a Criterion.rs benchmark.", Kind::Criterion),
-    ("DIVAN_SAMPLE_COUNT", Kind::Divan),
-    ("RUST_TEST_THREADS", Kind::Libtest),
+    (gpu_time::CRITERION_MAIN_MARK, BenchHarnessKind::Criterion),
+    // Criterion 0.5 to 0.8 contains this text as part of its help.
+    ("This executable is a Criterion.rs benchmark.", BenchHarnessKind::Criterion),
+    ("DIVAN_SAMPLE_COUNT", BenchHarnessKind::Divan),
+    ("RUST_TEST_THREADS", BenchHarnessKind::Libtest),
 ];
-/// Begins a script, which is not a bench executable, whatever it mentions.
-const SCRIPT: &[u8] = b"#!";
+/// First bytes of a script, which is not a bench executable, whatever it mentions.
+const SCRIPT_START: &[u8] = b"#!";
 /// Bytes that are searched at a time.
-const PIECE: usize = 1 << 20;
+const SEARCHED_PIECE_BYTES: usize = 1 << 20;
 
 /// The kind of bench executable that a file is. Only regular files are read: opening a FIFO would
 /// wait for its writer, and a device may react.
-pub fn kind(path: &Path) -> io::Result<Kind> {
+pub fn kind(path: &Path) -> io::Result<BenchHarnessKind> {
     if !std::fs::metadata(path)?.is_file() {
-        return Ok(Kind::Unknown);
+        return Ok(BenchHarnessKind::Unknown);
     }
-    search(File::open(path)?, PIECE)
+    search_for_mark(File::open(path)?, SEARCHED_PIECE_BYTES)
 }
 
 /// Searches part by part, because executables may be hundreds of megabytes.
-fn search(mut from: impl Read, piece: usize) -> io::Result<Kind> {
+fn search_for_mark(mut from: impl Read, piece: usize) -> io::Result<BenchHarnessKind> {
     let any = EXECUTABLE_MARKS.map(|(mark, _)| regex::escape(mark)).join("|");
     let any = Regex::new(&any).expect("an escaped text is a regular expression");
     // A mark may cross the end of a part.
     let overlap = EXECUTABLE_MARKS.iter().map(|(mark, _)| mark.len()).max().unwrap_or(1) - 1;
     let mut held = Vec::with_capacity(overlap + piece);
     let (mut first, mut best) = (true, EXECUTABLE_MARKS.len());
-    let kind = |best: usize| EXECUTABLE_MARKS.get(best).map_or(Kind::Unknown, |(_, kind)| *kind);
+    let kind = |best: usize| {
+        EXECUTABLE_MARKS.get(best).map_or(BenchHarnessKind::Unknown, |(_, kind)| *kind)
+    };
     loop {
         let read = from.by_ref().take(piece as u64).read_to_end(&mut held)?;
-        if read == 0 || best == 0 || (first && held.starts_with(SCRIPT)) {
+        if read == 0 || best == 0 || (first && held.starts_with(SCRIPT_START)) {
             return Ok(kind(best));
         }
         for hit in any.find_iter(&held) {
@@ -95,22 +97,35 @@ mod tests {
         for (mark, kind) in EXECUTABLE_MARKS {
             for before in 0..100 {
                 let text = [&vec![b'x'; before][..], mark.as_bytes(), &[0; 7]].concat();
-                assert_eq!(search(&text[..], 32).unwrap(), kind, "{mark} after {before} bytes");
+                assert_eq!(
+                    search_for_mark(&text[..], 32).unwrap(),
+                    kind,
+                    "{mark} after {before} bytes"
+                );
                 let cut = &text[..before + mark.len() - 1];
-                assert_eq!(search(cut, 32).unwrap(), Kind::Unknown, "{mark} cut after {before}");
+                assert_eq!(
+                    search_for_mark(cut, 32).unwrap(),
+                    BenchHarnessKind::Unknown,
+                    "{mark} cut after {before}"
+                );
             }
             let script = format!("#!/bin/sh\nexport {mark}=1\n");
-            assert_eq!(search(script.as_bytes(), 32).unwrap(), Kind::Unknown);
+            assert_eq!(search_for_mark(script.as_bytes(), 32).unwrap(), BenchHarnessKind::Unknown);
         }
-        assert_eq!(search(&b""[..], 32).unwrap(), Kind::Unknown);
+        assert_eq!(search_for_mark(&b""[..], 32).unwrap(), BenchHarnessKind::Unknown);
         // A bench of this harness links Criterion, and may be linked with tests.
         let all = EXECUTABLE_MARKS.map(|(mark, _)| mark);
-        let from = [Kind::Ours, Kind::Criterion, Kind::Criterion, Kind::Divan];
+        let from = [
+            BenchHarnessKind::Ours,
+            BenchHarnessKind::Criterion,
+            BenchHarnessKind::Criterion,
+            BenchHarnessKind::Divan,
+        ];
         for (from, kind) in from.into_iter().enumerate() {
             let (forth, mut back) = (all[from..].join("\0"), all[from..].to_vec());
             back.reverse();
             for text in [forth, back.join("\0")] {
-                assert_eq!(search(text.as_bytes(), 32).unwrap(), kind);
+                assert_eq!(search_for_mark(text.as_bytes(), 32).unwrap(), kind);
             }
         }
     }
@@ -122,7 +137,7 @@ mod tests {
         let fifo = folder.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         for path in [&fifo, folder.path(), Path::new("/dev/null")] {
-            assert_eq!(kind(path).unwrap(), Kind::Unknown, "{}", path.display());
+            assert_eq!(kind(path).unwrap(), BenchHarnessKind::Unknown, "{}", path.display());
         }
         assert!(kind(&folder.path().join("none")).is_err());
     }

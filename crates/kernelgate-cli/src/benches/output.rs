@@ -14,7 +14,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The part of a stream that is kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum KeptOutput {
     /// Keep the first [`KEPT_START_BYTES`] of the stream.
     Start,
     /// Keep about the last 64 KiB of the stream.
@@ -33,19 +33,22 @@ pub struct CapturedText {
 }
 
 /// Reads a stream to its end on a thread of its own.
-pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<CapturedText> {
+pub fn drain_on_thread(
+    mut stream: impl Read + Send + 'static,
+    keep: KeptOutput,
+) -> Receiver<CapturedText> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let (mut all, mut piece) = (CapturedText::default(), vec![0; KEPT_END_BYTES]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
             all.bytes += count as u64;
             match keep {
-                Kept::Start => {
+                KeptOutput::Start => {
                     let room = KEPT_START_BYTES.saturating_sub(all.kept.len());
                     all.kept.extend_from_slice(&piece[..count.min(room)]);
                     all.cut |= count > room;
                 }
-                Kept::End => {
+                KeptOutput::End => {
                     all.kept.extend_from_slice(&piece[..count]);
                     let over = all.kept.len().saturating_sub(KEPT_END_BYTES);
                     all.kept.drain(..over);
@@ -67,12 +70,12 @@ const SHOWN_LINES: usize = 4;
 #[derive(Default)]
 pub struct FailureLines {
     lines: Vec<String>,
-    place: Place,
+    place: OutputSection,
 }
 
 /// Part of the output that a line belongs to.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum OutputSection {
     /// Output before any panic.
     #[default]
     Ordinary,
@@ -90,18 +93,20 @@ impl FailureLines {
             return;
         }
         if text.starts_with("thread '") && text.contains(" panicked at ") {
-            (self.place, self.lines) = (Place::Message, vec![line.to_owned()]);
+            (self.place, self.lines) = (OutputSection::Message, vec![line.to_owned()]);
             return;
         }
         let starts_trace = text == "stack backtrace:" || text.starts_with("note: run with `RUST_B");
         match self.place {
-            Place::Message | Place::Backtrace if starts_trace => self.place = Place::Backtrace,
+            OutputSection::Message | OutputSection::Backtrace if starts_trace => {
+                self.place = OutputSection::Backtrace
+            }
             // The start of a message is more informative than its end.
-            Place::Message if self.lines.len() == SHOWN_LINES => {}
-            Place::Backtrace if is_backtrace_line(text) => {}
+            OutputSection::Message if self.lines.len() == SHOWN_LINES => {}
+            OutputSection::Backtrace if is_backtrace_line(text) => {}
             _ => {
-                if self.place == Place::Backtrace {
-                    self.place = Place::Ordinary;
+                if self.place == OutputSection::Backtrace {
+                    self.place = OutputSection::Ordinary;
                     self.lines.clear();
                 }
                 if self.lines.len() == SHOWN_LINES {
@@ -137,7 +142,7 @@ pub fn captured(stream: Option<Receiver<CapturedText>>) -> CapturedText {
 mod tests {
     use super::*;
 
-    fn failure(text: &str) -> Vec<String> {
+    fn failure_lines(text: &str) -> Vec<String> {
         let mut lines = FailureLines::default();
         text.lines().for_each(|line| lines.push(line));
         lines.into_lines()
@@ -152,25 +157,26 @@ mod tests {
             "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n";
         let message = ["thread 'main' (7) panicked at src/lib.rs:1:2:", "Batch size is zero."];
         for end in ["", trace, hint] {
-            assert_eq!(failure(&format!("Benchmarking a\n\n{panicked}{end}")), message);
+            assert_eq!(failure_lines(&format!("Benchmarking a\n\n{panicked}{end}")), message);
         }
-        assert_eq!(failure(&format!("{panicked}{trace}error: a\nb")), ["error: a", "b"]);
-        let twice = failure(&format!("{}{hint}{panicked}", panicked.replace("zero", "one")));
+        assert_eq!(failure_lines(&format!("{panicked}{trace}error: a\nb")), ["error: a", "b"]);
+        let twice = failure_lines(&format!("{}{hint}{panicked}", panicked.replace("zero", "one")));
         assert_eq!(twice, message);
-        assert_eq!(failure("1\n2\n3\n4\n5"), ["2", "3", "4", "5"]);
+        assert_eq!(failure_lines("1\n2\n3\n4\n5"), ["2", "3", "4", "5"]);
         let long: String = (0..9).map(|i| format!("line {i}\n")).collect();
-        assert_eq!(failure(&format!("{panicked}{long}"))[3], "line 1");
+        assert_eq!(failure_lines(&format!("{panicked}{long}"))[3], "line 1");
     }
 
     #[test]
     fn the_start_or_the_end_of_a_flood_is_kept() {
         let flood: Vec<u8> = (0..3 * KEPT_START_BYTES).map(|i| (i / 1000) as u8).collect();
-        let kept = |keep| drain(std::io::Cursor::new(flood.clone()), keep).recv().unwrap();
-        let (start, end) = (kept(Kept::Start), kept(Kept::End));
+        let kept =
+            |keep| drain_on_thread(std::io::Cursor::new(flood.clone()), keep).recv().unwrap();
+        let (start, end) = (kept(KeptOutput::Start), kept(KeptOutput::End));
         assert!(start.cut && start.kept == flood[..KEPT_START_BYTES]);
         assert_eq!([start.bytes, end.bytes], [flood.len() as u64; 2]);
         assert!(end.cut && end.kept == flood[flood.len() - KEPT_END_BYTES..]);
-        let whole = drain(&b"all of it"[..], Kept::Start).recv().unwrap();
+        let whole = drain_on_thread(&b"all of it"[..], KeptOutput::Start).recv().unwrap();
         assert_eq!(whole, CapturedText { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
     }
 }

@@ -4,31 +4,31 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use kernelgate::record::Store;
+use kernelgate::record::BaselineStore;
 use serde::Deserialize;
 
 use super::cargo;
 use crate::commands;
 
-/// The output of `cargo metadata`, as far as it is needed.
+/// The needed part of the output of `cargo metadata`.
 #[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
+struct CargoMetadata {
+    packages: Vec<MetadataPackage>,
     workspace_root: PathBuf,
     target_directory: PathBuf,
 }
 
 #[derive(Deserialize)]
-struct Package {
+struct MetadataPackage {
     name: String,
     manifest_path: PathBuf,
     #[serde(default)]
-    targets: Vec<Target>,
+    targets: Vec<MetadataTarget>,
 }
 
 /// A build target of a package.
 #[derive(Deserialize)]
-struct Target {
+struct MetadataTarget {
     name: String,
     kind: Vec<String>,
     #[serde(default, rename = "required-features")]
@@ -38,7 +38,7 @@ struct Target {
 /// Folders of the files of the package around a folder. In a workspace that is the member whose
 /// folder is nearest upwards, else the root; the target folder is cargo's. Without a package or
 /// without cargo, the folder itself is used.
-pub fn store(folder: &Path) -> Store {
+pub fn store(folder: &Path) -> BaselineStore {
     match metadata(folder) {
         Some(metadata) => {
             let roots =
@@ -46,14 +46,17 @@ pub fn store(folder: &Path) -> Store {
             let nearest = roots
                 .filter(|root| folder.starts_with(root))
                 .max_by_key(|root| root.components().count());
-            Store::at(nearest.unwrap_or(&metadata.workspace_root), &metadata.target_directory)
+            BaselineStore::at(
+                nearest.unwrap_or(&metadata.workspace_root),
+                &metadata.target_directory,
+            )
         }
-        None => Store::store_around_folder(folder),
+        None => BaselineStore::store_around_folder(folder),
     }
 }
 
 /// Folders of baselines of the other packages of the workspace.
-pub fn other_baselines(store: &Store) -> Vec<PathBuf> {
+pub fn other_baselines(store: &BaselineStore) -> Vec<PathBuf> {
     let packages = metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
     let folders = packages.iter().filter_map(|package| package.manifest_path.parent());
     let baselines = folders.map(|folder| folder.join("baselines"));
@@ -70,7 +73,7 @@ pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
     let benches = own.flat_map(|package| package.targets).filter(|target| {
         target.kind.iter().any(|kind| kind == "bench") && !target.required_features.is_empty()
     });
-    let why = |target: Target| {
+    let why = |target: MetadataTarget| {
         let features = target.required_features.join(", ");
         (target.name, format!("Cargo does not build it without the features {features}"))
     };
@@ -79,14 +82,14 @@ pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
 
 /// A package of a Cargo workspace.
 #[derive(Debug)]
-pub struct Member {
+pub struct WorkspaceMember {
     /// Name of the package.
     pub name: String,
     /// Path of the member's `Cargo.toml`.
     pub manifest_path: PathBuf,
 }
 
-impl Member {
+impl WorkspaceMember {
     /// The folder of the member's manifest.
     pub fn folder(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(Path::new("."))
@@ -98,12 +101,12 @@ impl Member {
 ///
 /// # Errors
 /// Fails if there is no such package, or several without a name.
-pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, PackageLookupError> {
+pub fn member(folder: &Path, name: Option<&str>) -> Result<WorkspaceMember, PackageLookupError> {
     let packages = metadata(folder).ok_or(PackageLookupError::NoPackage)?.packages;
     let members = packages
         .into_iter()
-        .map(|Package { name, manifest_path, .. }| Member { name, manifest_path });
-    let mut members: Vec<Member> = members.collect();
+        .map(|MetadataPackage { name, manifest_path, .. }| WorkspaceMember { name, manifest_path });
+    let mut members: Vec<WorkspaceMember> = members.collect();
     let names = members.iter().map(|member| member.name.clone()).collect();
     let found = match name {
         Some(name) => members.iter().position(|member| member.name == name),
@@ -119,7 +122,7 @@ pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, PackageLookup
 /// The reason why no package was found.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageLookupError {
-    /// No folder upwards has a manifest, or cargo cannot read it.
+    /// Neither the folder nor a parent folder has a manifest, or cargo cannot read it.
     #[error("no package here: run `cargo init` first, or check `cargo metadata`")]
     NoPackage,
     /// The workspace has no package of that name.
@@ -130,7 +133,7 @@ pub enum PackageLookupError {
     Ambiguous(Vec<String>),
 }
 
-/// Whether a folder, or one above it, has a manifest.
+/// Whether a folder, or a parent folder, has a manifest.
 pub fn has_manifest(folder: &Path) -> bool {
     folder.ancestors().any(|folder| folder.join("Cargo.toml").is_file())
 }
@@ -142,14 +145,14 @@ pub fn no_package_message(folder: &Path) -> String {
 
 /// Runs `cargo metadata`. Returns `None` without a manifest upwards, or if cargo cannot read it: a
 /// later build then reports the reason.
-fn metadata(folder: &Path) -> Option<Metadata> {
+fn metadata(folder: &Path) -> Option<CargoMetadata> {
     has_manifest(folder).then_some(())?;
-    let mut command = Command::new(cargo::program());
+    let mut command = Command::new(cargo::cargo_program());
     command
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .current_dir(folder)
         .env_remove("CARGO_MANIFEST_DIR");
-    commands::show(&command);
+    commands::print_command(&command);
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     serde_json::from_slice(&output.stdout).ok()
 }

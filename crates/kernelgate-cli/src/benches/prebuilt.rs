@@ -25,7 +25,7 @@ pub fn prebuilt_benches(folder: &Path) -> std::io::Result<BTreeMap<String, PathB
 }
 
 fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
-    let name = path.file_name()?.to_str().filter(|name| text::check_name(name).is_ok())?;
+    let name = path.file_name()?.to_str().filter(|name| text::check_plain_name(name).is_ok())?;
     #[cfg(unix)]
     let runs = std::os::unix::fs::PermissionsExt::mode(&facts.permissions()) & 0o111 != 0
         && !name.contains('.');

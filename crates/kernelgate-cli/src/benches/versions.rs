@@ -8,13 +8,13 @@ use std::time::Duration;
 use kernelgate::display;
 use kernelgate::protocol;
 
-use super::child::{ChildProcess, Ended, memory_kill_reason};
+use super::child::{ChildProcess, ProcessEnd, memory_kill_reason};
 
-/// Timeout of a question for versions without a timeout of its own.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of the question for protocol versions, unless the caller sets a shorter one.
+pub const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest part of an answer that is read; an answer has a few lines, but benches of other kinds
 /// list their cases.
-const MAX_BYTES: usize = 1 << 16;
+const MAX_ANSWER_BYTES: usize = 1 << 16;
 /// Largest number of bytes that may follow that part.
 const MAX_PRINTED_BYTES: u64 = 8 << 20;
 /// Time in which the rest of an answer must arrive once the process has ended.
@@ -33,7 +33,7 @@ pub enum VersionQueryError {
     #[error("{0}")]
     OverMemory(String),
     /// The executable prints more than an answer can have.
-    #[error("asked for its version it printed more than {}", display::bytes(MAX_PRINTED_BYTES))]
+    #[error("asked for its version it printed more than {}", display::byte_text(MAX_PRINTED_BYTES))]
     TooLong,
     /// The executable ended with an error status.
     #[error("asked for its version it ended with {0}")]
@@ -55,7 +55,7 @@ pub fn ask(
     let mut command = Command::new(path);
     // A bench of another harness lists its cases, or ends because it does not know the flag; it
     // measures nothing.
-    command.arg("--list").env(protocol::VARIABLE, protocol::VERSION_QUESTION);
+    command.arg("--list").env(protocol::REQUEST_VARIABLE, protocol::VERSION_QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
     let (stdout, _) = running.start(&mut command).map_err(VersionQueryError::Start)?;
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -66,10 +66,12 @@ pub fn ask(
     let (bytes, too_long) = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     match ended {
         _ if too_long => Err(VersionQueryError::TooLong),
-        Ended::TimedOut => Err(VersionQueryError::TimedOut(timeout)),
-        Ended::OverMemory(limit) => Err(VersionQueryError::OverMemory(memory_kill_reason(limit))),
-        Ended::Exited(status) if !status.success() => Err(VersionQueryError::Ended(status)),
-        Ended::Exited(_) => {
+        ProcessEnd::TimedOut => Err(VersionQueryError::TimedOut(timeout)),
+        ProcessEnd::OverMemory(limit) => {
+            Err(VersionQueryError::OverMemory(memory_kill_reason(limit)))
+        }
+        ProcessEnd::Exited(status) if !status.success() => Err(VersionQueryError::Ended(status)),
+        ProcessEnd::Exited(_) => {
             let text = String::from_utf8_lossy(&bytes);
             if text.trim_end() == super::PROGRAM_MARK {
                 return Err(VersionQueryError::IsProgram);
@@ -83,7 +85,7 @@ pub fn ask(
 /// closed, which ends most programs.
 fn read_start(mut stream: impl Read) -> (Vec<u8>, bool) {
     let mut start = Vec::new();
-    let read = stream.by_ref().take(MAX_BYTES as u64).read_to_end(&mut start);
+    let read = stream.by_ref().take(MAX_ANSWER_BYTES as u64).read_to_end(&mut start);
     let more = std::io::copy(&mut stream.take(MAX_PRINTED_BYTES + 1), &mut std::io::sink());
     (start, read.is_ok() && more.is_ok_and(|more| more > MAX_PRINTED_BYTES))
 }
@@ -97,9 +99,9 @@ mod tests {
         let answer = b"kernelgate-protocol 1-2\n";
         assert_eq!(read_start(&answer[..]), (answer.to_vec(), false));
         let listed = [&answer[..], &vec![b'x'; 1 << 20]].concat();
-        assert_eq!(read_start(&listed[..]), (listed[..MAX_BYTES].to_vec(), false));
+        assert_eq!(read_start(&listed[..]), (listed[..MAX_ANSWER_BYTES].to_vec(), false));
         let (start, too_long) = read_start(std::io::repeat(b'x'));
-        assert!(too_long && start.len() == MAX_BYTES);
+        assert!(too_long && start.len() == MAX_ANSWER_BYTES);
     }
 
     #[cfg(unix)]

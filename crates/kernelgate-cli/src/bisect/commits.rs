@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::search::{Answer, CommitTimeRatio, Ended, Question, SlowdownRange, search};
-use super::state::State;
-use crate::compare::sides::git::{Repository, Revision, git, output, run as run_git};
+use super::search::{
+    BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange, search,
+};
+use super::state::BisectionState;
+use crate::compare::sides::git::{GitRepository, GitRevision, git, output, run as run_git};
 use crate::compare::{
     CompareError, ComparisonRequest, PlanRequest, SessionTools, SideSource, one_case,
 };
@@ -28,8 +30,8 @@ pub struct BisectionRequest {
     pub bad: String,
     /// The case.
     pub case: String,
-    /// All other settings of each comparison, with the plan for the good and the bad end; base,
-    /// head, filter and `resume` are set here.
+    /// Settings of each comparison, with the plan for the good and the bad end; the search sets
+    /// base, head, filter and `resume`.
     pub comparison: ComparisonRequest,
     /// Continue the last search, which was interrupted.
     pub resume: bool,
@@ -47,7 +49,7 @@ pub struct Bisection {
     /// Commits after the good end up to the bad one, along first parents.
     pub commits: usize,
     /// The end of the search; places are counted from the good end, which is 0.
-    pub ended: Ended,
+    pub ended: SearchEnd,
     /// Commits at the places; `None` if no commit was found.
     pub found: Option<FoundCommits>,
 }
@@ -55,7 +57,7 @@ pub struct Bisection {
 /// Commits that were found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FoundCommits {
-    /// The last commit that is not slow.
+    /// The last commit at which the case is not slow.
     pub last_good: String,
     /// Commits of which one slowed the case down, the oldest first: a single one, unless some could
     /// not be measured.
@@ -86,17 +88,17 @@ pub struct SuspectCommit {
 /// Fails if the revisions do not follow each other, a side cannot be made ready for another reason
 /// than its code, or what is answered cannot be written.
 pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
-    let repository = Repository::around_package(&request.comparison.package)?;
+    let repository = GitRepository::around_package(&request.comparison.package)?;
     let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
     let commits = first_parent_commits(&repository, &good, &bad)?;
-    let tools = SessionTools::watched()?;
+    let tools = SessionTools::interruptible_tools()?;
     let mut comparer = CommitComparer::new(request, &repository, &commits, tools)?;
     let blocks = blocks(request);
     let ended = search(commits.len() - 1, blocks, |question| comparer.answer(question));
     comparer.tools.end();
     let ended = ended?;
     let found = match &ended {
-        Ended::Found(found) => Some(comparer.describe(found)?),
+        SearchEnd::Found(found) => Some(comparer.describe(found)?),
         _ => None,
     };
     Ok(Bisection {
@@ -112,9 +114,9 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
 /// The good commit, then those up to the bad one along first parents: the commits of a branch count
 /// as their merge.
 fn first_parent_commits(
-    repository: &Repository,
-    good: &Revision,
-    bad: &Revision,
+    repository: &GitRepository,
+    good: &GitRevision,
+    bad: &GitRevision,
 ) -> Result<Vec<String>, CompareError> {
     if good.commit == bad.commit {
         return Err(CompareError::OneCommit(good.name.clone(), bad.name.clone()));
@@ -140,10 +142,10 @@ fn first_parent_commits(
 /// Compares pairs of commits, and remembers the answers.
 struct CommitComparer<'a> {
     request: &'a BisectionRequest,
-    repository: &'a Repository,
+    repository: &'a GitRepository,
     commits: &'a [String],
     tools: SessionTools,
-    state: State,
+    state: BisectionState,
     path: PathBuf,
     /// The bench that has the case, once it was found: other benches need not be built.
     bench: Option<String>,
@@ -152,7 +154,7 @@ struct CommitComparer<'a> {
 impl<'a> CommitComparer<'a> {
     fn new(
         request: &'a BisectionRequest,
-        repository: &'a Repository,
+        repository: &'a GitRepository,
         commits: &'a [String],
         tools: SessionTools,
     ) -> Result<Self, CompareError> {
@@ -172,15 +174,15 @@ impl<'a> CommitComparer<'a> {
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
-        let state = State::open(&path, identity, request.resume)?;
+        let state = BisectionState::open(&path, identity, request.resume)?;
         if !state.answers.is_empty() {
             tools.say(&format!("resuming with {} answers", state.answers.len()));
         }
         Ok(Self { request, repository, commits, tools, state, path, bench: None })
     }
 
-    fn answer(&mut self, question: &Question) -> Result<Answer, CompareError> {
-        let Question { base, head, attempt, .. } = *question;
+    fn answer(&mut self, question: &BisectionQuestion) -> Result<BisectionAnswer, CompareError> {
+        let BisectionQuestion { base, head, attempt, .. } = *question;
         let short = |place: usize| self.commits[place].get(..8).unwrap_or_default().to_owned();
         let key = format!("{} {} {attempt}", self.commits[base], self.commits[head]);
         if let Some(answer) = self.state.answers.get(&key) {
@@ -206,11 +208,11 @@ impl<'a> CommitComparer<'a> {
 
     fn compare(
         &mut self,
-        question: &Question,
+        question: &BisectionQuestion,
         resume: bool,
         label: &str,
-    ) -> Result<Answer, CompareError> {
-        let Question { base, head, attempt, plan } = *question;
+    ) -> Result<BisectionAnswer, CompareError> {
+        let BisectionQuestion { base, head, attempt, plan } = *question;
         let template = &self.request.comparison;
         let plan = plan.map_or_else(
             || {
@@ -231,7 +233,8 @@ impl<'a> CommitComparer<'a> {
             resume,
             ..template.clone()
         };
-        match one_case::compare(&comparison, &self.request.case, self.tools.within(label)) {
+        match one_case::compare_one_case(&comparison, &self.request.case, self.tools.within(label))
+        {
             Ok(outcome) => {
                 self.bench = self.bench.take().or(outcome.bench);
                 Ok(bisection_answer(&outcome.comparison, &self.request.case))
@@ -239,7 +242,7 @@ impl<'a> CommitComparer<'a> {
             // The good end is the base of every question: if it does not build, no other commit can
             // be measured.
             Err(error) if error.is_unbuildable() => {
-                Ok(Answer::Unusable(shortened(&error.to_string())))
+                Ok(BisectionAnswer::Unusable(shortened_subject(&error.to_string())))
             }
             Err(error) => Err(error),
         }
@@ -262,7 +265,7 @@ impl<'a> CommitComparer<'a> {
             .map(|bench| ["base", "head"].map(|side| folder.join(side).join("bin").join(bench)));
         // Result files of the previous comparison are no longer valid.
         let executables = executables.filter(|paths| {
-            matches!(found.confirmation, Answer::Slower(_) | Answer::NotSlower(_))
+            matches!(found.confirmation, BisectionAnswer::Slower(_) | BisectionAnswer::NotSlower(_))
                 && paths.iter().all(|path| path.is_file())
         });
         Ok(FoundCommits {
@@ -300,20 +303,24 @@ fn blocks(request: &BisectionRequest) -> usize {
 }
 
 /// Whether a comparison shows the case as slower.
-fn bisection_answer(comparison: &Comparison, case: &str) -> Answer {
+fn bisection_answer(comparison: &Comparison, case: &str) -> BisectionAnswer {
     let facts = &comparison.facts;
     if facts.untimed.iter().any(|id| id == case) {
-        return Answer::NotSlower(CommitTimeRatio { ratio: 1.0, low: 1.0, high: 1.0 });
+        return BisectionAnswer::NotSlower(CommitTimeRatio { ratio: 1.0, low: 1.0, high: 1.0 });
     }
     if let Some(judged) = comparison.judged.iter().find(|it| it.case == case) {
         let ratio = judged.ratio;
         let times = CommitTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
         let reason = judged.reason().unwrap_or_else(|| "inconclusive".to_owned());
         return match judged.verdict {
-            Verdict::Regressed => Answer::Slower(times),
-            Verdict::Unchanged | Verdict::Improved | Verdict::Accepted => Answer::NotSlower(times),
-            Verdict::Inconclusive if judged.case_error().is_some() => Answer::Unusable(reason),
-            Verdict::Inconclusive => Answer::Undecided(reason),
+            Verdict::Regressed => BisectionAnswer::Slower(times),
+            Verdict::Unchanged | Verdict::Improved | Verdict::Accepted => {
+                BisectionAnswer::NotSlower(times)
+            }
+            Verdict::Inconclusive if judged.case_error().is_some() => {
+                BisectionAnswer::Unusable(reason)
+            }
+            Verdict::Inconclusive => BisectionAnswer::Undecided(reason),
         };
     }
     let failed_in = |what: &str, cases: &BTreeMap<String, CaseFailure>| {
@@ -332,11 +339,11 @@ fn bisection_answer(comparison: &Comparison, case: &str) -> Answer {
         })
         .or_else(|| facts.broken.first().map(|broken| broken.case_error().to_string()))
         .unwrap_or_else(|| "there is no such case".to_owned());
-    Answer::Unusable(shortened(&why))
+    BisectionAnswer::Unusable(shortened_subject(&why))
 }
 
-/// The first lines of a message, and the last one, which names the error.
-fn shortened(text: &str) -> String {
+/// Shortens a message to its first lines and its last line, which names the error.
+fn shortened_subject(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let errors = lines.iter().filter(|line| line.starts_with("error"));
     let first = lines.first().into_iter().chain(errors);
@@ -344,15 +351,15 @@ fn shortened(text: &str) -> String {
 }
 
 /// The answer of a comparison as a short text, such as "slower, +5.0 % (+4.1 to +6.0)".
-pub fn words(answer: &Answer) -> String {
+pub fn words(answer: &BisectionAnswer) -> String {
     let times = |CommitTimeRatio { ratio, low, high }: &CommitTimeRatio| {
         let percent = |ratio: f64| 100.0 * (ratio - 1.0);
         format!("{:+.1} % ({:+.1} to {:+.1})", percent(*ratio), percent(*low), percent(*high))
     };
     match answer {
-        Answer::Slower(it) => format!("slower, {}", times(it)),
-        Answer::NotSlower(it) => format!("not slower, {}", times(it)),
-        Answer::Undecided(why) => format!("inconclusive: {why}"),
-        Answer::Unusable(why) => format!("skipped: {why}"),
+        BisectionAnswer::Slower(it) => format!("slower, {}", times(it)),
+        BisectionAnswer::NotSlower(it) => format!("not slower, {}", times(it)),
+        BisectionAnswer::Undecided(why) => format!("inconclusive: {why}"),
+        BisectionAnswer::Unusable(why) => format!("skipped: {why}"),
     }
 }

@@ -10,4 +10,4 @@ pub mod search;
 pub mod state;
 
 pub use commits::{Bisection, BisectionRequest, FoundCommits, run};
-pub use search::{Answer, CommitTimeRatio, Ended, Question, SlowdownRange};
+pub use search::{BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange};

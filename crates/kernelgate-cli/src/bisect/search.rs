@@ -16,11 +16,11 @@ use kernelgate::measure::plausibility;
 /// Highest probability that any answer of a search is wrong.
 pub const WRONG_ANSWER_PROBABILITY: f64 = 0.05;
 /// Number of attempts at a question before its commit is skipped.
-pub const ATTEMPTS: u32 = 3;
+pub const MAX_ATTEMPTS: u32 = 3;
 
 /// The question whether the head is slower than the base.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Question {
+pub struct BisectionQuestion {
     /// Position of the base in the list of commits; 0 is the good end.
     pub base: usize,
     /// Position of the head in the list of commits.
@@ -28,7 +28,8 @@ pub struct Question {
     /// Number of earlier attempts at this question; each attempt takes twice as many blocks as the
     /// one before.
     pub attempt: u32,
-    /// Thresholds of the comparisons; `None` uses those of the device, which apply to the two ends.
+    /// Thresholds of the comparisons; `None` uses the device's thresholds, as the comparison of the
+    /// two ends does.
     pub plan: Option<TestPlan>,
 }
 
@@ -57,7 +58,7 @@ impl CommitTimeRatio {
 /// The answer of a comparison of two commits: slower, not slower, or undecided.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum BisectionAnswer {
     /// The head is slower than the base by more than the threshold.
     Slower(CommitTimeRatio),
     /// The head is not slower than the base by more than the threshold.
@@ -71,7 +72,7 @@ pub enum Answer {
 /// The ways in which a search can end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ended {
+pub enum SearchEnd {
     /// The search found commits.
     Found(SlowdownRange),
     /// The good and the bad end do not differ in time.
@@ -85,7 +86,7 @@ pub enum Ended {
 /// The commits that slowed the case down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SlowdownRange {
-    /// The last place that is not slow.
+    /// Position of the last commit at which the case is not slow.
     pub last_good: usize,
     /// Index of the first commit that is slow. If it does not directly follow the last good commit,
     /// any commit between them, or this one, caused the slow-down.
@@ -95,7 +96,7 @@ pub struct SlowdownRange {
     /// Comparison of the ends.
     pub ends: CommitTimeRatio,
     /// Comparison of the two places with each other.
-    pub confirmation: Answer,
+    pub confirmation: BisectionAnswer,
     /// Number of comparisons that were made, including repeated ones.
     pub asked: usize,
     /// 1 less the highest probability that any answer was wrong.
@@ -105,7 +106,7 @@ pub struct SlowdownRange {
 impl SlowdownRange {
     /// Whether the two commits differ as much as the two ends.
     pub const fn is_confirmed(&self) -> bool {
-        matches!(self.confirmation, Answer::Slower(_))
+        matches!(self.confirmation, BisectionAnswer::Slower(_))
     }
 }
 
@@ -114,26 +115,26 @@ impl SlowdownRange {
 pub fn search<E>(
     last: usize,
     blocks: usize,
-    mut compare: impl FnMut(&Question) -> Result<Answer, E>,
-) -> Result<Ended, E> {
+    mut compare: impl FnMut(&BisectionQuestion) -> Result<BisectionAnswer, E>,
+) -> Result<SearchEnd, E> {
     let mut asked = 0;
     let mut ask = |base: usize, head: usize, plan: Option<TestPlan>| {
-        let mut answer = Answer::Undecided(String::new());
-        for attempt in 0..ATTEMPTS {
+        let mut answer = BisectionAnswer::Undecided(String::new());
+        for attempt in 0..MAX_ATTEMPTS {
             asked += 1;
             let plan = plan.map(|plan| TestPlan { max_blocks: blocks << attempt, ..plan });
-            answer = compare(&Question { base, head, attempt, plan })?;
-            if !matches!(answer, Answer::Undecided(_)) {
+            answer = compare(&BisectionQuestion { base, head, attempt, plan })?;
+            if !matches!(answer, BisectionAnswer::Undecided(_)) {
                 break;
             }
         }
         Ok(answer)
     };
     let ends = match ask(0, last, None)? {
-        Answer::Slower(times) => times,
-        Answer::NotSlower(times) => return Ok(Ended::NoDifference(times)),
-        Answer::Undecided(why) => return Ok(Ended::EndsUndecided(why)),
-        Answer::Unusable(why) => return Ok(Ended::EndUnusable(why)),
+        BisectionAnswer::Slower(times) => times,
+        BisectionAnswer::NotSlower(times) => return Ok(SearchEnd::NoDifference(times)),
+        BisectionAnswer::Undecided(why) => return Ok(SearchEnd::EndsUndecided(why)),
+        BisectionAnswer::Unusable(why) => return Ok(SearchEnd::EndUnusable(why)),
     };
     // Each halving asks one question, and the confirmation asks one more; the ends were compared at
     // the device's own level.
@@ -147,12 +148,12 @@ pub fn search<E>(
     while let Some(middle) = middle_commit(last_good, first_bad, &left_out) {
         let answer = ask(0, middle, Some(plan))?;
         match answer {
-            Answer::Slower(_) => {
+            BisectionAnswer::Slower(_) => {
                 first_bad = middle;
                 answer_of_first_bad = Some(answer);
             }
-            Answer::NotSlower(_) => last_good = middle,
-            Answer::Undecided(why) | Answer::Unusable(why) => {
+            BisectionAnswer::NotSlower(_) => last_good = middle,
+            BisectionAnswer::Undecided(why) | BisectionAnswer::Unusable(why) => {
                 left_out.push((middle, why));
                 continue;
             }
@@ -160,14 +161,14 @@ pub fn search<E>(
         answers += 1;
     }
     let confirmation = match answer_of_first_bad {
-        // The first comparison was already between these two commits.
+        // The first comparison already compared these two commits.
         Some(answer) if last_good == 0 => answer,
         _ => {
             answers += 1;
             ask(last_good, first_bad, Some(plan))?
         }
     };
-    Ok(Ended::Found(SlowdownRange {
+    Ok(SearchEnd::Found(SlowdownRange {
         last_good,
         first_bad,
         left_out,

@@ -5,40 +5,40 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::search::Answer;
+use super::search::BisectionAnswer;
 use crate::compare::CompareError;
 use crate::gate::calibration::differing;
 use kernelgate::record::file::{self, RecordFileError, RecordType};
 
 /// State of a bisection that is saved to its file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct BisectionState {
     /// Facts that must be the same for the search to go on: ends, case, settings, by name.
     pub identity: BTreeMap<String, String>,
     /// Answers by question.
-    pub answers: BTreeMap<String, Answer>,
+    pub answers: BTreeMap<String, BisectionAnswer>,
     /// The question that was being answered; `None` between two questions.
     pub asking: Option<String>,
 }
 
-impl RecordType for State {
+impl RecordType for BisectionState {
     const SCHEMA: &'static str = "kernelgate-bisection";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "bisection";
-    const FREE_TEXT: &'static [&'static str] = &["identity", "undecided", "unusable"];
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "bisection";
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &["identity", "undecided", "unusable"];
 
     fn validate(&self) -> Result<(), String> {
         self.answers.iter().try_for_each(|(question, answer)| match answer {
-            Answer::Slower(times) | Answer::NotSlower(times) => {
+            BisectionAnswer::Slower(times) | BisectionAnswer::NotSlower(times) => {
                 times.validate().map_err(|why| format!("{question}: {why}"))
             }
-            Answer::Undecided(_) | Answer::Unusable(_) => Ok(()),
+            BisectionAnswer::Undecided(_) | BisectionAnswer::Unusable(_) => Ok(()),
         })
     }
 }
 
-impl State {
-    /// Opens the search that was interrupted, or starts a new one.
+impl BisectionState {
+    /// Opens the state of the interrupted search, or starts a new search.
     pub fn open(
         path: &Path,
         identity: BTreeMap<String, String>,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::RecordFileError;
 
 use crate::benches::cargo::BuildError;
@@ -52,7 +52,7 @@ pub enum CompareError {
     /// The git repository has no such revision.
     #[error(
         "no revision `{name}` in {}{}{}", top.display(), similar_names_hint(similar, branches),
-        if *shallow { SHALLOW } else { "" }
+        if *shallow { SHALLOW_CLONE_ADVICE } else { "" }
     )]
     NoRevision {
         /// The requested name.
@@ -66,10 +66,10 @@ pub enum CompareError {
         /// Whether the clone's history is cut off.
         shallow: bool,
     },
-    /// The end of a search is not after its beginning.
+    /// The bad end of a search is not after its good end.
     #[error("{0} and {1} are one commit")]
     OneCommit(String, String),
-    /// The end of a search is on another line than its beginning.
+    /// The bad end of a search is on another line of history than its good end.
     #[error(
         "{bad} does not descend from {good}: a search needs the good commit before the bad one"
     )]
@@ -133,7 +133,7 @@ pub enum CompareError {
         manifest: PathBuf,
     },
     /// The benches of a revision cannot be built.
-    #[error("{side} {label} {cause}{}", after_build(cause, notes, slot))]
+    #[error("{side} {label} {cause}{}", build_failure_advice(cause, notes, slot))]
     NotBuilt {
         /// The side.
         side: Arm,
@@ -185,7 +185,7 @@ pub enum CompareError {
         /// The error of the request for protocol versions.
         cause: VersionQueryError,
     },
-    /// The first bench has no case to compare; its own message.
+    /// The first bench has no case to compare; the text is its own message.
     #[error("{0}")]
     NothingSelected(String),
     /// No bench has any of the requested cases.
@@ -283,10 +283,10 @@ impl From<RecordFileError> for CompareError {
 
 impl CompareError {
     /// Exit code of a comparison that ended with this error.
-    pub const fn exit(&self) -> Exit {
+    pub const fn exit(&self) -> ExitReason {
         match self {
-            Self::Refused { .. } | Self::Changed { .. } => Exit::Refused,
-            _ => Exit::Usage,
+            Self::Refused { .. } | Self::Changed { .. } => ExitReason::Refused,
+            _ => ExitReason::Usage,
         }
     }
 
@@ -304,7 +304,7 @@ impl CompareError {
 }
 
 /// Advice for a clone that lacks a revision because its history was cut off.
-const SHALLOW: &str = "; this clone is shallow, so older commits and other branches are not in it: \
+const SHALLOW_CLONE_ADVICE: &str = "; this clone is shallow, so older commits and other branches are not in it: \
                        `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
                        (GIT_DEPTH: 0 on GitLab)";
 
@@ -327,7 +327,7 @@ fn similar_names_hint(similar: &[String], branches: &[String]) -> String {
 
 /// Advice after a failed build: the flag of a time limit, the files that the checkout lacks, and
 /// why a path out of the repository is not found.
-fn after_build(cause: &BuildError, notes: &[String], slot: &Path) -> String {
+fn build_failure_advice(cause: &BuildError, notes: &[String], slot: &Path) -> String {
     let flag = match cause {
         BuildError::TimedOut(_) => " (--build-wait sets this)",
         _ => "",

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::gate::paired::Arm;
-use crate::gate::reason::{BuildFailure, Reason};
-use crate::gate::verdicts::Refusal;
+use crate::gate::reason::{BuildFailure, InconclusiveReason};
+use crate::gate::verdicts::RefusedBench;
 use kernelgate::record::ProcessRun;
 use kernelgate_cuda::CaseFailure;
 
@@ -15,19 +15,19 @@ pub struct MatchedCases {
     pub judged: BTreeSet<String>,
     /// Differing facts that forbid a comparison of some cases.
     pub refused: BTreeMap<(String, String, String), BTreeSet<String>>,
-    /// Cases that only the head has.
+    /// Cases that only the head build has.
     pub new: Vec<String>,
-    /// Cases that only the base has.
+    /// Cases that only the base build has.
     pub removed: Vec<String>,
     /// Cases of the base that the head skipped.
     pub skipped: BTreeMap<String, String>,
-    /// Cases that failed in the head.
+    /// Cases that failed in the head build.
     pub failed: BTreeMap<String, CaseFailure>,
     /// Cases that failed in the base only, and are verified or absent in the head.
     pub failed_in_base: BTreeMap<String, CaseFailure>,
     /// Requested cases that cannot be compared, with the reason: skipped in the base, or of a bench
     /// that failed.
-    pub unmeasured: BTreeMap<String, Vec<Reason>>,
+    pub unmeasured: BTreeMap<String, Vec<InconclusiveReason>>,
 }
 
 impl MatchedCases {
@@ -44,8 +44,11 @@ impl MatchedCases {
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(why) => {
-                    let failed = Reason::Failed(BuildFailure::new(Arm::Base, error.text.as_str()));
-                    let skipped = Reason::Skipped(BuildFailure::new(Arm::Head, why));
+                    let failed = InconclusiveReason::Failed(BuildFailure::new(
+                        Arm::Base,
+                        error.text.as_str(),
+                    ));
+                    let skipped = InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, why));
                     self.unmeasured.insert(id.clone(), vec![failed, skipped]);
                 }
                 None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
@@ -61,7 +64,8 @@ impl MatchedCases {
                 .and_then(|run| run.skipped.get(id));
             match skip {
                 Some(why) => {
-                    let skipped = Reason::Skipped(BuildFailure::new(Arm::Base, why.as_str()));
+                    let skipped =
+                        InconclusiveReason::Skipped(BuildFailure::new(Arm::Base, why.as_str()));
                     self.unmeasured.insert(id.clone(), vec![skipped]);
                 }
                 None => self.new.push(id.clone()),
@@ -78,7 +82,7 @@ impl MatchedCases {
         self.failed.extend(head_failed);
         if let (Some(base), Some(head)) = (base, head) {
             for id in base_ids.intersection(&head_ids) {
-                let differing = differences(base, head, id);
+                let differing = definition_differences(base, head, id);
                 if differing.is_empty() {
                     self.judged.insert(id.clone());
                 }
@@ -112,7 +116,7 @@ impl MatchedCases {
             run.cases.remove(&id);
             run.failed.remove(&id);
             run.skipped.remove(&id);
-            let why = Reason::OtherBench { owner, bench: bench.to_owned() };
+            let why = InconclusiveReason::OtherBench { owner, bench: bench.to_owned() };
             self.unmeasured.insert(format!("{id} (bench {bench})"), vec![why]);
         }
     }
@@ -122,8 +126,9 @@ impl MatchedCases {
     pub fn keep_skipped_cases(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
-        let reason =
-            |why: &String| vec![Reason::Skipped(BuildFailure::new(Arm::Head, why.as_str()))];
+        let reason = |why: &String| {
+            vec![InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, why.as_str()))]
+        };
         self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
@@ -132,7 +137,7 @@ impl MatchedCases {
         &mut self,
         base: Option<&ProcessRun>,
         head: Option<&ProcessRun>,
-        why: &Reason,
+        why: &InconclusiveReason,
     ) {
         for run in base.iter().chain(&head) {
             self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), vec![why.clone()])));
@@ -141,11 +146,11 @@ impl MatchedCases {
         self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
-    /// Adds the cases that a bench listed before it failed, unless a side has more cases of it.
+    /// Adds the cases that a bench listed before it failed, unless a side has more of its cases.
     pub fn abandon_listed_cases(
         &mut self,
         cases: BTreeSet<String>,
-        why: impl Fn() -> Option<Reason>,
+        why: impl Fn() -> Option<InconclusiveReason>,
     ) {
         let listed: BTreeSet<String> = self.ids().into_iter().collect();
         let unknown = cases.into_iter().filter(|id| !listed.contains(id));
@@ -153,10 +158,10 @@ impl MatchedCases {
     }
 
     /// The refusals, by field.
-    pub fn comparison_refusals(&self) -> Vec<Refusal> {
+    pub fn comparison_refusals(&self) -> Vec<RefusedBench> {
         let refusal =
             |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| {
-                Refusal {
+                RefusedBench {
                     field: field.clone(),
                     base: base.clone(),
                     head: head.clone(),
@@ -168,7 +173,11 @@ impl MatchedCases {
 }
 
 /// Fields of a case's definition and environment that differ, with both values.
-fn differences(base: &ProcessRun, head: &ProcessRun, id: &str) -> Vec<(String, String, String)> {
+fn definition_differences(
+    base: &ProcessRun,
+    head: &ProcessRun,
+    id: &str,
+) -> Vec<(String, String, String)> {
     let (a, b) = (&base.cases[id], &head.cases[id]);
     let fields = [
         ("revision", a.revision.to_string(), b.revision.to_string()),
@@ -200,11 +209,16 @@ mod tests {
             complete: true,
             cases: cases
                 .iter()
-                .map(|id| ((*id).to_owned(), CaseRecord::from_samples(vec![1.0])))
+                .map(|id| ((*id).to_owned(), CaseRecord::untimed_samples(vec![1.0])))
                 .collect(),
             skipped: reasons(skipped),
             failed: reasons(failed),
-            ..ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_process_run(
+                "b",
+                "verify",
+                Environment::cpu(),
+                Provenance::default(),
+            )
         }
     }
 
@@ -220,7 +234,10 @@ mod tests {
             matched.remove_duplicate_cases(&mut first, &owners, "first");
             assert_eq!(first.cases.len(), 1);
         }
-        let why = Reason::OtherBench { owner: "first".to_owned(), bench: "second".to_owned() };
+        let why = InconclusiveReason::OtherBench {
+            owner: "first".to_owned(),
+            bench: "second".to_owned(),
+        };
         let row = ("both (bench second)".to_owned(), vec![why]);
         assert_eq!(matched.unmeasured, [row].into());
     }
@@ -232,7 +249,7 @@ mod tests {
         matched.add(Some(&base), Some(&head));
         assert_eq!(matched.unmeasured, BTreeMap::new());
         matched.keep_skipped_cases(Some(&base), Some(&head));
-        let why = vec![Reason::Skipped(BuildFailure::new(Arm::Head, "why"))];
+        let why = vec![InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, "why"))];
         assert_eq!(matched.unmeasured, [("twice".to_owned(), why)].into());
         matched.keep_skipped_cases(None, Some(&head));
         assert_eq!(matched.unmeasured.len(), 1);
@@ -274,11 +291,11 @@ mod tests {
         let base = run(&[], &["worse"], &["large", "nowhere"]);
         matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
         let why = || "why".to_owned();
-        let skipped = |side| Reason::Skipped(BuildFailure::new(side, why()));
-        let failed = Reason::Failed(BuildFailure::new(Arm::Base, why()));
+        let skipped = |side| InconclusiveReason::Skipped(BuildFailure::new(side, why()));
+        let failed = InconclusiveReason::Failed(BuildFailure::new(Arm::Base, why()));
         assert_eq!(matched.unmeasured["large"], [skipped(Arm::Base)]);
         assert_eq!(matched.unmeasured["worse"], [failed, skipped(Arm::Head)]);
-        let broke = Reason::BenchBroke(BuildFailure::new(Arm::Base, why()));
+        let broke = InconclusiveReason::BenchBroke(BuildFailure::new(Arm::Base, why()));
         matched.abandon_cases(None, Some(&run(&["left"], &["wrong"], &[])), &broke);
         assert_eq!(matched.unmeasured["left"], [broke]);
         assert_eq!(matched.unmeasured.len(), 3);

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use engine::kernels::list_kernels;
-pub use engine::{ComparisonOutcome, build, run};
+pub use engine::{ComparisonOutcome, build_sides_once, run};
 pub use error::CompareError;
 use kernelgate::record::{Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};
@@ -40,7 +40,7 @@ pub enum SideSource {
 
 /// Changes that a calibration makes to the head on purpose, to test whether they are found.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Injection {
+pub struct SideInjection {
     /// Delays that are added to launches, or to the times of iterations where nothing can delay
     /// them: nanoseconds by case.
     pub delays_ns: BTreeMap<String, f64>,
@@ -52,8 +52,8 @@ pub struct Injection {
     pub layout: Option<usize>,
 }
 
-impl Injection {
-    /// The delays as a bench reads them; `None` without delays.
+impl SideInjection {
+    /// The delays in the format of a bench's variable; `None` without delays.
     fn delays(&self) -> Option<String> {
         let how = if self.by_work { ":work" } else { "" };
         let delay = |(id, delay_ns): (&String, &f64)| {
@@ -72,7 +72,7 @@ pub struct ComparisonRequest {
     pub base: SideSource,
     /// Source of the head.
     pub head: SideSource,
-    /// Names of the bench targets to compare; all if it is empty.
+    /// Names of the bench targets to compare; all targets if it is empty.
     pub benches: Vec<String>,
     /// Package of the workspace to which the comparison is restricted.
     pub member: Option<String>,
@@ -83,7 +83,7 @@ pub struct ComparisonRequest {
     /// Settings of the bench executables, as environment variables.
     pub settings: BTreeMap<String, String>,
     /// Changes made to the head on purpose.
-    pub injection: Injection,
+    pub injection: SideInjection,
     /// Thresholds of time and accuracy, and the error rates.
     pub plan: PlanRequest,
     /// Time for which a process times a case; `None` for the usual time on the device.
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn delays_are_written_as_a_bench_reads_them() {
-        assert_eq!(Injection::default().delays(), None);
-        let injection = Injection {
+        assert_eq!(SideInjection::default().delays(), None);
+        let injection = SideInjection {
             delays_ns: [("a/b=c".to_owned(), 4_400.0), ("d".to_owned(), 7.0)].into(),
             by_work: true,
             delay_sizes: [("a/b=c".to_owned(), 131_072)].into(),

@@ -3,7 +3,7 @@
 //! costs.
 
 use super::engine::ComparisonEngine;
-use super::session::{Session, SessionTools, open_trials};
+use super::session::{ComparisonSession, SessionTools, open_trials};
 use super::{CompareError, ComparisonRequest};
 use crate::gate::comparison::Comparison;
 
@@ -16,12 +16,12 @@ pub struct SingleCaseComparison {
 }
 
 /// Compares a case; the request's filter must match no other case.
-pub fn compare(
+pub fn compare_one_case(
     request: &ComparisonRequest,
     case: &str,
     tools: SessionTools,
 ) -> Result<SingleCaseComparison, CompareError> {
-    let session = Session::open(request, false, tools)?;
+    let session = ComparisonSession::open(request, false, tools)?;
     let identity = session.identity(request)?;
     let trials = match open_trials(request, &session, identity.clone()) {
         // The interrupted comparison was of another build: a fresh start costs a question, not a

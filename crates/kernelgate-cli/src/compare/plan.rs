@@ -5,9 +5,9 @@ use std::fmt::{Debug, Write as _};
 
 use super::CompareError;
 use crate::gate::calibration::{Calibration, ComparisonKind};
-use crate::gate::limits::{AskedLimits, LimitSource, Limits};
+use crate::gate::limits::{AskedLimits, CaseLimits, LimitSource};
 use crate::gate::paired::TestPlan;
-use kernelgate::record::{Environment, Provenance, Store, TrialSampling, file};
+use kernelgate::record::{BaselineStore, Environment, Provenance, TrialSampling, file};
 
 /// A requested plan.
 #[derive(Debug, Clone)]
@@ -23,10 +23,10 @@ pub struct PlanRequest {
 /// Source of the values that no flag sets.
 #[derive(Debug, Clone)]
 pub enum PlanBasis {
-    /// One fixed plan is used on every device.
+    /// One plan is used on every device.
     Fixed(TestPlan),
     /// The calibration of the device in this store, else the default.
-    Calibration(Store),
+    Calibration(BaselineStore),
 }
 
 /// The test plan for a device, with the source of each limit.
@@ -35,7 +35,7 @@ pub struct ResolvedPlan {
     /// Error rates, blocks and limits of the test.
     pub plan: TestPlan,
     /// The limits of the plan, each with its source.
-    pub limits: Limits,
+    pub limits: CaseLimits,
     /// A sentence about the device's calibration for the report.
     pub note: Option<String>,
 }
@@ -46,7 +46,7 @@ impl PlanRequest {
         Self { asked: AskedLimits::default(), max_blocks: None, basis: PlanBasis::Fixed(plan) }
     }
 
-    /// The plan on a device.
+    /// Resolves the plan for a device.
     pub fn on(
         &self,
         environment: &Environment,
@@ -62,7 +62,8 @@ impl PlanRequest {
         ) {
             Ok(calibration) => {
                 let (resolved, note) = self.calibrated_plan(&calibration);
-                let note = note + &elsewhere(&calibration, environment, head, sampling);
+                let note =
+                    note + &calibration_mismatches(&calibration, environment, head, sampling);
                 Ok(ResolvedPlan { note: Some(note), ..resolved })
             }
             Err(error) if error.is_not_found() => {
@@ -163,7 +164,7 @@ pub(super) fn identity_text(name: &str, value: &impl Debug) -> String {
 }
 
 /// The respects in which a calibration is for another setup.
-fn elsewhere(
+fn calibration_mismatches(
     calibration: &Calibration,
     environment: &Environment,
     head: &Provenance,
@@ -194,7 +195,7 @@ fn elsewhere(
 mod tests {
     use super::*;
 
-    fn request() -> PlanRequest {
+    fn plan_request() -> PlanRequest {
         let limits = AskedLimits { relative: Some(0.1), ..AskedLimits::default() };
         PlanRequest {
             asked: limits,
@@ -210,10 +211,10 @@ mod tests {
                     2.0, power: 0.8, max_blocks: 96 }";
         assert_eq!(PlanRequest::with_fixed_plan(TestPlan::default()).identity().unwrap(), plan);
         let folder = tempfile::tempdir().unwrap();
-        let basis = PlanBasis::Calibration(Store::store_around_folder(folder.path()));
+        let basis = PlanBasis::Calibration(BaselineStore::store_around_folder(folder.path()));
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
                     Some(6) }";
-        assert_eq!(PlanRequest { basis, ..request() }.identity().unwrap(), text);
+        assert_eq!(PlanRequest { basis, ..plan_request() }.identity().unwrap(), text);
         let sampling = "TrialSampling { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
         assert_eq!(identity_text("TrialSampling", &TrialSampling::HOST_SAMPLING), sampling);
     }
@@ -221,7 +222,7 @@ mod tests {
     #[test]
     fn a_flag_comes_before_the_plan_and_is_named_as_the_source() {
         let ResolvedPlan { plan, limits, .. } =
-            request().overriding(TestPlan::default(), LimitSource::Default);
+            plan_request().overriding(TestPlan::default(), LimitSource::Default);
         assert_eq!(
             (plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns),
             (0.1, 0.1, 6, 100.0)

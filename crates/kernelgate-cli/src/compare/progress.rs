@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-pub use kernelgate::display::duration::{parse as parse_duration, text as duration};
+pub use kernelgate::display::duration::{duration_text as duration, parse as parse_duration};
 use kernelgate::record::text::printable_on_terminal;
 
 /// Time between lines that stay, for text that changes often.
@@ -57,7 +57,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// Prints a line that stays, unless it is a detail.
+    /// Prints a line that stays on the terminal, unless details are silenced.
     pub fn detail(&self, text: &str) {
         match self.within {
             Some(_) => self.now(text),
@@ -82,7 +82,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// Prints a line the first time that it is given.
+    /// Prints a line, but never the same line twice.
     pub fn print_once(&self, text: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.insert(text.to_owned()) {

@@ -9,12 +9,12 @@ use super::engine::rounds;
 use super::matched::MatchedCases;
 use super::plan::identity_text;
 use super::progress::ComparisonProgress;
-use super::sides::Builder;
-use super::sides::Side;
-use super::sides::folder::Folder;
+use super::sides::ComparisonSide;
+use super::sides::SideBuilder;
+use super::sides::folder::LockedFolder;
 use super::sides::install::{BenchDriver, InstalledBench};
 use super::sides::leftovers;
-use super::trials::expected::Expected;
+use super::trials::expected::ExpectedRun;
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::child::ChildProcess;
 use crate::gate::calibration::differing;
@@ -23,11 +23,11 @@ use crate::gate::kernels::code::CodeComparison;
 use crate::gate::paired::Arm;
 use crate::gate::reason::joined;
 use crate::gate::rules::rules_file;
-use crate::gate::rules::{FILE, Rules};
-use kernelgate::exit::Exit;
+use crate::gate::rules::{PackageRules, RULES_FILE};
+use kernelgate::exit::ExitReason;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::{
-    ComparisonTrials, Environment, Provenance, Shard, TrialSampling, Verification, file,
+    ComparisonTrials, Environment, Provenance, Shard, TrialSampling, VerificationExtent, file,
 };
 
 /// File of a comparison's trials, in its folder.
@@ -35,13 +35,14 @@ pub const TRIALS_FILE: &str = "trials.json";
 
 /// A bench binary that both sides have.
 #[derive(Clone)]
-pub struct Bench {
+pub struct ComparedBench {
     /// Name of the bench.
     pub name: String,
     /// Paths of the runs that verified base and head.
     pub verified: [PathBuf; 2],
-    /// Facts that every process of base and head must share with the process that verified it.
-    pub expected: [Expected; 2],
+    /// Facts that every later process of base and head must share with the process that verified
+    /// its side.
+    pub expected: [ExpectedRun; 2],
     /// Cases to compare.
     pub cases: BTreeSet<String>,
     /// Cases that a process times first, because their code changed.
@@ -59,20 +60,20 @@ pub struct Bench {
 pub struct PreparedSides {
     /// The cases of base and head, matched by id.
     pub matched: MatchedCases,
-    /// Benches that have something to compare.
-    pub benches: Vec<Bench>,
+    /// Benches that have at least one case to compare.
+    pub benches: Vec<ComparedBench>,
     /// Whether the builds were compiled with optimisation.
     pub optimised: bool,
     /// The device and the build; `None` if no process ran to its end.
     pub environment: Option<Environment>,
     /// Code of the head.
     pub provenance: Provenance,
-    /// Nanoseconds per launch of each case, as far as the one verified launch shows it.
+    /// Nanoseconds per launch of each case, measured at the single launch that verified it.
     pub verification_ns: BTreeMap<String, f64>,
     /// Benches that use Criterion alone, among the compared ones.
     pub criterion: Vec<CriterionOnlyBench>,
-    /// How far both sides verified each case that they have, base first.
-    pub verification: BTreeMap<String, [Verification; 2]>,
+    /// How far both sides verified each common case, base first.
+    pub verification: BTreeMap<String, [VerificationExtent; 2]>,
     /// Number of cases of all shards together.
     pub planned_cases: usize,
     /// Digests of the plans of both builds' benches, if the comparison is a shard.
@@ -108,7 +109,7 @@ pub struct PlannedShard {
     pub shard: Shard,
     /// Hash of all cases of both builds.
     pub plan: String,
-    /// Cases of all shards together.
+    /// Number of cases of all shards together.
     pub cases: usize,
     /// Device and build.
     pub environment: Environment,
@@ -143,7 +144,7 @@ impl PreparedSides {
 
     /// Removes and returns the cases of these benches.
     pub fn remove_benches(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
-        let is_selected = |bench: &&Bench| benches.contains(&bench.name);
+        let is_selected = |bench: &&ComparedBench| benches.contains(&bench.name);
         let removed: BTreeSet<String> =
             self.benches.iter().filter(is_selected).flat_map(|bench| bench.cases.clone()).collect();
         self.keep(&self.cases().difference(&removed).cloned().collect());
@@ -213,7 +214,7 @@ pub struct SessionTools {
 
 impl SessionTools {
     /// Makes tools whose processes an interrupt ends, and then the program. To be called once.
-    pub fn watched() -> Result<Self, CompareError> {
+    pub fn interruptible_tools() -> Result<Self, CompareError> {
         let tools = Self {
             progress: ComparisonProgress::default(),
             running: ChildProcess::in_process_groups(),
@@ -233,31 +234,31 @@ impl SessionTools {
         self.progress.say(text);
     }
 
-    /// Ends the progress line; nothing may be printed after it.
+    /// Ends the progress line; nothing may be printed afterwards.
     pub fn end(&self) {
         self.progress.end();
     }
 }
 
 /// Sides that are ready to run, in a folder that is locked.
-pub struct Session {
+pub struct ComparisonSession {
     /// Folder of the comparison.
-    pub folder: Folder,
+    pub folder: LockedFolder,
     /// Folder for the request, the run and the messages of a process.
     pub work: PathBuf,
     /// Base and head.
-    pub sides: [Side; 2],
+    pub sides: [ComparisonSide; 2],
     /// The running process that is measured.
     pub running: ChildProcess,
     /// The process that runs beside those of the head as artificial load, if requested.
     pub co_running: ChildProcess,
     /// Progress on standard error.
     pub progress: ComparisonProgress,
-    /// Environment of benches that do not record it themselves.
+    /// Environment of benches that do not record their environment.
     pub environment: Environment,
 }
 
-impl Session {
+impl ComparisonSession {
     /// Makes both sides ready. With `twins`, both sides are copies of the base's executables,
     /// whatever the head.
     pub fn open(
@@ -265,9 +266,10 @@ impl Session {
         twins: bool,
         tools: SessionTools,
     ) -> Result<Self, CompareError> {
-        let folder = Folder::open(&request.folder)?;
+        let folder = LockedFolder::open_locked_folder(&request.folder)?;
         let SessionTools { progress, running, co_running } = tools;
-        let builder = Builder { request, folder: &folder, progress: &progress, running: &running };
+        let builder =
+            SideBuilder { request, folder: &folder, progress: &progress, running: &running };
         let sides = if twins { builder.prepare_identical_sides()? } else { builder.sides()? };
         let work = folder.file("work");
         leftovers::clean_folder(&work, &["outputs"])
@@ -291,11 +293,11 @@ impl Session {
         base.keys().filter(|name| same(name)).cloned().collect()
     }
 
-    /// Checks that an executable is still the installed file. The file is read only if its size or
-    /// times changed.
+    /// Checks that an executable is still the installed file. The executable is read again only if
+    /// its size or times changed.
     ///
     /// # Errors
-    /// Fails with [`CompareError::Changed`] if it is another file.
+    /// Fails with [`CompareError::Changed`] if the executable was replaced.
     pub fn check_executable(&self, arm: Arm, bench: &str) -> Result<(), CompareError> {
         let side = &self.sides[usize::from(arm == Arm::Head)];
         let Some(executable) = side.executables.driven.get(bench) else { return Ok(()) };
@@ -312,7 +314,7 @@ impl Session {
             for executable in side.executables.driven.values() {
                 executable.check_unchanged(&self.folder.side_folder_path(arm)).inspect_err(
                     |_| {
-                        let _ = leftovers::remove(&self.folder.file(TRIALS_FILE));
+                        let _ = leftovers::remove_path(&self.folder.file(TRIALS_FILE));
                     },
                 )?;
             }
@@ -322,13 +324,16 @@ impl Session {
 
     /// Limits and acceptances of the head's package; acceptances that the base has already are
     /// excluded, and expired ones are returned as sentences.
-    pub fn rules(&self, request: &ComparisonRequest) -> Result<(Rules, Vec<String>), CompareError> {
-        let rules_of = |arm: Arm| -> Result<Rules, CompareError> {
+    pub fn rules(
+        &self,
+        request: &ComparisonRequest,
+    ) -> Result<(PackageRules, Vec<String>), CompareError> {
+        let rules_of = |arm: Arm| -> Result<PackageRules, CompareError> {
             // The packages of both sides use the same path, one after the other.
             self.folder.link_slot_to_side(arm)?;
-            let shown = format!("{FILE} of the {arm}");
+            let shown = format!("{RULES_FILE} of the {arm}");
             let side = &self.sides[usize::from(arm == Arm::Head)];
-            Ok(rules_file::read(&side.package.join(FILE), &shown)?)
+            Ok(rules_file::read(&side.package.join(RULES_FILE), &shown)?)
         };
         let head = rules_of(Arm::Head)?;
         match request.base {
@@ -367,11 +372,11 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for ComparisonSession {
     fn drop(&mut self) {
-        // The input files are large, and a later comparison does not need them.
+        // The input files are large, and a later comparison draws its own inputs.
         for arm in [Arm::Base, Arm::Head] {
-            let _ = leftovers::remove(&self.folder.side_folder_path(arm).join("inputs"));
+            let _ = leftovers::remove_path(&self.folder.side_folder_path(arm).join("inputs"));
         }
     }
 }
@@ -386,7 +391,7 @@ pub fn delays_text(delays_ns: &BTreeMap<String, f64>) -> Option<String> {
 /// The trials of an interrupted comparison of the same sides, or none yet.
 pub fn open_trials(
     request: &ComparisonRequest,
-    session: &Session,
+    session: &ComparisonSession,
     identity: BTreeMap<String, String>,
 ) -> Result<ComparisonTrials, CompareError> {
     let (path, progress) = (session.folder.file(TRIALS_FILE), &session.progress);
@@ -397,7 +402,7 @@ pub fn open_trials(
         Ok(earlier) if earlier.identity == fresh.identity => earlier,
         Ok(earlier) => {
             let differs = differing(&earlier.identity, &fresh.identity).unwrap_or_default();
-            let (what, differs) = ("comparison", in_words(&differs));
+            let (what, differs) = ("comparison", identity_fact_words(&differs));
             return Err(CompareError::ResumesAnother { what, differs });
         }
         Err(error) if error.is_not_found() => {
@@ -416,7 +421,7 @@ pub fn open_trials(
 }
 
 /// Name of an identity fact in words for the user.
-fn in_words(name: &str) -> String {
+fn identity_fact_words(name: &str) -> String {
     let flag = match name {
         "filter" => "the filter",
         "thresholds" => {
@@ -434,8 +439,8 @@ fn in_words(name: &str) -> String {
     flag.to_owned()
 }
 
-/// Makes Ctrl-C end the running trial and this program. Each block is saved when it ends, so less
-/// than one block of a bench is lost.
+/// Makes Ctrl-C end the running trial and this program. Each block is saved when it ends, so an
+/// interrupt loses less than one block of a bench.
 fn stop_on_interrupt(
     running: [&ChildProcess; 2],
     progress: &ComparisonProgress,
@@ -445,7 +450,7 @@ fn stop_on_interrupt(
         running.iter().for_each(ChildProcess::kill_all);
         progress.end();
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
-        std::process::exit(Exit::INTERRUPTED_EXIT_CODE);
+        std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE);
     };
     ctrlc::set_handler(handler).map_err(CompareError::Interrupt)
 }
@@ -467,12 +472,13 @@ mod tests {
             ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
-        let empty = ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default());
-        let bench = |name: &str, cases: &[&str], driver: BenchDriver| Bench {
+        let empty =
+            ProcessRun::start_process_run("b", "verify", Environment::cpu(), Provenance::default());
+        let bench = |name: &str, cases: &[&str], driver: BenchDriver| ComparedBench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
             expected: [&empty, &empty].map(|run| {
-                Expected::from_verified(run, &BTreeSet::new(), Some(PowerState::Steady))
+                ExpectedRun::from_verified(run, &BTreeSet::new(), Some(PowerState::Steady))
             }),
             cases: cases.iter().map(|&case| case.to_owned()).collect(),
             first: BTreeSet::new(),
@@ -494,7 +500,7 @@ mod tests {
         prepared.put_changed_first(&code);
         let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
         assert_eq!(order, ["c", "d", "a", "b"]);
-        let first = |bench: &Bench| bench.first.iter().cloned().collect::<Vec<_>>();
+        let first = |bench: &ComparedBench| bench.first.iter().cloned().collect::<Vec<_>>();
         assert_eq!(first(&prepared.benches[0]), ["changed"]);
         // Criterion runs the cases in its own order.
         assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));

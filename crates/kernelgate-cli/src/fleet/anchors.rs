@@ -9,14 +9,14 @@ pub const MAX_HOST_ANCHOR_DIFFERENCE: f64 = 0.30;
 
 /// One of the two anchors: a measured rate of fixed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Anchor {
+pub enum AnchorKind {
     /// Memory ceiling.
     Memory,
     /// Matmul ceiling.
     Matmul,
 }
 
-impl Anchor {
+impl AnchorKind {
     /// Name of the anchor: "memory ceiling" or "matmul ceiling".
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ pub struct AnchorOutlier {
     /// Index of the shard.
     pub index: usize,
     /// The anchor.
-    pub anchor: Anchor,
+    pub anchor: AnchorKind,
     /// Rate of the outlying shard's anchor.
     pub rate: f64,
     /// Lowest and highest anchor rate of the agreeing group.
@@ -51,7 +51,7 @@ pub struct AnchorOutlier {
 /// index; of two groups of one size the faster one counts.
 pub fn anchor_outliers(anchors: &[Option<AnchorRates>], tolerance: f64) -> Vec<AnchorOutlier> {
     let mut outliers: Vec<AnchorOutlier> = Vec::new();
-    for anchor in [Anchor::Memory, Anchor::Matmul] {
+    for anchor in [AnchorKind::Memory, AnchorKind::Matmul] {
         let mut rates: Vec<(f64, usize)> = anchors
             .iter()
             .enumerate()
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use kernelgate::measure::power::PowerMode;
 
-    fn card(memory: f64, matmul: f64) -> Option<AnchorRates> {
+    fn anchor_rates(memory: f64, matmul: f64) -> Option<AnchorRates> {
         let matmul_flops_per_s = Some(matmul);
         Some(AnchorRates {
             power: PowerMode::Steady,
@@ -105,28 +105,28 @@ mod tests {
         })
     }
 
-    fn indices(anchors: &[Option<AnchorRates>]) -> Vec<(usize, Anchor)> {
+    fn outlier_indices(anchors: &[Option<AnchorRates>]) -> Vec<(usize, AnchorKind)> {
         anchor_outliers(anchors, 0.03).into_iter().map(|it| (it.index, it.anchor)).collect()
     }
 
     #[test]
     fn cards_outside_of_the_largest_group_are_named_with_their_anchor() {
-        let equal = card(4.0e12, 9.0e14);
-        let near = card(4.1e12, 8.9e14);
-        assert_eq!(indices(&[equal, near, equal]), []);
-        let slow_memory = card(3.5e12, 9.0e14);
-        let slow_matmul = card(4.0e12, 7.8e14);
-        let found = indices(&[slow_memory, equal, near, slow_matmul, equal]);
-        assert_eq!(found, [(0, Anchor::Memory), (3, Anchor::Matmul)]);
+        let equal = anchor_rates(4.0e12, 9.0e14);
+        let near = anchor_rates(4.1e12, 8.9e14);
+        assert_eq!(outlier_indices(&[equal, near, equal]), []);
+        let slow_memory = anchor_rates(3.5e12, 9.0e14);
+        let slow_matmul = anchor_rates(4.0e12, 7.8e14);
+        let found = outlier_indices(&[slow_memory, equal, near, slow_matmul, equal]);
+        assert_eq!(found, [(0, AnchorKind::Memory), (3, AnchorKind::Matmul)]);
         let outlier = anchor_outliers(&[equal, near, slow_memory], 0.03)[0];
         assert_eq!((outlier.rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
     }
 
     #[test]
     fn the_faster_of_two_equal_groups_counts() {
-        let (slow, fast) = (card(3.0e12, 9.0e14), card(4.0e12, 9.0e14));
-        assert_eq!(indices(&[slow, fast]), [(0, Anchor::Memory)]);
-        assert_eq!(indices(&[None, fast, None]), []);
-        assert_eq!(indices(&[]), []);
+        let (slow, fast) = (anchor_rates(3.0e12, 9.0e14), anchor_rates(4.0e12, 9.0e14));
+        assert_eq!(outlier_indices(&[slow, fast]), [(0, AnchorKind::Memory)]);
+        assert_eq!(outlier_indices(&[None, fast, None]), []);
+        assert_eq!(outlier_indices(&[]), []);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::task::{Places, Work};
+use super::task::{DividedWork, SubmissionPlaces};
 
 /// Options of the manifests.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,11 +30,16 @@ pub struct KubernetesOptions {
 
 impl KubernetesOptions {
     /// The manifests of both Jobs as one stream of documents.
-    pub fn manifests(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
+    pub fn manifests(
+        &self,
+        work: &DividedWork,
+        places: &SubmissionPlaces,
+        tolerance: Option<f64>,
+    ) -> String {
         format!("{}---\n{}", self.shards(work, places), self.merge(work, places, tolerance))
     }
 
-    fn shards(&self, work: &Work, places: &Places) -> String {
+    fn shards(&self, work: &DividedWork, places: &SubmissionPlaces) -> String {
         let Self { name, shards, parallelism, retries, .. } = self;
         let mut script = String::from(
             "export KERNELGATE_SHARD=$((JOB_COMPLETION_INDEX + 1))/$KERNELGATE_SHARD_COUNT\n",
@@ -59,7 +64,12 @@ impl KubernetesOptions {
     }
 
     // The merge polls until every shard has ended, because no Job of Kubernetes depends on another.
-    fn merge(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
+    fn merge(
+        &self,
+        work: &DividedWork,
+        places: &SubmissionPlaces,
+        tolerance: Option<f64>,
+    ) -> String {
         let Self { name, .. } = self;
         let script = work.merge_script_lines(places, tolerance) + "exit $code\n";
         format!(
@@ -77,15 +87,21 @@ impl KubernetesOptions {
         }
         let labels = self.node_selector.iter();
         labels.fold("      nodeSelector:\n".to_owned(), |text, (label, value)| {
-            format!("{text}        {}: {}\n", scalar(label), scalar(value))
+            format!("{text}        {}: {}\n", yaml_scalar(label), yaml_scalar(value))
         })
     }
 
-    fn container(&self, name: &str, script: &str, places: &Places, measures: bool) -> String {
+    fn container(
+        &self,
+        name: &str,
+        script: &str,
+        places: &SubmissionPlaces,
+        measures: bool,
+    ) -> String {
         let Self { image, claim, shards, .. } = self;
         let mut text = format!(
             "      containers:\n        - name: {name}\n          image: {}\n",
-            scalar(image)
+            yaml_scalar(image)
         );
         text += "          command: [\"bash\", \"-c\"]\n          args:\n            - |\n";
         for line in script.lines() {
@@ -101,24 +117,24 @@ impl KubernetesOptions {
                 let _ = write!(
                     text,
                     "          resources:\n            limits:\n              {}: 1\n",
-                    scalar(resource)
+                    yaml_scalar(resource)
                 );
             }
         }
-        let folder = scalar(&places.folder.display().to_string());
+        let folder = yaml_scalar(&places.folder.display().to_string());
         let _ = write!(
             text,
             "          volumeMounts:\n            - name: submission\n              mountPath: \
              {folder}\n      volumes:\n        - name: submission\n          \
              persistentVolumeClaim:\n            claimName: {}\n",
-            scalar(claim)
+            yaml_scalar(claim)
         );
         text
     }
 }
 
 /// Quotes a text for YAML, which reads strings of JSON.
-fn scalar(text: &str) -> String {
+fn yaml_scalar(text: &str) -> String {
     format!("{text:?}")
 }
 
@@ -128,7 +144,7 @@ mod tests {
 
     #[test]
     fn manifests_are_an_indexed_job_and_a_merge() {
-        let places = Places {
+        let places = SubmissionPlaces {
             program: "kernelgate".into(),
             package: "/src".into(),
             folder: "/shared".into(),
@@ -148,7 +164,7 @@ mod tests {
             deadline_s: Some(3600),
         };
         let executables = vec![("/src/bin/spin".into(), "/src".into())];
-        let work = Work::Bench { executables, flags: vec!["--quick".to_owned()] };
+        let work = DividedWork::Bench { executables, flags: vec!["--quick".to_owned()] };
         insta::assert_snapshot!(options.manifests(&work, &places, None));
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::pieces::{Account, Piece, Tolerance, choose};
+use super::pieces::{AnchorTolerance, MergeAccount, RecordPiece, choose};
 use super::verification::VerificationShard;
 use crate::gate::calibration::{Calibration, anchors};
 use crate::gate::comparison_shard::ComparisonShard;
@@ -84,7 +84,7 @@ pub fn list(paths: &[PathBuf]) -> String {
 
 /// Kind of the records that are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MergedRecordKind {
     /// Runs of benches.
     Runs,
     /// Comparisons of two builds.
@@ -95,13 +95,13 @@ pub enum Kind {
     Verifications,
 }
 
-impl Kind {
+impl MergedRecordKind {
     const fn name(self) -> &'static str {
         match self {
-            Self::Runs => ProcessRun::KIND,
-            Self::Comparisons => ComparisonShard::KIND,
-            Self::Calibrations => Calibration::KIND,
-            Self::Verifications => VerificationShard::KIND,
+            Self::Runs => ProcessRun::FILE_KIND,
+            Self::Comparisons => ComparisonShard::FILE_KIND,
+            Self::Calibrations => Calibration::FILE_KIND,
+            Self::Verifications => VerificationShard::FILE_KIND,
         }
     }
 
@@ -143,13 +143,13 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     }
 }
 
-/// The kind that all records have.
-pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
-    let kinds: Vec<(Kind, &PathBuf)> = files
+/// Returns the one kind that all records have.
+pub fn kind(files: &[PathBuf]) -> Result<MergedRecordKind, MergeError> {
+    let kinds: Vec<(MergedRecordKind, &PathBuf)> = files
         .par_iter()
         .map(|path| {
             let schema = file::schema_of_file(path)?;
-            let kind = schema.as_deref().and_then(Kind::from_record_schema);
+            let kind = schema.as_deref().and_then(MergedRecordKind::from_record_schema);
             Ok((kind.ok_or_else(|| MergeError::Foreign(path.clone()))?, path))
         })
         .collect::<Result<_, MergeError>>()?;
@@ -183,8 +183,8 @@ pub fn device_of_calibration(path: &Path) -> Result<String, MergeError> {
 /// Reads record files of one kind.
 fn read_records<T: RecordType + Send>(
     files: &[PathBuf],
-    piece: impl Fn(&PathBuf, String, T) -> Result<Piece<T>, MergeError> + Sync,
-) -> Result<Vec<Piece<T>>, MergeError> {
+    piece: impl Fn(&PathBuf, String, T) -> Result<RecordPiece<T>, MergeError> + Sync,
+) -> Result<Vec<RecordPiece<T>>, MergeError> {
     let one = |path: &PathBuf| piece(path, file::content_hash_of_file(path)?, file::read(path)?);
     files.par_iter().map(one).collect()
 }
@@ -193,18 +193,18 @@ fn read_records<T: RecordType + Send>(
 #[derive(Debug)]
 pub struct MergedRuns {
     /// The records that count.
-    pub runs: Vec<Piece<ProcessRun>>,
+    pub runs: Vec<RecordPiece<ProcessRun>>,
     /// Lists of records that count, that are missing and that do not count.
-    pub account: Account,
+    pub account: MergeAccount,
     /// Cases that no process began, for lack of time.
     pub not_run: usize,
 }
 
 /// Merges runs of benches.
-pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, MergeError> {
+pub fn merge_runs(files: &[PathBuf], tolerance: AnchorTolerance) -> Result<MergedRuns, MergeError> {
     let pieces = read_records(files, |path, hash, run: ProcessRun| {
         let shard = run.shard.ok_or_else(|| MergeError::NoShard(path.clone()))?;
-        Ok(Piece {
+        Ok(RecordPiece {
             path: path.clone(),
             hash,
             work: bench_and_package_name(&run),
@@ -233,8 +233,10 @@ fn bench_and_package_name(run: &ProcessRun) -> String {
 }
 
 /// Returns the pieces if their runs belong together.
-fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessRun>>, MergeError> {
-    let refused = |pieces: &[Piece<ProcessRun>], differing: &DifferingRunFact| {
+fn checked_together(
+    pieces: Vec<RecordPiece<ProcessRun>>,
+) -> Result<Vec<RecordPiece<ProcessRun>>, MergeError> {
+    let refused = |pieces: &[RecordPiece<ProcessRun>], differing: &DifferingRunFact| {
         let file = |key: &String| {
             let of_key = pieces.iter().find(|piece| piece.record.key() == *key);
             of_key.map(|piece| piece.path.clone()).unwrap_or_default()
@@ -247,14 +249,14 @@ fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessR
             files: [file(&differing.runs[0]), file(&differing.runs[1])],
         }
     };
-    match Measurement::check(pieces.iter().map(|piece| &piece.record)) {
+    match Measurement::check_runs_match(pieces.iter().map(|piece| &piece.record)) {
         Err(differing) => Err(refused(&pieces, &differing)),
         Ok(()) => Ok(pieces),
     }
 }
 
 /// Writes the runs into a folder in one step, each file as it was read.
-pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), MergeError> {
+pub fn write_session(folder: &Path, runs: &[RecordPiece<ProcessRun>]) -> Result<(), MergeError> {
     let failed =
         |path: &Path, cause| MergeError::Folder { action: "write", path: path.to_owned(), cause };
     let mut names: BTreeMap<String, &Path> = BTreeMap::new();
@@ -266,7 +268,7 @@ pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), Me
         names.insert(name, &piece.path);
     }
     if folder.exists() {
-        return match holds(folder, &names) {
+        return match folder_holds_exactly(folder, &names) {
             true => Ok(()),
             false => Err(MergeError::NotEmpty(folder.to_owned())),
         };
@@ -284,7 +286,7 @@ pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), Me
 }
 
 /// Whether a folder holds exactly the named files.
-fn holds(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
+fn folder_holds_exactly(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let there: BTreeSet<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -301,16 +303,16 @@ pub struct MergedComparisons {
     /// The records that count.
     pub shards: Vec<ComparisonShard>,
     /// Lists of records that count, that are missing and that do not count.
-    pub account: Account,
+    pub account: MergeAccount,
 }
 
 /// Merges comparisons of shards.
-pub fn comparisons(
+pub fn merge_comparison_shards(
     files: &[PathBuf],
-    tolerance: Tolerance,
+    tolerance: AnchorTolerance,
 ) -> Result<MergedComparisons, MergeError> {
     let pieces = read_records(files, |path, hash, shard: ComparisonShard| {
-        Ok(Piece {
+        Ok(RecordPiece {
             path: path.clone(),
             hash,
             work: "comparison".to_owned(),
@@ -331,10 +333,10 @@ pub fn comparisons(
 
 /// Refuses shards of one work that share a case, because a plan has each case in one shard.
 fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
-    pieces: &'a [Piece<T>],
+    pieces: &'a [RecordPiece<T>],
     cases: impl Fn(&'a T) -> C,
 ) -> Result<(), MergeError> {
-    let mut found: BTreeMap<(&str, &String), &Piece<T>> = BTreeMap::new();
+    let mut found: BTreeMap<(&str, &String), &RecordPiece<T>> = BTreeMap::new();
     for piece in pieces {
         for case in cases(&piece.record) {
             let earlier = found.insert((&piece.work, case), piece);
@@ -352,14 +354,14 @@ fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
 }
 
 /// A fact in which two records differ, with both values.
-type Mismatch = Option<(String, [String; 2])>;
+type DifferentFact = Option<(String, [String; 2])>;
 
 /// Refuses records that differ from the record of the first shard.
 fn refuse_different_records<T>(
-    pieces: &[Piece<T>],
-    mismatch: impl Fn(&T, &T) -> Mismatch,
+    pieces: &[RecordPiece<T>],
+    mismatch: impl Fn(&T, &T) -> DifferentFact,
 ) -> Result<(), MergeError> {
-    let key = |piece: &&Piece<T>| -> (Shard, PathBuf) { (piece.shard, piece.path.clone()) };
+    let key = |piece: &&RecordPiece<T>| -> (Shard, PathBuf) { (piece.shard, piece.path.clone()) };
     let Some(first) = pieces.iter().min_by_key(key) else { return Ok(()) };
     for piece in pieces {
         if let Some((field, [left, right])) = mismatch(&first.record, &piece.record) {
@@ -376,18 +378,18 @@ pub struct MergedCalibrations {
     /// The merged calibration; absent if no record counts.
     pub calibration: Option<Calibration>,
     /// Lists of records that count, that are missing and that do not count.
-    pub account: Account,
+    pub account: MergeAccount,
 }
 
 /// Merges the parts of a calibration. Whole calibrations count as repetitions: all their
 /// comparisons are used.
-pub fn calibrations(
+pub fn merge_calibration_records(
     files: &[PathBuf],
-    tolerance: Tolerance,
+    tolerance: AnchorTolerance,
 ) -> Result<MergedCalibrations, MergeError> {
     let whole = Shard { index: 1, count: 1 };
     let pieces = read_records(files, |path, hash, record: Calibration| {
-        Ok(Piece {
+        Ok(RecordPiece {
             path: path.clone(),
             hash,
             work: "calibration".to_owned(),
@@ -400,12 +402,12 @@ pub fn calibrations(
         })
     })?;
     refuse_different_records(&pieces, Calibration::mismatch)?;
-    let is_part = |piece: &Piece<Calibration>| piece.record.part.is_some();
+    let is_part = |piece: &RecordPiece<Calibration>| piece.record.part.is_some();
     let (kept, account) = match pieces.iter().find(|piece| !is_part(piece)) {
         Some(sitting) if pieces.iter().any(is_part) => {
             return Err(MergeError::NoShard(sitting.path.clone()));
         }
-        Some(_) => (pieces, Account::default()),
+        Some(_) => (pieces, MergeAccount::default()),
         None => choose(pieces, tolerance),
     };
     let mut kept = kept.into_iter().map(|piece| piece.record);
@@ -426,14 +428,14 @@ pub struct MergedVerifications {
     /// The cases, by id.
     pub rows: Vec<VerifiedCase>,
     /// Lists of records that count, that are missing and that do not count.
-    pub account: Account,
+    pub account: MergeAccount,
 }
 
 /// Merges verifications of shards. Errors do not depend on the speed of a card: there are no
 /// anchors.
-pub fn verifications(files: &[PathBuf]) -> Result<MergedVerifications, MergeError> {
+pub fn merge_verification_shards(files: &[PathBuf]) -> Result<MergedVerifications, MergeError> {
     let pieces = read_records(files, |path, hash, record: VerificationShard| {
-        Ok(Piece {
+        Ok(RecordPiece {
             path: path.clone(),
             hash,
             work: "verification".to_owned(),
@@ -446,7 +448,7 @@ pub fn verifications(files: &[PathBuf]) -> Result<MergedVerifications, MergeErro
         })
     })?;
     refuse_different_records(&pieces, VerificationShard::mismatch)?;
-    let (pieces, account) = choose(pieces, Tolerance::default());
+    let (pieces, account) = choose(pieces, AnchorTolerance::default());
     refuse_repeated_cases(&pieces, |shard| shard.rows.iter().map(|row| &row.case))?;
     let mut rows: Vec<VerifiedCase> =
         pieces.into_iter().flat_map(|piece| piece.record.rows).collect();

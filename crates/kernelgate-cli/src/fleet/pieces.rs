@@ -11,7 +11,7 @@ use kernelgate::record::{Environment, Shard};
 
 /// The record of one shard, with its file.
 #[derive(Debug, Clone)]
-pub struct Piece<T> {
+pub struct RecordPiece<T> {
     /// File of the record.
     pub path: PathBuf,
     /// Hash of the record file's content.
@@ -34,9 +34,9 @@ pub struct Piece<T> {
 
 /// Allowed relative difference of anchors, if the user or a calibration sets it.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tolerance(pub Option<f64>);
+pub struct AnchorTolerance(pub Option<f64>);
 
-impl Tolerance {
+impl AnchorTolerance {
     /// The allowed relative difference of anchors on a device.
     fn on(self, environment: &Environment) -> f64 {
         let usual = if environment.is_on_host() {
@@ -50,7 +50,7 @@ impl Tolerance {
 
 /// Counts of the records that were read: used, replaced, or excluded with the reason.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Account {
+pub struct MergeAccount {
     /// Shards whose records were merged, each as "bench attention, shard 1/4".
     pub merged: Vec<String>,
     /// Records that were read more than once.
@@ -59,7 +59,7 @@ pub struct Account {
     pub superseded: Vec<UnusedRecord>,
     /// Shards whose anchor could not be measured.
     pub without_anchor: Vec<UnusedRecord>,
-    /// Shards whose cards are slower or faster than the others.
+    /// Shards whose cards are slower or faster than the other cards.
     pub other_speed: Vec<UnusedRecord>,
     /// Shards whose process did not run to its end; their finished cases count.
     pub interrupted: Vec<String>,
@@ -81,7 +81,7 @@ pub struct UnusedRecord {
     pub why: String,
 }
 
-impl Account {
+impl MergeAccount {
     /// Whether every shard counts and is complete.
     pub fn is_whole(&self) -> bool {
         self.missing.is_empty() && self.interrupted.is_empty()
@@ -116,10 +116,13 @@ fn name(work: &str, shard: Shard) -> String {
 }
 
 /// The records that count, in order of work and shard, whatever the order of `pieces`.
-pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<T>>, Account) {
-    let mut account = Account::default();
+pub fn choose<T>(
+    mut pieces: Vec<RecordPiece<T>>,
+    tolerance: AnchorTolerance,
+) -> (Vec<RecordPiece<T>>, MergeAccount) {
+    let mut account = MergeAccount::default();
     pieces.sort_by(|one, other| {
-        let key = |piece: &Piece<T>| (piece.work.clone(), piece.shard, !piece.complete);
+        let key = |piece: &RecordPiece<T>| (piece.work.clone(), piece.shard, !piece.complete);
         let later =
             || (&one.time, &one.hash, &one.path).cmp(&(&other.time, &other.hash, &other.path));
         key(one).cmp(&key(other)).then_with(later)
@@ -154,7 +157,7 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
     let tolerance =
         usable.first().map_or(MAX_GPU_ANCHOR_DIFFERENCE, |piece| tolerance.on(&piece.environment));
     let outliers = anchor_outliers(&anchors, tolerance);
-    let mut kept: Vec<Piece<T>> = Vec::new();
+    let mut kept: Vec<RecordPiece<T>> = Vec::new();
     for (index, piece) in usable.into_iter().enumerate() {
         if let Some(outlier) = outliers.iter().find(|outlier| outlier.index == index) {
             let [low, high] = outlier.group;
@@ -195,7 +198,7 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
     (kept, account)
 }
 
-fn unused_record<T>(piece: &Piece<T>, why: String) -> UnusedRecord {
+fn unused_record<T>(piece: &RecordPiece<T>, why: String) -> UnusedRecord {
     UnusedRecord { shard: name(&piece.work, piece.shard), file: piece.path.clone(), why }
 }
 
@@ -204,13 +207,13 @@ mod tests {
     use super::*;
     use kernelgate::measure::power::PowerMode;
 
-    fn piece_at_time(index: u32, time: &str) -> Piece<()> {
+    fn piece_at_time(index: u32, time: &str) -> RecordPiece<()> {
         let anchors = AnchorRates {
             power: PowerMode::Steady,
             memory_bytes_per_s: 4e12,
             matmul_flops_per_s: Some(9e14),
         };
-        Piece {
+        RecordPiece {
             path: format!("{index}-{time}.json").into(),
             hash: format!("{index}-{time}"),
             work: "bench b".to_owned(),
@@ -223,19 +226,19 @@ mod tests {
         }
     }
 
-    fn chosen_piece_names(pieces: &[Piece<()>]) -> (Vec<String>, Account) {
-        let (kept, account) = choose(pieces.to_vec(), Tolerance::default());
+    fn chosen_piece_names(pieces: &[RecordPiece<()>]) -> (Vec<String>, MergeAccount) {
+        let (kept, account) = choose(pieces.to_vec(), AnchorTolerance::default());
         let mut reversed = pieces.to_vec();
         reversed.reverse();
-        let again = choose(reversed, Tolerance::default()).1;
+        let again = choose(reversed, AnchorTolerance::default()).1;
         assert_eq!(account, again, "the order of records must not matter");
         (kept.into_iter().map(|piece| piece.hash).collect(), account)
     }
 
     #[test]
     fn the_first_complete_record_of_a_shard_counts_once() {
-        let interrupted = Piece { complete: false, ..piece_at_time(1, "t0") };
-        let copy = Piece { path: "copy.json".into(), ..piece_at_time(2, "t1") };
+        let interrupted = RecordPiece { complete: false, ..piece_at_time(1, "t0") };
+        let copy = RecordPiece { path: "copy.json".into(), ..piece_at_time(2, "t1") };
         let (kept, account) = chosen_piece_names(&[
             interrupted,
             piece_at_time(1, "t2"),
@@ -254,7 +257,7 @@ mod tests {
 
     #[test]
     fn missing_and_interrupted_shards_are_named() {
-        let interrupted = Piece { complete: false, ..piece_at_time(1, "t0") };
+        let interrupted = RecordPiece { complete: false, ..piece_at_time(1, "t0") };
         let (_, account) = chosen_piece_names(&[interrupted, piece_at_time(3, "t0")]);
         assert_eq!(account.missing, ["bench b, shard 2/3"]);
         assert_eq!(account.interrupted, ["bench b, shard 1/3"]);
@@ -269,14 +272,17 @@ mod tests {
                 memory_bytes_per_s: 2e12,
                 matmul_flops_per_s: Some(9e14),
             };
-            Piece { anchors: Some(AnchorRecord::Measured(anchors)), ..piece_at_time(index, time) }
+            RecordPiece {
+                anchors: Some(AnchorRecord::Measured(anchors)),
+                ..piece_at_time(index, time)
+            }
         };
         let failed = Some(AnchorRecord::Failed("no memory".to_owned()));
         let (kept, account) = chosen_piece_names(&[
             piece_at_time(1, "t0"),
             slow(2, "t0"),
             piece_at_time(2, "t1"),
-            Piece { anchors: failed, ..piece_at_time(3, "t0") },
+            RecordPiece { anchors: failed, ..piece_at_time(3, "t0") },
         ]);
         assert_eq!(kept, ["1-t0", "2-t1"]);
         insta::assert_snapshot!(account.other_speed[0].why, @"its memory ceiling on host efdf3622a9257e53 is 2.000e12 a second, those of the others are 4.000e12 to 4.000e12, and 30.0 % is allowed");

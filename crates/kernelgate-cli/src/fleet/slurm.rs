@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::task::{Places, Work, quoted};
+use super::task::{DividedWork, SubmissionPlaces, quoted};
 
 /// Options of the array.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl SlurmOptions {
     }
 
     /// The script of the array: a task measures one shard.
-    pub fn shard_script(&self, work: &Work, places: &Places) -> String {
+    pub fn shard_script(&self, work: &DividedWork, places: &SubmissionPlaces) -> String {
         let Self { shards, retries, .. } = self;
         let folder = quoted(&places.folder.display().to_string());
         let log = places.log("%a").display().to_string();
@@ -72,7 +72,12 @@ impl SlurmOptions {
     }
 
     /// The script of the merge, which runs when every task has ended.
-    pub fn merge_script(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
+    pub fn merge_script(
+        &self,
+        work: &DividedWork,
+        places: &SubmissionPlaces,
+        tolerance: Option<f64>,
+    ) -> String {
         let log = places.log("merge").display().to_string();
         let directives = self.directives("kernelgate-merge", &log);
         format!("#!/bin/bash\n{directives}\n{}", work.merge_script_lines(places, tolerance))
@@ -85,14 +90,14 @@ pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
 /// States of a submission's jobs, as far as Slurm remembers them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Jobs {
+pub struct SlurmJobs {
     /// States of the array's tasks, by task number.
     pub tasks: BTreeMap<u32, SlurmJobState>,
     /// Job that merges.
     pub merge: Option<SlurmJobState>,
 }
 
-impl Jobs {
+impl SlurmJobs {
     /// Parses the output of `squeue` for an array and the job that merges.
     pub fn parse(printed: &str, array: u64, merge: Option<u64>) -> Self {
         let mut jobs = Self::default();
@@ -197,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_job_script_is_one_that_a_person_could_have_written() {
-        let places = Places {
+        let places = SubmissionPlaces {
             program: "/opt/kernelgate".into(),
             package: "/home/me/kernels".into(),
             folder: "/shared/run".into(),
@@ -211,7 +216,7 @@ mod tests {
             options: vec!["--constraint=nvlink".to_owned()],
         };
         let flags = vec!["forward".to_owned()];
-        let work = Work::Calibrate { executables: "/shared/run/bin".into(), flags };
+        let work = DividedWork::Calibrate { executables: "/shared/run/bin".into(), flags };
         let scripts = options.shard_script(&work, &places)
             + "-- merge\n"
             + &options.merge_script(&work, &places, None);
@@ -226,7 +231,7 @@ mod tests {
 
     #[test]
     fn states_of_an_array_are_read_by_task() {
-        let jobs = Jobs::parse(SQUEUE_OUTPUT, 7, Some(8));
+        let jobs = SlurmJobs::parse(SQUEUE_OUTPUT, 7, Some(8));
         assert_eq!(jobs.tasks.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
         assert!(jobs.tasks[&5].has_failed() && !jobs.tasks[&3].has_failed());
         assert_eq!((&*jobs.tasks[&5].node, &*jobs.tasks[&4].reason), ("n2", "Resources"));
@@ -238,11 +243,11 @@ mod tests {
     #[test]
     fn jobs_whose_tasks_and_merge_have_ended_are_not_active() {
         let ended = SQUEUE_OUTPUT.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
-        assert!(!Jobs::parse(&ended, 7, Some(8)).any_active());
+        assert!(!SlurmJobs::parse(&ended, 7, Some(8)).any_active());
         // A task that Slurm requeued counts as waiting.
         let requeued = ended.replace("FAILED", "REQUEUED");
-        assert!(Jobs::parse(&requeued, 7, Some(8)).any_active());
-        assert!(!Jobs::parse("", 7, None).any_active());
+        assert!(SlurmJobs::parse(&requeued, 7, Some(8)).any_active());
+        assert!(!SlurmJobs::parse("", 7, None).any_active());
     }
 
     #[test]

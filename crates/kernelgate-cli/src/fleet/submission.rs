@@ -5,15 +5,15 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::merge::{self, Kind, MergeError};
-use super::pieces::{Account, Tolerance};
-use super::task::Places;
+use super::merge::{self, MergeError, MergedRecordKind};
+use super::pieces::{AnchorTolerance, MergeAccount};
+use super::task::SubmissionPlaces;
 use kernelgate::record::RecordFileError;
 use kernelgate::record::file::{self, RecordType};
 
 /// Jobs of a submission.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Submission {
+pub struct JobSubmission {
     /// Time at which the jobs were submitted, RFC 3339, UTC.
     #[serde(default)]
     pub made: String,
@@ -27,11 +27,11 @@ pub struct Submission {
     pub merge: Option<u64>,
 }
 
-impl RecordType for Submission {
+impl RecordType for JobSubmission {
     const SCHEMA: &'static str = "kernelgate-submission";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "submission";
-    const FREE_TEXT: &'static [&'static str] = &["command"];
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "submission";
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &["command"];
 
     fn validate(&self) -> Result<(), String> {
         if self.shards == 0 { Err("0 shards".to_owned()) } else { Ok(()) }
@@ -41,7 +41,7 @@ impl RecordType for Submission {
 /// Longest file of a shard's attempts, bytes.
 const MAX_ATTEMPTS_FILE_BYTES: u64 = 1 << 20;
 /// File of a submission in its folder.
-pub const FILE: &str = "submission.json";
+pub const SUBMISSION_FILE: &str = "submission.json";
 
 /// The reason why a folder cannot be used for a submission.
 #[derive(Debug, thiserror::Error)]
@@ -74,13 +74,13 @@ pub enum SubmissionError {
     Nothing(String),
 }
 
-impl Submission {
+impl JobSubmission {
     /// Claims a folder for a new submission: if two programs try at once, only one succeeds.
     ///
     /// # Errors
     /// Fails if the folder has a submission, or cannot be written.
     pub fn claim_folder(self, folder: &Path) -> Result<Self, SubmissionError> {
-        match file::write_new(&folder.join(FILE), &self) {
+        match file::write_new(&folder.join(SUBMISSION_FILE), &self) {
             Ok(()) => Ok(self),
             Err(error) if error.is_already_there() && folder.is_dir() => {
                 Err(SubmissionError::Taken { folder: folder.display().to_string() })
@@ -92,10 +92,10 @@ impl Submission {
     /// Reads the submission in a folder, if it has the same settings as this one.
     ///
     /// # Errors
-    /// Fails if the folder has no submission, or another one.
+    /// Fails if the folder has no submission, or a submission with other settings.
     pub fn resume_in_folder(self, folder: &Path) -> Result<Self, SubmissionError> {
         let name = folder.display().to_string();
-        let there: Self = match file::read(&folder.join(FILE)) {
+        let there: Self = match file::read(&folder.join(SUBMISSION_FILE)) {
             Err(error) if error.is_not_found() => return Err(SubmissionError::Nothing(name)),
             read => read?,
         };
@@ -120,7 +120,7 @@ impl Submission {
     /// # Errors
     /// Fails if the file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), RecordFileError> {
-        file::write(&folder.join(FILE), self)
+        file::write(&folder.join(SUBMISSION_FILE), self)
     }
 
     /// Shards without a complete record that counts.
@@ -129,25 +129,29 @@ impl Submission {
     /// Fails if a record cannot be read, or records do not belong together.
     pub fn missing_shards(
         &self,
-        places: &Places,
-        tolerance: Tolerance,
+        places: &SubmissionPlaces,
+        tolerance: AnchorTolerance,
     ) -> Result<BTreeSet<u32>, MergeError> {
         let files = match merge::files(&[places.records()]) {
             Err(MergeError::Nothing(_)) => return Ok((1..=self.shards).collect()),
             files => files?,
         };
-        let account: Account = match merge::kind(&files)? {
-            Kind::Runs => merge::runs(&files, tolerance)?.account,
-            Kind::Comparisons => merge::comparisons(&files, tolerance)?.account,
-            Kind::Calibrations => merge::calibrations(&files, tolerance)?.account,
-            Kind::Verifications => merge::verifications(&files)?.account,
+        let account: MergeAccount = match merge::kind(&files)? {
+            MergedRecordKind::Runs => merge::merge_runs(&files, tolerance)?.account,
+            MergedRecordKind::Comparisons => {
+                merge::merge_comparison_shards(&files, tolerance)?.account
+            }
+            MergedRecordKind::Calibrations => {
+                merge::merge_calibration_records(&files, tolerance)?.account
+            }
+            MergedRecordKind::Verifications => merge::merge_verification_shards(&files)?.account,
         };
         Ok(account.lacking)
     }
 }
 
 /// Number of further attempts of each shard, as its tasks recorded them.
-pub fn shard_retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
+pub fn shard_retries(places: &SubmissionPlaces, shards: u32) -> Vec<(u32, usize)> {
     let attempts = places.folder.join("attempts");
     let used = |shard: u32| {
         let noted =
@@ -162,9 +166,9 @@ pub fn shard_retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
 mod tests {
     use super::*;
 
-    fn test_submission(shards: u32) -> Submission {
+    fn test_submission(shards: u32) -> JobSubmission {
         let command = vec!["bench".to_owned()];
-        Submission { made: String::new(), command, shards, arrays: vec![7], merge: Some(8) }
+        JobSubmission { made: String::new(), command, shards, arrays: vec![7], merge: Some(8) }
     }
 
     #[test]
@@ -177,7 +181,7 @@ mod tests {
         let refused = test_submission(4).claim_folder(folder.path()).unwrap_err().to_string();
         insta::assert_snapshot!(message(refused), @"FOLDER: a submission is there already: --resume follows it, --folder names another folder");
         assert_eq!(test_submission(4).resume_in_folder(folder.path()).unwrap().arrays, [7]);
-        let file = folder.path().join(FILE);
+        let file = folder.path().join(SUBMISSION_FILE);
         let no_folder = test_submission(4).claim_folder(&file).unwrap_err().to_string();
         insta::assert_snapshot!(message(no_folder), @"failed to write FOLDER/submission.json/submission.json: File exists (os error 17)");
         let other = test_submission(5).resume_in_folder(folder.path()).unwrap_err().to_string();
@@ -187,8 +191,11 @@ mod tests {
     #[test]
     fn attempts_after_the_first_are_counted() {
         let folder = tempfile::tempdir().unwrap();
-        let places =
-            Places { program: "k".into(), package: ".".into(), folder: folder.path().to_owned() };
+        let places = SubmissionPlaces {
+            program: "k".into(),
+            package: ".".into(),
+            folder: folder.path().to_owned(),
+        };
         std::fs::create_dir(folder.path().join("attempts")).unwrap();
         std::fs::write(folder.path().join("attempts/2"), "0 n1\n1 n2\n").unwrap();
         std::fs::write(folder.path().join("attempts/3"), "0 n1\n").unwrap();

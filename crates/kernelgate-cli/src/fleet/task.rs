@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Work that is divided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Work {
+pub enum DividedWork {
     /// Run every bench executable with these flags.
     Bench {
         /// Executables with the folders of their packages.
@@ -31,7 +31,7 @@ pub enum Work {
 
 /// Places of a submission. All machines of the cluster see these folders under the same paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct SubmissionPlaces {
     /// Path of the program.
     pub program: PathBuf,
     /// Folder of the package in which the program runs.
@@ -40,7 +40,7 @@ pub struct Places {
     pub folder: PathBuf,
 }
 
-impl Places {
+impl SubmissionPlaces {
     /// Folder of the records of all shards.
     pub fn records(&self) -> PathBuf {
         self.folder.join("records")
@@ -75,14 +75,14 @@ fn path(path: &Path) -> String {
     quoted(&path.display().to_string())
 }
 
-fn words(flags: &[String]) -> String {
+fn shell_words(flags: &[String]) -> String {
     flags.iter().fold(String::new(), |line, flag| format!("{line} {}", quoted(flag)))
 }
 
-impl Work {
+impl DividedWork {
     /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and store the worst exit code in
-    /// `code`. `attempt` is a shell expression that differs from one attempt to the next.
-    pub fn shard_script_lines(&self, places: &Places, attempt: &str) -> String {
+    /// `code`. `attempt` is a shell expression whose value differs between attempts.
+    pub fn shard_script_lines(&self, places: &SubmissionPlaces, attempt: &str) -> String {
         let (records, program) = (path(&places.records()), path(&places.program));
         let label = "${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}";
         let mut lines = format!("cd {}\ncode=0\n", path(&places.package));
@@ -99,7 +99,7 @@ impl Work {
                         "(cd {} && CARGO_MANIFEST_DIR=$PWD {} --bench{}) || code=$?",
                         path(package),
                         path(executable),
-                        words(flags)
+                        shell_words(flags)
                     );
                 }
             }
@@ -113,7 +113,7 @@ impl Work {
                      \\\n  --shard-output {records}/\"{label}.json\"{} || code=$?",
                     path(base),
                     path(head),
-                    words(flags)
+                    shell_words(flags)
                 );
             }
             Self::Calibrate { executables, flags } => {
@@ -125,7 +125,7 @@ impl Work {
                      --output {records}/\"{label}.json\"{} || code=$?",
                     path(&places.folder),
                     path(executables),
-                    words(flags)
+                    shell_words(flags)
                 );
             }
         }
@@ -133,7 +133,7 @@ impl Work {
     }
 
     /// Shell lines that merge all shards, and write the exit code last.
-    pub fn merge_script_lines(&self, places: &Places, tolerance: Option<f64>) -> String {
+    pub fn merge_script_lines(&self, places: &SubmissionPlaces, tolerance: Option<f64>) -> String {
         let tolerance = tolerance
             .map(|tolerance| format!(" --anchor-tolerance {tolerance}"))
             .unwrap_or_default();
@@ -165,8 +165,8 @@ impl Work {
 mod tests {
     use super::*;
 
-    fn places() -> Places {
-        Places {
+    fn places() -> SubmissionPlaces {
+        SubmissionPlaces {
             program: "/opt/kernelgate".into(),
             package: "/home/me/my kernels".into(),
             folder: "/shared/run".into(),
@@ -177,7 +177,7 @@ mod tests {
     fn a_shard_of_a_bench_runs_each_executable_in_its_package() {
         let executables = vec![("/shared/run/bin/spin".into(), "/home/me/my kernels".into())];
         let flags = vec!["--effort".to_owned(), "thorough".to_owned(), "a(b|c)".to_owned()];
-        let work = Work::Bench { executables, flags };
+        let work = DividedWork::Bench { executables, flags };
         insta::assert_snapshot!(work.shard_script_lines(&places(), "attempt-$attempt"), @r#"
         cd '/home/me/my kernels'
         code=0
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_shard_of_a_comparison_alternates_both_builds_and_the_merge_decides() {
         let sides = ["/shared/run/base".into(), "/shared/run/head".into()];
-        let work = Work::Compare { sides, flags: vec!["forward".to_owned()] };
+        let work = DividedWork::Compare { sides, flags: vec!["forward".to_owned()] };
         let both = work.shard_script_lines(&places(), "")
             + "--\n"
             + &work.merge_script_lines(&places(), Some(0.05));

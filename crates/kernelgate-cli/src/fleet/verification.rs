@@ -68,9 +68,9 @@ impl VerificationShard {
 
 impl RecordType for VerificationShard {
     const SCHEMA: &'static str = "kernelgate-verification-shard";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "shard of a verification";
-    const FREE_TEXT: &'static [&'static str] = &["identity", "rows"];
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "shard of a verification";
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &["identity", "rows"];
 
     fn validate(&self) -> Result<(), String> {
         self.shard.validate()?;

@@ -7,19 +7,19 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use super::card::ComparedCaseRuns;
 use super::costs;
 use super::interval::{SideTimeInterval, SingleRunSpread, SpreadSource, TimeRatio};
-use super::judgement::{Evidence, Judgement, RunEvidence, SideRunCounts};
-use super::limits::Limits;
+use super::judgement::{Judgement, JudgementEvidence, RunEvidence, SideRunCounts};
+use super::limits::CaseLimits;
 use super::outputs::numerics::{self, NumericsReport};
 use super::outputs::verification::VerificationLoss;
 use super::paired::Arm;
-use super::reason::{DecidingSide, Reason};
-use super::rules::Rules;
+use super::reason::{DecidingSide, InconclusiveReason};
+use super::rules::PackageRules;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
-use super::verdicts::{Facts, Refusal, Verdicts};
+use super::verdicts::{ExitFacts, RefusedBench, Verdicts};
 use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseInRun, CaseNumerics, CaseRun, EarlierRuns,
-    Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, Verification,
+    Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, VerificationExtent,
 };
 use kernelgate_cuda::CaseFailure;
 
@@ -30,7 +30,7 @@ pub type GateReport = Verdicts<BaselineFacts>;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GatePolicy {
     /// Smallest slow-downs that count as regressions.
-    pub limits: Limits,
+    pub limits: CaseLimits,
     /// Relative difference that two devices of one model may have: added where a case's baseline is
     /// not known to be of the same device.
     pub other_device: f64,
@@ -46,7 +46,7 @@ pub struct GatePolicy {
 impl Default for GatePolicy {
     fn default() -> Self {
         Self {
-            limits: Limits::default_limit(0.05),
+            limits: CaseLimits::default_limit(0.05),
             other_device: 0.22,
             single_run: 0.10,
             widest: 0.60,
@@ -94,7 +94,7 @@ pub struct BaselineFacts {
     /// Whether the baseline's file has no checksum, so that an edit of it is not noticed.
     pub unsealed: bool,
     /// Age of the baseline; absent where it was not computed.
-    pub staleness: Option<Staleness>,
+    pub staleness: Option<BaselineStaleness>,
     /// Settings with which the runs were judged.
     pub policy: GatePolicy,
     /// Cases of the baseline that the runs lack: removed, or not requested.
@@ -107,7 +107,7 @@ pub struct BaselineFacts {
     pub own: Vec<String>,
 }
 
-impl Facts for BaselineFacts {
+impl ExitFacts for BaselineFacts {
     fn is_incomplete(GateReport { facts, .. }: &GateReport) -> bool {
         !facts.interrupted.is_empty() || !facts.missing_shards.is_empty()
     }
@@ -115,7 +115,7 @@ impl Facts for BaselineFacts {
 
 /// Age of the oldest run that the judged cases of a baseline use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Staleness {
+pub struct BaselineStaleness {
     /// Start time of the baseline's run, RFC 3339, UTC.
     pub recorded: String,
     /// Commit of the code that the baseline's run measured.
@@ -133,12 +133,12 @@ pub struct Staleness {
 ///
 /// Long because one pass over the cases fills every list of the report.
 #[expect(clippy::too_many_lines)]
-pub fn judge(
+pub fn judge_against_baseline(
     baseline: &Baseline,
     measurement: &Measurement,
     policy: GatePolicy,
     spreads: &CalibratedSpreads,
-    rules: &Rules,
+    rules: &PackageRules,
 ) -> GateReport {
     let (runs, head) = (measurement.process_runs(), measurement.runs_by_case());
     let (mut judged, mut grown_costs, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
@@ -152,10 +152,11 @@ pub fn judge(
             let limits = rules.resolve(id, &policy.limits);
             let found = judge_case(baseline, id, head, &GatePolicy { limits, ..policy }, spreads);
             let verified = head.iter().map(|it| it.case.verification.value());
-            let verified = verified.reduce(Verification::weaker_verification).unwrap_or_default();
-            let loss = VerificationLoss::between(id, base.verification, verified)
+            let verified =
+                verified.reduce(VerificationExtent::weaker_verification).unwrap_or_default();
+            let loss = VerificationLoss::verification_loss(id, base.verification, verified)
                 .filter(|_| !rules.accepts_less_verified(id));
-            if loss.is_none() && verified == Verification::Unverified {
+            if loss.is_none() && verified == VerificationExtent::Unverified {
                 unverified.push((*id).to_owned());
             }
             judged.push(match loss.clone() {
@@ -187,8 +188,8 @@ pub fn judge(
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
     let facts = BaselineFacts {
         baseline: baseline.name.clone(),
-        base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
-        head_commits: commits(runs.iter().map(|run| &run.provenance)),
+        base_commits: distinct_commits(used(baseline, &judged).map(|run| &run.provenance)),
+        head_commits: distinct_commits(runs.iter().map(|run| &run.provenance)),
         other_device: other_device_warning(baseline, runs, &judged),
         unsealed: false,
         staleness: None,
@@ -205,7 +206,7 @@ pub fn judge(
         judged,
         refused: refused
             .into_iter()
-            .map(|((field, base, head), cases)| Refusal {
+            .map(|((field, base, head), cases)| RefusedBench {
                 field,
                 base,
                 head,
@@ -230,14 +231,14 @@ pub fn judge(
     report
 }
 
-/// Compares the output errors of judged cases with the baseline's: those in the runs, and those in
+/// Compares the output errors of judged cases with the baseline's errors, from runs and from
 /// records of the same executables.
 pub fn judge_numerics(
     report: GateReport,
     baseline: &Baseline,
     measurement: &Measurement,
     records: &[Numerics],
-    rules: &Rules,
+    rules: &PackageRules,
 ) -> GateReport {
     let mut head: BTreeMap<&str, CaseNumerics> = BTreeMap::new();
     for run in measurement.process_runs() {
@@ -260,7 +261,7 @@ pub fn judge_numerics(
         Some((judged.case.as_str(), base, head.get(judged.case.as_str())?))
     });
     let growth = |case: &str| rules.resolve(case, &report.limits).growth.value;
-    let numerics = numerics::compare(both, growth);
+    let numerics = numerics::compare_numerics(both, growth);
     GateReport { numerics, ..report }
 }
 
@@ -269,8 +270,9 @@ pub fn judge_numerics(
 /// times are too long.
 pub fn figures(baseline: &Baseline) -> BTreeMap<&str, BaselineCaseFigures> {
     let figures = |case: &BaselineCase| {
-        let times =
-            |single, contended| SideTimeInterval::from_runs(case.runs.values(), single, contended);
+        let times = |single, contended| {
+            SideTimeInterval::ratio_from_runs(case.runs.values(), single, contended)
+        };
         BaselineCaseFigures {
             times: [times(0.0, true), times(0.0, false), times(1.0, true)],
             earlier: case.earlier.as_ref().map(EarlierRuns::spread),
@@ -303,7 +305,7 @@ fn used<'a>(
     keys.into_iter().map(|key| &baseline.runs[key])
 }
 
-fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String> {
+fn distinct_commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String> {
     provenances.map(Provenance::short_commit).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
@@ -331,7 +333,7 @@ fn judge_case(
     spreads: &CalibratedSpreads,
 ) -> Judgement {
     let base = &baseline.cases[id];
-    // Contention on the host changes the times of its own cores only.
+    // On the host, contention changes only the times of the cores that the case uses.
     let contended = head.iter().all(|it| it.run.environment.is_on_host());
     let ComparedCaseRuns { base: base_runs, head, same_device, card } =
         ComparedCaseRuns::choose(baseline, base, head);
@@ -350,10 +352,14 @@ fn judge_case(
         single.map_or(policy.single_run, |single| single.relative)
     };
     let head_runs: Vec<CaseRun> =
-        head.iter().map(|it| CaseRun::from_samples(&it.case.samples)).collect();
-    let base_side =
-        SideTimeInterval::from_runs(base_runs.iter().copied(), half_width(base_single), contended);
-    let head_side = SideTimeInterval::from_runs(&head_runs, half_width(head_single), contended);
+        head.iter().map(|it| CaseRun::case_from_samples(&it.case.samples)).collect();
+    let base_side = SideTimeInterval::ratio_from_runs(
+        base_runs.iter().copied(),
+        half_width(base_single),
+        contended,
+    );
+    let head_side =
+        SideTimeInterval::ratio_from_runs(&head_runs, half_width(head_single), contended);
     let ratio = TimeRatio::from_side_times(&head_side, &base_side);
     let (base_ns, device) = (base_side.center_ns, policy.device(same_device));
     let threshold = policy.limits.failing_limit(base_ns, device);
@@ -381,7 +387,7 @@ fn judge_case(
         head_ns: head_side.center_ns,
         ratio,
         detectable: Some(detectable),
-        evidence: Evidence::Runs(Box::new(RunEvidence {
+        evidence: JudgementEvidence::Runs(Box::new(RunEvidence {
             same_device,
             card,
             base: SideRunCounts::new(&base_side, base_single),
@@ -396,30 +402,34 @@ fn unsettled_reason<'a>(
     ratio: &TimeRatio,
     threshold: f64,
     runs: impl Iterator<Item = &'a CaseRun>,
-) -> Option<Reason> {
+) -> Option<InconclusiveReason> {
     let widths = runs.filter_map(|run| run.power?.range).map(|[low, high]| high / low - 1.0);
     let width = widths.fold(0.0, f64::max);
     let covered = (1.0 / (1.0 + width)..=1.0 + width).contains(&ratio.center);
-    (width > threshold && covered).then_some(Reason::Unsettled { width })
+    (width > threshold && covered).then_some(InconclusiveReason::Unsettled { width })
 }
 
 /// Ratio of clocks below which the difference is not due to the code: the clock was set, or the
 /// power limit lowered.
 const LOW_CLOCK_RATIO: f64 = 0.9;
 
-/// The reason why a verdict is inconclusive because something other than the code slowed one side
-/// down: a slowed head explains a regression, a slowed baseline hides one.
-fn slowed_clock_reason(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Reason> {
+/// The reason why a verdict is inconclusive because a lower clock slowed one side down: a slowed
+/// head explains a regression, a slowed baseline hides one.
+fn slowed_clock_reason(
+    verdict: Verdict,
+    base: &[&CaseRun],
+    head: &[&CaseRun],
+) -> Option<InconclusiveReason> {
     let (side, suspect, other) = match verdict {
         Verdict::Regressed => (Arm::Head, head, base),
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => (Arm::Base, base, head),
         Verdict::Inconclusive => return None,
     };
     if suspect.iter().any(|run| run.conditions.throttled > 0) {
-        return Some(Reason::Throttled(DecidingSide { side }));
+        return Some(InconclusiveReason::Throttled(DecidingSide { side }));
     }
     if suspect.iter().any(|run| run.conditions.shared_gpu()) {
-        return Some(Reason::SharedGpu(DecidingSide { side }));
+        return Some(InconclusiveReason::SharedGpu(DecidingSide { side }));
     }
     // At the power cap the kernel itself causes a lower clock: it draws more power.
     let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
@@ -431,10 +441,11 @@ fn slowed_clock_reason(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -
         && low < LOW_CLOCK_RATIO * high
     {
         let ratio = if side == Arm::Head { low / high } else { high / low };
-        return Some(Reason::Clock { ratio });
+        return Some(InconclusiveReason::Clock { ratio });
     }
     let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.conditions.host_bound);
-    (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound(DecidingSide { side }))
+    (host_bound(suspect) && !host_bound(other))
+        .then_some(InconclusiveReason::HostBound(DecidingSide { side }))
 }
 
 /// The verdict by the interval alone, or the reason why it allows none.
@@ -443,7 +454,7 @@ fn verdict_by_interval(
     threshold: f64,
     base_single: Option<SingleRunSpread>,
     widest: f64,
-) -> Result<Verdict, Reason> {
+) -> Result<Verdict, InconclusiveReason> {
     if ratio.low > 1.0 + threshold {
         return Ok(Verdict::Regressed);
     }
@@ -455,12 +466,12 @@ fn verdict_by_interval(
     let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.center);
     match base_single {
         Some(single) if matters && single.from == SpreadSource::Assumed => {
-            Err(Reason::SingleRun { assumed: single.relative })
+            Err(InconclusiveReason::SingleRun { assumed: single.relative })
         }
-        _ if ratio.high - ratio.low > widest => Err(Reason::Wide(*ratio)),
+        _ if ratio.high - ratio.low > widest => Err(InconclusiveReason::Wide(*ratio)),
         _ if matters => {
             let detectable = (1.0 + threshold) * ratio.center / ratio.low - 1.0;
-            Err(Reason::Undetectable { detectable })
+            Err(InconclusiveReason::Undetectable { detectable })
         }
         _ => Ok(Verdict::Unchanged),
     }

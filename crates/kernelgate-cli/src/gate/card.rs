@@ -1,5 +1,5 @@
-//! Chooses which process runs of a case are compared: those of one card that both sides have, else
-//! all runs.
+//! Chooses which process runs of a case are compared: runs of one card if both sides have such
+//! runs, else all runs.
 
 use std::collections::BTreeMap;
 

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::kernels::code::CodeComparison;
 use super::kernels::explanation::ChangeExplanation;
 use super::paired::{Arm, TestPlan};
-use super::reason::{BuildFailure, Reason};
+use super::reason::{BuildFailure, InconclusiveReason};
 use super::rules::RemovedCasesMeaning;
-use super::verdicts::{Facts, Verdicts};
+use super::verdicts::{ExitFacts, Verdicts};
 use kernelgate_cuda::CaseFailure;
 
 /// The outcome of `compare`.
@@ -72,7 +72,7 @@ impl BuildFacts {
     }
 }
 
-impl Facts for BuildFacts {
+impl ExitFacts for BuildFacts {
     // A bench that fails in both builds is not a regression of the head.
     fn is_regression(comparison: &Comparison) -> bool {
         let facts = &comparison.facts;
@@ -115,8 +115,8 @@ pub struct FailedProcess {
 
 impl FailedProcess {
     /// The reason that each case of the failed bench gets.
-    pub fn case_error(&self) -> Reason {
-        Reason::BenchBroke(BuildFailure::new(self.side, self.reason.as_str()))
+    pub fn case_error(&self) -> InconclusiveReason {
+        InconclusiveReason::BenchBroke(BuildFailure::new(self.side, self.reason.as_str()))
     }
 }
 
@@ -136,7 +136,7 @@ pub struct CriterionOnlyBench {
 }
 
 impl CriterionOnlyBench {
-    /// The bench and its cost, as a sentence.
+    /// The abandoned bench and its cost, as a sentence.
     pub fn words(&self) -> String {
         let plural = |count: usize| if count == 1 { "case" } else { "cases" };
         let cost = format!(
@@ -175,16 +175,16 @@ mod tests {
     use crate::gate::costs::{CaseCost, ConfirmationPairs, CostGrowth};
     use crate::gate::judgement::Judgement;
     use crate::gate::judgement::tests::judgement;
-    use crate::gate::limits::Limits;
+    use crate::gate::limits::CaseLimits;
     use crate::gate::rules::RulesReport;
     use crate::gate::verdict::Verdict;
-    use crate::gate::verdicts::Refusal;
-    use kernelgate::exit::Exit;
+    use crate::gate::verdicts::RefusedBench;
+    use kernelgate::exit::ExitReason;
 
     fn comparison(judged: Vec<Judgement>, facts: BuildFacts) -> Comparison {
         Comparison {
             device: "c".to_owned(),
-            limits: Limits::default_limit(0.01),
+            limits: CaseLimits::default_limit(0.01),
             judged,
             refused: vec![],
             new: vec![],
@@ -203,7 +203,7 @@ mod tests {
         comparison(vec![judgement("x", Verdict::Unchanged)], BuildFacts::default())
     }
 
-    fn exit_with(judged: Vec<Judgement>, facts: BuildFacts) -> Exit {
+    fn exit_of_judgements(judged: Vec<Judgement>, facts: BuildFacts) -> ExitReason {
         comparison(judged, facts).exit()
     }
 
@@ -220,9 +220,9 @@ mod tests {
             let rules = RulesReport { removed, accepted, ..RulesReport::default() };
             Comparison { rules, ..comparison(judged, facts) }.exit()
         };
-        assert_eq!(with(RemovedCasesMeaning::default(), vec![]), Exit::Inconclusive);
-        assert_eq!(with(RemovedCasesMeaning::Fail, vec![]), Exit::Regression);
-        assert_eq!(with(RemovedCasesMeaning::Ignore, vec![]), Exit::Fine);
+        assert_eq!(with(RemovedCasesMeaning::default(), vec![]), ExitReason::Inconclusive);
+        assert_eq!(with(RemovedCasesMeaning::Fail, vec![]), ExitReason::Regression);
+        assert_eq!(with(RemovedCasesMeaning::Ignore, vec![]), ExitReason::Fine);
         let accepted = |case: &str, removed| AppliedAcceptance {
             case: case.to_owned(),
             slower: Some(0.1),
@@ -232,24 +232,28 @@ mod tests {
             reason: "r".to_owned(),
         };
         for meaning in [RemovedCasesMeaning::Inconclusive, RemovedCasesMeaning::Fail] {
-            assert_eq!(with(meaning, vec![accepted("y", true)]), Exit::Fine);
-            assert_ne!(with(meaning, vec![accepted("y", false)]), Exit::Fine);
-            assert_ne!(with(meaning, vec![accepted("z", true)]), Exit::Fine);
+            assert_eq!(with(meaning, vec![accepted("y", true)]), ExitReason::Fine);
+            assert_ne!(with(meaning, vec![accepted("y", false)]), ExitReason::Fine);
+            assert_ne!(with(meaning, vec![accepted("z", true)]), ExitReason::Fine);
         }
     }
 
     #[test]
     fn the_worst_verdict_decides_the_exit_code() {
-        let exit = |verdict| exit_with(vec![judgement("x", verdict)], BuildFacts::default());
-        assert_eq!(exit(Verdict::Unchanged), Exit::Fine);
-        assert_eq!(exit(Verdict::Regressed), Exit::Regression);
-        assert_eq!(exit(Verdict::Inconclusive), Exit::Inconclusive);
-        assert_eq!(Comparison { failed: one(), ..unchanged_comparison() }.exit(), Exit::Regression);
+        let exit =
+            |verdict| exit_of_judgements(vec![judgement("x", verdict)], BuildFacts::default());
+        assert_eq!(exit(Verdict::Unchanged), ExitReason::Fine);
+        assert_eq!(exit(Verdict::Regressed), ExitReason::Regression);
+        assert_eq!(exit(Verdict::Inconclusive), ExitReason::Inconclusive);
+        assert_eq!(
+            Comparison { failed: one(), ..unchanged_comparison() }.exit(),
+            ExitReason::Regression
+        );
         assert_eq!(
             Comparison { skipped: one(), ..unchanged_comparison() }.exit(),
-            Exit::Inconclusive
+            ExitReason::Inconclusive
         );
-        let refusal = Refusal {
+        let refusal = RefusedBench {
             field: "seed".to_owned(),
             base: "1".to_owned(),
             head: "2".to_owned(),
@@ -257,7 +261,7 @@ mod tests {
         };
         let refused =
             Comparison { refused: vec![refusal], failed: one(), ..unchanged_comparison() };
-        assert_eq!(refused.exit(), Exit::Refused);
+        assert_eq!(refused.exit(), ExitReason::Refused);
     }
 
     #[test]
@@ -270,13 +274,13 @@ mod tests {
         };
         let exit = |broken: Vec<FailedProcess>| {
             let facts = BuildFacts { broken, ..BuildFacts::default() };
-            exit_with(vec![judgement("x", Verdict::Unchanged)], facts)
+            exit_of_judgements(vec![judgement("x", Verdict::Unchanged)], facts)
         };
-        assert_eq!(exit(vec![broken(Arm::Head, true)]), Exit::Regression);
-        assert_eq!(exit(vec![broken(Arm::Base, true)]), Exit::Inconclusive);
-        assert_eq!(exit(vec![broken(Arm::Head, false)]), Exit::Fine);
+        assert_eq!(exit(vec![broken(Arm::Head, true)]), ExitReason::Regression);
+        assert_eq!(exit(vec![broken(Arm::Base, true)]), ExitReason::Inconclusive);
+        assert_eq!(exit(vec![broken(Arm::Head, false)]), ExitReason::Fine);
         let both = vec![broken(Arm::Base, true), broken(Arm::Head, true)];
-        assert_eq!(exit(both), Exit::Inconclusive);
+        assert_eq!(exit(both), ExitReason::Inconclusive);
     }
 
     #[test]
@@ -292,22 +296,25 @@ mod tests {
             };
             Comparison { costs: vec![cost], ..unchanged_comparison() }.exit()
         };
-        assert_eq!(grown(None), Exit::Regression);
+        assert_eq!(grown(None), ExitReason::Regression);
         let further = ConfirmationPairs { pairs: 8, grown: 8, found: true };
-        assert_eq!(grown(Some(further)), Exit::Regression);
+        assert_eq!(grown(Some(further)), ExitReason::Regression);
         let unclear = ConfirmationPairs { grown: 6, found: false, ..further };
-        assert_eq!(grown(Some(unclear)), Exit::Inconclusive);
+        assert_eq!(grown(Some(unclear)), ExitReason::Inconclusive);
     }
 
     #[test]
     fn nothing_judged_is_fine_only_where_nothing_can_have_changed() {
-        assert_eq!(exit_with(vec![], BuildFacts::default()), Exit::Inconclusive);
+        assert_eq!(exit_of_judgements(vec![], BuildFacts::default()), ExitReason::Inconclusive);
         let untimed = BuildFacts { untimed: vec!["x".to_owned()], ..BuildFacts::default() };
-        assert_eq!(exit_with(vec![], untimed), Exit::Fine);
+        assert_eq!(exit_of_judgements(vec![], untimed), ExitReason::Fine);
         let unaffected = BuildFacts { unaffected: vec!["x".to_owned()], ..BuildFacts::default() };
-        assert_eq!(exit_with(vec![], unaffected), Exit::Fine);
+        assert_eq!(exit_of_judgements(vec![], unaffected), ExitReason::Fine);
         let mended = BuildFacts { failed_in_base: one(), ..BuildFacts::default() };
-        assert_eq!(exit_with(vec![judgement("x", Verdict::Unchanged)], mended), Exit::Fine);
+        assert_eq!(
+            exit_of_judgements(vec![judgement("x", Verdict::Unchanged)], mended),
+            ExitReason::Fine
+        );
     }
 
     #[test]
@@ -315,6 +322,9 @@ mod tests {
         let explained = ChangeExplanation { identical_code: true, ..ChangeExplanation::default() };
         let explanations = BTreeMap::from([("x".to_owned(), explained)]);
         let facts = BuildFacts { explanations, ..BuildFacts::default() };
-        assert_eq!(exit_with(vec![judgement("x", Verdict::Regressed)], facts), Exit::Regression);
+        assert_eq!(
+            exit_of_judgements(vec![judgement("x", Verdict::Regressed)], facts),
+            ExitReason::Regression
+        );
     }
 }

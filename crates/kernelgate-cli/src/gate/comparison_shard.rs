@@ -10,17 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::calibration::{Series, differing};
+use super::calibration::{BlockSeries, differing};
 use super::comparison::{BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench};
 use super::costs::CostGrowth;
 use super::judgement::Judgement;
-use super::limits::Limits;
+use super::limits::CaseLimits;
 use super::outputs::numerics::NumericsReport;
 use super::outputs::verification::VerificationLoss;
-use super::paired::{BlocksByCase, Family, Outcome, TestPlan, decide_cases};
-use super::reason::Reason;
+use super::paired::{BlocksByCase, ErrorRateFamily, PairedOutcome, TestPlan, decide_cases};
+use super::reason::InconclusiveReason;
 use super::rules::RulesReport;
-use super::verdicts::Refusal;
+use super::verdicts::RefusedBench;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::file::RecordType;
 use kernelgate::record::{Environment, Shard, text};
@@ -33,7 +33,7 @@ pub struct ComparisonShard {
     pub shard: Shard,
     /// Hash of all cases of both builds: equal in all shards of one plan.
     pub plan: String,
-    /// Cases of all shards together, by which each divides its error rates.
+    /// Number of cases of all shards together, by which each shard divides its error rates.
     pub planned: usize,
     /// End time of the comparison, RFC 3339, UTC.
     pub ended: String,
@@ -46,13 +46,13 @@ pub struct ComparisonShard {
     /// Commits of base and head, if both were built from a checkout.
     pub sources: Option<[String; 2]>,
     /// Limits of each case.
-    pub limits: BTreeMap<String, Limits>,
+    pub limits: BTreeMap<String, CaseLimits>,
     /// All times of the first round, by case.
-    pub first: BTreeMap<String, Series>,
+    pub first: BTreeMap<String, BlockSeries>,
     /// Every time of the round that confirms, by case.
-    pub second: BTreeMap<String, Series>,
+    pub second: BTreeMap<String, BlockSeries>,
     /// Errors that kept a case from being measured to the end.
-    pub errors: BTreeMap<String, Vec<Reason>>,
+    pub errors: BTreeMap<String, Vec<InconclusiveReason>>,
     /// All results except the verdicts, which are computed from the times.
     #[serde(with = "ShardFindings")]
     pub findings: Comparison,
@@ -64,10 +64,10 @@ pub struct ComparisonShard {
 #[serde(remote = "Comparison")]
 struct ShardFindings {
     device: String,
-    limits: Limits,
+    limits: CaseLimits,
     #[serde(skip)]
     judged: Vec<Judgement>,
-    refused: Vec<Refusal>,
+    refused: Vec<RefusedBench>,
     new: Vec<String>,
     skipped: BTreeMap<String, String>,
     failed: BTreeMap<String, CaseFailure>,
@@ -81,16 +81,17 @@ struct ShardFindings {
 
 impl ComparisonShard {
     /// Prefixes of the executables' hashes in [`Self::identity`], for base and head.
-    const SIDES: [&str; 2] = ["base ", "head "];
+    const SIDE_PREFIXES: [&str; 2] = ["base ", "head "];
 
     /// Stores the limits, the errors and the findings of a comparison.
-    pub fn keep(&mut self, comparison: &Comparison, limits: impl Fn(&str) -> Limits) {
+    pub fn keep(&mut self, comparison: &Comparison, limits: impl Fn(&str) -> CaseLimits) {
         for judged in &comparison.judged {
             self.limits.insert(judged.case.clone(), limits(&judged.case));
-            let is_kept = |reason: &&Reason| {
-                reason.is_case_error() && !matches!(reason, Reason::LessVerified(_))
+            let is_kept = |reason: &&InconclusiveReason| {
+                reason.is_case_error() && !matches!(reason, InconclusiveReason::LessVerified(_))
             };
-            let errors: Vec<Reason> = judged.reasons.iter().filter(is_kept).cloned().collect();
+            let errors: Vec<InconclusiveReason> =
+                judged.reasons.iter().filter(is_kept).cloned().collect();
             if !errors.is_empty() {
                 self.errors.insert(judged.case.clone(), errors);
             }
@@ -121,7 +122,7 @@ impl ComparisonShard {
         let (left, right) = (self.shared_identity(other), other.shared_identity(self));
         let name = differing(&left, &right)?;
         let value = |of: &BTreeMap<String, String>| of.get(&name).cloned().unwrap_or_default();
-        let field = Self::SIDES.iter().find_map(|side| {
+        let field = Self::SIDE_PREFIXES.iter().find_map(|side| {
             Some(format!("executable of bench {} in the {side}", name.strip_prefix(side)?))
         });
         let values = [value(&left), value(&right)];
@@ -143,19 +144,19 @@ impl ComparisonShard {
         let is_shared = |name: &str| {
             name != "KERNELGATE_SHARD"
                 && name != "KERNELGATE_DEVICE"
-                && !(one_code && Self::SIDES.iter().any(|side| name.starts_with(side)))
+                && !(one_code && Self::SIDE_PREFIXES.iter().any(|side| name.starts_with(side)))
         };
         let shared = self.identity.iter().filter(|(name, _)| is_shared(name));
         shared.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Decides a round as at its end.
-    fn decide(&self, round: &BTreeMap<String, Series>) -> Outcome {
+    /// Decides a round as if it were at its end.
+    fn decide(&self, round: &BTreeMap<String, BlockSeries>) -> PairedOutcome {
         let plan = self.findings.facts.plan;
-        let blocks = |(case, series): (&String, &Series)| (case.clone(), series.blocks());
+        let blocks = |(case, series): (&String, &BlockSeries)| (case.clone(), series.blocks());
         let observed: BlocksByCase = round.iter().map(blocks).collect();
         let limits = |case: &str| self.limits.get(case).map_or(plan, |limits| plan.within(limits));
-        decide_cases(&observed, &plan, &limits, Family::Plan(self.planned), true)
+        decide_cases(&observed, &plan, &limits, ErrorRateFamily::Plan(self.planned), true)
     }
 
     /// Verdicts on the cases of all shards.
@@ -176,7 +177,7 @@ impl ComparisonShard {
         }
         let unmeasured = self.limits.iter().filter(|(case, _)| !self.first.contains_key(*case));
         judged.extend(unmeasured.map(|(case, limits)| {
-            Judgement::unmeasured(case.clone(), errors(case), &plan, limits)
+            Judgement::unmeasured_judgement(case.clone(), errors(case), &plan, limits)
         }));
         let with_loss = |judged: Judgement| match losses.get(&*judged.case) {
             Some(loss) => judged.less_verified((*loss).clone()),
@@ -187,7 +188,8 @@ impl ComparisonShard {
 }
 
 /// Merges the shards of a comparison in any order; `None` without a shard. All shards must belong
-/// to one plan ([`ComparisonShard::mismatch`]), and each is given once; `missing` names the others.
+/// to one plan ([`ComparisonShard::mismatch`]), and each shard is given once; `missing` names the
+/// absent shards.
 pub fn merge(mut shards: Vec<ComparisonShard>, missing: Vec<String>) -> Option<Comparison> {
     shards.sort_by_key(|shard| shard.shard);
     let judged = shards.par_iter().flat_map_iter(ComparisonShard::judge).collect();
@@ -233,10 +235,10 @@ impl Comparison {
     fn sort_and_deduplicate(&mut self) {
         self.sort();
         let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
-        for Refusal { field, base, head, cases } in std::mem::take(&mut self.refused) {
+        for RefusedBench { field, base, head, cases } in std::mem::take(&mut self.refused) {
             refused.entry((field, base, head)).or_default().extend(cases);
         }
-        let refusals = refused.into_iter().map(|((field, base, head), cases)| Refusal {
+        let refusals = refused.into_iter().map(|((field, base, head), cases)| RefusedBench {
             field,
             base,
             head,
@@ -272,7 +274,7 @@ fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
     facts.left_alone.extend(more.left_alone);
     for bench in more.criterion {
         match facts.criterion.iter_mut().find(|it| it.bench == bench.bench) {
-            Some(there) => add_bench(there, bench),
+            Some(there) => add_bench_reasons(there, bench),
             None => facts.criterion.push(bench),
         }
     }
@@ -297,7 +299,7 @@ fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
     facts.unaffected.extend(more.unaffected);
 }
 
-fn add_bench(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
+fn add_bench_reasons(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
     there.cases.extend(more.cases);
     there.cases.sort();
     there.process_s = there.process_s.max(more.process_s);
@@ -306,10 +308,11 @@ fn add_bench(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
 
 impl RecordType for ComparisonShard {
     const SCHEMA: &'static str = "kernelgate-comparison-shard";
-    const VERSION: u64 = 2;
-    const OLDEST: u64 = 2;
-    const KIND: &'static str = "shard of a comparison";
-    const FREE_TEXT: &'static [&'static str] = &["identity", "findings", "errors", "anchors"];
+    const SCHEMA_VERSION: u64 = 2;
+    const OLDEST_VERSION: u64 = 2;
+    const FILE_KIND: &'static str = "shard of a comparison";
+    const FREE_TEXT_FIELDS: &'static [&'static str] =
+        &["identity", "findings", "errors", "anchors"];
 
     fn validate(&self) -> Result<(), String> {
         self.shard.validate()?;
@@ -325,7 +328,7 @@ impl RecordType for ComparisonShard {
             }
         }
         self.limits.keys().try_for_each(|case| text::check_case_id(case))?;
-        self.limits.values().chain([&self.findings.limits]).try_for_each(Limits::validate)?;
+        self.limits.values().chain([&self.findings.limits]).try_for_each(CaseLimits::validate)?;
         if self.planned < self.limits.len() {
             let (cases, planned) = (self.limits.len(), self.planned);
             return Err(format!("{cases} cases of a plan of {planned}"));

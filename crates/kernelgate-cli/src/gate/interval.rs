@@ -48,7 +48,7 @@ pub struct SideTimeInterval {
 }
 
 impl SideTimeInterval {
-    /// For several runs the interval is the range of their median times. A single run shows nothing
+    /// The interval of several runs is the range of their median times. A single run shows nothing
     /// of the spread between runs: it gets `single_run`, or half its own relative interquartile
     /// range if that is wider, to either side.
     ///
@@ -58,7 +58,7 @@ impl SideTimeInterval {
     /// slows one run more than the next.
     ///
     /// `runs` must have at least one entry.
-    pub fn from_runs<'a>(
+    pub fn ratio_from_runs<'a>(
         runs: impl IntoIterator<Item = &'a CaseRun>,
         single_run: f64,
         contended: bool,
@@ -102,7 +102,7 @@ pub struct TimeRatio {
 }
 
 impl TimeRatio {
-    /// The ratio of two sides, with the extremes that their intervals allow.
+    /// The ratio of two sides' times, with the extremes that their intervals allow.
     pub fn from_side_times(head: &SideTimeInterval, base: &SideTimeInterval) -> Self {
         Self {
             center: head.center_ns / base.center_ns,
@@ -116,29 +116,32 @@ impl TimeRatio {
 mod tests {
     use super::*;
     use kernelgate::measure::SampleConditions;
-    use kernelgate::record::Samples;
+    use kernelgate::record::CaseSamples;
 
     fn run(times: &[f64]) -> CaseRun {
-        CaseRun::from_samples(&Samples {
+        CaseRun::case_from_samples(&CaseSamples {
             launches: vec![2; times.len()],
             elapsed_ns: times.iter().map(|time| 2.0 * time).collect(),
-            ..Samples::default()
+            ..CaseSamples::default()
         })
     }
 
     #[test]
     fn a_single_run_gets_the_allowance_or_its_own_spread() {
-        let steady = SideTimeInterval::from_runs([&run(&[100.0, 100.0, 101.0])], 0.1, true);
+        let steady = SideTimeInterval::ratio_from_runs([&run(&[100.0, 100.0, 101.0])], 0.1, true);
         assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
         assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
-        let noisy = SideTimeInterval::from_runs([&run(&[50.0, 100.0, 150.0])], 0.1, true);
+        let noisy = SideTimeInterval::ratio_from_runs([&run(&[50.0, 100.0, 150.0])], 0.1, true);
         assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
     }
 
     #[test]
     fn several_runs_span_their_medians() {
-        let side =
-            SideTimeInterval::from_runs([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
+        let side = SideTimeInterval::ratio_from_runs(
+            [&run(&[100.0]), &run(&[104.0]), &run(&[98.0])],
+            0.1,
+            true,
+        );
         assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
         let ratio = TimeRatio::from_side_times(&side, &side);
         assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
@@ -150,7 +153,7 @@ mod tests {
             let conditions =
                 SampleConditions { contention: Some(0.2), ..SampleConditions::default() };
             let first = CaseRun { conditions, ..run(&[100.0]) };
-            SideTimeInterval::from_runs([&first, &run(&[110.0])], 0.1, contended)
+            SideTimeInterval::ratio_from_runs([&first, &run(&[110.0])], 0.1, contended)
         };
         assert_eq!(
             (side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention),

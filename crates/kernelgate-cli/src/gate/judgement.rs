@@ -3,10 +3,10 @@
 //! (`baseline`, `paired`), printing (`report`).
 
 use super::interval::{SideTimeInterval, SingleRunSpread, TimeRatio};
-use super::limits::{Limit, Limits};
+use super::limits::{CaseLimits, SourcedLimit};
 use super::outputs::verification::VerificationLoss;
-use super::paired::{BlocksByCase, PairedDecision, TestPlan, decide};
-use super::reason::{Reason, joined};
+use super::paired::{BlocksByCase, PairedDecision, TestPlan, decide_all};
+use super::reason::{InconclusiveReason, joined};
 use super::verdict::Verdict;
 
 /// The verdict on one case, with its evidence.
@@ -17,9 +17,9 @@ pub struct Judgement {
     /// The final verdict.
     pub verdict: Verdict,
     /// Reasons why the case is inconclusive; empty for other verdicts.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<InconclusiveReason>,
     /// Smallest relative change that fails the case.
-    pub threshold: Limit,
+    pub threshold: SourcedLimit,
     /// Time of the base, nanoseconds a launch; 0 without a usable time.
     pub base_ns: f64,
     /// Time of the head, nanoseconds a launch; 0 without a usable time.
@@ -29,12 +29,12 @@ pub struct Judgement {
     /// Smallest relative slow-down that would have been found; absent if none can be found.
     pub detectable: Option<f64>,
     /// Measurements of the method.
-    pub evidence: Evidence,
+    pub evidence: JudgementEvidence,
 }
 
 /// The measurements on which a judgement is based.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Evidence {
+pub enum JudgementEvidence {
     /// Process runs of a baseline and of the judged measurement.
     Runs(Box<RunEvidence>),
     /// Pairs of processes of two builds (of a comparison).
@@ -89,8 +89,8 @@ impl Judgement {
     pub fn from_rounds(
         mut decision: PairedDecision,
         confirmation: Option<PairedDecision>,
-        case_errors: Vec<Reason>,
-        limits: &Limits,
+        case_errors: Vec<InconclusiveReason>,
+        limits: &CaseLimits,
     ) -> Self {
         let confirmed =
             confirmation.as_ref().is_some_and(|second| second.verdict == Verdict::Regressed);
@@ -103,8 +103,8 @@ impl Judgement {
         let mut reasons = Vec::new();
         if verdict == Verdict::Inconclusive {
             let of_pairs = match decision.verdict {
-                Verdict::Regressed => Some(Reason::NotConfirmed),
-                _ => Reason::from_decision(&decision),
+                Verdict::Regressed => Some(InconclusiveReason::NotConfirmed),
+                _ => InconclusiveReason::reason_of_decision(&decision),
             };
             // Without a pair the error is the whole reason; with an error more pairs do not help.
             reasons.extend(of_pairs.filter(|_| decision.pairs > 0 || case_errors.is_empty()));
@@ -119,19 +119,24 @@ impl Judgement {
             case: decision.case.clone(),
             verdict,
             reasons,
-            threshold: Limit { value: decision.threshold, source },
+            threshold: SourcedLimit { value: decision.threshold, source },
             base_ns: decision.base_ns,
             head_ns: decision.head_ns,
             ratio: decision.ratio,
             detectable: decision.detectable,
-            evidence: Evidence::Pairs(Box::new(PairEvidence { decision, confirmation })),
+            evidence: JudgementEvidence::Pairs(Box::new(PairEvidence { decision, confirmation })),
         }
     }
 
     /// Judges a case of a comparison that has no block.
-    pub fn unmeasured(case: String, why: Vec<Reason>, plan: &TestPlan, limits: &Limits) -> Self {
+    pub fn unmeasured_judgement(
+        case: String,
+        why: Vec<InconclusiveReason>,
+        plan: &TestPlan,
+        limits: &CaseLimits,
+    ) -> Self {
         // The case is decided alone, because the error rates of the others hold for measured cases.
-        let alone = decide(&BlocksByCase::from([(case, Vec::new())]), plan, true);
+        let alone = decide_all(&BlocksByCase::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
         Self::from_rounds(decision, None, why, limits)
     }
@@ -144,8 +149,8 @@ impl Judgement {
         }
         self.verdict = Verdict::Inconclusive;
         self.reasons.retain(|reason| !reason.is_case_error());
-        self.reasons.push(Reason::LessVerified(loss));
-        if let Evidence::Pairs(pairs) = &mut self.evidence {
+        self.reasons.push(InconclusiveReason::LessVerified(loss));
+        if let JudgementEvidence::Pairs(pairs) = &mut self.evidence {
             pairs.decision.pairs_needed = None;
         }
         self
@@ -170,16 +175,16 @@ impl Judgement {
     /// Pairs of processes behind the judgement, if builds were compared.
     pub fn pairs(&self) -> Option<&PairEvidence> {
         match &self.evidence {
-            Evidence::Pairs(pairs) => Some(pairs),
-            Evidence::Runs(_) => None,
+            JudgementEvidence::Pairs(pairs) => Some(pairs),
+            JudgementEvidence::Runs(_) => None,
         }
     }
 
     /// Process runs behind the judgement, if a baseline was compared.
     pub fn runs(&self) -> Option<&RunEvidence> {
         match &self.evidence {
-            Evidence::Runs(runs) => Some(runs),
-            Evidence::Pairs(_) => None,
+            JudgementEvidence::Runs(runs) => Some(runs),
+            JudgementEvidence::Pairs(_) => None,
         }
     }
 }
@@ -189,9 +194,9 @@ pub(crate) mod tests {
     use super::*;
     use crate::gate::paired::{Arm, tests::decision};
     use crate::gate::reason::BuildFailure;
-    use kernelgate::record::Verification;
+    use kernelgate::record::VerificationExtent;
 
-    const LIMITS: Limits = Limits::default_limit(0.01);
+    const TEST_LIMITS: CaseLimits = CaseLimits::default_limit(0.01);
 
     /// A judgement of pairs with a verdict and nothing else.
     pub fn judgement(case: &str, verdict: Verdict) -> Judgement {
@@ -200,7 +205,7 @@ pub(crate) mod tests {
             ..decision(case, verdict)
         };
         let again = (verdict == Verdict::Regressed).then(|| decision.clone());
-        Judgement::from_rounds(decision, again, Vec::new(), &LIMITS)
+        Judgement::from_rounds(decision, again, Vec::new(), &TEST_LIMITS)
     }
 
     /// A judgement of a case with these times, for tests.
@@ -214,45 +219,53 @@ pub(crate) mod tests {
         use Verdict::{Inconclusive, Regressed, Unchanged};
         let judge = |first, second: Option<Verdict>| {
             let second = second.map(|verdict| decision("x", verdict));
-            Judgement::from_rounds(decision("x", first), second, Vec::new(), &LIMITS)
+            Judgement::from_rounds(decision("x", first), second, Vec::new(), &TEST_LIMITS)
         };
         assert_eq!(judge(Unchanged, None).verdict, Unchanged);
         let confirmed = judge(Regressed, Some(Regressed));
         assert_eq!((confirmed.verdict, confirmed.reason()), (Regressed, None));
         for second in [None, Some(Unchanged), Some(Inconclusive)] {
             let open = judge(Regressed, second);
-            assert_eq!((open.verdict, open.reasons), (Inconclusive, vec![Reason::NotConfirmed]));
+            assert_eq!(
+                (open.verdict, open.reasons),
+                (Inconclusive, vec![InconclusiveReason::NotConfirmed])
+            );
         }
     }
 
     #[test]
     fn a_case_error_makes_a_case_inconclusive_with_its_reason() {
         use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
-        let why = || vec![Reason::Skipped(BuildFailure::new(Arm::Head, "no memory"))];
+        let why = || vec![InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, "no memory"))];
         for first in [Unchanged, Improved, Inconclusive] {
-            let judged = Judgement::from_rounds(decision("x", first), None, why(), &LIMITS);
+            let judged = Judgement::from_rounds(decision("x", first), None, why(), &TEST_LIMITS);
             assert_eq!((judged.verdict, judged.reasons), (Inconclusive, why()));
         }
         let confirmed = Judgement::from_rounds(
             decision("x", Regressed),
             Some(decision("x", Regressed)),
             why(),
-            &LIMITS,
+            &TEST_LIMITS,
         );
         assert_eq!((confirmed.verdict, confirmed.reasons), (Regressed, vec![]));
-        let open = Judgement::from_rounds(decision("x", Regressed), None, why(), &LIMITS);
+        let open = Judgement::from_rounds(decision("x", Regressed), None, why(), &TEST_LIMITS);
         let words = "not confirmed by a second round; skipped in the head: no memory";
         assert_eq!(open.reason().as_deref(), Some(words));
-        let unmeasured =
-            Judgement::unmeasured("x".to_owned(), why(), &TestPlan::default(), &LIMITS);
+        let unmeasured = Judgement::unmeasured_judgement(
+            "x".to_owned(),
+            why(),
+            &TestPlan::default(),
+            &TEST_LIMITS,
+        );
         assert_eq!((unmeasured.verdict, unmeasured.reasons), (Inconclusive, why()));
         assert!(unmeasured.base_ns == 0.0);
     }
 
     #[test]
     fn a_build_that_verifies_less_is_not_unchanged() {
-        let all = Verification::Verified { checked: 1600, total: 1600 };
-        let loss = VerificationLoss::between("a", all, Verification::Unverified).unwrap();
+        let all = VerificationExtent::Verified { checked: 1600, total: 1600 };
+        let loss =
+            VerificationLoss::verification_loss("a", all, VerificationExtent::Unverified).unwrap();
         let judged = judgement("a", Verdict::Unchanged).less_verified(loss.clone());
         assert_eq!(judged.verdict, Verdict::Inconclusive);
         let words = "no longer verified (before: every element verified)";

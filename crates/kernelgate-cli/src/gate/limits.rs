@@ -2,8 +2,9 @@
 //! each with its source.
 //!
 //! A `[[threshold]]` of the package takes precedence over a flag, a flag over the calibration of
-//! the device, and that over the default. `[[accept]]` raises a limit for as long as it applies.
-//! Deliberately absent: reading the file (`rules_file`), which pattern names a case (`rules`).
+//! the device, and that over the default. The limits of a case are raised by `[[accept]]` for as
+//! long as it applies. Deliberately absent: reading the file (`rules_file`), which pattern names a
+//! case (`rules`).
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,8 @@ pub struct AskedLimits {
     pub tolerated: Option<f64>,
     /// Ratio of the errors against the reference above which they count as grown.
     pub growth: Option<f64>,
-    /// Relative growth of the device memory that counts as a regression; without it no growth does.
+    /// Relative growth of the device memory that counts as a regression; without this value growth
+    /// is ignored.
     pub device_memory: Option<f64>,
     /// Relative growth of the commands of a launch that is a regression.
     pub launches: Option<f64>,
@@ -33,7 +35,7 @@ pub struct AskedLimits {
 }
 
 impl AskedLimits {
-    /// The limits that are set in `self`, and those of `other` where `self` sets none.
+    /// Returns the limits that `self` sets, completed by the limits that only `other` sets.
     pub fn or(self, other: Self) -> Self {
         Self {
             relative: self.relative.or(other.relative),
@@ -66,14 +68,14 @@ pub enum LimitSource {
 
 /// A limit with the place it comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct SourcedLimit {
     /// The limit.
     pub value: f64,
     /// Source of the limit.
     pub source: LimitSource,
 }
 
-impl Limit {
+impl SourcedLimit {
     /// A limit with the given value, as the program's default.
     pub const fn default_limit(value: f64) -> Self {
         Self { value, source: LimitSource::Default }
@@ -91,28 +93,28 @@ impl Limit {
 
 /// The limits of one case, or of all cases without limits of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct CaseLimits {
     /// Smallest relative change of the time that matters.
-    pub relative: Limit,
+    pub relative: SourcedLimit,
     /// Smallest change of the time that matters, nanoseconds a launch.
-    pub absolute_ns: Limit,
+    pub absolute_ns: SourcedLimit,
     /// Ratio of the errors against the reference above which they count as grown.
-    pub growth: Limit,
+    pub growth: SourcedLimit,
     /// Relative slow-down that the package's rules accept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted: Option<f64>,
 }
 
-impl Limits {
+impl CaseLimits {
     /// Default of [`Self::absolute_ns`].
     pub const DEFAULT_ABSOLUTE_NS: f64 = 100.0;
     /// Default of [`Self::growth`].
-    pub const GROWTH: f64 = 1.5;
+    pub const DEFAULT_GROWTH_FACTOR: f64 = 1.5;
 
     /// Checks the numbers of limits that a file holds.
     ///
     /// # Errors
-    /// The error names the limit and its value.
+    /// The error names the invalid limit and its value.
     pub fn validate(&self) -> Result<(), String> {
         let Self { relative, absolute_ns, growth, accepted } = *self;
         for (field, value) in [
@@ -131,9 +133,9 @@ impl Limits {
     /// The program's default limits, with the given relative limit.
     pub const fn default_limit(relative: f64) -> Self {
         Self {
-            relative: Limit::default_limit(relative),
-            absolute_ns: Limit::default_limit(Self::DEFAULT_ABSOLUTE_NS),
-            growth: Limit::default_limit(Self::GROWTH),
+            relative: SourcedLimit::default_limit(relative),
+            absolute_ns: SourcedLimit::default_limit(Self::DEFAULT_ABSOLUTE_NS),
+            growth: SourcedLimit::default_limit(Self::DEFAULT_GROWTH_FACTOR),
             accepted: None,
         }
     }
@@ -155,28 +157,28 @@ impl Limits {
 
     /// Smallest relative change that matters for a case that takes `time_ns`. `device` is the
     /// relative difference that two devices of one model may have, 0 for a single device.
-    pub fn threshold(&self, time_ns: f64, device: f64) -> Limit {
+    pub fn threshold(&self, time_ns: f64, device: f64) -> SourcedLimit {
         self.largest(self.relative, time_ns, device)
     }
 
     /// Smallest relative slow-down that fails: the threshold, or the accepted slow-down if that is
     /// larger.
-    pub fn failing_limit(&self, time_ns: f64, device: f64) -> Limit {
+    pub fn failing_limit(&self, time_ns: f64, device: f64) -> SourcedLimit {
         self.largest(self.failing_relative_limit(), time_ns, device)
     }
 
     /// The relative part of the smallest failing slow-down ([`Self::failing_limit`]).
-    pub fn failing_relative_limit(&self) -> Limit {
+    pub fn failing_relative_limit(&self) -> SourcedLimit {
         self.relative.larger_with_accepted(self.accepted)
     }
 
-    fn largest(&self, relative: Limit, time_ns: f64, device: f64) -> Limit {
+    fn largest(&self, relative: SourcedLimit, time_ns: f64, device: f64) -> SourcedLimit {
         let value = relative.value + device * (1.0 + relative.value);
         let absolute = self.absolute_ns.value / time_ns;
         if absolute > value {
-            Limit { value: absolute, ..self.absolute_ns }
+            SourcedLimit { value: absolute, ..self.absolute_ns }
         } else {
-            Limit { value, ..relative }
+            SourcedLimit { value, ..relative }
         }
     }
 
@@ -199,33 +201,33 @@ mod tests {
     fn each_limit_names_the_last_source_that_set_it() {
         let flags = AskedLimits { relative: Some(0.02), ..AskedLimits::default() };
         let package = AskedLimits { growth: Some(2.0), ..AskedLimits::default() };
-        let limits = Limits::default_limit(0.01)
+        let limits = CaseLimits::default_limit(0.01)
             .overridden_by(&flags, LimitSource::Flag)
             .overridden_by(&package, LimitSource::Threshold)
             .larger_with_accepted(Some(0.12), Some(1.8));
-        assert_eq!(limits.relative, Limit { value: 0.02, source: LimitSource::Flag });
+        assert_eq!(limits.relative, SourcedLimit { value: 0.02, source: LimitSource::Flag });
         assert_eq!(limits.absolute_ns.source, LimitSource::Default);
-        assert_eq!(limits.growth, Limit { value: 2.0, source: LimitSource::Threshold });
+        assert_eq!(limits.growth, SourcedLimit { value: 2.0, source: LimitSource::Threshold });
         assert_eq!(
             limits.failing_relative_limit(),
-            Limit { value: 0.12, source: LimitSource::Accept }
+            SourcedLimit { value: 0.12, source: LimitSource::Accept }
         );
     }
 
     #[test]
     fn the_larger_of_both_limits_of_a_time_applies() {
-        let limits = Limits::default_limit(0.05);
+        let limits = CaseLimits::default_limit(0.05);
         assert_eq!(limits.threshold(1e6, 0.0), limits.relative);
-        assert_eq!(limits.threshold(1e3, 0.0), Limit::default_limit(0.1));
+        assert_eq!(limits.threshold(1e3, 0.0), SourcedLimit::default_limit(0.1));
         assert!((limits.threshold(1e6, 0.22).value - (1.05 * 1.22 - 1.0)).abs() < 1e-12);
     }
 
     #[test]
     fn an_accepted_slow_down_is_not_called_unchanged() {
-        let plain = Limits::default_limit(0.05);
+        let plain = CaseLimits::default_limit(0.05);
         let accepting = plain.larger_with_accepted(Some(0.2), None);
         let reported =
-            |limits: &Limits, ratio| limits.reported(Verdict::Unchanged, ratio, 1e6, 0.0);
+            |limits: &CaseLimits, ratio| limits.reported(Verdict::Unchanged, ratio, 1e6, 0.0);
         assert_eq!(reported(&accepting, 1.1), Verdict::Accepted);
         assert_eq!(reported(&accepting, 1.04), Verdict::Unchanged);
         assert_eq!(accepting.reported(Verdict::Improved, 1.1, 1e6, 0.0), Verdict::Improved);

@@ -12,7 +12,7 @@ use super::paired::{Arm, InconclusiveCause, PairedDecision};
 /// The reason why a case is inconclusive.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Reason {
+pub enum InconclusiveReason {
     /// The baseline has one process run, and nothing shows its process-to-process variance.
     SingleRun {
         /// Relative half-width that is assumed for the variance between processes.
@@ -113,9 +113,9 @@ impl BuildFailure {
     }
 }
 
-impl Reason {
+impl InconclusiveReason {
     /// The reason why a decision is inconclusive.
-    pub fn from_decision(decision: &PairedDecision) -> Option<Self> {
+    pub fn reason_of_decision(decision: &PairedDecision) -> Option<Self> {
         let ratio = decision.ratio;
         Some(match decision.reason? {
             InconclusiveCause::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
@@ -135,7 +135,9 @@ impl Reason {
 
     /// Whether the reason kept the case from being measured to the end.
     pub const fn is_case_error(&self) -> bool {
-        use Reason::{BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable};
+        use InconclusiveReason::{
+            BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable,
+        };
         matches!(
             self,
             LessVerified(_)
@@ -204,11 +206,11 @@ impl Reason {
 }
 
 /// Joins several reasons into one sentence.
-pub fn joined<'a>(reasons: impl IntoIterator<Item = &'a Reason>) -> String {
-    reasons.into_iter().map(Reason::to_string).collect::<Vec<_>>().join("; ")
+pub fn joined<'a>(reasons: impl IntoIterator<Item = &'a InconclusiveReason>) -> String {
+    reasons.into_iter().map(InconclusiveReason::to_string).collect::<Vec<_>>().join("; ")
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for InconclusiveReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.parts().1)
     }

@@ -5,7 +5,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::baseline::BaselineFacts;
 use super::comparison::BuildFacts;
-use super::judgement::{Evidence, Judgement, PairEvidence, RunEvidence};
+use super::judgement::{Judgement, JudgementEvidence, PairEvidence, RunEvidence};
 use super::verdicts::Verdicts;
 
 /// Facts of a method that are written beside the verdicts.
@@ -48,7 +48,7 @@ impl Serialize for Judgement {
         map.serialize_entry("ratio", &self.ratio)?;
         map.serialize_entry("detectable", &self.detectable)?;
         match &self.evidence {
-            Evidence::Runs(runs) => {
+            JudgementEvidence::Runs(runs) => {
                 let RunEvidence { same_device, card, base, head } = &**runs;
                 map.serialize_entry("same_device", same_device)?;
                 if let Some(card) = card {
@@ -63,7 +63,7 @@ impl Serialize for Judgement {
                 map.serialize_entry("base_contention", &base.contention)?;
                 map.serialize_entry("head_contention", &head.contention)?;
             }
-            Evidence::Pairs(pairs) => {
+            JudgementEvidence::Pairs(pairs) => {
                 let PairEvidence { decision, confirmation } = &**pairs;
                 map.serialize_entry("decision", decision)?;
                 map.serialize_entry("confirmation", confirmation)?;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::calibration::{Calibration, Series};
+use super::calibration::{BlockSeries, Calibration};
 use super::interval::{SingleRunSpread, SpreadSource};
 use kernelgate::record::{BaselineCase, Environment, ProcessRun};
 use kernelgate::stats::{median, quantile};
@@ -25,7 +25,7 @@ impl CalibratedSpreads {
     pub fn spreads_from_calibration(calibration: &Calibration) -> Self {
         let mut times_ns: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for known in &calibration.comparisons {
-            for (case, Series { base, .. }) in known.first.iter().chain(&known.second) {
+            for (case, BlockSeries { base, .. }) in known.first.iter().chain(&known.second) {
                 times_ns.entry(case).or_default().extend(&base.time_ns);
             }
         }

@@ -2,24 +2,24 @@
 
 use std::collections::BTreeMap;
 
-use super::baseline::{GatePolicy, GateReport, judge};
+use super::baseline::{GatePolicy, GateReport, judge_against_baseline};
 use super::calibration::{self, Calibration};
 use super::interval::{SingleRunSpread, SpreadSource, TimeRatio};
 use super::judgement::{Judgement, RunEvidence};
-use super::rules::Rules;
+use super::rules::PackageRules;
 use super::rules::rules_file;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 use kernelgate_cuda::Launch;
 use kernelgate_cuda::observe::telemetry::CardReading;
 
 /// Judges runs against a baseline without a calibration of the device.
-fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: GatePolicy) -> GateReport {
-    let (spreads, rules) = (CalibratedSpreads::default(), Rules::default());
-    judge(baseline, &measurement(runs), policy, &spreads, &rules)
+fn judge_runs_against(baseline: &Baseline, runs: &[ProcessRun], policy: GatePolicy) -> GateReport {
+    let (spreads, rules) = (CalibratedSpreads::default(), PackageRules::default());
+    judge_against_baseline(baseline, &measured_together(runs), policy, &spreads, &rules)
 }
 
 /// The verdict of a judgement, and the name of its first reason.
@@ -27,8 +27,8 @@ fn verdict_and_reason(judged: &Judgement) -> (Verdict, Option<&'static str>) {
     (judged.verdict, judged.reasons.first().map(|reason| reason.name()))
 }
 
-fn measurement(runs: &[ProcessRun]) -> Measurement {
-    Measurement::from_runs(runs.to_vec()).unwrap()
+fn measured_together(runs: &[ProcessRun]) -> Measurement {
+    Measurement::measurement_of_runs(runs.to_vec()).unwrap()
 }
 
 fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
@@ -38,9 +38,9 @@ fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
         complete: true,
         cases: times
             .iter()
-            .map(|&(id, time)| (id.to_owned(), CaseRecord::from_samples(samples(time))))
+            .map(|&(id, time)| (id.to_owned(), CaseRecord::untimed_samples(samples(time))))
             .collect(),
-        ..ProcessRun::start("b", session, environment, Provenance::default())
+        ..ProcessRun::start_process_run("b", session, environment, Provenance::default())
     }
 }
 
@@ -59,14 +59,18 @@ fn baseline_of_two_runs(run: &ProcessRun) -> Baseline {
 
 /// Compares with a baseline of two runs.
 fn gate_with_defaults(base: &ProcessRun, head: &ProcessRun) -> GateReport {
-    compare(&baseline_of_two_runs(base), std::slice::from_ref(head), GatePolicy::default())
+    judge_runs_against(
+        &baseline_of_two_runs(base),
+        std::slice::from_ref(head),
+        GatePolicy::default(),
+    )
 }
 
 #[test]
 fn identical_times_are_unchanged_and_fine() {
     let report = gate_with_defaults(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
     assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
-    assert_eq!(report.exit(), Exit::Fine);
+    assert_eq!(report.exit(), ExitReason::Fine);
     // The threshold of 5 % beyond an interval of 10 % for the single run.
     assert!((report.judged[0].detectable.unwrap() - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
 }
@@ -81,7 +85,7 @@ fn a_slow_down_by_half_is_a_regression_named_first() {
         (report.judged[0].case.as_str(), report.judged[0].verdict),
         ("b", Verdict::Regressed)
     );
-    assert_eq!(report.exit(), Exit::Regression);
+    assert_eq!(report.exit(), ExitReason::Regression);
 }
 
 #[test]
@@ -110,28 +114,31 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
             .enumerate()
             .map(|(i, time)| run(&format!("h{i}"), &[("a", *time)]))
             .collect();
-        let report = compare(&base, &heads, GatePolicy::default());
+        let report = judge_runs_against(&base, &heads, GatePolicy::default());
         (report.judged[0].clone(), report.exit())
     };
     let (judged, exit) = at(&[1.2e6]);
     let percent = |ratio: f64| (1e3 * (ratio - 1.0)).round() / 10.0;
     let TimeRatio { center, low, high } = judged.ratio;
     assert_eq!([center, low, high].map(percent), [20.0, 2.9, 38.9]);
-    assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
+    assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, ExitReason::Inconclusive));
     let why = judged.reason().unwrap();
     insta::assert_snapshot!(why, @"beyond the threshold, less than these runs can detect");
     // More runs decide; faster is judged like slower; within the threshold nothing matters.
-    assert_eq!(at(&[1.2e6, 1.19e6, 1.21e6]).1, Exit::Regression);
+    assert_eq!(at(&[1.2e6, 1.19e6, 1.21e6]).1, ExitReason::Regression);
     assert_eq!(at(&[0.9e6]).0.verdict, Verdict::Inconclusive);
     for time in [0.951e6, 1e6, 1.049e6] {
-        assert_eq!((at(&[time]).0.verdict, at(&[time]).1), (Verdict::Unchanged, Exit::Fine));
+        assert_eq!((at(&[time]).0.verdict, at(&[time]).1), (Verdict::Unchanged, ExitReason::Fine));
     }
 }
 
 #[test]
 fn faster_is_improved_and_a_tiny_absolute_change_is_nothing() {
     let improved = gate_with_defaults(&run("1", &[("a", 1e6)]), &run("2", &[("a", 5e5)]));
-    assert_eq!((improved.judged[0].verdict, improved.exit()), (Verdict::Improved, Exit::Fine));
+    assert_eq!(
+        (improved.judged[0].verdict, improved.exit()),
+        (Verdict::Improved, ExitReason::Fine)
+    );
     let tiny = gate_with_defaults(&run("1", &[("a", 50.0)]), &run("2", &[("a", 100.0)]));
     assert_eq!(tiny.judged[0].verdict, Verdict::Unchanged, "{:?}", tiny.judged[0]);
 }
@@ -144,7 +151,7 @@ fn noise_wider_than_the_policy_is_inconclusive() {
     let report = gate_with_defaults(&run("1", &[("a", 1e6)]), &noisy);
     assert_eq!(
         (report.judged[0].verdict, report.exit()),
-        (Verdict::Inconclusive, Exit::Inconclusive)
+        (Verdict::Inconclusive, ExitReason::Inconclusive)
     );
 }
 
@@ -153,12 +160,16 @@ fn another_device_or_definition_is_refused_with_the_field() {
     let base = run("1", &[("a", 1e6), ("b", 1e6)]);
     let mut elsewhere = base.clone();
     elsewhere.environment.device_name = "other".to_owned();
-    let report = compare(&baseline(&elsewhere), std::slice::from_ref(&base), GatePolicy::default());
+    let report = judge_runs_against(
+        &baseline(&elsewhere),
+        std::slice::from_ref(&base),
+        GatePolicy::default(),
+    );
     assert_eq!(
         (report.refused[0].field.as_str(), report.refused[0].base.as_str()),
         ("device_name", "other")
     );
-    assert_eq!((report.refused[0].cases.len(), report.exit()), (2, Exit::Refused));
+    assert_eq!((report.refused[0].cases.len(), report.exit()), (2, ExitReason::Refused));
     let mut redefined = base.clone();
     redefined.cases.get_mut("b").unwrap().revision = 2;
     let report = gate_with_defaults(&base, &redefined);
@@ -166,7 +177,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
         (report.refused[0].field.as_str(), report.refused[0].cases.as_slice()),
         ("revision", &["b".to_owned()][..])
     );
-    assert_eq!((report.judged.len(), report.exit()), (1, Exit::Refused));
+    assert_eq!((report.judged.len(), report.exit()), (1, ExitReason::Refused));
     let mut more = base.clone();
     more.cases.get_mut("b").unwrap().work.read_bytes = 16;
     let report = gate_with_defaults(&base, &more);
@@ -184,7 +195,7 @@ fn a_baseline_case_that_is_skipped_now_does_not_pass() {
     let report = gate_with_defaults(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
     assert_eq!(report.skipped, BTreeMap::from([("gone".to_owned(), "no GPU".to_owned())]));
     assert!(report.facts.not_run.is_empty());
-    assert_eq!(report.exit(), Exit::Inconclusive);
+    assert_eq!(report.exit(), ExitReason::Inconclusive);
 }
 
 #[test]
@@ -200,16 +211,16 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
         (report.judged[0].verdict, report.judged[0].runs().unwrap().head.contention),
         (Verdict::Inconclusive, 0.5)
     );
-    let verdict = gate_with_defaults(&on_gpu(base), &on_gpu(head)).judged[0].verdict;
+    let verdict = gate_with_defaults(&on_test_gpu(base), &on_test_gpu(head)).judged[0].verdict;
     assert_eq!(verdict, Verdict::Regressed);
 }
 
 /// A copy of a run as on a GPU in the steady state.
-fn on_gpu(run: ProcessRun) -> ProcessRun {
-    in_state(run, Some(PowerRecord::from_reading(PowerState::Steady, CardReading::default())))
+fn on_test_gpu(run: ProcessRun) -> ProcessRun {
+    in_power_state(run, Some(PowerRecord::from_reading(PowerState::Steady, CardReading::default())))
 }
 
-fn in_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
+fn in_power_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
     run.environment.device_kind = "cuda".to_owned();
     run.cases.values_mut().for_each(|case| case.samples.power.clone_from(&power));
     run
@@ -219,12 +230,19 @@ fn in_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
 fn power_states_that_differ_are_refused() {
     let run = |session, state: Option<PowerState>| {
         let power = state.map(|state| PowerRecord::from_reading(state, CardReading::default()));
-        in_state(run(session, &[("a", 1e6)]), power)
+        in_power_state(run(session, &[("a", 1e6)]), power)
     };
     let refused = |base, head| {
-        let report = compare(&baseline(&run("1", base)), &[run("2", head)], GatePolicy::default());
+        let report = judge_runs_against(
+            &baseline(&run("1", base)),
+            &[run("2", head)],
+            GatePolicy::default(),
+        );
         report.refused.first().map(|refusal| {
-            assert_eq!((refusal.field.as_str(), report.exit()), ("power_state", Exit::Refused));
+            assert_eq!(
+                (refusal.field.as_str(), report.exit()),
+                ("power_state", ExitReason::Refused)
+            );
             (refusal.base.clone(), refusal.head.clone())
         })
     };
@@ -248,10 +266,10 @@ fn a_power_limit_that_changed_is_refused_at_the_cap() {
         let reading = CardReading { power_limit_mw: Some(limit_mw), ..CardReading::default() };
         let power =
             PowerRecord { at_cap, ..PowerRecord::from_reading(PowerState::Steady, reading) };
-        in_state(run(session, &[("a", 1e6)]), Some(power))
+        in_power_state(run(session, &[("a", 1e6)]), Some(power))
     };
     let refused = |base, head| {
-        let report = compare(&baseline(&base), &[head], GatePolicy::default());
+        let report = judge_runs_against(&baseline(&base), &[head], GatePolicy::default());
         report.refused.first().map(|refusal| (refusal.base.clone(), refusal.head.clone()))
     };
     let capped = |session, limit_mw| run(session, limit_mw, true);
@@ -265,7 +283,7 @@ fn a_power_limit_that_changed_is_refused_at_the_cap() {
 #[test]
 fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
     let run = |session, time, clock_mhz: f64, at_cap| {
-        let mut run = on_gpu(run(session, &[("a", time)]));
+        let mut run = on_test_gpu(run(session, &[("a", time)]));
         let samples = &mut run.cases.get_mut("a").unwrap().samples;
         samples.clock_mhz = vec![clock_mhz; samples.elapsed_ns.len()];
         samples.power.as_mut().unwrap().at_cap = at_cap;
@@ -283,9 +301,9 @@ fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
 
 #[test]
 fn the_range_of_an_unsettled_case_covers_smaller_changes() {
-    let base = on_gpu(run("1", &[("a", 1e6)]));
+    let base = on_test_gpu(run("1", &[("a", 1e6)]));
     let verdict = |time| {
-        let mut head = on_gpu(run("2", &[("a", time)]));
+        let mut head = on_test_gpu(run("2", &[("a", time)]));
         let power = head.cases.get_mut("a").unwrap().samples.power.as_mut().unwrap();
         (power.state, power.range) = (PowerState::Unsettled, Some([0.95, 1.15]));
         let judged = &gate_with_defaults(&base, &head).judged[0];
@@ -297,12 +315,12 @@ fn the_range_of_an_unsettled_case_covers_smaller_changes() {
     assert_eq!(verdict(1.5e6), (Verdict::Regressed, None));
 }
 
-/// A throttled head is not a regression, and a throttled baseline hides one. The same is true if
-/// another process used the GPU, and if the time contains host time.
+/// A throttled head is not judged a regression, and a throttled baseline hides one. Another process
+/// on the GPU, or host time in a case's time, has the same effect.
 #[test]
 fn times_that_are_too_long_decide_nothing_against_the_code() {
-    type Change = fn(&mut kernelgate::record::Samples);
-    let with = |time: f64, change: Change| {
+    type ChangeSamples = fn(&mut kernelgate::record::CaseSamples);
+    let with = |time: f64, change: ChangeSamples| {
         let mut run = run("1", &[("a", time)]);
         change(&mut run.cases.get_mut("a").unwrap().samples);
         run
@@ -312,7 +330,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         verdict_and_reason(&gate_with_defaults(base, &head).judged[0])
     };
     let plain = |time| with(time, |_| {});
-    let long: [(Change, &'static str); 3] = [
+    let long: [(ChangeSamples, &'static str); 3] = [
         (|samples| samples.conditions.throttled = 1, "throttled"),
         (|samples| samples.conditions.other_processes = Some(1), "shared_gpu"),
         (|samples| samples.conditions.host_bound = true, "host_bound"),
@@ -336,7 +354,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
     assert_eq!(verdict(&at(1e6, 1200.0), &at(1e6, 1980.0)), unclear);
     assert_eq!(verdict(&at(1e6, 1980.0), &at(1.65e6, 1900.0)), (Verdict::Regressed, None));
     assert_eq!(verdict(&at(1e6, 1980.0), &at(1e6, 1200.0)), (Verdict::Unchanged, None));
-    let host: Change = |samples| samples.conditions.host_bound = true;
+    let host: ChangeSamples = |samples| samples.conditions.host_bound = true;
     assert_eq!(verdict(&with(1e6, host), &with(1.5e6, host)), (Verdict::Regressed, None));
 }
 
@@ -347,7 +365,7 @@ fn several_runs_narrow_the_interval_and_others_are_not_added() {
         baseline.add(&run(session, &[("a", time)])).unwrap();
     }
     let heads: Vec<ProcessRun> = ["4", "5"].map(|session| run(session, &[("a", 1.1e6)])).to_vec();
-    let report = compare(&baseline, &heads, GatePolicy::default());
+    let report = judge_runs_against(&baseline, &heads, GatePolicy::default());
     let judged = &report.judged[0];
     assert_eq!(
         (judged.verdict, judged.runs().unwrap().base.runs, judged.runs().unwrap().head.runs),
@@ -374,14 +392,17 @@ fn new_missing_failed_and_interrupted_cases_are_reported() {
         (report.new.as_slice(), report.facts.not_run.as_slice()),
         (&["new".to_owned()][..], &["gone".to_owned()][..])
     );
-    assert_eq!(report.exit(), Exit::Fine);
+    assert_eq!(report.exit(), ExitReason::Fine);
     head.complete = false;
-    assert_eq!(gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Inconclusive);
+    assert_eq!(
+        gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(),
+        ExitReason::Inconclusive
+    );
     head.failed.insert("x".to_owned(), "wrong".into());
-    assert_eq!(gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Regression);
+    assert_eq!(gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(), ExitReason::Regression);
     assert_eq!(
         gate_with_defaults(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(),
-        Exit::Inconclusive
+        ExitReason::Inconclusive
     );
 }
 
@@ -401,18 +422,18 @@ fn a_baseline_keeps_what_a_later_run_did_not_measure() {
 fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     let base = baseline(&run("1", &[("a", 1e6)]));
     let at = |time: f64| {
-        let report = compare(&base, &[run("2", &[("a", time)])], GatePolicy::default());
+        let report = judge_runs_against(&base, &[run("2", &[("a", time)])], GatePolicy::default());
         let (verdict, reason) = verdict_and_reason(&report.judged[0]);
         (verdict, reason, report.exit())
     };
-    let doubt = (Verdict::Inconclusive, Some("single_run"), Exit::Inconclusive);
-    let fine = (Verdict::Unchanged, None, Exit::Fine);
+    let doubt = (Verdict::Inconclusive, Some("single_run"), ExitReason::Inconclusive);
+    let fine = (Verdict::Unchanged, None, ExitReason::Fine);
     // Changes within the threshold of 5 %.
     assert_eq!([at(1.049e6), at(0.951e6)], [fine, fine]);
     assert_eq!([at(1.06e6), at(1e6 / 1.06), at(1.28e6), at(1e6 / 1.28)], [doubt; 4]);
     // The threshold, and 10 % on either side as the allowance for a single run: 1.05 x 1.1 / 0.9.
-    assert_eq!(at(1.29e6), (Verdict::Regressed, None, Exit::Regression));
-    assert_eq!(at(1e6 / 1.29), (Verdict::Improved, None, Exit::Fine));
+    assert_eq!(at(1.29e6), (Verdict::Regressed, None, ExitReason::Regression));
+    assert_eq!(at(1e6 / 1.29), (Verdict::Improved, None, ExitReason::Fine));
 }
 
 /// A copy of a run as measured by an executable that was built from that commit.
@@ -438,7 +459,7 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
     assert_eq!(base.cases["a"].runs.len(), 5, "runs of one build add");
     let at = |base: &Baseline, time: f64| {
         let head = with_commit("cccc", run("h", &[("a", time)]));
-        let judged = compare(base, &[head], GatePolicy::default()).judged.remove(0);
+        let judged = judge_runs_against(base, &[head], GatePolicy::default()).judged.remove(0);
         (judged.verdict, judged.runs().unwrap().base.single.map(|single| single.from))
     };
     // 1.05 x 1.01 / 0.9, with the spread of the five runs.
@@ -469,8 +490,13 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
-        let report =
-            judge(&base, &measurement(&[head]), GatePolicy::default(), spreads, &Rules::default());
+        let report = judge_against_baseline(
+            &base,
+            &measured_together(&[head]),
+            GatePolicy::default(),
+            spreads,
+            &PackageRules::default(),
+        );
         let judged = report.judged[0].clone();
         let source = |side: fn(&RunEvidence) -> Option<SingleRunSpread>| {
             side(judged.runs().unwrap()).unwrap().from
@@ -496,8 +522,11 @@ fn another_device_of_the_same_model_gets_more_tolerance() {
     let on = |machine: Option<&str>, time: f64| {
         let mut head = run("2", &[("a", time)]);
         head.environment.machine = machine.map(str::to_owned);
-        let report =
-            compare(&base, &[head], GatePolicy { single_run: 0.0, ..GatePolicy::default() });
+        let report = judge_runs_against(
+            &base,
+            &[head],
+            GatePolicy { single_run: 0.0, ..GatePolicy::default() },
+        );
         (
             report.judged[0].verdict,
             report.facts.other_device.is_some(),
@@ -522,7 +551,11 @@ fn a_case_is_compared_on_the_card_that_both_sides_share() {
     base.add(&on("2", "fast", 1e6)).unwrap();
     base.add(&on("3", "slow", 1.2e6)).unwrap();
     let judge = |head: &[ProcessRun]| {
-        let report = compare(&base, head, GatePolicy { single_run: 0.0, ..GatePolicy::default() });
+        let report = judge_runs_against(
+            &base,
+            head,
+            GatePolicy { single_run: 0.0, ..GatePolicy::default() },
+        );
         let judged = &report.judged[0];
         let card = judged.runs().unwrap().card.clone();
         (judged.verdict, card, report.facts.other_device.is_some())
@@ -537,7 +570,11 @@ fn a_case_is_compared_on_the_card_that_both_sides_share() {
 }
 
 /// Compares a head with a baseline of equal times, where both were verified as far as given.
-fn verified_before_and_now(before: (u64, u64), now: (u64, u64), rules: &Rules) -> GateReport {
+fn verified_before_and_now(
+    before: (u64, u64),
+    now: (u64, u64),
+    rules: &PackageRules,
+) -> GateReport {
     let verified = |session: &str, (checked, total): (u64, u64)| {
         let mut run = run(session, &[("a", 1e6)]);
         let verification = &mut run.cases.get_mut("a").unwrap().verification;
@@ -545,43 +582,49 @@ fn verified_before_and_now(before: (u64, u64), now: (u64, u64), rules: &Rules) -
         run
     };
     let base = baseline_of_two_runs(&verified("1", before));
-    let head = measurement(&[verified("2", now)]);
-    judge(&base, &head, GatePolicy::default(), &CalibratedSpreads::default(), rules)
+    let head = measured_together(&[verified("2", now)]);
+    judge_against_baseline(
+        &base,
+        &head,
+        GatePolicy::default(),
+        &CalibratedSpreads::default(),
+        rules,
+    )
 }
 
 #[test]
 fn a_case_that_is_no_longer_verified_is_a_failure_whatever_its_time() {
-    let report = verified_before_and_now((1600, 1600), (0, 1600), &Rules::default());
+    let report = verified_before_and_now((1600, 1600), (0, 1600), &PackageRules::default());
     let judged = &report.judged[0];
     assert_eq!(verdict_and_reason(judged), (Verdict::Inconclusive, Some("less_verified")));
     assert_eq!(
         report.verification[0].words(),
         "no longer verified (before: every element verified)"
     );
-    assert_eq!(report.exit(), Exit::Regression);
+    assert_eq!(report.exit(), ExitReason::Regression);
 }
 
 #[test]
 fn a_case_of_which_fewer_elements_are_compared_is_inconclusive() {
-    let report = verified_before_and_now((1600, 1600), (1, 1600), &Rules::default());
+    let report = verified_before_and_now((1600, 1600), (1, 1600), &PackageRules::default());
     assert_eq!(
         (report.judged[0].verdict, report.exit()),
-        (Verdict::Inconclusive, Exit::Inconclusive)
+        (Verdict::Inconclusive, ExitReason::Inconclusive)
     );
     assert_eq!(report.verification.len(), 1);
 }
 
 #[test]
 fn a_case_that_is_verified_now_and_was_not_is_unchanged() {
-    let report = verified_before_and_now((0, 1600), (1600, 1600), &Rules::default());
-    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
+    let report = verified_before_and_now((0, 1600), (1600, 1600), &PackageRules::default());
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, ExitReason::Fine));
     assert!(report.verification.is_empty() && report.numerics.grown.is_empty());
 }
 
 #[test]
 fn a_case_that_was_never_verified_is_listed_and_judged_by_its_time() {
-    let report = verified_before_and_now((0, 1600), (0, 1600), &Rules::default());
-    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
+    let report = verified_before_and_now((0, 1600), (0, 1600), &PackageRules::default());
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, ExitReason::Fine));
     assert_eq!(report.unverified, ["a"]);
 }
 
@@ -590,7 +633,7 @@ fn a_loss_of_verification_may_be_accepted_with_a_reason() {
     let text = "[[accept]]\ncases = \"a\"\nless-verified = true\nreason = \"too large\"";
     let rules = rules_file::parse("kernelgate.toml", text).unwrap();
     let report = verified_before_and_now((1600, 1600), (1, 1600), &rules);
-    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, ExitReason::Fine));
     assert!(report.verification.is_empty());
     assert_eq!(rules.acceptances_for("a")[0].words(), "less verified: too large");
 }

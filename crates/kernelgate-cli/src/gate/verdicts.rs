@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use super::costs::CostGrowth;
 use super::judgement::Judgement;
-use super::limits::Limits;
+use super::limits::CaseLimits;
 use super::outputs::numerics::NumericsReport;
 use super::outputs::verification::VerificationLoss;
 use super::rules::RulesReport;
 use super::verdict::Verdict;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate_cuda::CaseFailure;
 
 /// The judged cases, with the facts of the method.
@@ -20,12 +20,12 @@ use kernelgate_cuda::CaseFailure;
 pub struct Verdicts<F> {
     /// The device.
     pub device: String,
-    /// Limits of all cases without limits of their own.
-    pub limits: Limits,
+    /// Limits of the cases that have no limits of their own.
+    pub limits: CaseLimits,
     /// Requested cases that could be judged, worst verdict first, then by id.
     pub judged: Vec<Judgement>,
     /// Differences that forbid a comparison, with the cases concerned.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<RefusedBench>,
     /// Cases that only the head has.
     pub new: Vec<String>,
     /// Cases that the base timed and the head skipped, with the reason.
@@ -47,7 +47,7 @@ pub struct Verdicts<F> {
 }
 
 /// Effect of a method's own facts on the exit code.
-pub trait Facts: Sized {
+pub trait ExitFacts: Sized {
     /// Whether something besides the cases is a regression.
     fn is_regression(_: &Verdicts<Self>) -> bool {
         false
@@ -64,7 +64,7 @@ pub trait Facts: Sized {
 
 /// The reason why a case or the whole comparison was refused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct RefusedBench {
     /// Field that differs, as named in the files.
     pub field: String,
     /// Value of the base.
@@ -92,7 +92,7 @@ impl<F> Verdicts<F> {
     }
 }
 
-impl<F: Facts> Verdicts<F> {
+impl<F: ExitFacts> Verdicts<F> {
     /// Whether no case could be judged, and none is known to be unchanged without timing.
     pub fn judged_nothing(&self) -> bool {
         self.judged.is_empty() && self.facts.identical_case_count() == 0
@@ -100,9 +100,9 @@ impl<F: Facts> Verdicts<F> {
 
     /// The exit code: refusal comes before regression, regression before inconclusive. Without a
     /// judged case the outcome is inconclusive.
-    pub fn exit(&self) -> Exit {
+    pub fn exit(&self) -> ExitReason {
         if !self.refused.is_empty() {
-            Exit::Refused
+            ExitReason::Refused
         } else if self.count(Verdict::Regressed) > 0
             || !self.failed.is_empty()
             || F::is_regression(self)
@@ -110,7 +110,7 @@ impl<F: Facts> Verdicts<F> {
             || self.costs.iter().any(CostGrowth::is_shown)
             || self.verification.iter().any(VerificationLoss::is_failure)
         {
-            Exit::Regression
+            ExitReason::Regression
         } else if self.count(Verdict::Inconclusive) > 0
             || self.judged_nothing()
             || F::is_incomplete(self)
@@ -120,9 +120,9 @@ impl<F: Facts> Verdicts<F> {
             || !self.skipped.is_empty()
             || !self.rules.undecided.is_empty()
         {
-            Exit::Inconclusive
+            ExitReason::Inconclusive
         } else {
-            Exit::Fine
+            ExitReason::Fine
         }
     }
 }

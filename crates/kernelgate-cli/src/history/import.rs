@@ -15,7 +15,7 @@ use kernelgate::record::file;
 /// Largest depth of folders that are searched for records.
 const MAX_DEPTH: usize = 8;
 /// Largest number of characters of a file's name in the name of a stored folder.
-const MAX_NAME: usize = 40;
+const MAX_FOLDER_NAME: usize = 40;
 /// Digits of the content's hash that follow.
 const IMPORT_HASH_DIGITS: usize = 12;
 
@@ -35,7 +35,10 @@ pub struct ImportResult {
 /// # Errors
 /// Fails if a named file or folder is missing, a folder cannot be listed, or the store cannot be
 /// written. Records that were imported until then stay.
-pub fn import(store: &HistoryStore, sources: &[PathBuf]) -> Result<ImportResult, HistoryError> {
+pub fn import_records(
+    store: &HistoryStore,
+    sources: &[PathBuf],
+) -> Result<ImportResult, HistoryError> {
     let mut imported = ImportResult::default();
     for source in sources {
         let facts =
@@ -125,5 +128,5 @@ fn record(
 /// The part of a name that is safe in a file name: the authors of records are not trusted.
 fn safe_file_name(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '_' };
-    name.chars().take(MAX_NAME).map(safe).collect()
+    name.chars().take(MAX_FOLDER_NAME).map(safe).collect()
 }

@@ -15,7 +15,7 @@ use super::indexed_run::IndexedRun;
 use kernelgate::record::Provenance;
 
 /// Version of the tables.
-const VERSION: i64 = 2;
+const INDEX_VERSION: i64 = 2;
 /// Longest wait of a writer for another one, whose transactions take less than a second.
 const SQLITE_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 const CREATE_TABLES: &str = "
@@ -52,7 +52,7 @@ fn is_write_error(error: &rusqlite::Error) -> bool {
     code.is_some_and(|code| [CannotOpen, PermissionDenied, ReadOnly].contains(&code))
 }
 
-/// A time of a case, with its process run.
+/// A time of a case in the index, with its process run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// Id of the case, as the record has it.
@@ -165,7 +165,7 @@ impl HistoryIndex {
             transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
         if tables == 0 {
             transaction.execute_batch(CREATE_TABLES)?;
-            transaction.pragma_update(None, "user_version", VERSION)?;
+            transaction.pragma_update(None, "user_version", INDEX_VERSION)?;
             transaction.commit()?;
             return Ok(true);
         }
@@ -173,7 +173,7 @@ impl HistoryIndex {
         // that.
         transaction.pragma_update(None, "user_version", version)?;
         // A database of another program may have the same version number, but not these tables.
-        Ok(version == VERSION && Writer::new(&transaction).is_ok())
+        Ok(version == INDEX_VERSION && FolderWriter::new(&transaction).is_ok())
     }
 
     fn problem(path: &Path, cause: &str) -> HistoryError {
@@ -203,7 +203,7 @@ impl HistoryIndex {
         let write = |connection: &mut Connection| {
             let transaction =
                 connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let mut writer = Writer::new(&transaction)?;
+            let mut writer = FolderWriter::new(&transaction)?;
             folders.iter().try_for_each(|folder| writer.replace(folder))?;
             drop(writer);
             transaction.commit()
@@ -312,7 +312,7 @@ pub struct IndexedFolder {
 }
 
 /// The prepared statements that write a folder.
-struct Writer<'t> {
+struct FolderWriter<'t> {
     transaction: &'t Transaction<'t>,
     find: Statement<'t>,
     remove: [Statement<'t>; 4],
@@ -323,7 +323,7 @@ struct Writer<'t> {
     point: Statement<'t>,
 }
 
-impl<'t> Writer<'t> {
+impl<'t> FolderWriter<'t> {
     fn new(transaction: &'t Transaction<'t>) -> rusqlite::Result<Self> {
         let prepare = |text| transaction.prepare(text);
         Ok(Self {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::HistoryError;
-use crate::compare::sides::git::{self, Repository};
+use crate::compare::sides::git::{self, GitRepository};
 
 /// Commits in the order of their history, each after its parents.
 #[derive(Debug, Clone, Default)]
@@ -23,9 +23,9 @@ impl CommitOrder {
 
     /// The ancestors of a revision of the repository around a folder; empty without a repository if
     /// no revision was named.
-    pub fn around(folder: &Path, revision: Option<&str>) -> Result<Self, HistoryError> {
+    pub fn order_around(folder: &Path, revision: Option<&str>) -> Result<Self, HistoryError> {
         let usage_error = |error| HistoryError::Revision(Box::new(error));
-        let repository = match (Repository::around(folder), revision) {
+        let repository = match (GitRepository::around(folder), revision) {
             (Ok(repository), _) => repository,
             (Err(_), None) => return Ok(Self::default()),
             (Err(error), Some(_)) => return Err(usage_error(error)),

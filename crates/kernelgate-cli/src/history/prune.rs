@@ -10,7 +10,7 @@ use super::store::{HistoryStore, json_files};
 /// Removes the folders of records in which no process run is among the last `keep` of its bench,
 /// package and device, by the recorded start; returns how many folders. Files that are not records
 /// stay, and so do their folders. With `dry`, nothing is removed from the store.
-pub fn prune(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
+pub fn prune_store(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
     let removed = runs_to_prune(store.index()?.folder_runs()?, keep);
     if dry {
         return Ok(removed.len());

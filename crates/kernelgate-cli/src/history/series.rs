@@ -26,7 +26,7 @@ pub struct HistoryQuery<'a> {
     /// The package whose runs count, besides runs without a recorded package; absent for all
     /// packages.
     pub package: Option<&'a CargoPackage>,
-    /// Filter of cases, by their present names.
+    /// Filter that selects cases by their present names.
     pub cases: &'a CaseFilter,
     /// Present names of cases by their earlier names.
     pub renamed: &'a BTreeMap<String, String>,
@@ -57,9 +57,9 @@ pub struct CaseHistory {
     /// Description of the device, from the last run.
     pub device: String,
     /// Times of the case in the order of commits.
-    pub points: Vec<Point>,
+    pub points: Vec<HistoryPoint>,
     /// Changes of the case's time level, oldest first.
-    pub changes: Vec<Change>,
+    pub changes: Vec<LevelChange>,
     /// Process runs that are ordered by their recorded time, because their commit is not in the
     /// history of the revision.
     pub placed_by_time: usize,
@@ -69,7 +69,7 @@ pub struct CaseHistory {
 
 /// Consecutive process runs of one commit, drawn as one point.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Point {
+pub struct HistoryPoint {
     /// Commit that was measured.
     pub commit: Option<String>,
     /// Whether tracked files differed from the commit.
@@ -86,7 +86,7 @@ pub struct Point {
     pub runs_ns: Vec<f64>,
 }
 
-impl Point {
+impl HistoryPoint {
     /// Code that was measured.
     pub fn code(&self) -> Provenance {
         Provenance { commit: self.commit.clone(), dirty: self.dirty }
@@ -95,7 +95,7 @@ impl Point {
 
 /// A change of the level of a case's times.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Change {
+pub struct LevelChange {
     /// Index in [`CaseHistory::points`] of the first point after the change.
     pub point: usize,
     /// The last commit before the change of the time.
@@ -221,7 +221,7 @@ impl CaseHistory {
             rows.into_iter().partition(|row| place_of(row).is_some());
         placed.sort_by_key(|row| (place_of(row), row.provenance.dirty, row.started_ms));
         self.placed_by_time = others.len();
-        let rows = merged(placed, others);
+        let rows = merge_by_commit(placed, others);
         self.points = points(&rows);
         self.find_changes(query, order);
         self
@@ -253,7 +253,7 @@ impl CaseHistory {
                 (Some(after), Some(up_to)) => order.between(after, up_to).to_vec(),
                 _ => Vec::new(),
             };
-            self.changes.push(Change {
+            self.changes.push(LevelChange {
                 point,
                 after,
                 up_to,
@@ -270,7 +270,7 @@ impl CaseHistory {
 
 /// Merges runs in the order of their commits with other runs, each before the first run that
 /// started later.
-fn merged(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
+fn merge_by_commit(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
     others.sort_by_key(|row| row.started_ms);
     let mut others = others.into_iter().peekable();
     let mut rows = Vec::new();
@@ -285,12 +285,12 @@ fn merged(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
 }
 
 /// Groups consecutive runs of the same code.
-fn points(rows: &[Row]) -> Vec<Point> {
+fn points(rows: &[Row]) -> Vec<HistoryPoint> {
     let same = |one: &Row, two: &Row| one.provenance == two.provenance;
     let each = rows.chunk_by(same).map(|rows| {
         let runs_ns: Vec<f64> = rows.iter().map(|row| row.median_ns).collect();
         let Provenance { commit, dirty } = rows[0].provenance.clone();
-        Point {
+        HistoryPoint {
             commit,
             dirty,
             started_ms: rows.iter().map(|row| row.started_ms).min().unwrap_or_default(),

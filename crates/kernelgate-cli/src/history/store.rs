@@ -10,13 +10,13 @@ use super::indexed_run::{IndexedRecordFile, index_baseline, index_measurement};
 use kernelgate::record::Measurement;
 
 /// Name of the folder with records of bench processes.
-pub(super) const RUNS: &str = "runs";
+pub(super) const RUNS_FOLDER: &str = "runs";
 /// Folder with imported records, which never count as the last run of this machine.
 pub(super) const IMPORTED_FOLDER: &str = "imported";
 /// File of the index.
 const INDEX_FILE: &str = "history.sqlite";
 /// Folders whose records are written to the index at once.
-const BATCH: usize = 500;
+const INDEX_BATCH_FOLDERS: usize = 500;
 /// A folder that was changed less than this ago may change again within one tick of its file
 /// system's clock: it is read again the next time.
 const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
@@ -26,8 +26,8 @@ const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
 pub struct HistoryStore {
     /// Folder of the store.
     root: PathBuf,
-    /// Folder to which bench processes write their records: [`RUNS`] in the store's folder, unless
-    /// it is set otherwise.
+    /// Folder to which bench processes write their records: Path of [`RUNS`] in the store's folder,
+    /// unless it is set otherwise.
     runs: PathBuf,
 }
 
@@ -43,18 +43,18 @@ pub struct SkippedRecordFile {
 impl HistoryStore {
     /// Opens the history store in a folder.
     pub fn at(root: &Path) -> Self {
-        Self { root: root.to_owned(), runs: root.join(RUNS) }
+        Self { root: root.to_owned(), runs: root.join(RUNS_FOLDER) }
     }
 
     /// The store around the folder to which bench processes write their runs.
-    pub fn around(runs: &Path) -> Self {
+    pub fn store_around(runs: &Path) -> Self {
         let root = runs.parent().unwrap_or(Path::new("")).to_owned();
         Self { root, runs: runs.to_owned() }
     }
 
     /// Whether a folder looks like a store.
-    pub fn is_at(root: &Path) -> bool {
-        [RUNS, IMPORTED_FOLDER].iter().any(|part| root.join(part).is_dir())
+    pub fn is_store(root: &Path) -> bool {
+        [RUNS_FOLDER, IMPORTED_FOLDER].iter().any(|part| root.join(part).is_dir())
     }
 
     /// Folder of the store.
@@ -69,7 +69,7 @@ impl HistoryStore {
 
     /// Path of a folder that holds records.
     pub(super) fn path_of(&self, (part, name): &RunFolderName) -> PathBuf {
-        if part == RUNS { self.runs.join(name) } else { self.root.join(part).join(name) }
+        if part == RUNS_FOLDER { self.runs.join(name) } else { self.root.join(part).join(name) }
     }
 
     /// The index, up to date: folders that are new, changed or removed since it was last used are
@@ -85,7 +85,7 @@ impl HistoryStore {
             if indexed.get(folder) != Some(modified) || *modified == UNSETTLED_TIME {
                 changed.push(self.read(folder, *modified));
             }
-            if changed.len() == BATCH {
+            if changed.len() == INDEX_BATCH_FOLDERS {
                 index.replace(&std::mem::take(&mut changed))?;
             }
         }
@@ -115,20 +115,20 @@ impl HistoryStore {
     /// The folders on disk, with the time of their last change.
     fn folders(&self) -> Result<BTreeMap<RunFolderName, i64>, HistoryError> {
         let mut found = BTreeMap::new();
-        for (part, path) in [(RUNS, self.runs.clone()), (IMPORTED_FOLDER, self.imported())] {
+        for (part, path) in [(RUNS_FOLDER, self.runs.clone()), (IMPORTED_FOLDER, self.imported())] {
             let entries = match std::fs::read_dir(&path) {
                 Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => continue,
                 entries => entries.map_err(|cause| HistoryError::io("read", &path, cause))?,
             };
             for entry in entries {
                 let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
-                // Another process may have removed the file meanwhile. The program only makes names
-                // that are valid text.
+                // Another process may have removed the file since the folder was read. The program
+                // only makes names that are valid text.
                 let Ok(facts) = entry.metadata() else { continue };
                 let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
                     continue;
                 };
-                found.insert((part.to_owned(), name), settled(facts.modified().ok()));
+                found.insert((part.to_owned(), name), settled_time(facts.modified().ok()));
             }
         }
         Ok(found)
@@ -164,7 +164,7 @@ impl HistoryStore {
 /// Time that marks a folder whose next change may not show in its time.
 const UNSETTLED_TIME: i64 = 0;
 
-fn settled(modified: Option<SystemTime>) -> i64 {
+fn settled_time(modified: Option<SystemTime>) -> i64 {
     let Some(modified) = modified else { return UNSETTLED_TIME };
     match (modified.elapsed(), modified.duration_since(UNIX_EPOCH)) {
         (Ok(ago), Ok(since)) if ago > FILE_CLOCK_TICK => {
@@ -183,7 +183,7 @@ pub(super) fn json_files(folder: &Path) -> Vec<PathBuf> {
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        // Opening a pipe would wait for its writer.
+        // Only regular files are opened, because opening a pipe would wait for its writer.
         .filter(|path| path.is_file())
         .collect();
     files.sort();

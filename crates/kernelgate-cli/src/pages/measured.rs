@@ -5,7 +5,7 @@ mod ids;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::{self, natural_sort_key};
-use kernelgate::measure::limits::{Limits, TimeLimit};
+use kernelgate::measure::limits::{DeviceLimits, TimeLimit};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::WorkRecord;
 use kernelgate::record::{
@@ -22,7 +22,7 @@ use kernelgate_cuda::CaseFailure;
 
 /// All data of one device that a report page shows.
 #[derive(Debug, Clone, Default)]
-pub struct Measured {
+pub struct ReportMeasurements {
     /// Name of the device.
     pub device: String,
     /// [`Environment::environment_fingerprint`] of all records.
@@ -30,12 +30,12 @@ pub struct Measured {
     /// Device, code and time of the measurements: name and words.
     pub facts: Vec<(&'static str, String)>,
     /// The device's ceilings, from the run that measured most of them.
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     /// Cases in the order of tables: problems by size, the fastest case first.
-    pub cases: Vec<Case>,
+    pub cases: Vec<MeasuredCase>,
     /// Number of the colour of each implementation of a workload.
     pub colours: BTreeMap<(String, String), usize>,
-    /// Times of other people's kernels, where they were measured.
+    /// Times of other people's kernels, if they were measured.
     pub peers: Vec<PeerTime>,
     /// Skipped cases by reason.
     pub skipped: BTreeMap<String, BTreeSet<String>>,
@@ -45,7 +45,7 @@ pub struct Measured {
 
 /// A case with all its process runs.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub struct MeasuredCase {
     /// Id of the case.
     pub id: String,
     /// The workload, `family/operation`.
@@ -105,17 +105,17 @@ pub struct PeerTime {
     pub ours_ns: f64,
 }
 
-impl Case {
+impl MeasuredCase {
     /// Id of the problem, including its workload.
     fn problem_with_workload(&self) -> String {
         format!("{}/{}", self.workload, self.problem)
     }
 }
 
-impl Measured {
+impl ReportMeasurements {
     /// Times of the peers for a case's problem, each peer once, the fastest first. Peers are
     /// compared with hot cases only.
-    pub fn peers_of(&self, case: &Case) -> Vec<&PeerTime> {
+    pub fn peers_of(&self, case: &MeasuredCase) -> Vec<&PeerTime> {
         if case.cache != "hot" {
             return Vec::new();
         }
@@ -139,14 +139,14 @@ impl Measured {
     /// Problems of peers' times for which there is no case.
     pub fn peers_without_case(&self) -> Vec<&str> {
         let problems: BTreeSet<String> =
-            self.cases.iter().map(Case::problem_with_workload).collect();
+            self.cases.iter().map(MeasuredCase::problem_with_workload).collect();
         let of_none = self.peers.iter().filter(|time| !problems.contains(&time.problem));
         of_none.map(|time| &*time.problem).collect()
     }
 
     /// Model FLOP utilization of a launch of this time; only for networks, whose launches compute
     /// samples.
-    pub fn utilization(&self, case: &Case, launch_ns: f64) -> Option<ModelUtilization> {
+    pub fn utilization(&self, case: &MeasuredCase, launch_ns: f64) -> Option<ModelUtilization> {
         let rate = |unit: &str| self.limits.flops_per_s.get(unit).copied();
         let network = case.computed_samples.is_some() && case.work.matmul_flops() > 0;
         network.then(|| ModelUtilization::new(&case.work, &self.device, rate, launch_ns))
@@ -159,7 +159,7 @@ impl Measured {
     }
 }
 
-impl Case {
+impl MeasuredCase {
     /// Median over the process runs, nanoseconds a launch.
     pub fn median_time_ns(&self) -> f64 {
         stats::median(&self.medians_ns)
@@ -189,7 +189,7 @@ impl Case {
 
     /// Power states of the process runs, each once; empty if none was recorded.
     pub fn power_states(&self) -> String {
-        joined(self.power.iter().flatten().map(CasePower::to_string))
+        joined_values(self.power.iter().flatten().map(CasePower::to_string))
     }
 
     /// The limit over its time, a fraction of the measured roofline.
@@ -206,21 +206,21 @@ pub struct SeveralDevicesError(pub Vec<String>);
 /// Runs of a case while they are collected.
 #[derive(Default)]
 struct CollectedCaseRuns {
-    template: Option<Case>,
+    template: Option<MeasuredCase>,
     runs: Vec<CaseRun>,
 }
 
 /// Collects records.
 #[derive(Default)]
 struct RecordCollector {
-    sources: Vec<Source>,
-    limits: Vec<Limits>,
+    sources: Vec<MeasuredSource>,
+    limits: Vec<DeviceLimits>,
     cases: BTreeMap<String, CollectedCaseRuns>,
     skipped: BTreeMap<String, String>,
     failed: BTreeMap<String, CaseFailure>,
 }
 
-struct Source {
+struct MeasuredSource {
     environment: Environment,
     provenance: Provenance,
     started: String,
@@ -228,7 +228,7 @@ struct Source {
     interrupted: Option<String>,
 }
 
-impl Measured {
+impl ReportMeasurements {
     /// Joins measurements and baselines. A run that one of the baselines holds adds what a baseline
     /// does not keep, such as skips, but not its times, which would count twice.
     pub fn new(
@@ -252,7 +252,7 @@ impl Measured {
 impl RecordCollector {
     fn add_run(&mut self, run: &ProcessRun, is_known: bool) {
         if !is_known {
-            self.sources.push(Source {
+            self.sources.push(MeasuredSource {
                 environment: run.environment.clone(),
                 provenance: run.provenance.clone(),
                 started: run.started.clone(),
@@ -273,7 +273,7 @@ impl RecordCollector {
     }
 
     fn add_baseline(&mut self, baseline: &Baseline) {
-        self.sources.extend(baseline.runs.values().map(|run| Source {
+        self.sources.extend(baseline.runs.values().map(|run| MeasuredSource {
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
             started: run.started.clone(),
@@ -281,7 +281,7 @@ impl RecordCollector {
         }));
         self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
-            let parts = ids::Parts::parse(id, &case.workload);
+            let parts = ids::CaseIdParts::parse(id, &case.workload);
             let errors = case
                 .numerics
                 .as_ref()
@@ -291,10 +291,10 @@ impl RecordCollector {
             // Keys of runs are in the order of their sessions: the ceilings of the last session
             // count.
             let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
-            gathered.template = Some(Case {
+            gathered.template = Some(MeasuredCase {
                 id: id.clone(),
                 workload: case.workload.clone(),
-                axes: ProblemAxes::from_problem(parts.problem),
+                axes: ProblemAxes::axes_of_problem(parts.problem),
                 problem: parts.problem.to_owned(),
                 implementation: parts.implementation.to_owned(),
                 cache: parts.cache.to_owned(),
@@ -314,10 +314,10 @@ impl RecordCollector {
         }
     }
 
-    fn finish(self) -> Measured {
+    fn finish(self) -> ReportMeasurements {
         let facts = facts(&self.sources);
         let device = self.sources.first().map(|source| source.environment.device_name.clone());
-        let mut cases: Vec<Case> =
+        let mut cases: Vec<MeasuredCase> =
             self.cases.into_values().filter_map(CollectedCaseRuns::finish).collect();
         cases.sort_by(|a, b| {
             (&a.workload, natural_sort_key(&a.problem), b.cache == "hot")
@@ -345,7 +345,7 @@ impl RecordCollector {
             .map(|source| source.environment.environment_fingerprint())
             .collect();
         let colours = colours_of_rows(&cases);
-        Measured {
+        ReportMeasurements {
             device,
             fingerprints,
             facts,
@@ -360,7 +360,7 @@ impl RecordCollector {
 }
 
 // Colours follow the order of the names, so that a chart does not depend on other measured rows.
-fn colours_of_rows(cases: &[Case]) -> BTreeMap<(String, String), usize> {
+fn colours_of_rows(cases: &[MeasuredCase]) -> BTreeMap<(String, String), usize> {
     let names: BTreeSet<(&String, &String)> =
         cases.iter().map(|case| (&case.workload, &case.implementation)).collect();
     let names: Vec<(&String, &String)> = names.into_iter().collect();
@@ -369,12 +369,12 @@ fn colours_of_rows(cases: &[Case]) -> BTreeMap<(String, String), usize> {
 }
 
 impl CollectedCaseRuns {
-    fn finish(self) -> Option<Case> {
+    fn finish(self) -> Option<MeasuredCase> {
         let middle = |number: fn(&CaseRun) -> Option<f64>| {
             let numbers: Vec<f64> = self.runs.iter().filter_map(number).collect();
             (!numbers.is_empty()).then(|| stats::median(&numbers))
         };
-        Some(Case {
+        Some(MeasuredCase {
             medians_ns: self.runs.iter().map(|run| run.median_ns).collect(),
             spread: middle(|run| Some(run.spread)).unwrap_or_default(),
             power: self.runs.iter().map(|run| run.power).collect(),
@@ -386,14 +386,14 @@ impl CollectedCaseRuns {
     }
 }
 
-/// A case with its facts but without times.
-fn case_without_times(id: &str, case: &CaseRecord) -> Case {
-    let parts = ids::Parts::parse(id, &case.workload);
+/// A case with its facts but without any times.
+fn case_without_times(id: &str, case: &CaseRecord) -> MeasuredCase {
+    let parts = ids::CaseIdParts::parse(id, &case.workload);
     let axes = match case.problem.is_empty() {
-        true => ProblemAxes::from_problem(parts.problem),
-        false => ProblemAxes::from_record(&case.problem),
+        true => ProblemAxes::axes_of_problem(parts.problem),
+        false => ProblemAxes::axes_of_record(&case.problem),
     };
-    Case {
+    MeasuredCase {
         id: id.to_owned(),
         workload: case.workload.clone(),
         problem: parts.problem.to_owned(),
@@ -416,7 +416,7 @@ fn case_without_times(id: &str, case: &CaseRecord) -> Case {
 }
 
 /// The ceilings of both runs; the later one counts if both have a ceiling.
-fn merged_ceilings(mut before: Limits, after: Limits) -> Limits {
+fn merged_ceilings(mut before: DeviceLimits, after: DeviceLimits) -> DeviceLimits {
     before.flops_per_s.extend(after.flops_per_s);
     before.memory.retain(|limit| after.memory.iter().all(|later| later.traffic != limit.traffic));
     before.memory.extend(after.memory);
@@ -425,17 +425,19 @@ fn merged_ceilings(mut before: Limits, after: Limits) -> Limits {
 }
 
 /// Joins values, each once.
-fn joined(values: impl Iterator<Item = String>) -> String {
+fn joined_values(values: impl Iterator<Item = String>) -> String {
     let values: BTreeSet<String> = values.filter(|value| !value.is_empty()).collect();
     values.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 /// Facts of the records about device and time, each fact with all its values.
-fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
-    let all = |value: &dyn Fn(&Source) -> Option<String>| joined(sources.iter().filter_map(value));
+fn facts(sources: &[MeasuredSource]) -> Vec<(&'static str, String)> {
+    let all = |value: &dyn Fn(&MeasuredSource) -> Option<String>| {
+        joined_values(sources.iter().filter_map(value))
+    };
     let gpus = sources.iter().flat_map(|it| it.environment.gpus.iter());
     let environment = |value: fn(&Environment) -> String| all(&|it| Some(value(&it.environment)));
-    let gpu = |value: fn(&Gpu) -> String| joined(gpus.clone().map(value));
+    let gpu = |value: fn(&Gpu) -> String| joined_values(gpus.clone().map(value));
     let mut facts = vec![
         ("device", environment(|it| it.device_name.clone())),
         ("card", gpu(|it| it.uuid.clone())),
@@ -444,12 +446,12 @@ fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
         ("NVRTC", gpu(|it| it.nvrtc.clone())),
         (
             "libraries",
-            joined(gpus.clone().flat_map(|gpu| {
+            joined_values(gpus.clone().flat_map(|gpu| {
                 gpu.libraries.iter().map(|(name, version)| format!("{name} {version}"))
             })),
         ),
-        ("device memory", gpu(|it| display::bytes(it.memory_bytes))),
-        ("L2 cache", gpu(|it| display::bytes(it.l2_bytes))),
+        ("device memory", gpu(|it| display::byte_text(it.memory_bytes))),
+        ("L2 cache", gpu(|it| display::byte_text(it.l2_bytes))),
         ("host", environment(|it| format!("{}, {} cores, {}", it.arch, it.cores, it.os))),
         ("SIMD", environment(|it| it.simd.join(" "))),
         ("kernelgate", environment(|it| it.kernelgate.clone())),
@@ -478,7 +480,7 @@ mod tests {
 
     fn run(session: &str, time_ns: f64) -> ProcessRun {
         let case = |(id, cache, time_ns): (&str, &str, f64)| {
-            let mut case = CaseRecord::from_samples(vec![time_ns]);
+            let mut case = CaseRecord::untimed_samples(vec![time_ns]);
             case.cache = cache.to_owned();
             case.limit = Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() });
             (id.to_owned(), case)
@@ -491,13 +493,13 @@ mod tests {
         ];
         ProcessRun {
             cases: cases.into_iter().map(case).collect(),
-            ..ProcessRun::start("b", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_process_run("b", session, Environment::cpu(), Provenance::default())
         }
     }
 
     #[test]
     fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
-        let measured = Measured::new(
+        let measured = ReportMeasurements::new(
             &Measurement::group_into_measurements([run("1", 100.0), run("2", 120.0)]),
             &[],
         )
@@ -525,7 +527,8 @@ mod tests {
         baseline.merge_run(&held);
         let medians_and_fraction = |runs: &[ProcessRun]| {
             let measurements = Measurement::group_into_measurements(runs.iter().cloned());
-            let measured = Measured::new(&measurements, std::slice::from_ref(&baseline)).unwrap();
+            let measured =
+                ReportMeasurements::new(&measurements, std::slice::from_ref(&baseline)).unwrap();
             (measured.cases[0].medians_ns.clone(), measured.cases[0].fraction_of_limit())
         };
         assert_eq!(medians_and_fraction(&[]), (vec![100.0], Some(0.5)));
@@ -542,8 +545,8 @@ mod tests {
         case.work.flops.insert("matmul bf16".to_owned(), 400_000_000_000);
         case.computed_samples = Some(64);
         let measured =
-            Measured::new(&Measurement::group_into_measurements([network]), &[]).unwrap();
-        let of_case = |case: &Case| measured.utilization(case, case.median_time_ns());
+            ReportMeasurements::new(&Measurement::group_into_measurements([network]), &[]).unwrap();
+        let of_case = |case: &MeasuredCase| measured.utilization(case, case.median_time_ns());
         let network = of_case(&measured.cases[0]).unwrap();
         assert_eq!(network.of_measured, Some(0.5));
         assert!(network.of_published.is_some_and(|share| (share - 400.0 / 989.4).abs() < 1e-9));
@@ -554,9 +557,11 @@ mod tests {
     fn devices_do_not_mix() {
         let mut other = run("2", 1.0);
         other.environment.device_name = "another".to_owned();
-        let refused =
-            Measured::new(&Measurement::group_into_measurements([run("1", 1.0), other]), &[])
-                .unwrap_err();
+        let refused = ReportMeasurements::new(
+            &Measurement::group_into_measurements([run("1", 1.0), other]),
+            &[],
+        )
+        .unwrap_err();
         assert!(refused.0.contains(&"another".to_owned()) && refused.0.len() == 2);
     }
 }

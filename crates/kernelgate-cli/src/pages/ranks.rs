@@ -4,12 +4,12 @@
 use maud::{Markup, html};
 
 use super::charts::{ChartFigure, ChartGallery};
-use super::shell::{self, Section};
+use super::shell::{self, PageSection};
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, HeatMap, PlotError, PlottedUnit, Row, Rows,
-    ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, HeatMap, LabelledRows, PlotError,
+    PlottedUnit, Row, ScaleKind,
 };
-use kernelgate::display::{bytes, time};
+use kernelgate::display::{byte_text, time_text};
 use kernelgate_trace::diagnose::FindingSeverity;
 use kernelgate_trace::diagnose::ranks::{CollectiveKindSum, Job, RankCollectiveSum};
 
@@ -23,14 +23,14 @@ const MAX_KINDS: usize = 16;
 /// Makes the HTML page of a job with several ranks.
 pub fn page(job: &Job) -> Result<String, PlotError> {
     let mut sections = vec![
-        Section::new("quality", "Data quality", problems(job)),
-        Section::new("findings", "Findings", findings(job)),
+        PageSection::new("quality", "Data quality", ranks_problems(job)),
+        PageSection::new("findings", "Findings", ranks_findings(job)),
     ];
     sections.extend(sections_of(job, "account", "Time of each rank")?);
     sections.retain(|section| !section.body.0.trim().is_empty());
     Ok(shell::page(
         &format!("kernelgate diagnose: {} ranks", job.ranks.len()),
-        &lead(job),
+        &ranks_lead(job),
         &sections,
     ))
 }
@@ -41,35 +41,35 @@ pub fn sections_of(
     job: &Job,
     anchor: &'static str,
     title: &'static str,
-) -> Result<Vec<Section>, PlotError> {
+) -> Result<Vec<PageSection>, PlotError> {
     let drawn =
         |figures: Vec<ChartFigure>| shell::chart_gallery(&ChartGallery { figures, left_out: 0 });
     let mut sections = Vec::new();
     if !job.ranks.is_empty() {
-        let charts = drawn(vec![accounts(job)])?;
+        let charts = drawn(vec![rank_accounts(job)])?;
         let body = html! {
-            (charts) (ranks(job))
+            (charts) (rank_table(job))
         };
-        sections.push(Section::new(anchor, title, body));
+        sections.push(PageSection::new(anchor, title, body));
     }
     if job.joined > 0 {
-        let charts = drawn(vec![lateness(job)].into_iter().chain(pairs(job)).collect())?;
-        sections.push(Section::new("skew", "Waiting between ranks", charts));
-        let charts = drawn(vec![transfers(job)])?;
+        let charts = drawn(vec![rank_lateness(job)].into_iter().chain(rank_pairs(job)).collect())?;
+        sections.push(PageSection::new("skew", "Waiting between ranks", charts));
+        let charts = drawn(vec![rank_transfers(job)])?;
         let body = html! {
             (charts) (collectives(job))
         };
-        sections.push(Section::new("collectives", "Collectives", body));
-        sections.push(Section::new("path", "Critical path and gains", path(job)));
+        sections.push(PageSection::new("collectives", "Collectives", body));
+        sections.push(PageSection::new("path", "Critical path and gains", path(job)));
     }
     Ok(sections)
 }
 
-fn lead(job: &Job) -> Markup {
+fn ranks_lead(job: &Job) -> Markup {
     let mut facts = vec![
         ("ranks", job.ranks.len().to_string()),
-        ("collectives joined", format!("{} over {}", job.joined, time(job.span_ns as f64))),
-        ("clocks aligned to", format!("± {}", time(job.precision_ns as f64))),
+        ("collectives joined", format!("{} over {}", job.joined, time_text(job.span_ns as f64))),
+        ("clocks aligned to", format!("± {}", time_text(job.precision_ns as f64))),
     ];
     if let Some((speed, name)) = job.link {
         facts.push(("link", format!("{name}, {speed:.0} GB/s each way")));
@@ -77,7 +77,7 @@ fn lead(job: &Job) -> Markup {
     shell::facts(&facts)
 }
 
-fn problems(job: &Job) -> Markup {
+fn ranks_problems(job: &Job) -> Markup {
     html! {
         @for problem in &job.problems {
             div class="banner warning" { p { (shell::printable(&problem.message())) } }
@@ -85,7 +85,7 @@ fn problems(job: &Job) -> Markup {
     }
 }
 
-fn findings(job: &Job) -> Markup {
+fn ranks_findings(job: &Job) -> Markup {
     let stragglers = job.straggler_ranks();
     let severity = |rank: &RankCollectiveSum| {
         FindingSeverity::severity_of_saving(rank.delayed_ns, job.span_ns).label()
@@ -122,8 +122,8 @@ fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> Chart
     ChartWithTitle {
         title: title.to_owned(),
         subtitle,
-        body: ChartBody::Rows(Rows {
-            axis: Axis::new("time", PlottedUnit::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(LabelledRows {
+            axis: ChartAxis::new("time", PlottedUnit::Time, ScaleKind::FromZero),
             legend: legend.iter().map(|&name| name.to_owned()).collect(),
             rows,
             origin: None,
@@ -132,7 +132,7 @@ fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> Chart
 }
 
 /// A chart row of consecutive time spans.
-fn stacked(label: String, value: String, parts: &[i64]) -> Row {
+fn stacked_row(label: String, value: String, parts: &[i64]) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();
     for (colour, &ns) in parts.iter().enumerate().filter(|(_, ns)| **ns > 0) {
@@ -150,7 +150,7 @@ fn more(count: usize) -> String {
     }
 }
 
-fn accounts(job: &Job) -> ChartFigure {
+fn rank_accounts(job: &Job) -> ChartFigure {
     let row = |of: &RankCollectiveSum| {
         let times = &of.times;
         let parts = [
@@ -160,7 +160,7 @@ fn accounts(job: &Job) -> ChartFigure {
             times.copies_ns,
             times.idle_ns,
         ];
-        stacked(of.name.clone(), time(times.total_ns() as f64), &parts)
+        stacked_row(of.name.clone(), time_text(times.total_ns() as f64), &parts)
     };
     let legend =
         ["compute", "compute beside communication", "exposed communication", "copies", "idle"];
@@ -170,10 +170,11 @@ fn accounts(job: &Job) -> ChartFigure {
     ChartFigure::new(&["ranks"], rows("Time of each rank", subtitle, &legend, bars))
 }
 
-fn lateness(job: &Job) -> ChartFigure {
+fn rank_lateness(job: &Job) -> ChartFigure {
     let row = |of: &RankCollectiveSum| {
-        let value = format!("{}, {}", time(of.waited_ns as f64), time(of.delayed_ns as f64));
-        stacked(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
+        let value =
+            format!("{}, {}", time_text(of.waited_ns as f64), time_text(of.delayed_ns as f64));
+        stacked_row(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
     };
     let bars = job.ranks.iter().take(MAX_RANK_BARS).map(row).collect();
     let subtitle = format!(
@@ -185,7 +186,7 @@ fn lateness(job: &Job) -> ChartFigure {
 }
 
 /// Chart of the time that each rank waits for each other rank.
-fn pairs(job: &Job) -> Option<ChartFigure> {
+fn rank_pairs(job: &Job) -> Option<ChartFigure> {
     let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
     let some = job.waits.iter().flatten().any(|&ns| ns > 0);
     let chart = ChartWithTitle {
@@ -207,17 +208,17 @@ fn wait(ns: &i64) -> Option<f64> {
     (*ns > 0).then_some(*ns as f64)
 }
 
-fn kind(of: &CollectiveKindSum) -> String {
+fn collective_kind_text(of: &CollectiveKindSum) -> String {
     match of.bytes {
         0 => of.collective.label().to_owned(),
-        size => format!("{}, {}", of.collective.label(), bytes(size)),
+        size => format!("{}, {}", of.collective.label(), byte_text(size)),
     }
 }
 
-fn transfers(job: &Job) -> ChartFigure {
+fn rank_transfers(job: &Job) -> ChartFigure {
     let row = |of: &CollectiveKindSum| {
         let value = format!("{} x", of.count);
-        stacked(kind(of), value, &[of.transfer_ns, of.skew_ns])
+        stacked_row(collective_kind_text(of), value, &[of.transfer_ns, of.skew_ns])
     };
     let more = job.collectives.len().saturating_sub(MAX_KINDS);
     let more = if more > 0 { format!("; {more} more are in the table") } else { String::new() };
@@ -227,7 +228,7 @@ fn transfers(job: &Job) -> ChartFigure {
     ChartFigure::new(&["collectives"], rows("Transfer and skew", subtitle, &legend, bars))
 }
 
-fn ranks(job: &Job) -> Markup {
+fn rank_table(job: &Job) -> Markup {
     let lines: Vec<Vec<String>> = job
         .ranks
         .iter()
@@ -244,7 +245,7 @@ fn ranks(job: &Job) -> Markup {
                 of.delayed_ns,
             ];
             let name = std::iter::once(of.name.clone());
-            let times = times.iter().map(|&ns| time(ns as f64));
+            let times = times.iter().map(|&ns| time_text(ns as f64));
             name.chain(times).chain([of.last.to_string(), device]).collect()
         })
         .collect();
@@ -273,11 +274,11 @@ fn collectives(job: &Job) -> Markup {
             (None, _) => "size not recorded".to_owned(),
         };
         vec![
-            kind(of),
+            collective_kind_text(of),
             of.ranks.to_string(),
             of.count.to_string(),
-            time(of.transfer_ns as f64),
-            time(of.skew_ns as f64),
+            time_text(of.transfer_ns as f64),
+            time_text(of.skew_ns as f64),
             bus,
         ]
     };
@@ -293,13 +294,13 @@ fn path(job: &Job) -> Markup {
         .segments
         .iter()
         .map(|(rank, what, ns)| {
-            vec![what.clone(), job.ranks[*rank].name.clone(), time(*ns as f64), share(*ns)]
+            vec![what.clone(), job.ranks[*rank].name.clone(), time_text(*ns as f64), share(*ns)]
         })
         .collect();
     let gains: Vec<Vec<String>> = path
         .gains
         .iter()
-        .map(|of| vec![of.change.clone(), time(of.gain_ns as f64), share(of.gain_ns)])
+        .map(|of| vec![of.change.clone(), time_text(of.gain_ns as f64), share(of.gain_ns)])
         .collect();
     html! {
         @if !segments.is_empty() {

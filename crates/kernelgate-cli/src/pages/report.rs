@@ -5,21 +5,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use maud::{Markup, html};
 
 use super::charts::{self, ChartFigure, ChartGallery};
-use super::measured::{Case, Measured};
-use super::results::{NETWORK_COLUMNS, network_cells, peaks};
-use super::shell::{self, Section};
+use super::measured::{MeasuredCase, ReportMeasurements};
+use super::results::{UTILIZATION_COLUMNS, network_cells, peaks};
+use super::shell::{self, PageSection};
 use super::verdict;
 use crate::history::CaseHistory;
 use crate::plot::PlotError;
 use crate::report;
 use crate::report::summary::VerdictSummary;
-use kernelgate::display::{counted, joules_text, rate, time};
+use kernelgate::display::{amount_rate_text, counted_noun, joules_text, time_text};
 use kernelgate::stats::relative_half_range;
 
 /// Contents of a page.
 pub struct ReportContent<'a> {
     /// The measurements.
-    pub measured: &'a Measured,
+    pub measured: &'a ReportMeasurements,
     /// Times over commits, if a history store has them.
     pub history: Option<&'a CommitHistories>,
     /// The verdict against a baseline, if one was requested.
@@ -43,7 +43,7 @@ pub struct ReportPage {
 }
 
 /// Largest number of ids that are listed for one reason.
-const MAX_IDS: usize = 200;
+const MAX_LISTED_IDS: usize = 200;
 
 /// Makes the page.
 pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
@@ -69,15 +69,15 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
             "The fastest implementation of each problem.",
             charts::heat(measured),
         ),
-        ("caches", "Hot and cold caches", CACHES, charts::caches(measured)),
+        ("caches", "Hot and cold caches", CACHES_EXPLANATION, charts::caches(measured)),
         ("errors", "Errors beside speed", ERRORS_CHART_NOTE, charts::errors(measured)),
         ("runs", "Process runs", RUNS_CHART_NOTE, charts::run_distributions(measured)),
     ];
     let mut sections = Vec::new();
     if let Some(summary) = content.verdict {
-        sections.push(Section::new("verdicts", "Verdicts", verdict::verdict_section(summary)?));
+        sections.push(PageSection::new("verdicts", "Verdicts", verdict::verdict_section(summary)?));
     }
-    sections.push(Section::new("workloads", "Workloads", workload_sections(&measured.cases)));
+    sections.push(PageSection::new("workloads", "Workloads", workload_sections(&measured.cases)));
     let mut figures: Vec<ChartFigure> = verdict.into_iter().collect();
     for (anchor, title, about, gallery) in kinds {
         if gallery.figures.is_empty() {
@@ -85,22 +85,26 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
         }
         let drawn = shell::chart_gallery(&gallery)?;
         let body = html! { @if !about.is_empty() { p class="note" { (about) } } (drawn) };
-        sections.push(Section::new(anchor, title, body));
+        sections.push(PageSection::new(anchor, title, body));
         figures.extend(gallery.figures);
     }
     if let Some(history) = content.history {
         let drawn = charts::history(measured, &history.histories);
-        sections.push(Section::new("history", "Over commits", over_commits(history, &drawn)?));
+        sections.push(PageSection::new(
+            "history",
+            "Over commits",
+            commit_sections(history, &drawn)?,
+        ));
         figures.extend(drawn.figures);
     }
-    sections.push(Section::new("cases", "Every case", cases(measured)));
+    sections.push(PageSection::new("cases", "Every case", cases(measured)));
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
-        sections.push(Section::new("not-measured", "Not measured", not_measured(measured)));
+        sections.push(PageSection::new("not-measured", "Not measured", unmeasured_cases(measured)));
     }
-    sections.push(Section::new("environment", "Environment", shell::facts(&measured.facts)));
-    sections.push(Section::new("glossary", "Glossary", glossary_section()));
+    sections.push(PageSection::new("environment", "Environment", shell::facts(&measured.facts)));
+    sections.push(PageSection::new("glossary", "Glossary", glossary_section()));
     let title = format!("kernelgate: {}", measured.device);
-    let html = shell::page(&title, &lead(measured), &sections);
+    let html = shell::page(&title, &report_lead(measured), &sections);
     make_file_names_unique(&mut figures);
     Ok(ReportPage { html, figures })
 }
@@ -123,7 +127,7 @@ const CURVES_CHART_NOTE: &str = "A point is the median of the process runs, its 
 const ROOFLINE_CHART_NOTE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
                         any, else all.";
 
-const CACHES: &str = "Each implementation against itself: how much longer a launch takes after caches \
+const CACHES_EXPLANATION: &str = "Each implementation against itself: how much longer a launch takes after caches \
                       were filled with other data. It may take less: they were filled by reads, and \
                       nothing in them has to be written back first, as after a launch.";
 const PEERS_CHART_NOTE: &str = "The same problems by other programs on the same device.";
@@ -172,15 +176,15 @@ fn glossary_section() -> Markup {
 }
 
 /// One sentence about how much was measured.
-fn lead(measured: &Measured) -> Markup {
+fn report_lead(measured: &ReportMeasurements) -> Markup {
     let cases = &measured.cases;
     let workloads = cases.chunk_by(|a, b| a.workload == b.workload).count();
     let fractions: Vec<f64> =
-        cases.iter().filter(|case| case.best).filter_map(Case::fraction_of_limit).collect();
+        cases.iter().filter(|case| case.best).filter_map(MeasuredCase::fraction_of_limit).collect();
     let skipped: usize = measured.skipped.values().map(BTreeSet::len).sum();
     html! {
         p {
-            (counted(cases.len(), "case")) " of " (counted(workloads, "workload"))
+            (counted_noun(cases.len(), "case")) " of " (counted_noun(workloads, "workload"))
             @if !fractions.is_empty() {
                 "; the fastest implementations reach "
                 (format!("{:.0}%", 100.0 * kernelgate::stats::median(&fractions)))
@@ -196,7 +200,7 @@ fn lead(measured: &Measured) -> Markup {
 }
 
 /// Charts of cases with changes, and a line for every case.
-fn over_commits(history: &CommitHistories, drawn: &ChartGallery) -> Result<Markup, PlotError> {
+fn commit_sections(history: &CommitHistories, drawn: &ChartGallery) -> Result<Markup, PlotError> {
     let joined = history.histories.iter().any(|history| history.card.is_none());
     Ok(html! {
         p class="note" { "The level is the median of the process runs between two changes; "
@@ -210,15 +214,15 @@ fn over_commits(history: &CommitHistories, drawn: &ChartGallery) -> Result<Marku
     })
 }
 
-/// One line for each workload: the fastest implementations of its problems, with hot caches if they
-/// were timed with them.
-fn workload_sections(cases: &[Case]) -> Markup {
+/// One line for each workload: the fastest implementation of each problem, with hot caches if hot
+/// times exist.
+fn workload_sections(cases: &[MeasuredCase]) -> Markup {
     let header = ["workload", "problems", "fastest", "time", "of limit", "speed-up"];
-    let row = |workload: &[Case]| -> Vec<String> {
+    let row = |workload: &[MeasuredCase]| -> Vec<String> {
         let hot = workload.iter().any(|case| case.cache == "hot");
-        let cases: Vec<&Case> =
+        let cases: Vec<&MeasuredCase> =
             workload.iter().filter(|case| !hot || case.cache == "hot").collect();
-        let best: Vec<&Case> = cases.iter().copied().filter(|case| case.best).collect();
+        let best: Vec<&MeasuredCase> = cases.iter().copied().filter(|case| case.best).collect();
         let slowest_ns = |problem: &str| {
             let same = cases.iter().filter(|case| case.problem == problem);
             same.map(|case| case.median_time_ns()).fold(0.0, f64::max)
@@ -237,11 +241,11 @@ fn workload_sections(cases: &[Case]) -> Markup {
             workload[0].workload.clone(),
             best.len().to_string(),
             fastest,
-            range(best.iter().map(|case| case.median_time_ns()), time),
-            range(best.iter().filter_map(|case| case.fraction_of_limit()), |it| {
+            value_range(best.iter().map(|case| case.median_time_ns()), time_text),
+            value_range(best.iter().filter_map(|case| case.fraction_of_limit()), |it| {
                 format!("{:.0}%", 100.0 * it)
             }),
-            range(speedups, |it| format!("{it:.2}×")),
+            value_range(speedups, |it| format!("{it:.2}×")),
         ]
     };
     let rows: Vec<Vec<String>> = cases.chunk_by(|a, b| a.workload == b.workload).map(row).collect();
@@ -253,7 +257,7 @@ fn workload_sections(cases: &[Case]) -> Markup {
 }
 
 /// Text of the smallest and the largest value; one value if both print alike.
-fn range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> String {
+fn value_range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> String {
     let values: Vec<f64> = values.collect();
     let Some(low) = values.iter().copied().reduce(f64::min) else { return "-".to_owned() };
     let high = values.iter().copied().fold(low, f64::max);
@@ -264,7 +268,7 @@ fn range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> St
 }
 
 /// A table for each workload; the fastest case of each problem is highlighted.
-fn cases(measured: &Measured) -> Markup {
+fn cases(measured: &ReportMeasurements) -> Markup {
     let cases = &measured.cases;
     let mut header = vec![
         "case",
@@ -283,21 +287,23 @@ fn cases(measured: &Measured) -> Markup {
     header.extend(with_energy.then_some("energy"));
     let with_networks = cases.iter().any(|case| measured.utilization(case, 1.0).is_some());
     if with_networks {
-        header.extend(NETWORK_COLUMNS);
+        header.extend(UTILIZATION_COLUMNS);
     }
-    let row = |case: &Case| -> Vec<String> {
+    let row = |case: &MeasuredCase| -> Vec<String> {
         let elapsed_ns = case.median_time_ns();
         let dash = || "-".to_owned();
         let several = case.medians_ns.len() > 1;
         let mut cells = vec![
             case.id.clone(),
-            time(elapsed_ns),
+            time_text(elapsed_ns),
             if several {
                 format!("±{:.2}%", 100.0 * relative_half_range(&case.medians_ns))
             } else {
                 dash()
             },
-            case.amount().map_or_else(dash, |(amount, unit)| rate(amount as u64, unit, elapsed_ns)),
+            case.amount().map_or_else(dash, |(amount, unit)| {
+                amount_rate_text(amount as u64, unit, elapsed_ns)
+            }),
             case.fraction_of_limit().map_or_else(dash, |share| format!("{:.1}%", 100.0 * share)),
             case.limit.as_ref().map_or_else(dash, |limit| limit.by.clone()),
             match case.errors {
@@ -338,7 +344,7 @@ fn without_constant_columns<'a>(
         .map(|column| {
             let first = &rows[0][column];
             let same = rows.iter().all(|row| row[column] == *first);
-            // A table always has the case and its time.
+            // The columns of the case and its time are never dropped.
             let drop = column > 1 && same && (first == "-" || rows.len() > 1);
             if drop && first != "-" {
                 common.push(format!("{} {first}", header[column]));
@@ -354,7 +360,7 @@ fn without_constant_columns<'a>(
     (kept.map(|(title, _)| *title).collect(), rows, common)
 }
 
-fn not_measured(measured: &Measured) -> Markup {
+fn unmeasured_cases(measured: &ReportMeasurements) -> Markup {
     html! {
         @for (id, error) in &measured.failed {
             p { strong { "failed " (shell::printable(id)) } ": " (shell::printable(&error.text)) }
@@ -362,8 +368,8 @@ fn not_measured(measured: &Measured) -> Markup {
         @for (reason, ids) in &measured.skipped {
             details {
                 summary { (ids.len()) " skipped: " (shell::printable(reason)) }
-                ul { @for id in ids.iter().take(MAX_IDS) { li { (shell::printable(id)) } } }
-                @if ids.len() > MAX_IDS { p class="note" { "and " (ids.len() - MAX_IDS) " more" } }
+                ul { @for id in ids.iter().take(MAX_LISTED_IDS) { li { (shell::printable(id)) } } }
+                @if ids.len() > MAX_LISTED_IDS { p class="note" { "and " (ids.len() - MAX_LISTED_IDS) " more" } }
             }
         }
     }

@@ -5,13 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::medium::MarkdownText;
-use kernelgate::display::table::Table;
-use kernelgate::display::{joules_text, rate, time};
+use kernelgate::display::table::TextTable;
+use kernelgate::display::{amount_rate_text, joules_text, time_text};
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::stats::relative_half_range;
 
-use super::measured::{Case, Measured, PeerTime};
+use super::measured::{MeasuredCase, PeerTime, ReportMeasurements};
 use crate::report::utilization::published_peak_text;
 
 /// A results page of a family of workloads.
@@ -40,7 +40,7 @@ pub struct CasesWithoutPowerState {
 
 /// Start and end of the line above a table that is filled from records: `<!-- results FILTER:
 /// COLUMN, COLUMN -->`.
-const MARK: (&str, &str) = ("<!-- results ", " -->");
+const TABLE_MARK: (&str, &str) = ("<!-- results ", " -->");
 
 /// A table of a page cannot be filled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -56,12 +56,15 @@ pub struct TableMarkError {
 ///
 /// # Errors
 /// Fails if a mark cannot be read, no case matches its filter, or a column is unknown.
-pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, TableMarkError> {
+pub fn fill_marked_tables(
+    text: &str,
+    measured: &ReportMeasurements,
+) -> Result<Option<String>, TableMarkError> {
     let mut lines = text.lines().enumerate().peekable();
     let (mut out, mut has_marks) = (String::new(), false);
     while let Some((index, line)) = lines.next() {
         out = out + line + "\n";
-        let mark = line.strip_prefix(MARK.0).and_then(|line| line.strip_suffix(MARK.1));
+        let mark = line.strip_prefix(TABLE_MARK.0).and_then(|line| line.strip_suffix(TABLE_MARK.1));
         let Some(mark) = mark else { continue };
         has_marks = true;
         let table = results_table_for_mark(mark, measured)
@@ -73,20 +76,20 @@ pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, TableMa
 }
 
 /// The results table that belongs to a mark, `FILTER: COLUMN, COLUMN`.
-fn results_table_for_mark(mark: &str, measured: &Measured) -> Result<String, String> {
+fn results_table_for_mark(mark: &str, measured: &ReportMeasurements) -> Result<String, String> {
     let (filter, columns) = mark.rsplit_once(": ").ok_or("no columns")?;
     let filter = CaseFilter::parse(Some(filter), false).map_err(|error| error.to_string())?;
     let columns: Vec<&str> = columns.split(", ").collect();
-    let cases: Vec<&Case> =
+    let cases: Vec<&MeasuredCase> =
         measured.cases.iter().filter(|case| filter.matches_id(&case.id)).collect();
     if cases.is_empty() {
         return Err("no case matches the filter".to_owned());
     }
-    let mut chosen = Table::new(&columns);
+    let mut chosen = TextTable::new(&columns);
     for of_workload in cases.chunk_by(|a, b| a.workload == b.workload) {
         let whole = table(measured, of_workload);
         let mut header: Vec<&str> = whole.column_names().iter().map(String::as_str).collect();
-        header.push(OPERATION);
+        header.push(OPERATION_COLUMN);
         let place = |column: &&str| {
             let place = header.iter().position(|name| name == column);
             place.ok_or_else(|| format!("no column `{column}` beside {}", header.join(", ")))
@@ -102,24 +105,27 @@ fn results_table_for_mark(mark: &str, measured: &Measured) -> Result<String, Str
 }
 
 /// Column of a marked table with the workload's name inside of its family.
-const OPERATION: &str = "operation";
+const OPERATION_COLUMN: &str = "operation";
 
 /// Makes one results page for each family, in the order of their names.
-pub fn pages(measured: &Measured) -> Result<Vec<FamilyResultsPage>, CasesWithoutPowerState> {
+pub fn family_pages(
+    measured: &ReportMeasurements,
+) -> Result<Vec<FamilyResultsPage>, CasesWithoutPowerState> {
     let cases = &measured.cases;
-    let is_stateless =
-        |case: &&Case| case.implementation != "cpu" && case.power.iter().any(Option::is_none);
-    let stateless: Vec<&Case> = cases.iter().filter(is_stateless).collect();
+    let is_stateless = |case: &&MeasuredCase| {
+        case.implementation != "cpu" && case.power.iter().any(Option::is_none)
+    };
+    let stateless: Vec<&MeasuredCase> = cases.iter().filter(is_stateless).collect();
     if let Some(first) = stateless.first() {
         let (count, all) = (stateless.len(), cases.len());
         return Err(CasesWithoutPowerState { count, all, first: first.id.clone() });
     }
-    let mut families: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
+    let mut families: BTreeMap<&str, Vec<&MeasuredCase>> = BTreeMap::new();
     for case in cases {
         families.entry(family(&case.workload)).or_default().push(case);
     }
-    let page = |(name, cases): (&str, Vec<&Case>)| FamilyResultsPage {
-        file: format!("{}.md", file_name(name)),
+    let page = |(name, cases): (&str, Vec<&MeasuredCase>)| FamilyResultsPage {
+        file: format!("{}.md", family_file_name(name)),
         text: page(measured, name, &cases),
     };
     Ok(families.into_iter().map(page).collect())
@@ -130,17 +136,17 @@ fn family(workload: &str) -> &str {
 }
 
 /// Turns a family into the name of a file, because an id may contain any character.
-fn file_name(family: &str) -> String {
+fn family_file_name(family: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
     family.chars().map(plain).collect()
 }
 
-const LEGEND: &str = "Time: median of the process runs, with half their range. Limit: the least time that \
+const RESULTS_LEGEND: &str = "Time: median of the process runs, with half their range. Limit: the least time that \
                       the measured ceilings of this card allow for the declared work. Speed: time of \
                       the fastest implementation of the project over this time; of a peer, above 1 \
                       if the peer is faster.";
 
-fn page(measured: &Measured, family: &str, cases: &[&Case]) -> String {
+fn page(measured: &ReportMeasurements, family: &str, cases: &[&MeasuredCase]) -> String {
     let mut text = format!(
         "# {}\n\nGenerated by `kernelgate report --results`; do not edit.\n\n",
         MarkdownText(family)
@@ -153,14 +159,14 @@ fn page(measured: &Measured, family: &str, cases: &[&Case]) -> String {
         text += &table(measured, of_workload).to_markdown();
         text.push('\n');
     }
-    text = text + "\n" + LEGEND + "\n";
+    text = text + "\n" + RESULTS_LEGEND + "\n";
     if cases.iter().any(|case| measured.utilization(case, 1.0).is_some()) {
         text += &format!("\n{}\n", peaks(measured));
     }
     text
 }
 
-fn table(measured: &Measured, cases: &[&Case]) -> Table {
+fn table(measured: &ReportMeasurements, cases: &[&MeasuredCase]) -> TextTable {
     let with_energy = cases.iter().any(|case| case.launch_j.is_some());
     let mut header = vec![
         "problem",
@@ -182,9 +188,9 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
     let is_network =
         cases.iter().any(|case| measured.utilization(case, case.median_time_ns()).is_some());
     if is_network {
-        header.extend(NETWORK_COLUMNS);
+        header.extend(UTILIZATION_COLUMNS);
     }
-    let mut table = Table::new(&header);
+    let mut table = TextTable::new(&header);
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
         // Cases are sorted by time, so the first one is the fastest.
         let best = of_problem[0];
@@ -194,7 +200,7 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
             let network = is_network.then(|| network_cells(measured, best, row.elapsed_ns));
             let skew_ns = row.skew_ns;
             let mut cells = row.cells(best, with_energy);
-            cells.extend(with_skew.then(|| skew_ns.map_or_else(|| "-".to_owned(), time)));
+            cells.extend(with_skew.then(|| skew_ns.map_or_else(|| "-".to_owned(), time_text)));
             cells.extend(network.into_iter().flatten());
             table.row(cells);
         }
@@ -203,11 +209,15 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
 }
 
 /// Header of the columns that [`network_cells`] fills.
-pub const NETWORK_COLUMNS: [&str; 3] = ["throughput", "of published peak", "of measured peak"];
+pub const UTILIZATION_COLUMNS: [&str; 3] = ["throughput", "of published peak", "of measured peak"];
 
 /// Throughput of a launch of this time, and the model FLOP utilization by the published and by the
 /// measured peak.
-pub fn network_cells(measured: &Measured, case: &Case, elapsed_ns: f64) -> [String; 3] {
+pub fn network_cells(
+    measured: &ReportMeasurements,
+    case: &MeasuredCase,
+    elapsed_ns: f64,
+) -> [String; 3] {
     let dash = || "-".to_owned();
     let utilization = measured.utilization(case, elapsed_ns).unwrap_or_default();
     let share = |share: Option<f64>| share.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it));
@@ -220,7 +230,7 @@ pub fn network_cells(measured: &Measured, case: &Case, elapsed_ns: f64) -> [Stri
 }
 
 /// The peaks on which the utilization of networks is based.
-pub fn peaks(measured: &Measured) -> String {
+pub fn peaks(measured: &ReportMeasurements) -> String {
     let cases = measured.cases.iter();
     let networks = || cases.clone().filter(|case| measured.utilization(case, 1.0).is_some());
     let published: BTreeSet<String> =
@@ -258,8 +268,8 @@ struct Row<'a> {
     skew_ns: Option<f64>,
 }
 
-impl<'a> From<&'a Case> for Row<'a> {
-    fn from(case: &'a Case) -> Self {
+impl<'a> From<&'a MeasuredCase> for Row<'a> {
+    fn from(case: &'a MeasuredCase) -> Self {
         Self {
             name: case.implementation.clone(),
             elapsed_ns: case.median_time_ns(),
@@ -277,7 +287,7 @@ impl<'a> From<&'a Case> for Row<'a> {
 impl<'a> Row<'a> {
     /// Makes the table row of a peer. A peer shares the limit of `best`, the fastest case of its
     /// problem.
-    fn from_peer(peer: &PeerTime, best: &'a Case) -> Self {
+    fn from_peer(peer: &PeerTime, best: &'a MeasuredCase) -> Self {
         Self {
             name: format!("{} (peer)", peer.peer),
             elapsed_ns: peer.peer_ns,
@@ -292,21 +302,21 @@ impl<'a> Row<'a> {
     }
 
     /// Cells of the row, in the order of the header. `best` is the fastest case of the problem.
-    fn cells(self, best: &Case, with_energy: bool) -> Vec<String> {
+    fn cells(self, best: &MeasuredCase, with_energy: bool) -> Vec<String> {
         let dash = || "-".to_owned();
         let Self { name, elapsed_ns, amount, spread, clock_mhz, power, limit, launch_j, .. } = self;
-        let rate_text = |(amount, unit)| rate(amount as u64, unit, elapsed_ns);
+        let rate_text = |(amount, unit)| amount_rate_text(amount as u64, unit, elapsed_ns);
         let mut cells = vec![
             best.problem.clone(),
             best.cache.clone(),
             name,
-            time(elapsed_ns),
+            time_text(elapsed_ns),
             spread.map_or_else(dash, |spread| format!("{:.1}%", 100.0 * spread)),
             format!("{:.2}", best.median_time_ns() / elapsed_ns),
             amount.map_or_else(dash, rate_text),
             clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")),
             Some(power).filter(|power| !power.is_empty()).unwrap_or_else(dash),
-            limit.map_or_else(dash, |limit| time(limit.time_ns)),
+            limit.map_or_else(dash, |limit| time_text(limit.time_ns)),
             limit.map_or_else(dash, |limit| limit.by.clone()),
             limit.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it.fraction(elapsed_ns))),
         ];

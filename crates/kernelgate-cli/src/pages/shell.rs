@@ -6,15 +6,15 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::charts::{ChartFigure, ChartGallery};
 use crate::plot::{PlotError, colour};
 use kernelgate::display::medium::HtmlText;
-use kernelgate::display::table::Table;
+use kernelgate::display::table::TextTable;
 
-const STYLE: &str = include_str!("page.css");
+const PAGE_STYLE: &str = include_str!("page.css");
 const PAGE_SCRIPT: &str = include_str!("page.js");
 /// Number of rows from which a table has a search field.
 const MIN_ROWS_FOR_SEARCH: usize = 12;
 
 /// A part of a page, with its entry in the contents.
-pub struct Section {
+pub struct PageSection {
     /// Anchor of the section in links: letters and `-`.
     pub anchor: &'static str,
     /// Title of the section.
@@ -23,7 +23,7 @@ pub struct Section {
     pub body: Markup,
 }
 
-impl Section {
+impl PageSection {
     /// Makes one section of an HTML page.
     pub const fn new(anchor: &'static str, title: &'static str, body: Markup) -> Self {
         Self { anchor, title, body }
@@ -31,8 +31,8 @@ impl Section {
 }
 
 /// A whole page; `lead` comes before its sections.
-pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
-    let style = format!("{STYLE}\n{}", dark_plot_style());
+pub fn page(title: &str, lead: &Markup, sections: &[PageSection]) -> String {
+    let style = format!("{PAGE_STYLE}\n{}", dark_plot_style());
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -157,7 +157,7 @@ fn breakable_case_id(id: &str) -> Markup {
 }
 
 /// Converts a table of the terminal into one of a page.
-pub fn table_from_terminal(of: &Table) -> Markup {
+pub fn table_from_terminal(of: &TextTable) -> Markup {
     let header: Vec<&str> = of.column_names().iter().map(String::as_str).collect();
     table(&header, of.rows(), |_| false)
 }

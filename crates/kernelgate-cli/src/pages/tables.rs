@@ -2,15 +2,15 @@
 
 use serde::Serialize;
 
-use super::measured::{Case, Measured};
+use super::measured::{MeasuredCase, ReportMeasurements};
 use super::report::ReportContent;
 use crate::history::CaseHistory;
 use kernelgate::display::medium::CsvText;
-use kernelgate::measure::limits::Limits;
+use kernelgate::measure::limits::DeviceLimits;
 use kernelgate_cuda::CaseFailure;
 
 /// Version of the JSON.
-const SCHEMA: u32 = 1;
+const REPORT_SCHEMA: u32 = 1;
 
 /// A case, one line of the CSV; unknown values are empty.
 #[derive(Debug, Serialize)]
@@ -46,8 +46,8 @@ struct CaseCsvRow<'a> {
     relative_l2: Option<f64>,
 }
 
-impl<'a> From<&'a Case> for CaseCsvRow<'a> {
-    fn from(case: &'a Case) -> Self {
+impl<'a> From<&'a MeasuredCase> for CaseCsvRow<'a> {
+    fn from(case: &'a MeasuredCase) -> Self {
         let (min_ns, max_ns) = case.median_range_ns();
         let median_ns = case.median_time_ns();
         Self {
@@ -98,7 +98,7 @@ struct HistoryPointCsvRow<'a> {
 }
 
 /// Makes a CSV table with one line for each case.
-pub fn cases_csv(measured: &Measured) -> Result<String, csv::Error> {
+pub fn cases_csv(measured: &ReportMeasurements) -> Result<String, csv::Error> {
     csv(measured.cases.iter().map(CaseCsvRow::from))
 }
 
@@ -150,7 +150,7 @@ pub struct ReportJson<'a> {
     schema_version: u32,
     device: &'a str,
     facts: Vec<(&'a str, &'a str)>,
-    limits: &'a Limits,
+    limits: &'a DeviceLimits,
     cases: Vec<CaseJson<'a>>,
     peers: Vec<(&'a str, &'a str, f64)>,
     histories: &'a [CaseHistory],
@@ -167,10 +167,12 @@ struct CaseJson<'a> {
 /// Collects the numbers of a report page.
 pub fn numbers<'a>(content: &ReportContent<'a>) -> ReportJson<'a> {
     let measured = content.measured;
-    let case =
-        |case: &'a Case| CaseJson { numbers: CaseCsvRow::from(case), medians_ns: &case.medians_ns };
+    let case = |case: &'a MeasuredCase| CaseJson {
+        numbers: CaseCsvRow::from(case),
+        medians_ns: &case.medians_ns,
+    };
     ReportJson {
-        schema_version: SCHEMA,
+        schema_version: REPORT_SCHEMA,
         device: &measured.device,
         facts: measured.facts.iter().map(|(name, words)| (*name, words.as_str())).collect(),
         limits: &measured.limits,

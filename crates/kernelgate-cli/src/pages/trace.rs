@@ -7,9 +7,9 @@ use maud::{Markup, html};
 
 use super::charts::{ChartFigure, ChartGallery};
 use super::ranks;
-use super::shell::{self, Section};
+use super::shell::{self, PageSection};
 use crate::plot::PlotError;
-use kernelgate::display::{bytes, time};
+use kernelgate::display::{byte_text, time_text};
 use kernelgate_trace::diagnose::ranks::Job;
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, DiagnosisQuestion, FindingEvidence, FindingSeverity, GapLengthClass,
@@ -18,7 +18,7 @@ use kernelgate_trace::diagnose::{
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, StatsReport, TableCell};
 
-/// Largest number of rows of a table on the page; `kernelgate stats` prints the others.
+/// Largest number of rows of a table on the page; `kernelgate stats` prints all rows.
 const MAX_ROWS: usize = 100;
 
 /// Makes the page of a trace called `name`, and of its GPUs as ranks of a job.
@@ -31,23 +31,23 @@ pub fn page(
     let drawn =
         |figures: Vec<ChartFigure>| shell::chart_gallery(&ChartGallery { figures, left_out: 0 });
     let mut sections = vec![
-        Section::new("quality", "Data quality", quality(diagnosis)),
-        Section::new("findings", "Findings", findings(diagnosis)),
-        Section::new("account", "Time accounting", {
+        PageSection::new("quality", "Data quality", quality_markup(diagnosis)),
+        PageSection::new("findings", "Findings", findings_markup(diagnosis)),
+        PageSection::new("account", "Time accounting", {
             let charts = drawn(accounts::stacked(diagnosis))?;
             html! { (charts) (accounts::tables(diagnosis)) }
         }),
-        Section::new("timeline", "Timeline", drawn(charts::timeline(trace))?),
-        Section::new("gaps", "Gaps", gaps(diagnosis)),
-        Section::new("kernels", "Where the time goes", {
+        PageSection::new("timeline", "Timeline", drawn(charts::timeline(trace))?),
+        PageSection::new("gaps", "Gaps", gaps(diagnosis)),
+        PageSection::new("kernels", "Where the time goes", {
             let charts = drawn(charts::kernels(diagnosis))?;
-            html! { (charts) (components(diagnosis)) }
+            html! { (charts) (components_markup(diagnosis)) }
         }),
-        Section::new("memory", "Device memory", {
+        PageSection::new("memory", "Device memory", {
             let charts = drawn(charts::memory(trace, diagnosis))?;
             html! { (charts) (memory(diagnosis)) }
         }),
-        Section::new("bounds", "What bounds the kernels", drawn(charts::bounds(trace))?),
+        PageSection::new("bounds", "What bounds the kernels", drawn(charts::bounds(trace))?),
     ];
     if let Some(gpus) = gpus {
         let timeline = sections.iter().position(|section| section.anchor == "timeline");
@@ -56,8 +56,8 @@ pub fn page(
         sections.splice(at..at, gpus);
     }
     sections.extend(tables(trace));
-    sections.push(Section::new("rules", "Rules without a finding", rules(diagnosis)));
-    let empty = |section: &Section| {
+    sections.push(PageSection::new("rules", "Rules without a finding", rules_markup(diagnosis)));
+    let empty = |section: &PageSection| {
         section.body.0.replace("<div class=\"gallery\"></div>", "").trim().is_empty()
     };
     sections.retain(|section| !empty(section));
@@ -78,7 +78,7 @@ fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
             "{name}{}: busy {:.1}% of {}, {} operations",
             place(of),
             100.0 * of.busy_ns as f64 / span,
-            time(span),
+            time_text(span),
             of.operations
         )
     };
@@ -88,13 +88,13 @@ fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
 }
 
 /// Warnings about the quality of the trace, which come first.
-fn quality(diagnosis: &TraceDiagnosis) -> Markup {
+fn quality_markup(diagnosis: &TraceDiagnosis) -> Markup {
     html! {
         @for finding in &diagnosis.quality {
             div class=(class("banner", finding.severity)) {
                 p { b { (finding.severity.label()) } ": " (shell::printable(&finding.title)) }
                 p class="note" { (shell::printable(&finding.advice)) "." }
-                (details(finding))
+                (finding_details(finding))
             }
         }
     }
@@ -105,7 +105,7 @@ fn class(kind: &str, severity: FindingSeverity) -> String {
     format!("{kind} {}", severity.label())
 }
 
-fn details(finding: &DiagnosisFinding) -> Markup {
+fn finding_details(finding: &DiagnosisFinding) -> Markup {
     html! {
         @if !finding.evidence.is_empty() {
             details {
@@ -116,17 +116,17 @@ fn details(finding: &DiagnosisFinding) -> Markup {
     }
 }
 
-fn findings(diagnosis: &TraceDiagnosis) -> Markup {
+fn findings_markup(diagnosis: &TraceDiagnosis) -> Markup {
     let recoverable = |finding: &DiagnosisFinding| {
-        finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time(ns as f64)))
+        finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time_text(ns as f64)))
     };
     let replayed = |finding: &DiagnosisFinding| {
         finding.replayed.as_ref().map(|gain| {
-            let alone = time(gain.alone_ns as f64);
+            let alone = time_text(gain.alone_ns as f64);
             let further = match gain.further_ns {
                 same if same == gain.alone_ns => return format!("; replayed: {alone}"),
                 ..=0 => "nothing".to_owned(),
-                further => time(further as f64),
+                further => time_text(further as f64),
             };
             format!("; replayed: {alone}, {further} once those above are mended")
         })
@@ -151,7 +151,7 @@ fn findings(diagnosis: &TraceDiagnosis) -> Markup {
                 (replayed(finding).unwrap_or_default())
             }
             p { (finding.advice) "." }
-            (details(finding))
+            (finding_details(finding))
             p class="note" { "No fault where " (finding.false_positive) "." }
         }
     }
@@ -164,7 +164,8 @@ fn format_amount(value: f64) -> String {
 }
 
 fn evidence(of: &FindingEvidence) -> String {
-    let total = of.total_ns.map(|ns| format!(", {} in all", time(ns as f64))).unwrap_or_default();
+    let total =
+        of.total_ns.map(|ns| format!(", {} in all", time_text(ns as f64))).unwrap_or_default();
     let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
     format!("{} ({} times{total}{range})", of.what, of.count)
 }
@@ -175,7 +176,7 @@ fn place(device: &ProcessDeviceUse) -> String {
 
 fn gaps(diagnosis: &TraceDiagnosis) -> Markup {
     let class =
-        |class: GapLengthClass| format!("{} / {}", class.count, time(class.total_ns as f64));
+        |class: GapLengthClass| format!("{} / {}", class.count, time_text(class.total_ns as f64));
     let rows: Vec<Vec<String>> = diagnosis
         .devices
         .iter()
@@ -187,8 +188,8 @@ fn gaps(diagnosis: &TraceDiagnosis) -> Markup {
                 class(gaps.normal),
                 class(gaps.warning),
                 class(gaps.severe),
-                time(gaps.mean_gap_ns()),
-                time(gaps.longest_ns as f64),
+                time_text(gaps.mean_gap_ns()),
+                time_text(gaps.longest_ns as f64),
             ]
         })
         .collect();
@@ -197,7 +198,12 @@ fn gaps(diagnosis: &TraceDiagnosis) -> Markup {
         .iter()
         .flat_map(|device| device.gaps.causes.iter().map(move |cause| (device, cause)))
         .map(|(device, cause)| {
-            vec![cause.label(), place(device), cause.count.to_string(), time(cause.total_ns as f64)]
+            vec![
+                cause.label(),
+                place(device),
+                cause.count.to_string(),
+                time_text(cause.total_ns as f64),
+            ]
         })
         .collect();
     let header =
@@ -211,14 +217,14 @@ fn gaps(diagnosis: &TraceDiagnosis) -> Markup {
     }
 }
 
-fn components(diagnosis: &TraceDiagnosis) -> Markup {
-    let row = |of: &kernelgate_trace::diagnose::Component| {
+fn components_markup(diagnosis: &TraceDiagnosis) -> Markup {
+    let row = |of: &kernelgate_trace::diagnose::RunComponent| {
         vec![
             format!("{}{}", "\u{a0}\u{a0}".repeat(of.depth), of.path),
             of.host.count.to_string(),
-            time(of.host.mean),
+            time_text(of.host.mean),
             of.kernels.to_string(),
-            time(of.kernel_ns as f64),
+            time_text(of.kernel_ns as f64),
             format!("{:.1}%", 100.0 * of.share),
         ]
     };
@@ -240,8 +246,8 @@ fn memory(diagnosis: &TraceDiagnosis) -> Markup {
                 phase.name.clone(),
                 format!("process {}, device {}", of.pid, of.device),
                 phase.times.to_string(),
-                bytes(phase.peak_bytes),
-                format!("{sign}{}", bytes(phase.change_bytes.unsigned_abs())),
+                byte_text(phase.peak_bytes),
+                format!("{sign}{}", byte_text(phase.change_bytes.unsigned_abs())),
             ]
         })
         .collect();
@@ -250,7 +256,7 @@ fn memory(diagnosis: &TraceDiagnosis) -> Markup {
 }
 
 /// The most useful tables of a trace, if it has data for them.
-fn tables(trace: &Trace) -> Vec<Section> {
+fn tables(trace: &Trace) -> Vec<PageSection> {
     let sections = [
         (StatsReport::GpuKernels, "table-kernels", "Kernels"),
         (StatsReport::ApiCalls, "table-calls", "CUDA calls"),
@@ -284,12 +290,12 @@ fn tables(trace: &Trace) -> Vec<Section> {
                 p class="note" { (more) " more rows: kernelgate stats --report " (report.name()) }
             }
         };
-        Some(Section::new(anchor, title, body))
+        Some(PageSection::new(anchor, title, body))
     };
     sections.into_iter().filter_map(section).collect()
 }
 
-fn rules(diagnosis: &TraceDiagnosis) -> Markup {
+fn rules_markup(diagnosis: &TraceDiagnosis) -> Markup {
     let without = |answered: bool| {
         let line = move |question: &DiagnosisQuestion| match (&question.answer, answered) {
             (QuestionAnswer::No { inspected }, true) => {

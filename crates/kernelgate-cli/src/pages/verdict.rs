@@ -3,18 +3,18 @@
 use maud::{Markup, html};
 
 use super::charts::{ChartFigure, ChartGallery};
-use super::shell::{self, Section};
+use super::shell::{self, PageSection};
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, MAX_ROWS, PlotError, PlottedUnit, Row, Rows,
-    ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, MAX_ROWS, PlotError,
+    PlottedUnit, Row, ScaleKind,
 };
 use crate::report::cells;
 use crate::report::summary::{self, VerdictSummary};
 
 /// Verdicts in the order of the colours.
-const VERDICTS: [Verdict; 5] = [
+const LEGEND_VERDICTS: [Verdict; 5] = [
     Verdict::Unchanged,
     Verdict::Regressed,
     Verdict::Improved,
@@ -37,7 +37,8 @@ pub fn changes(summary: &VerdictSummary) -> Option<ChartFigure> {
         return None;
     }
     let row = |row: &&Judgement| {
-        let colour = VERDICTS.iter().position(|verdict| *verdict == row.verdict).unwrap_or(0);
+        let colour =
+            LEGEND_VERDICTS.iter().position(|verdict| *verdict == row.verdict).unwrap_or(0);
         let bound =
             |bound: f64| if bound.is_finite() && bound > 0.0 { bound } else { row.ratio.center };
         let ratio = row.ratio;
@@ -53,7 +54,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<ChartFigure> {
         }
     };
     let accepted = rows.iter().any(|row| row.verdict == Verdict::Accepted);
-    let shown = VERDICTS.iter().filter(|verdict| accepted || **verdict != Verdict::Accepted);
+    let shown = LEGEND_VERDICTS.iter().filter(|verdict| accepted || **verdict != Verdict::Accepted);
     let more =
         if left_out > 0 { format!("; {left_out} more cases in the table") } else { String::new() };
     let chart = ChartWithTitle {
@@ -61,8 +62,8 @@ pub fn changes(summary: &VerdictSummary) -> Option<ChartFigure> {
         subtitle: format!(
             "change of the time of a launch with its interval; right is slower{more}"
         ),
-        body: ChartBody::Rows(Rows {
-            axis: Axis::new("change", PlottedUnit::Change, ScaleKind::Linear),
+        body: ChartBody::Rows(LabelledRows {
+            axis: ChartAxis::new("change", PlottedUnit::Change, ScaleKind::Linear),
             legend: shown.map(|verdict| verdict.name().to_owned()).collect(),
             rows: rows.iter().map(row).collect(),
             origin: Some(1.0),
@@ -99,14 +100,14 @@ pub fn verdict_section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
     })
 }
 
-/// The verdicts as a page of their own.
+/// Makes the HTML page of the verdicts.
 pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
-    let sections = [Section::new("verdicts", "Verdicts", verdict_section(summary)?)];
-    Ok(shell::page(&title(summary), &html! {}, &sections))
+    let sections = [PageSection::new("verdicts", "Verdicts", verdict_section(summary)?)];
+    Ok(shell::page(&page_title(summary), &html! {}, &sections))
 }
 
 /// Title of the page: "my-kernels: main (1a2b3c4d) → working tree (5e6f7a8b)".
-fn title(summary: &VerdictSummary) -> String {
+fn page_title(summary: &VerdictSummary) -> String {
     let fact = |name: &str| summary.facts.iter().find(|fact| fact.0 == name).map(|fact| &*fact.1);
     let subject = summary.package.as_deref().unwrap_or(summary.verb);
     match (fact("base"), fact("head")) {

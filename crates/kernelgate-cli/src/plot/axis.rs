@@ -1,11 +1,11 @@
 //! The quantity, scale and ticks of an axis.
 
 use super::quantity::PlottedUnit;
-use super::scale::{Scale, ScaleKind};
+use super::scale::{ChartScale, ScaleKind};
 
 /// An axis with its quantity and scale.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Axis {
+pub struct ChartAxis {
     /// Name of the axis, such as "time of a launch".
     pub label: String,
     /// Quantity on the axis, which decides the unit of its labels.
@@ -18,7 +18,7 @@ pub struct Axis {
     pub shows: Vec<f64>,
 }
 
-impl Axis {
+impl ChartAxis {
     /// Makes an axis whose ticks are at round numbers.
     pub fn new(label: &str, quantity: PlottedUnit, kind: ScaleKind) -> Self {
         Self { label: label.to_owned(), quantity, kind, ticks: Vec::new(), shows: Vec::new() }
@@ -32,13 +32,13 @@ impl Axis {
 
     /// The scale that maps these values, and those that the axis must show, to the pixels between
     /// two ends.
-    pub fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> Scale {
-        Scale::around(self.kind, values.chain(self.shows.iter().copied()), pixels)
+    pub fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> ChartScale {
+        ChartScale::around(self.kind, values.chain(self.shows.iter().copied()), pixels)
     }
 
     /// The ticks of this axis with their texts. An axis without ticks of its own gets round values,
     /// about as many as requested.
-    pub fn ticks_on(&self, scale: &Scale, about: usize) -> Vec<(f64, String)> {
+    pub fn ticks_on(&self, scale: &ChartScale, about: usize) -> Vec<(f64, String)> {
         if !self.ticks.is_empty() {
             return self.ticks.clone();
         }

@@ -3,7 +3,7 @@
 
 /// A colour, named by its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Colour {
+pub enum PurposeColour {
     /// The background.
     Paper,
     /// Texts and axes.
@@ -27,10 +27,10 @@ pub enum Colour {
 /// vision.
 pub const SERIES_COLOURS: usize = 12;
 /// Number of colour steps of the heat map.
-pub const STEPS: usize = 7;
+pub const HEAT_STEPS: usize = 7;
 
-/// Light and dark variant of each colour, by [`Colour::index`]. No two light colours are equal,
-/// because a page identifies shapes by them.
+/// Light and dark variant of each colour, by [`Colour::index`]. All light colours are different,
+/// because a page identifies shapes by their colour.
 const LIGHT_AND_DARK_COLOURS: [([u8; 3], [u8; 3]); 4 + SERIES_COLOURS] = [
     ([0xff, 0xff, 0xff], [0x16, 0x1b, 0x22]),
     ([0x1f, 0x23, 0x28], [0xe6, 0xed, 0xf3]),
@@ -50,7 +50,7 @@ const LIGHT_AND_DARK_COLOURS: [([u8; 3], [u8; 3]); 4 + SERIES_COLOURS] = [
     ([0xc2, 0x18, 0x5b], [0xff, 0x5c, 0x9a]),
 ];
 
-const HEAT_COLOURS: [[u8; 3]; STEPS] = [
+const HEAT_COLOURS: [[u8; 3]; HEAT_STEPS] = [
     [0xea, 0xf3, 0xfa],
     [0xc9, 0xdf, 0xf0],
     [0x9c, 0xc6, 0xe2],
@@ -60,7 +60,7 @@ const HEAT_COLOURS: [[u8; 3]; STEPS] = [
     [0x0a, 0x3f, 0x73],
 ];
 
-impl Colour {
+impl PurposeColour {
     const fn index(self) -> Option<usize> {
         match self {
             Self::Paper => Some(0),
@@ -76,7 +76,9 @@ impl Colour {
     pub const fn rgb(self) -> [u8; 3] {
         match (self.index(), self) {
             (Some(index), _) => LIGHT_AND_DARK_COLOURS[index].0,
-            (None, Self::Step(step)) => HEAT_COLOURS[if step < STEPS { step } else { STEPS - 1 }],
+            (None, Self::Step(step)) => {
+                HEAT_COLOURS[if step < HEAT_STEPS { step } else { HEAT_STEPS - 1 }]
+            }
             (None, Self::OnDark) => [0xfd, 0xfd, 0xfd],
             (None, _) => [0x11, 0x11, 0x11],
         }

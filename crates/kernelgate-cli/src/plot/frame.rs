@@ -1,18 +1,20 @@
 //! Common parts of charts: title, legend, and the axis below.
 
-use super::axis::Axis;
-use super::colour::Colour;
-use super::picture::{TEXT, TITLE_FONT_SIZE, TextAnchor, VectorPicture, fitted, wrapped};
-use super::scale::Scale;
+use super::axis::ChartAxis;
+use super::colour::PurposeColour;
+use super::picture::{
+    TEXT_SIZE, TITLE_FONT_SIZE, TextAnchor, VectorPicture, fitted_text, wrapped_text,
+};
+use super::scale::ChartScale;
 use super::text::text_width;
 
 /// Title and subtitle.
-pub type Lines<'a> = (&'a str, &'a str);
+pub type TitleLines<'a> = (&'a str, &'a str);
 
 /// Margin around a drawing.
-pub const MARGIN: f64 = 12.0;
+pub const DRAWING_MARGIN: f64 = 12.0;
 /// Distance between two lines of text, pixels.
-pub const LINE: f64 = 18.0;
+pub const TEXT_LINE_HEIGHT: f64 = 18.0;
 /// Smallest distance between the texts of two ticks.
 const TICK_TEXT_DISTANCE: f64 = 10.0;
 
@@ -20,35 +22,39 @@ const TICK_TEXT_DISTANCE: f64 = 10.0;
 /// its text and its colour.
 pub fn head(
     picture: &mut VectorPicture,
-    (title, subtitle): Lines<'_>,
-    legend: &[(&str, Colour)],
+    (title, subtitle): TitleLines<'_>,
+    legend: &[(&str, PurposeColour)],
 ) -> f64 {
-    let room = picture.width - 2.0 * MARGIN;
-    let mut y = MARGIN - LINE / 2.0;
-    for line in wrapped(title, TITLE_FONT_SIZE, room) {
-        y += LINE;
-        picture.add_title((MARGIN, y), &line);
+    let room = picture.width - 2.0 * DRAWING_MARGIN;
+    let mut y = DRAWING_MARGIN - TEXT_LINE_HEIGHT / 2.0;
+    for line in wrapped_text(title, TITLE_FONT_SIZE, room) {
+        y += TEXT_LINE_HEIGHT;
+        picture.add_title((DRAWING_MARGIN, y), &line);
     }
-    for line in wrapped(subtitle, TEXT, room).iter().filter(|line| !line.is_empty()) {
-        y += LINE;
-        picture.text((MARGIN, y), line, Colour::Muted, TextAnchor::Start);
+    for line in wrapped_text(subtitle, TEXT_SIZE, room).iter().filter(|line| !line.is_empty()) {
+        y += TEXT_LINE_HEIGHT;
+        picture.text((DRAWING_MARGIN, y), line, PurposeColour::Muted, TextAnchor::Start);
     }
     let mut x = f64::INFINITY;
     for (name, colour) in legend {
-        let name = fitted(name, TEXT, room - 16.0);
-        let width = 16.0 + text_width(&name, TEXT);
-        if x + width > picture.width - MARGIN {
-            (x, y) = (MARGIN, y + LINE);
+        let name = fitted_text(name, TEXT_SIZE, room - 16.0);
+        let width = 16.0 + text_width(&name, TEXT_SIZE);
+        if x + width > picture.width - DRAWING_MARGIN {
+            (x, y) = (DRAWING_MARGIN, y + TEXT_LINE_HEIGHT);
         }
         picture.add_rectangle((x, y - 5.0), (11.0, 11.0), *colour);
-        picture.text((x + 16.0, y), &name, Colour::Ink, TextAnchor::Start);
+        picture.text((x + 16.0, y), &name, PurposeColour::Ink, TextAnchor::Start);
         x += width + 14.0;
     }
-    y + LINE
+    y + TEXT_LINE_HEIGHT
 }
 
 /// Height of a chart's title and legend, pixels.
-pub fn title_and_legend_height(lines: Lines<'_>, legend: &[(&str, Colour)], width: f64) -> f64 {
+pub fn title_and_legend_height(
+    lines: TitleLines<'_>,
+    legend: &[(&str, PurposeColour)],
+    width: f64,
+) -> f64 {
     head(&mut VectorPicture::new(width, 0.0), lines, legend)
 }
 
@@ -56,22 +62,22 @@ pub fn title_and_legend_height(lines: Lines<'_>, legend: &[(&str, Colour)], widt
 /// touch, grid lines up to `top`, and the axis name.
 pub fn draw_axis_below(
     picture: &mut VectorPicture,
-    axis: &Axis,
-    scale: &Scale,
+    axis: &ChartAxis,
+    scale: &ChartScale,
     (top, bottom): (f64, f64),
     middle: f64,
 ) {
     let mut taken = f64::NEG_INFINITY;
     for (value, text) in axis.ticks_on(scale, 6) {
         let Some(x) = scale.at(value) else { continue };
-        picture.line(vec![(x, top), (x, bottom)], Colour::Grid, 1.0);
-        let half = text_width(&text, TEXT) / 2.0;
+        picture.line(vec![(x, top), (x, bottom)], PurposeColour::Grid, 1.0);
+        let half = text_width(&text, TEXT_SIZE) / 2.0;
         let x = x.clamp(half, (picture.width - half).max(half));
         if x - half < taken + TICK_TEXT_DISTANCE {
             continue;
         }
         taken = x + half;
-        picture.text((x, bottom + 12.0), &text, Colour::Muted, TextAnchor::Middle);
+        picture.text((x, bottom + 12.0), &text, PurposeColour::Muted, TextAnchor::Middle);
     }
-    picture.text((middle, bottom + 30.0), &axis.label, Colour::Ink, TextAnchor::Middle);
+    picture.text((middle, bottom + 30.0), &axis.label, PurposeColour::Ink, TextAnchor::Middle);
 }

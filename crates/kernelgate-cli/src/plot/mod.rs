@@ -20,14 +20,14 @@ mod scale;
 mod text;
 mod xy;
 
-pub use axis::Axis;
+pub use axis::ChartAxis;
 pub use heat::HeatMap;
-pub use picture::{Shape, TextAnchor, VectorPicture};
+pub use picture::{PictureShape, TextAnchor, VectorPicture};
 pub use quantity::PlottedUnit;
 pub use render::PlotError;
-pub use rows::{ChartRowMark, MAX_ROWS, Row, Rows};
+pub use rows::{ChartRowMark, LabelledRows, MAX_ROWS, Row};
 pub use scale::ScaleKind;
-pub use xy::{CurveSeries, GuideLine, Mark, Xy};
+pub use xy::{CurveMark, CurveSeries, GuideLine, Xy};
 
 /// A chart: one drawing with its title.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,7 +46,7 @@ pub enum ChartBody {
     /// Curves and points.
     Xy(Xy),
     /// Labelled rows.
-    Rows(Rows),
+    Rows(LabelledRows),
     /// A table of colours.
     Heat(HeatMap),
 }

@@ -1,6 +1,6 @@
 //! A drawing as shapes in pixels, independent of the format.
 
-use super::colour::Colour;
+use super::colour::PurposeColour;
 use super::text::text_width;
 
 /// Shapes in the order in which they are drawn.
@@ -11,18 +11,18 @@ pub struct VectorPicture {
     /// Height in pixels.
     pub height: f64,
     /// The shapes.
-    pub shapes: Vec<Shape>,
+    pub shapes: Vec<PictureShape>,
 }
 
 /// A shape of a picture; x points to the right, y points down.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Shape {
+pub enum PictureShape {
     /// Points that are joined by a line.
     Line {
         /// The points.
         points: Vec<(f64, f64)>,
         /// Colour of the line.
-        colour: Colour,
+        colour: PurposeColour,
         /// Width of the line.
         width: f64,
     },
@@ -37,7 +37,7 @@ pub enum Shape {
         /// Extent downwards.
         height: f64,
         /// Colour of the rectangle.
-        colour: Colour,
+        colour: PurposeColour,
     },
     /// A dot, either filled or drawn as a ring.
     Dot {
@@ -48,7 +48,7 @@ pub enum Shape {
         /// Radius of the dot.
         radius: f64,
         /// Colour of the dot.
-        colour: Colour,
+        colour: PurposeColour,
         /// Whether the dot is a filled disc rather than a ring.
         filled: bool,
     },
@@ -63,7 +63,7 @@ pub enum Shape {
         /// Size of the text.
         size: f64,
         /// Colour of the text.
-        colour: Colour,
+        colour: PurposeColour,
         /// Which part of the text lies at x: start, middle or end.
         anchor: TextAnchor,
         /// Whether the text is a title, which is bold.
@@ -83,7 +83,7 @@ pub enum TextAnchor {
 }
 
 /// Size of texts in pixels, except titles.
-pub const TEXT: f64 = 14.0;
+pub const TEXT_SIZE: f64 = 14.0;
 /// Size of titles.
 pub const TITLE_FONT_SIZE: f64 = 17.0;
 
@@ -94,8 +94,8 @@ impl VectorPicture {
     }
 
     /// Adds a line.
-    pub fn line(&mut self, points: Vec<(f64, f64)>, colour: Colour, width: f64) {
-        self.shapes.push(Shape::Line { points, colour, width });
+    pub fn line(&mut self, points: Vec<(f64, f64)>, colour: PurposeColour, width: f64) {
+        self.shapes.push(PictureShape::Line { points, colour, width });
     }
 
     /// Adds a filled rectangle.
@@ -103,29 +103,35 @@ impl VectorPicture {
         &mut self,
         (x, y): (f64, f64),
         (width, height): (f64, f64),
-        colour: Colour,
+        colour: PurposeColour,
     ) {
-        self.shapes.push(Shape::Rect { x, y, width, height, colour });
+        self.shapes.push(PictureShape::Rect { x, y, width, height, colour });
     }
 
     /// Adds a dot.
-    pub fn dot(&mut self, (x, y): (f64, f64), radius: f64, colour: Colour, filled: bool) {
-        self.shapes.push(Shape::Dot { x, y, radius, colour, filled });
+    pub fn dot(&mut self, (x, y): (f64, f64), radius: f64, colour: PurposeColour, filled: bool) {
+        self.shapes.push(PictureShape::Dot { x, y, radius, colour, filled });
     }
 
     /// Adds a text of the usual size.
-    pub fn text(&mut self, (x, y): (f64, f64), text: &str, colour: Colour, anchor: TextAnchor) {
+    pub fn text(
+        &mut self,
+        (x, y): (f64, f64),
+        text: &str,
+        colour: PurposeColour,
+        anchor: TextAnchor,
+    ) {
         if !text.is_empty() {
-            let (text, size, bold) = (text.to_owned(), TEXT, false);
-            self.shapes.push(Shape::Text { x, y, text, size, colour, anchor, bold });
+            let (text, size, bold) = (text.to_owned(), TEXT_SIZE, false);
+            self.shapes.push(PictureShape::Text { x, y, text, size, colour, anchor, bold });
         }
     }
 
     /// Adds a title.
     pub fn add_title(&mut self, (x, y): (f64, f64), text: &str) {
         let (text, size, bold) = (text.to_owned(), TITLE_FONT_SIZE, true);
-        let (colour, anchor) = (Colour::Ink, TextAnchor::Start);
-        self.shapes.push(Shape::Text { x, y, text, size, colour, anchor, bold });
+        let (colour, anchor) = (PurposeColour::Ink, TextAnchor::Start);
+        self.shapes.push(PictureShape::Text { x, y, text, size, colour, anchor, bold });
     }
 }
 
@@ -134,7 +140,7 @@ const MAX_TITLE_LINES: usize = 4;
 
 /// Wraps a text to a width in pixels, at words, or within an id at its parts if a word is too wide.
 /// A text that is longer than [`MAX_TITLE_LINES`], or has no parts, lacks its middle.
-pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
+pub fn wrapped_text(text: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         let whole = text_width(word, size) <= width;
@@ -153,11 +159,11 @@ pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
             }
         }
     }
-    lines.iter().map(|line| fitted(line, size, width)).collect()
+    lines.iter().map(|line| fitted_text(line, size, width)).collect()
 }
 
 /// Shortens a text that is wider than `width` pixels by replacing its middle.
-pub fn fitted(text: &str, size: f64, width: f64) -> String {
+pub fn fitted_text(text: &str, size: f64, width: f64) -> String {
     if text_width(text, size) <= width {
         return text.to_owned();
     }

@@ -20,12 +20,12 @@ pub enum PlottedUnit {
 }
 
 /// Digits of a number, unless more are requested.
-const DIGITS: i32 = 3;
+const DEFAULT_DIGITS: i32 = 3;
 
 impl PlottedUnit {
     /// A value in short form: "1.5 ms", "34 TFLOP/s", "12%".
     pub fn text(self, value: f64) -> String {
-        self.text_of(value, DIGITS)
+        self.text_of(value, DEFAULT_DIGITS)
     }
 
     /// Text of a value with all its digits: "1.475 ms".
@@ -34,7 +34,7 @@ impl PlottedUnit {
     }
 
     fn text_of(self, value: f64, digits: i32) -> String {
-        let short = |value| short(value, digits);
+        let short = |value| significant_number(value, digits);
         match self {
             Self::Time => {
                 let (scale, unit) = match value.abs() {
@@ -69,14 +69,14 @@ fn with_prefix(value: f64, digits: i32) -> String {
         [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")];
     let found = SI_PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
     found.map_or_else(
-        || format!("{} ", short(value, digits)),
-        |(_, one, prefix)| format!("{} {prefix}", short(value / one, digits)),
+        || format!("{} ", significant_number(value, digits)),
+        |(_, one, prefix)| format!("{} {prefix}", significant_number(value / one, digits)),
     )
 }
 
 /// A number with at most this number of significant digits; whole numbers stay whole, and zeros at
 /// the end are dropped.
-fn short(value: f64, digits: i32) -> String {
+fn significant_number(value: f64, digits: i32) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }

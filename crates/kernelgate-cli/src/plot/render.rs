@@ -6,8 +6,8 @@ use plotters::element::{Circle, PathElement, Rectangle, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle};
 
-use super::colour::Colour;
-use super::picture::{Shape, TextAnchor, VectorPicture};
+use super::colour::PurposeColour;
+use super::picture::{PictureShape, TextAnchor, VectorPicture};
 use super::text::PixelImage;
 use kernelgate::record::text::printable_on_terminal;
 
@@ -28,7 +28,7 @@ const PNG_SCALE: f64 = 2.0;
 pub fn svg(picture: &VectorPicture) -> Result<String, PlotError> {
     let mut text = String::new();
     let size = (picture.width.ceil() as u32, picture.height.ceil() as u32);
-    draw(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
+    draw_picture(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
     // The default opacity of every shape is not needed; texts hold neither plain quotation marks
     // nor `>`.
     Ok(text.replace(" opacity=\"1\"", "").replace(">\n", ">").replace("\n</text>", "</text>"))
@@ -41,10 +41,15 @@ pub fn png(picture: &VectorPicture) -> Result<Vec<u8>, PlotError> {
     let mut buffer = vec![0xff; 3 * width as usize * height as usize];
     // Texts are drawn by our own font, because plotters' feature for texts would take the font away
     // from Criterion's plots.
-    draw(BitMapBackend::with_buffer(&mut buffer, (width, height)), picture, PNG_SCALE, false)?;
+    draw_picture(
+        BitMapBackend::with_buffer(&mut buffer, (width, height)),
+        picture,
+        PNG_SCALE,
+        false,
+    )?;
     let mut pixels = PixelImage { bytes: &mut buffer, width: width as usize };
     for shape in &picture.shapes {
-        if let Shape::Text { x, y, text, size, colour, anchor, .. } = shape {
+        if let PictureShape::Text { x, y, text, size, colour, anchor, .. } = shape {
             let before = match anchor {
                 TextAnchor::Start => 0.0,
                 TextAnchor::Middle => 0.5,
@@ -62,21 +67,22 @@ pub fn png(picture: &VectorPicture) -> Result<Vec<u8>, PlotError> {
     Ok(out)
 }
 
-fn rgb(colour: Colour) -> RGBColor {
+fn rgb(colour: PurposeColour) -> RGBColor {
     let [red, green, blue] = colour.rgb();
     RGBColor(red, green, blue)
 }
 
-fn draw<B: DrawingBackend>(
+fn draw_picture<B: DrawingBackend>(
     backend: B,
     picture: &VectorPicture,
     scale: f64,
     with_texts: bool,
 ) -> Result<(), PlotError> {
     let area = backend.into_drawing_area();
-    let is_drawn = |shape: &&Shape| with_texts || !matches!(shape, Shape::Text { .. });
+    let is_drawn =
+        |shape: &&PictureShape| with_texts || !matches!(shape, PictureShape::Text { .. });
     let all = || {
-        area.fill(&rgb(Colour::Paper))?;
+        area.fill(&rgb(PurposeColour::Paper))?;
         let mut shapes = picture.shapes.iter().filter(is_drawn);
         shapes.try_for_each(|shape| draw_shape(&area, shape, scale))?;
         area.present()
@@ -89,28 +95,28 @@ type DrawResult<B> =
 
 fn draw_shape<B: DrawingBackend>(
     area: &DrawingArea<B, plotters::coord::Shift>,
-    shape: &Shape,
+    shape: &PictureShape,
     scale: f64,
 ) -> DrawResult<B> {
     let px = |length: f64| (length * scale).round() as i32;
-    let style = |colour: Colour, filled: bool, width: f64| ShapeStyle {
+    let style = |colour: PurposeColour, filled: bool, width: f64| ShapeStyle {
         color: rgb(colour).into(),
         filled,
         stroke_width: (width * scale).round().max(1.0) as u32,
     };
     match shape {
-        Shape::Line { points, colour, width } => {
+        PictureShape::Line { points, colour, width } => {
             let points: Vec<(i32, i32)> = points.iter().map(|(x, y)| (px(*x), px(*y))).collect();
             area.draw(&PathElement::new(points, style(*colour, false, *width)))
         }
-        Shape::Rect { x, y, width, height, colour } => {
+        PictureShape::Rect { x, y, width, height, colour } => {
             let corners = [(px(*x), px(*y)), (px(x + width), px(y + height))];
             area.draw(&Rectangle::new(corners, style(*colour, true, 1.0)))
         }
-        Shape::Dot { x, y, radius, colour, filled } => {
+        PictureShape::Dot { x, y, radius, colour, filled } => {
             area.draw(&Circle::new((px(*x), px(*y)), px(*radius), style(*colour, *filled, 1.5)))
         }
-        Shape::Text { x, y, text, size, colour, anchor, bold } => {
+        PictureShape::Text { x, y, text, size, colour, anchor, bold } => {
             let horizontal = match anchor {
                 TextAnchor::Start => HPos::Left,
                 TextAnchor::Middle => HPos::Center,

@@ -1,14 +1,16 @@
 //! Labelled rows over one axis: bars, intervals, points, spans of time.
 
-use super::axis::Axis;
-use super::colour::Colour;
-use super::frame::{LINE, Lines, MARGIN, draw_axis_below, head, title_and_legend_height};
-use super::picture::{TEXT, TextAnchor, VectorPicture, wrapped};
-use super::scale::Scale;
+use super::axis::ChartAxis;
+use super::colour::PurposeColour;
+use super::frame::{
+    DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, draw_axis_below, head, title_and_legend_height,
+};
+use super::picture::{TEXT_SIZE, TextAnchor, VectorPicture, wrapped_text};
+use super::scale::ChartScale;
 use super::text::text_width;
 
 /// Width that a page of 700 pixels shows at full size.
-const WIDTH: f64 = 660.0;
+const ROWS_WIDTH: f64 = 660.0;
 /// Height of a row.
 const ROW: f64 = 20.0;
 /// Smallest width of the area right of the labels; if it would be less, labels take more lines.
@@ -16,9 +18,9 @@ const MIN_DRAWING_WIDTH: f64 = 180.0;
 
 /// A chart body of labelled rows over one axis.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rows {
+pub struct LabelledRows {
     /// The horizontal axis.
-    pub axis: Axis,
+    pub axis: ChartAxis,
     /// Meanings of the colours, by number; may be empty.
     pub legend: Vec<String>,
     /// Rows of the chart from top to bottom.
@@ -65,24 +67,25 @@ impl ChartRowMark {
     }
 }
 
-pub fn layout(lines: Lines<'_>, body: &Rows) -> VectorPicture {
+pub fn layout(lines: TitleLines<'_>, body: &LabelledRows) -> VectorPicture {
     let legend = body.legend.iter().enumerate();
-    let legend: Vec<(&str, Colour)> =
-        legend.map(|(i, name)| (name.as_str(), Colour::Series(i))).collect();
+    let legend: Vec<(&str, PurposeColour)> =
+        legend.map(|(i, name)| (name.as_str(), PurposeColour::Series(i))).collect();
     let widest = |texts: &mut dyn Iterator<Item = &String>| {
-        texts.map(|text| text_width(text, TEXT)).fold(0.0, f64::max)
+        texts.map(|text| text_width(text, TEXT_SIZE)).fold(0.0, f64::max)
     };
     let values = widest(&mut body.rows.iter().map(|row| &row.value));
-    let right = WIDTH - MARGIN - values - 10.0;
-    let room = right - MIN_DRAWING_WIDTH - 10.0 - MARGIN;
+    let right = ROWS_WIDTH - DRAWING_MARGIN - values - 10.0;
+    let room = right - MIN_DRAWING_WIDTH - 10.0 - DRAWING_MARGIN;
     let labels: Vec<Vec<String>> =
-        body.rows.iter().map(|row| wrapped(&row.label, TEXT, room)).collect();
-    let left = MARGIN + widest(&mut labels.iter().flatten()) + 10.0;
-    let height = |label: &Vec<String>| ROW + LINE * label.len().saturating_sub(1) as f64;
+        body.rows.iter().map(|row| wrapped_text(&row.label, TEXT_SIZE, room)).collect();
+    let left = DRAWING_MARGIN + widest(&mut labels.iter().flatten()) + 10.0;
+    let height =
+        |label: &Vec<String>| ROW + TEXT_LINE_HEIGHT * label.len().saturating_sub(1) as f64;
     let rows: f64 = labels.iter().map(height).sum();
     let mut picture = VectorPicture::new(
-        WIDTH,
-        title_and_legend_height(lines, &legend, WIDTH) + rows + 8.0 + 48.0,
+        ROWS_WIDTH,
+        title_and_legend_height(lines, &legend, ROWS_WIDTH) + rows + 8.0 + 48.0,
     );
     let top = head(&mut picture, lines, &legend);
     let bottom = top + rows + 8.0;
@@ -90,27 +93,27 @@ pub fn layout(lines: Lines<'_>, body: &Rows) -> VectorPicture {
     let scale = body.axis.scale(all.chain(body.origin), (left, right));
     draw_axis_below(&mut picture, &body.axis, &scale, (top, bottom), f64::midpoint(left, right));
     if let Some(x) = body.origin.and_then(|origin| scale.at(origin)) {
-        picture.line(vec![(x, top), (x, bottom)], Colour::Muted, 1.5);
+        picture.line(vec![(x, top), (x, bottom)], PurposeColour::Muted, 1.5);
     }
     let mut end = top + 4.0;
     for (row, label) in body.rows.iter().zip(&labels) {
         let y = end + height(label) / 2.0;
         end += height(label);
         for (i, line) in label.iter().enumerate() {
-            let below = LINE * (i as f64 - (label.len() - 1) as f64 / 2.0);
-            picture.text((left - 10.0, y + below), line, Colour::Ink, TextAnchor::End);
+            let below = TEXT_LINE_HEIGHT * (i as f64 - (label.len() - 1) as f64 / 2.0);
+            picture.text((left - 10.0, y + below), line, PurposeColour::Ink, TextAnchor::End);
         }
         row.marks.iter().for_each(|mark| draw_mark(&mut picture, mark, &scale, (left, y)));
-        picture.text((right + 10.0, y), &row.value, Colour::Muted, TextAnchor::Start);
+        picture.text((right + 10.0, y), &row.value, PurposeColour::Muted, TextAnchor::Start);
     }
-    picture.line(vec![(left, top), (left, bottom), (right, bottom)], Colour::Muted, 1.0);
+    picture.line(vec![(left, top), (left, bottom), (right, bottom)], PurposeColour::Muted, 1.0);
     picture
 }
 
 fn draw_mark(
     picture: &mut VectorPicture,
     mark: &ChartRowMark,
-    scale: &Scale,
+    scale: &ChartScale,
     (left, y): (f64, f64),
 ) {
     let half = ROW / 2.0 - 4.0;
@@ -120,12 +123,12 @@ fn draw_mark(
                 picture.add_rectangle(
                     (left, y - half),
                     (x - left, 2.0 * half),
-                    Colour::Series(*colour),
+                    PurposeColour::Series(*colour),
                 );
             }
         }
         ChartRowMark::Interval(low, at, high, colour) => {
-            let colour = Colour::Series(*colour);
+            let colour = PurposeColour::Series(*colour);
             if let (Some(low), Some(high)) = (scale.within(*low), scale.within(*high)) {
                 picture.line(vec![(low, y), (high, y)], colour, 2.0);
             }
@@ -136,19 +139,19 @@ fn draw_mark(
         ChartRowMark::Span(from, to, colour) => {
             if let (Some(from), Some(to)) = (scale.within(*from), scale.within(*to)) {
                 let size = ((to - from).max(1.0), 2.0 * half);
-                picture.add_rectangle((from, y - half), size, Colour::Series(*colour));
+                picture.add_rectangle((from, y - half), size, PurposeColour::Series(*colour));
             }
         }
         ChartRowMark::Dots(values, colour) => {
             for x in values.iter().filter_map(|value| scale.at(*value)) {
-                picture.dot((x, y), 3.0, Colour::Series(*colour), false);
+                picture.dot((x, y), 3.0, PurposeColour::Series(*colour), false);
             }
         }
         ChartRowMark::Tick(at) => {
             if let Some(x) = scale.within(*at) {
                 picture.line(
                     vec![(x, y - ROW / 2.0 + 1.0), (x, y + ROW / 2.0 - 1.0)],
-                    Colour::Ink,
+                    PurposeColour::Ink,
                     2.0,
                 );
             }

@@ -13,7 +13,7 @@ pub enum ScaleKind {
 
 /// An axis with its ends as values and in pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scale {
+pub struct ChartScale {
     kind: ScaleKind,
     low: f64,
     high: f64,
@@ -21,7 +21,7 @@ pub struct Scale {
     to: f64,
 }
 
-impl Scale {
+impl ChartScale {
     /// An axis from pixel `from` to pixel `to` that holds these values; a unit interval without
     /// values.
     pub fn around(
@@ -49,7 +49,7 @@ impl Scale {
         Self { kind, low, high, from, to }
     }
 
-    /// The pixel of a value on the axis; `None` if the axis has no position for it.
+    /// The pixel of a value on the axis; `None` if the axis cannot show the value.
     pub fn at(&self, value: f64) -> Option<f64> {
         if !value.is_finite() || (self.kind == ScaleKind::Log && value <= 0.0) {
             return None;
@@ -107,8 +107,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn scale(kind: ScaleKind, values: &[f64]) -> Scale {
-        Scale::around(kind, values.iter().copied(), (100.0, 500.0))
+    fn scale(kind: ScaleKind, values: &[f64]) -> ChartScale {
+        ChartScale::around(kind, values.iter().copied(), (100.0, 500.0))
     }
 
     #[test]

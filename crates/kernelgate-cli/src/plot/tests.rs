@@ -4,13 +4,13 @@
 use super::*;
 use regex::Regex;
 
-fn curves(kind: ScaleKind) -> ChartWithTitle {
+fn curves_chart(kind: ScaleKind) -> ChartWithTitle {
     let series = |name: &str, colour: usize, scale: f64| CurveSeries {
         name: name.to_owned(),
         colour,
         joined: true,
         marks: [1.0, 2.0, 4.0, 8.0]
-            .map(|s| Mark {
+            .map(|s| CurveMark {
                 x: 512.0 * s,
                 y: 1e5 * s * scale,
                 range: (9e4 * s * scale, 2e5 * s * scale),
@@ -22,8 +22,8 @@ fn curves(kind: ScaleKind) -> ChartWithTitle {
         title: "attention/forward over s".to_owned(),
         subtitle: "d128 causal bf16, hot".to_owned(),
         body: ChartBody::Xy(Xy {
-            x: Axis::new("s", PlottedUnit::Count, ScaleKind::Log).with_ticks(ticks),
-            y: Axis::new("time of a launch", PlottedUnit::Time, kind),
+            x: ChartAxis::new("s", PlottedUnit::Count, ScaleKind::Log).with_ticks(ticks),
+            y: ChartAxis::new("time of a launch", PlottedUnit::Time, kind),
             series: vec![series("cuda/flash", 0, 1.0), series("cuda/<naive> & \"co\"", 1, 30.0)],
             guides: vec![GuideLine {
                 name: "limit".to_owned(),
@@ -47,8 +47,8 @@ fn rows() -> ChartWithTitle {
     ChartWithTitle {
         title: "Change".to_owned(),
         subtitle: String::new(),
-        body: ChartBody::Rows(Rows {
-            axis: Axis::new("change of the time", PlottedUnit::Change, ScaleKind::Linear),
+        body: ChartBody::Rows(LabelledRows {
+            axis: ChartAxis::new("change of the time", PlottedUnit::Change, ScaleKind::Linear),
             legend: vec!["interval".to_owned(), "runs".to_owned()],
             rows: (0..5).map(row).collect(),
             origin: Some(1.0),
@@ -70,7 +70,7 @@ fn heat_map_chart() -> ChartWithTitle {
     }
 }
 
-fn count(svg: &str, tag: &str) -> usize {
+fn count_tags(svg: &str, tag: &str) -> usize {
     svg.matches(&format!("<{tag} ")).count()
 }
 
@@ -80,7 +80,7 @@ fn svg_texts(svg: &str) -> Vec<String> {
 }
 
 /// Numbers of an attribute of the shapes that have a colour.
-fn numbers(svg: &str, tag: &str, attribute: &str, colour: colour::Colour) -> Vec<f64> {
+fn shape_numbers(svg: &str, tag: &str, attribute: &str, colour: colour::PurposeColour) -> Vec<f64> {
     let colour = colour::hex(colour.rgb());
     let shape = Regex::new(&format!("<{tag} [^>]*{colour}[^>]*>")).unwrap();
     let number = Regex::new(&format!(r#" {attribute}="(-?[\d.]+)""#)).unwrap();
@@ -93,20 +93,22 @@ fn numbers(svg: &str, tag: &str, attribute: &str, colour: colour::Colour) -> Vec
 #[test]
 fn curves_have_a_mark_for_every_value_in_order() {
     for kind in [ScaleKind::Log, ScaleKind::FromZero] {
-        let svg = curves(kind).svg().unwrap();
-        assert_eq!(count(&svg, "circle"), 8);
+        let svg = curves_chart(kind).svg().unwrap();
+        assert_eq!(count_tags(&svg, "circle"), 8);
         for series in [0, 1] {
-            let coordinates =
-                |attribute| numbers(&svg, "circle", attribute, colour::Colour::Series(series));
+            let coordinates = |attribute| {
+                shape_numbers(&svg, "circle", attribute, colour::PurposeColour::Series(series))
+            };
             assert_eq!(coordinates("cx").len(), 4);
             assert!(coordinates("cx").is_sorted_by(|a, b| a < b), "to the right");
             assert!(coordinates("cy").is_sorted_by(|a, b| a > b), "upwards");
         }
         // The slower implementation is higher up, and a logarithmic axis has equal steps for
         // doublings.
-        let cy = |series| numbers(&svg, "circle", "cy", colour::Colour::Series(series));
+        let cy =
+            |series| shape_numbers(&svg, "circle", "cy", colour::PurposeColour::Series(series));
         assert!(cy(0).iter().zip(cy(1)).all(|(fast, slow)| slow < *fast));
-        let cx = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
+        let cx = shape_numbers(&svg, "circle", "cx", colour::PurposeColour::Series(0));
         assert!((cx[1] - cx[0] - (cx[3] - cx[2])).abs() <= 1.0, "{cx:?}");
         let texts = svg_texts(&svg);
         let expected =
@@ -120,7 +122,7 @@ fn curves_have_a_mark_for_every_value_in_order() {
 
 #[test]
 fn text_of_others_is_escaped_in_a_drawing() {
-    let svg = curves(ScaleKind::Log).svg().unwrap();
+    let svg = curves_chart(ScaleKind::Log).svg().unwrap();
     assert!(svg.contains("cuda/&lt;naive&gt; &amp; &quot;co&quot;") && !svg.contains("<naive>"));
     let mut chart = heat_map_chart();
     chart.title = "a\u{1b}[31m\u{0}b".to_owned();
@@ -133,8 +135,8 @@ fn rows_have_their_labels_and_stay_inside() {
     let chart = rows();
     let svg = chart.svg().unwrap();
     // The dot of the interval, and two dots of the runs.
-    assert_eq!(count(&svg, "circle"), 15);
-    let at = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
+    assert_eq!(count_tags(&svg, "circle"), 15);
+    let at = shape_numbers(&svg, "circle", "cx", colour::PurposeColour::Series(0));
     assert!(at.is_sorted_by(|a, b| a < b), "{at:?}");
     assert!(
         svg_texts(&svg).iter().any(|text| text.contains('…')),
@@ -145,7 +147,7 @@ fn rows_have_their_labels_and_stay_inside() {
 
 fn assert_shapes_inside(picture: &VectorPicture) {
     for shape in &picture.shapes {
-        let Shape::Text { x, text, size, anchor, .. } = shape else { continue };
+        let PictureShape::Text { x, text, size, anchor, .. } = shape else { continue };
         let width = text::text_width(text, *size);
         let left = match anchor {
             TextAnchor::Start => *x,
@@ -175,7 +177,7 @@ fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
     for label in labels {
         assert!(shown.contains(&label.replace(' ', "")), "{label}: {shown}");
     }
-    let at = |attribute| numbers(&svg, "circle", attribute, colour::Colour::Series(0));
+    let at = |attribute| shape_numbers(&svg, "circle", attribute, colour::PurposeColour::Series(0));
     assert!(at("cx")[2] - at("cx")[0] > 50.0, "{:?}", at("cx"));
     // A row with one line has the usual height.
     let steps: Vec<f64> = at("cy").windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -203,8 +205,9 @@ fn titles_and_names_of_columns_take_lines_rather_than_lose_words() {
 #[test]
 fn a_cell_has_the_colour_of_its_value() {
     let svg = heat_map_chart().svg().unwrap();
-    let cells_of_step = |step| numbers(&svg, "rect", "x", colour::Colour::Step(step)).len();
-    assert_eq!((cells_of_step(0), cells_of_step(colour::STEPS - 1)), (1, 1));
+    let cells_of_step =
+        |step| shape_numbers(&svg, "rect", "x", colour::PurposeColour::Step(step)).len();
+    assert_eq!((cells_of_step(0), cells_of_step(colour::HEAT_STEPS - 1)), (1, 1));
     let texts = svg_texts(&svg);
     ["1 µs", "8 µs", "b16", "right: t; down: b", "-"]
         .iter()
@@ -213,7 +216,7 @@ fn a_cell_has_the_colour_of_its_value() {
 
 #[test]
 fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
-    let chart = curves(ScaleKind::Log);
+    let chart = curves_chart(ScaleKind::Log);
     let image = png::Decoder::new(std::io::Cursor::new(chart.png().unwrap()));
     let mut reader = image.read_info().unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
@@ -223,10 +226,12 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
         (info.width, info.height),
         ((2.0 * picture.width) as u32, (2.0 * picture.height).ceil() as u32)
     );
-    let has = |colour: colour::Colour| {
+    let has = |colour: colour::PurposeColour| {
         pixels.chunks_exact(3).filter(|pixel| *pixel == colour.rgb()).count()
     };
-    assert!(has(colour::Colour::Series(0)) > 200 && has(colour::Colour::Series(1)) > 200);
+    assert!(
+        has(colour::PurposeColour::Series(0)) > 200 && has(colour::PurposeColour::Series(1)) > 200
+    );
     // This row of pixels contains letters of the title.
     let row = 3 * info.width as usize;
     let title = &pixels[..row * 48];
@@ -236,7 +241,7 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
 
 #[test]
 fn an_empty_chart_does_not_panic() {
-    let empty = Axis::new("x", PlottedUnit::Time, ScaleKind::Log);
+    let empty = ChartAxis::new("x", PlottedUnit::Time, ScaleKind::Log);
     let bodies = [
         ChartBody::Xy(Xy {
             x: empty.clone(),
@@ -245,7 +250,7 @@ fn an_empty_chart_does_not_panic() {
             guides: vec![],
             broad: false,
         }),
-        ChartBody::Rows(Rows { axis: empty, legend: vec![], rows: vec![], origin: None }),
+        ChartBody::Rows(LabelledRows { axis: empty, legend: vec![], rows: vec![], origin: None }),
         ChartBody::Heat(HeatMap {
             columns: vec![],
             rows: vec![],

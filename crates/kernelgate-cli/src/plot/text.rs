@@ -16,14 +16,16 @@ fn font_scale(font: &impl Font, size: f64) -> PxScale {
     PxScale::from(size as f32 * font.height_unscaled() / em)
 }
 
-fn advance(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
+fn glyph_advance(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
     let font = font.as_scaled(font_scale(font, size));
     text.chars().map(|c| font.h_advance(font.glyph_id(c))).sum()
 }
 
 /// Width in pixels that a text may take.
 pub fn text_width(text: &str, size: f64) -> f64 {
-    f64::from(CHART_FONT.as_ref().map_or(0.0, |font| advance(font, text, size)) * FONT_WIDTH_MARGIN)
+    f64::from(
+        CHART_FONT.as_ref().map_or(0.0, |font| glyph_advance(font, text, size)) * FONT_WIDTH_MARGIN,
+    )
 }
 
 /// An image with three bytes a pixel.
@@ -46,7 +48,7 @@ impl PixelImage<'_> {
         let Some(font) = CHART_FONT.as_ref() else { return };
         let scale = font_scale(font, size);
         let scaled = font.as_scaled(scale);
-        let mut left = x as f32 - before * advance(font, text, size);
+        let mut left = x as f32 - before * glyph_advance(font, text, size);
         let baseline = y as f32 + 0.36 * size as f32;
         for c in text.chars() {
             let id = scaled.glyph_id(c);

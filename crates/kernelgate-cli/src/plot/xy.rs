@@ -1,10 +1,12 @@
 //! A chart body of curves and points over two axes.
 
-use super::axis::Axis;
-use super::colour::Colour;
-use super::frame::{LINE, Lines, MARGIN, draw_axis_below, head, title_and_legend_height};
-use super::picture::{TEXT, TextAnchor, VectorPicture};
-use super::scale::Scale;
+use super::axis::ChartAxis;
+use super::colour::PurposeColour;
+use super::frame::{
+    DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, draw_axis_below, head, title_and_legend_height,
+};
+use super::picture::{TEXT_SIZE, TextAnchor, VectorPicture};
+use super::scale::ChartScale;
 use super::text::text_width;
 
 /// Size of the drawing, and of the area between the axes.
@@ -16,12 +18,12 @@ const FULL_WIDTH_CHART_SIZE: (f64, f64) = (660.0, 380.0);
 #[derive(Debug, Clone, PartialEq)]
 pub struct Xy {
     /// The horizontal axis.
-    pub x: Axis,
+    pub x: ChartAxis,
     /// The vertical axis.
-    pub y: Axis,
-    /// The data, each with a colour of its own.
+    pub y: ChartAxis,
+    /// The series of data, each with a colour of its own.
     pub series: Vec<CurveSeries>,
-    /// Lines to compare the data with, drawn behind it.
+    /// Reference lines behind the data.
     pub guides: Vec<GuideLine>,
     /// Whether the chart has the width of a page.
     pub broad: bool,
@@ -37,12 +39,12 @@ pub struct CurveSeries {
     /// Whether a line joins the marks, which are then in order of x.
     pub joined: bool,
     /// The marks.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<CurveMark>,
 }
 
 /// A point of a curve: a value with its spread.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Mark {
+pub struct CurveMark {
     /// Horizontal position.
     pub x: f64,
     /// Vertical position.
@@ -51,7 +53,7 @@ pub struct Mark {
     pub range: (f64, f64),
 }
 
-impl Mark {
+impl CurveMark {
     /// A point without a spread.
     pub const fn at(x: f64, y: f64) -> Self {
         Self { x, y, range: (y, y) }
@@ -67,18 +69,19 @@ pub struct GuideLine {
     pub points: Vec<(f64, f64)>,
 }
 
-pub fn layout(lines: Lines<'_>, body: &Xy) -> VectorPicture {
+pub fn layout(lines: TitleLines<'_>, body: &Xy) -> VectorPicture {
     let (width, field) = if body.broad { FULL_WIDTH_CHART_SIZE } else { DEFAULT_CHART_SIZE };
     // Neighbouring guide lines have different tones.
-    let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
+    let tone =
+        |i: usize| if i.is_multiple_of(2) { PurposeColour::Ink } else { PurposeColour::Muted };
     let guides = body.guides.iter().enumerate();
     let guides = guides.map(|(i, guide)| (guide.name.as_str(), tone(i)));
     let series = body.series.iter();
-    let series = series.map(|series| (series.name.as_str(), Colour::Series(series.colour)));
-    let legend: Vec<(&str, Colour)> = series.chain(guides).collect();
-    let height = title_and_legend_height(lines, &legend, width) + LINE + field + 48.0;
+    let series = series.map(|series| (series.name.as_str(), PurposeColour::Series(series.colour)));
+    let legend: Vec<(&str, PurposeColour)> = series.chain(guides).collect();
+    let height = title_and_legend_height(lines, &legend, width) + TEXT_LINE_HEIGHT + field + 48.0;
     let mut picture = VectorPicture::new(width, height);
-    let top = head(&mut picture, lines, &legend) + LINE;
+    let top = head(&mut picture, lines, &legend) + TEXT_LINE_HEIGHT;
     let bottom = top + field;
     let marks = || body.series.iter().flat_map(|series| &series.marks);
     let corners = || body.guides.iter().flat_map(|guide| &guide.points);
@@ -86,18 +89,23 @@ pub fn layout(lines: Lines<'_>, body: &Xy) -> VectorPicture {
     let values = values.chain(corners().map(|(_, y)| *y));
     let y = body.y.scale(values, (bottom, top));
     let ticks = body.y.ticks_on(&y, 5);
-    let widest = ticks.iter().map(|(_, text)| text_width(text, TEXT)).fold(0.0, f64::max);
-    let (left, right) = (MARGIN + widest + 6.0, width - MARGIN - 8.0);
+    let widest = ticks.iter().map(|(_, text)| text_width(text, TEXT_SIZE)).fold(0.0, f64::max);
+    let (left, right) = (DRAWING_MARGIN + widest + 6.0, width - DRAWING_MARGIN - 8.0);
     let values = marks().map(|mark| mark.x).chain(corners().map(|(x, _)| *x));
     let x = body.x.scale(values, (left, right));
     draw_axis_below(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
     for (value, text) in &ticks {
         let Some(at) = y.at(*value) else { continue };
-        picture.line(vec![(left, at), (right, at)], Colour::Grid, 1.0);
-        picture.text((left - 6.0, at), text, Colour::Muted, TextAnchor::End);
+        picture.line(vec![(left, at), (right, at)], PurposeColour::Grid, 1.0);
+        picture.text((left - 6.0, at), text, PurposeColour::Muted, TextAnchor::End);
     }
-    picture.text((MARGIN, top - LINE * 0.7), &body.y.label, Colour::Ink, TextAnchor::Start);
-    picture.line(vec![(left, top), (left, bottom), (right, bottom)], Colour::Muted, 1.0);
+    picture.text(
+        (DRAWING_MARGIN, top - TEXT_LINE_HEIGHT * 0.7),
+        &body.y.label,
+        PurposeColour::Ink,
+        TextAnchor::Start,
+    );
+    picture.line(vec![(left, top), (left, bottom), (right, bottom)], PurposeColour::Muted, 1.0);
     for (i, guide) in body.guides.iter().enumerate() {
         let points = guide.points.iter();
         let points = points.filter_map(|(gx, gy)| Some((x.at(*gx)?, y.at(*gy)?))).collect();
@@ -107,9 +115,13 @@ pub fn layout(lines: Lines<'_>, body: &Xy) -> VectorPicture {
     picture
 }
 
-fn draw_series(picture: &mut VectorPicture, series: &CurveSeries, (x, y): (&Scale, &Scale)) {
-    let colour = Colour::Series(series.colour);
-    let place = |mark: &Mark| Some((x.at(mark.x)?, y.at(mark.y)?));
+fn draw_series(
+    picture: &mut VectorPicture,
+    series: &CurveSeries,
+    (x, y): (&ChartScale, &ChartScale),
+) {
+    let colour = PurposeColour::Series(series.colour);
+    let place = |mark: &CurveMark| Some((x.at(mark.x)?, y.at(mark.y)?));
     if series.joined {
         let points: Vec<(f64, f64)> = series.marks.iter().filter_map(place).collect();
         if points.len() > 1 {

@@ -9,14 +9,14 @@ use crate::gate::interval::SpreadSource;
 use crate::gate::judgement::{Judgement, RunEvidence, SideRunCounts};
 
 impl VerdictWording for BaselineFacts {
-    const VERB_COMMAND: &'static str = "kernelgate gate";
-    const SIDES: [&'static str; 2] = ["baseline", "run"];
-    const COLUMNS: [&'static str; 2] = ["baseline", "now"];
-    const EVIDENCE: &'static str = "runs";
+    const METHOD_COMMAND: &'static str = "kernelgate gate";
+    const SIDE_NAMES: [&'static str; 2] = ["baseline", "run"];
+    const SIDE_COLUMNS: [&'static str; 2] = ["baseline", "now"];
+    const EVIDENCE_UNIT: &'static str = "runs";
     const ROW_EXPLANATION: &'static [&'static str] = &[
         "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged",
     ];
-    const FAILED: &'static str = "failed";
+    const FAILED_LABEL: &'static str = "failed";
     const SKIPPED_LABEL: &'static str = "skipped, in the baseline";
 
     fn heading(report: &GateReport) -> String {

@@ -1,7 +1,7 @@
 //! The outcome of a search for the first slower commit, as text.
 
 use crate::bisect::commits::{SuspectCommit, words};
-use crate::bisect::{Bisection, CommitTimeRatio, Ended, FoundCommits, SlowdownRange};
+use crate::bisect::{Bisection, CommitTimeRatio, FoundCommits, SearchEnd, SlowdownRange};
 
 /// Largest number of commits of a range that are named.
 const MAX_LISTED_SUSPECTS: usize = 20;
@@ -11,22 +11,22 @@ pub fn text(bisection: &Bisection) -> String {
     let Bisection { case, good, bad, commits, ended, found } = bisection;
     let ends = format!("{case}: {bad} against {good}, {commits} commits later");
     match (ended, found) {
-        (Ended::Found(search), Some(found)) => slowed_commits_text(&ends, search, found),
-        (Ended::Found(_), None) => ends,
-        (Ended::NoDifference(times), _) => format!(
+        (SearchEnd::Found(search), Some(found)) => slowed_commits_text(&ends, search, found),
+        (SearchEnd::Found(_), None) => ends,
+        (SearchEnd::NoDifference(times), _) => format!(
             "{ends}: not slower ({}), so there is no first slower commit between them",
-            range(times)
+            ratio_range(times)
         ),
-        (Ended::EndsUndecided(why), _) => format!(
+        (SearchEnd::EndsUndecided(why), _) => format!(
             "{ends}: it is undecided whether it is slower ({why}); a longer --budget, more \
              --max-blocks or a quieter machine may decide it"
         ),
-        (Ended::EndUnusable(why), _) => format!("{ends}: cannot be compared: {why}"),
+        (SearchEnd::EndUnusable(why), _) => format!("{ends}: cannot be compared: {why}"),
     }
 }
 
 fn slowed_commits_text(ends: &str, search: &SlowdownRange, found: &FoundCommits) -> String {
-    let mut lines = vec![format!("{ends}: slower, {}", range(&search.ends))];
+    let mut lines = vec![format!("{ends}: slower, {}", ratio_range(&search.ends))];
     let named: Vec<String> =
         found.suspects.iter().take(MAX_LISTED_SUSPECTS).map(suspect_commit_line).collect();
     match &found.suspects[..] {
@@ -74,7 +74,7 @@ fn suspect_commit_line(SuspectCommit { commit, subject, merged }: &SuspectCommit
     }
 }
 
-fn range(CommitTimeRatio { ratio, low, high }: &CommitTimeRatio) -> String {
+fn ratio_range(CommitTimeRatio { ratio, low, high }: &CommitTimeRatio) -> String {
     let percent = super::cells::percent;
     format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))
 }

@@ -6,37 +6,39 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::gate::calibration::summary::{
-    ComparisonTally, Power, ProcessNoise, ProportionWithInterval,
+    ComparisonTally, MeasuredPower, ProcessNoise, ProportionWithInterval,
 };
 use crate::gate::calibration::{Calibration, RecommendedThresholds, summarise_calibration};
-use kernelgate::display::table::Table;
-use kernelgate::display::time;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::time_text;
 
 /// Text of the calibration for a terminal of this width, if the width is known.
 pub fn text(calibration: &Calibration, columns: Option<usize>) -> String {
-    let table = |table: &Table| table.text_within(columns);
-    written(calibration, "", &table, &|text| printable_on_terminal(text).into_owned())
+    let table = |table: &TextTable| table.text_within(columns);
+    write_calibration(calibration, "", &table, &|text| printable_on_terminal(text).into_owned())
 }
 
 /// The calibration as Markdown.
 pub fn markdown(calibration: &Calibration) -> String {
-    written(calibration, "## ", &Table::to_markdown, &|text| MarkdownText(text).to_string())
+    write_calibration(calibration, "## ", &TextTable::to_markdown, &|text| {
+        MarkdownText(text).to_string()
+    })
 }
 
 /// Writes the calibration; `words` escapes text of the file for the format.
-fn written(
+fn write_calibration(
     calibration: &Calibration,
     heading: &str,
-    table: &dyn Fn(&Table) -> String,
+    table: &dyn Fn(&TextTable) -> String,
     words: &dyn Fn(&str) -> String,
 ) -> String {
     let summary = summarise_calibration(calibration);
     let mut out = format!(
         "{heading}Calibration of the gate on {}\n\n{}\n",
         words(&calibration.environment.device_name),
-        about(calibration, words)
+        calibration_origin(calibration, words)
     );
-    let mut section = |title: &str, rows: &Table, below: &str| {
+    let mut section = |title: &str, rows: &TextTable, below: &str| {
         if !rows.is_empty() {
             let below = if below.is_empty() { String::new() } else { format!("\n{below}\n") };
             let _ = write!(out, "\n{heading}{title}\n\n{}\n{below}", table(rows));
@@ -51,7 +53,7 @@ fn written(
             })
         })
         .collect();
-    section("Verdicts", &verdicts(&summary.kinds), &reasons.join("\n"));
+    section("Verdicts", &verdicts_table(&summary.kinds), &reasons.join("\n"));
     let not: Vec<String> = summary
         .power
         .iter()
@@ -59,7 +61,7 @@ fn written(
         .filter_map(|power| Some(words(&uninjected_note(power)?)))
         .collect();
     section("Slow-downs found", &power(&summary.power), &not.join("\n"));
-    section("Processes of one executable", &noise(&summary.noise), "");
+    section("Processes of one executable", &noise_table(&summary.noise), "");
     if let Some(recommended) = &calibration.recommended {
         section(
             "Thresholds",
@@ -82,7 +84,7 @@ fn written(
     out
 }
 
-fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
+fn calibration_origin(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     let environment = &calibration.environment;
     let gpus = &environment.gpus;
     let place = match gpus.is_empty() {
@@ -139,12 +141,12 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-fn interval(rate: ProportionWithInterval) -> String {
+fn rate_interval(rate: ProportionWithInterval) -> String {
     format!("{} … {}", percent(rate.low), percent(rate.high))
 }
 
-fn verdicts(kinds: &[ComparisonTally]) -> Table {
-    let mut table = Table::new(&[
+fn verdicts_table(kinds: &[ComparisonTally]) -> TextTable {
+    let mut table = TextTable::new(&[
         "comparisons",
         "failed",
         "95 % bound",
@@ -180,8 +182,8 @@ fn verdicts(kinds: &[ComparisonTally]) -> Table {
     table
 }
 
-fn power(rows: &[Power]) -> Table {
-    let mut table = Table::new(&[
+fn power(rows: &[MeasuredPower]) -> TextTable {
+    let mut table = TextTable::new(&[
         "case",
         "made",
         "added",
@@ -199,21 +201,21 @@ fn power(rows: &[Power]) -> Table {
             format!("{:.2} %", row.measured),
             format!("{} of {}", row.found.hits, row.found.of),
             percent(row.found.share()),
-            interval(row.found),
+            rate_interval(row.found),
             row.missed.to_string(),
         ]);
     }
     table
 }
 
-fn uninjected_note(power: &Power) -> Option<String> {
+fn uninjected_note(power: &MeasuredPower) -> Option<String> {
     let (count, reason) = power.not_injected.as_ref()?;
     let case = power.case.as_deref().unwrap_or("all");
     Some(format!("not made: {}, {case}, in {count} comparisons: {reason}", power.kind))
 }
 
-fn noise(rows: &[ProcessNoise]) -> Table {
-    let mut table = Table::new(&[
+fn noise_table(rows: &[ProcessNoise]) -> TextTable {
+    let mut table = TextTable::new(&[
         "case",
         "time",
         "pairs",
@@ -224,7 +226,7 @@ fn noise(rows: &[ProcessNoise]) -> Table {
     for row in rows {
         table.row(vec![
             row.case.clone(),
-            time(row.time_ns),
+            time_text(row.time_ns),
             row.pairs.to_string(),
             format!("{:.2} %", row.process),
             format!("±{:.2} %", row.widest),
@@ -234,8 +236,8 @@ fn noise(rows: &[ProcessNoise]) -> Table {
     table
 }
 
-fn threshold_table(recommended: &RecommendedThresholds) -> Table {
-    let mut table = Table::new(&[
+fn threshold_table(recommended: &RecommendedThresholds) -> TextTable {
+    let mut table = TextTable::new(&[
         "threshold",
         "failed, A/A and sham",
         "A/A inconclusive",

@@ -1,16 +1,16 @@
 //! A judgement of a case as cells of a table.
 
-use crate::gate::judgement::{Evidence, Judgement};
-use kernelgate::display::time;
+use crate::gate::judgement::{Judgement, JudgementEvidence};
+use kernelgate::display::time_text;
 
 /// The time of the base, "1.254 ms", or "-" without a time.
 pub fn base_time_cell(judged: &Judgement) -> String {
-    cell_if_timed(judged, |judged| time(judged.base_ns))
+    cell_if_timed(judged, |judged| time_text(judged.base_ns))
 }
 
 /// The time of the head, or "-" without a time.
 pub fn head(judged: &Judgement) -> String {
-    cell_if_timed(judged, |judged| time(judged.head_ns))
+    cell_if_timed(judged, |judged| time_text(judged.head_ns))
 }
 
 /// The change, "+25.3%", or "-" without times.
@@ -47,8 +47,8 @@ pub fn p(judged: &Judgement) -> String {
 /// The evidence: "12 + 16" pairs of both rounds, "5:3" runs of base and head.
 pub fn evidence(judged: &Judgement) -> String {
     match &judged.evidence {
-        Evidence::Runs(runs) => format!("{}:{}", runs.base.runs, runs.head.runs),
-        Evidence::Pairs(pairs) => match &pairs.confirmation {
+        JudgementEvidence::Runs(runs) => format!("{}:{}", runs.base.runs, runs.head.runs),
+        JudgementEvidence::Pairs(pairs) => match &pairs.confirmation {
             Some(second) => format!("{} + {}", pairs.decision.pairs, second.pairs),
             None => pairs.decision.pairs.to_string(),
         },

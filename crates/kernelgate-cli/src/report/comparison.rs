@@ -25,10 +25,10 @@ const CRITERION_UNIT_NOTE: &str = "times of Criterion's benches are nanoseconds,
 const MAX_NAMED_CODE_CHANGES: usize = 20;
 
 impl VerdictWording for BuildFacts {
-    const VERB_COMMAND: &'static str = "kernelgate compare";
-    const SIDES: [&'static str; 2] = ["base", "head"];
-    const COLUMNS: [&'static str; 2] = Self::SIDES;
-    const EVIDENCE: &'static str = "pairs";
+    const METHOD_COMMAND: &'static str = "kernelgate compare";
+    const SIDE_NAMES: [&'static str; 2] = ["base", "head"];
+    const SIDE_COLUMNS: [&'static str; 2] = Self::SIDE_NAMES;
+    const EVIDENCE_UNIT: &'static str = "pairs";
     const ROW_EXPLANATION: &'static [&'static str] = &[
         "interval: 95 %; p: of \"not slower than the threshold\", over all cases and interim \
          analyses; pairs: of the first round + of the second, which must agree before anything is \
@@ -36,7 +36,7 @@ impl VerdictWording for BuildFacts {
         "change: the median over pairs of processes that ran one after the other, not of the two \
          times; a block is four processes, two pairs",
     ];
-    const FAILED: &'static str = "failed in the head";
+    const FAILED_LABEL: &'static str = "failed in the head";
     const SKIPPED_LABEL: &'static str = "skipped in the head, timed in the base";
 
     // A bench whose executables are the same file on both sides cannot have changed.
@@ -69,7 +69,7 @@ impl VerdictWording for BuildFacts {
         let mut facts = vec![("base", base.clone()), ("head", head.clone())];
         facts.push(("on", comparison.device.clone()));
         facts.extend(noise_floor(comparison).map(|words| ("noise floor", words)));
-        facts.extend(clock(comparison).map(|words| ("SM clock", words)));
+        facts.extend(clock_line(comparison).map(|words| ("SM clock", words)));
         let blocks: usize = rounds.iter().map(|round| round.blocks).sum();
         let wall_s: f64 = rounds.iter().map(|round| round.wall_s).sum();
         facts.push((
@@ -117,7 +117,7 @@ impl VerdictWording for BuildFacts {
             return String::new();
         }
         let seconds = more.iter().sum::<usize>() as f64 * round.wall_s / pairs as f64;
-        let time = duration::text(Duration::from_secs_f64(seconds.clamp(1.0, 1e9)));
+        let time = duration::duration_text(Duration::from_secs_f64(seconds.clamp(1.0, 1e9)));
         format!("; about {time} more would settle {}", if more.len() == 1 { "it" } else { "them" })
     }
 
@@ -138,7 +138,7 @@ impl VerdictWording for BuildFacts {
             UnjudgedEntry::new(&format!("bench {bench}"), UnjudgedKind::Skipped, why)
         });
         let failed = |(case, why): (&String, &CaseFailure)| {
-            UnjudgedEntry::failed(case, UnjudgedKind::Skipped, FAILED_IN_BASE, why)
+            UnjudgedEntry::failed_entry(case, UnjudgedKind::Skipped, FAILED_IN_BASE, why)
         };
         let abandoned = facts.broken.iter().filter(|broken| broken.abandoned).map(|broken| {
             let kind = match broken.side {
@@ -236,7 +236,7 @@ fn noise_floor(comparison: &Comparison) -> Option<String> {
 
 /// The change of the head's SM clock relative to the base's, if it was read: the change in cycles
 /// over the change in time.
-fn clock(comparison: &Comparison) -> Option<String> {
+fn clock_line(comparison: &Comparison) -> Option<String> {
     let shifts = paired_decisions(comparison)
         .filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
     let furthest = shifts

@@ -3,15 +3,15 @@
 use jiff::Timestamp;
 
 use super::cells::percent;
-use crate::history::series::Change;
+use crate::history::series::LevelChange;
 use crate::history::{CaseHistory, CommitOrder, SkippedRecordFile};
-use kernelgate::display::table::Table;
+use kernelgate::display::table::TextTable;
 use kernelgate::display::terminal::wrap_terminal_text;
-use kernelgate::display::time;
+use kernelgate::display::time_text;
 use kernelgate::record::text::printable_on_terminal;
 
 /// Steps of a sparkline, from the shortest time to the longest.
-const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+const SPARKLINE_STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Largest number of commits in the sparkline of a table.
 const MAX_COMMITS_IN_TABLE_SPARKLINE: usize = 20;
 /// Largest number of commits in the sparkline of one case.
@@ -56,7 +56,7 @@ pub fn commit_order_text(histories: &[CaseHistory], order: &CommitOrder) -> Stri
     }
 }
 
-/// Files without data, a few of them by name.
+/// Names a few of the skipped files, with the number of all skipped files.
 pub fn skipped(files: &[SkippedRecordFile]) -> String {
     const MAX_NAMED_SKIPPED_FILES: usize = 5;
     let each = files
@@ -75,17 +75,22 @@ fn history_overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<St
 }
 
 /// A table for each device, with a line for each case.
-pub fn tables(histories: &[CaseHistory]) -> Vec<(String, Table)> {
+pub fn tables(histories: &[CaseHistory]) -> Vec<(String, TextTable)> {
     let of_device = |histories: Vec<&CaseHistory>| {
-        let mut table = Table::new(&["case", "commits", "runs", "last", "last change", "times"]);
+        let mut table =
+            TextTable::new(&["case", "commits", "runs", "last", "last change", "times"]);
         for history in &histories {
             let runs: usize = history.points.iter().map(|point| point.runs_ns.len()).sum();
             table.row(vec![
                 name(history),
                 history.points.len().to_string(),
                 runs.to_string(),
-                history.points.last().map(|point| time(point.median_ns)).unwrap_or_default(),
-                history.changes.last().map(|change| short(history, change)).unwrap_or_default(),
+                history.points.last().map(|point| time_text(point.median_ns)).unwrap_or_default(),
+                history
+                    .changes
+                    .last()
+                    .map(|change| short_change(history, change))
+                    .unwrap_or_default(),
                 sparkline(history, MAX_COMMITS_IN_TABLE_SPARKLINE),
             ]);
         }
@@ -109,7 +114,8 @@ fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<Stri
         let names: Vec<&str> = history.formerly.iter().map(String::as_str).collect();
         lines.push(format!("formerly {}", names.join(", ")));
     }
-    let mut table = Table::new(&["commit", "first run", "runs", "time", "from", "to", "change"]);
+    let mut table =
+        TextTable::new(&["commit", "first run", "runs", "time", "from", "to", "change"]);
     let hidden = history.points.len().saturating_sub(MAX_ROWS);
     for (at, point) in history.points.iter().enumerate().skip(hidden) {
         let change = history.changes.iter().find(|change| change.point == at);
@@ -117,9 +123,9 @@ fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<Stri
             point.code().short_commit(),
             day(point.started_ms),
             point.runs_ns.len().to_string(),
-            time(point.median_ns),
-            time(point.low_ns),
-            time(point.high_ns),
+            time_text(point.median_ns),
+            time_text(point.low_ns),
+            time_text(point.high_ns),
             change.map(|change| percent(1.0 + change.change)).unwrap_or_default(),
         ]);
     }
@@ -127,7 +133,7 @@ fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<Stri
         lines.push(format!("{hidden} older commits are not shown (--format json has all)"));
     }
     lines.push(table.text_within(columns));
-    lines.extend(history.changes.iter().map(|change| words(history, change)));
+    lines.extend(history.changes.iter().map(|change| change_sentence(history, change)));
     if history.changes.is_empty() {
         lines.push("no change of the level".to_owned());
     }
@@ -135,8 +141,8 @@ fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<Stri
 }
 
 /// Describes a change of a history in a sentence.
-fn words(history: &CaseHistory, change: &Change) -> String {
-    let Change { point, commits, low, high, confidence, .. } = change;
+fn change_sentence(history: &CaseHistory, change: &LevelChange) -> String {
+    let LevelChange { point, commits, low, high, confidence, .. } = change;
     let code = |at: usize| history.points[at].code().short_commit();
     let size = format!(
         "{} ({} to {}), confidence {:.1} %",
@@ -161,7 +167,7 @@ fn words(history: &CaseHistory, change: &Change) -> String {
 }
 
 /// Short text of a change in a history: "+5.2% 1a2b3c4d".
-fn short(history: &CaseHistory, change: &Change) -> String {
+fn short_change(history: &CaseHistory, change: &LevelChange) -> String {
     format!(
         "{} {}",
         percent(1.0 + change.change),
@@ -198,7 +204,8 @@ fn sparkline(history: &CaseHistory, width: usize) -> String {
     let high = times.iter().copied().fold(0.0, f64::max);
     let step = |ns: &f64| {
         let share = if high > low { (ns - low) / (high - low) } else { 0.0 };
-        STEPS[((share * STEPS.len() as f64) as usize).min(STEPS.len() - 1)]
+        SPARKLINE_STEPS
+            [((share * SPARKLINE_STEPS.len() as f64) as usize).min(SPARKLINE_STEPS.len() - 1)]
     };
     times.iter().map(step).collect()
 }

@@ -3,7 +3,7 @@
 use super::cells;
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
-use kernelgate::display::table::shortened;
+use kernelgate::display::table::shortened_text;
 
 /// Columns of the drawing.
 const INTERVAL_DRAWING_COLUMNS: usize = 41;
@@ -11,12 +11,12 @@ const INTERVAL_DRAWING_COLUMNS: usize = 41;
 /// to scroll only for its end, and no two cases look alike.
 const MAX_CASE_ID_COLUMNS: usize = 160;
 /// Largest number of lines.
-const MAX_ROWS: usize = 12;
+const MAX_INTERVAL_ROWS: usize = 12;
 /// Smallest change to either side that the drawing covers.
 const MIN_DRAWN_CHANGE: f64 = 0.02;
 
-/// Draws the intervals of timed cases: regressed cases first, then those that changed most; `None`
-/// if no case was timed. `<` and `>` mark ends of an interval that lie outside the drawing.
+/// Draws the intervals of timed cases: regressed cases, then the largest changes; `None` if no case
+/// was timed. `<` and `>` mark ends of an interval that lie outside the drawing.
 pub fn text(rows: &[Judgement]) -> Option<String> {
     let mut timed: Vec<&Judgement> = rows.iter().filter(|row| row.is_timed()).collect();
     let size = |row: &Judgement| (row.ratio.center - 1.0).abs();
@@ -24,8 +24,8 @@ pub fn text(rows: &[Judgement]) -> Option<String> {
         let rank = |row: &Judgement| row.verdict != Verdict::Regressed;
         rank(a).cmp(&rank(b)).then(size(b).total_cmp(&size(a)))
     });
-    let left_out = timed.len().saturating_sub(MAX_ROWS);
-    timed.truncate(MAX_ROWS);
+    let left_out = timed.len().saturating_sub(MAX_INTERVAL_ROWS);
+    timed.truncate(MAX_INTERVAL_ROWS);
     let widest = timed.iter().map(|row| size(row)).fold(0.0, f64::max);
     let end = (1.5 * widest).max(MIN_DRAWN_CHANGE);
     let label = |share: f64| format!("{:+.1}%", 100.0 * share);
@@ -61,7 +61,7 @@ fn line(row: &Judgement, end: f64) -> String {
     }
     field[column(row.ratio.center)] = 'o';
     let field: String = field.into_iter().collect();
-    format!("{field} {:>8}  {}", cells::change(row), shortened(&row.case, MAX_CASE_ID_COLUMNS))
+    format!("{field} {:>8}  {}", cells::change(row), shortened_text(&row.case, MAX_CASE_ID_COLUMNS))
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
     fn long_lists_are_counted_and_no_case_gives_no_text() {
         let unchanged = |i: usize| row(&format!("a/{i}"), Verdict::Unchanged, (0.99, 1.0, 1.01));
         let drawn = text(&(0..50).map(unchanged).collect::<Vec<_>>()).unwrap();
-        assert_eq!(drawn.lines().count(), MAX_ROWS + 2);
+        assert_eq!(drawn.lines().count(), MAX_INTERVAL_ROWS + 2);
         assert!(drawn.ends_with("and 38 more cases"), "{drawn}");
         let unmeasured = Judgement { base_ns: 0.0, ..unchanged(0) };
         assert_eq!(text(&[unmeasured]), None);

@@ -7,10 +7,10 @@ use super::cells;
 use crate::gate::costs::CostGrowth;
 use crate::gate::judgement::Judgement;
 use crate::gate::outputs::verification::VerificationLoss;
-use crate::gate::rules::{FILE, RulesReport};
+use crate::gate::rules::{RULES_FILE, RulesReport};
 use crate::gate::verdict::Verdict;
-use crate::gate::verdicts::{Refusal, Verdicts};
-use kernelgate::display::table::Table;
+use crate::gate::verdicts::{RefusedBench, Verdicts};
+use kernelgate::display::table::TextTable;
 use kernelgate::stats::median;
 use kernelgate_cuda::CaseFailure;
 
@@ -72,7 +72,7 @@ impl UnjudgedEntry {
     }
 
     /// A case that failed, with the facts of the reason.
-    pub fn failed(name: &str, kind: UnjudgedKind, label: &str, why: &CaseFailure) -> Self {
+    pub fn failed_entry(name: &str, kind: UnjudgedKind, label: &str, why: &CaseFailure) -> Self {
         let mut facts: Vec<_> =
             why.numbers.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
         facts.extend(why.names.clone());
@@ -83,8 +83,8 @@ impl UnjudgedEntry {
     }
 
     /// Refused cases, with the field that differs; `sides` are the names of base and head.
-    pub fn refused(refused: &[Refusal], sides: [&str; 2]) -> Vec<Self> {
-        let refused_cases = |Refusal { field, base, head, cases }: &Refusal| {
+    pub fn refused_entries(refused: &[RefusedBench], sides: [&str; 2]) -> Vec<Self> {
+        let refused_cases = |RefusedBench { field, base, head, cases }: &RefusedBench| {
             let why = format!(
                 "refused: {field} is `{base}` in the {} and `{head}` in the {}",
                 sides[0], sides[1]
@@ -103,14 +103,14 @@ impl UnjudgedEntry {
 pub fn unjudged_rules_text(rules: &RulesReport) -> String {
     match rules.undecided.len() {
         0 => String::new(),
-        1 => format!("; 1 bound of {FILE} not judged"),
-        count => format!("; {count} bounds of {FILE} not judged"),
+        1 => format!("; 1 bound of {RULES_FILE} not judged"),
+        count => format!("; {count} bounds of {RULES_FILE} not judged"),
     }
 }
 
 /// Entries for bounds of the package's rules that could not be judged.
 pub fn unjudged_rules(rules: &RulesReport) -> Vec<UnjudgedEntry> {
-    let entry = |why: &String| UnjudgedEntry::new(FILE, UnjudgedKind::Skipped, why.clone());
+    let entry = |why: &String| UnjudgedEntry::new(RULES_FILE, UnjudgedKind::Skipped, why.clone());
     rules.undecided.iter().map(entry).collect()
 }
 
@@ -178,10 +178,10 @@ pub fn headline_findings<F>(verdicts: &Verdicts<F>) -> String {
 
 /// Rows for a terminal; `sides` are the names of base and head, `evidence` is the unit of the last
 /// column.
-pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> Table {
+pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> TextTable {
     let [base, head] = sides;
     let columns = ["case", "verdict", base, head, "change", "interval", "detectable", evidence];
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for row in rows {
         table.row(vec![
             row.case.clone(),

@@ -4,34 +4,36 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use kernelgate::display::{bytes, rate, time};
-use kernelgate::record::{Verification, file};
+use kernelgate::display::{amount_rate_text, byte_text, time_text};
+use kernelgate::record::{VerificationExtent, file};
 
 use super::formats::{comment, junit, metrics};
 use super::{comparison, verdicts};
 use crate::bisect::commits::SuspectCommit;
-use crate::bisect::{Answer, Bisection, CommitTimeRatio, Ended, FoundCommits, SlowdownRange};
-use crate::gate::baseline::{BaselineFacts, GatePolicy, GateReport, Staleness};
+use crate::bisect::{
+    Bisection, BisectionAnswer, CommitTimeRatio, FoundCommits, SearchEnd, SlowdownRange,
+};
+use crate::gate::baseline::{BaselineFacts, BaselineStaleness, GatePolicy, GateReport};
 use crate::gate::calibration::Calibration;
 use crate::gate::comparison::{
     BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench, FailedProcess,
 };
 use crate::gate::costs::{CaseCost, ConfirmationPairs, CostGrowth};
 use crate::gate::interval::{SingleRunSpread, SpreadSource, TimeRatio};
-use crate::gate::judgement::{Evidence, Judgement, RunEvidence, SideRunCounts};
+use crate::gate::judgement::{Judgement, JudgementEvidence, RunEvidence, SideRunCounts};
 use crate::gate::kernels::code::{CodeComparison, ComparedKernels};
-use crate::gate::kernels::explanation::{Cause, ChangeExplanation};
-use crate::gate::limits::{Limit, Limits};
-use crate::gate::outputs::numerics::{ErrorGrowth, Figure, NumericsReport};
+use crate::gate::kernels::explanation::{ChangeExplanation, SlowdownCause};
+use crate::gate::limits::{CaseLimits, SourcedLimit};
+use crate::gate::outputs::numerics::{ErrorFigure, ErrorGrowth, NumericsReport};
 use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::paired::{Arm, InconclusiveCause, PairedDecision, TestPlan};
-use crate::gate::reason::{BuildFailure, DecidingSide, Reason};
+use crate::gate::reason::{BuildFailure, DecidingSide, InconclusiveReason};
 use crate::gate::rules::{AppliedAcceptance, RemovedCasesMeaning, RulesReport};
 use crate::gate::verdict::Verdict;
-use crate::gate::verdicts::Refusal;
+use crate::gate::verdicts::RefusedBench;
 use kernelgate_cuda::CaseFailure;
 
-const LIMITS: Limits = Limits::default_limit(0.01);
+const REPORT_LIMITS: CaseLimits = CaseLimits::default_limit(0.01);
 const ASSUMED_SPREAD: SingleRunSpread =
     SingleRunSpread { relative: 0.1, from: SpreadSource::Assumed };
 
@@ -67,7 +69,8 @@ fn decision_of(case: &str, verdict: Verdict, change: f64, width: f64) -> PairedD
     }
 }
 
-/// A test comparison with one case of each verdict. Long because it is a value with every field.
+/// A test comparison with one case of each verdict. The function is long because its value sets
+/// every field.
 #[expect(clippy::too_many_lines)]
 fn comparison_of_every_verdict() -> Comparison {
     use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
@@ -94,15 +97,18 @@ fn comparison_of_every_verdict() -> Comparison {
             regressed.clone(),
             Some(PairedDecision { pairs: 14, ..regressed }),
             vec![],
-            &LIMITS,
+            &REPORT_LIMITS,
         ),
-        Judgement::from_rounds(few, None, vec![], &LIMITS),
-        Judgement::from_rounds(wide, None, vec![], &LIMITS),
-        Judgement::unmeasured(
+        Judgement::from_rounds(few, None, vec![], &REPORT_LIMITS),
+        Judgement::from_rounds(wide, None, vec![], &REPORT_LIMITS),
+        Judgement::unmeasured_judgement(
             "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
-            vec![Reason::Skipped(BuildFailure::new(Arm::Head, "needs 201 MB | of 102 MB <free>"))],
+            vec![InconclusiveReason::Skipped(BuildFailure::new(
+                Arm::Head,
+                "needs 201 MB | of 102 MB <free>",
+            ))],
             &TestPlan::default(),
-            &LIMITS,
+            &REPORT_LIMITS,
         ),
         Judgement::from_rounds(
             decision_of(
@@ -113,20 +119,20 @@ fn comparison_of_every_verdict() -> Comparison {
             ),
             None,
             vec![],
-            &LIMITS,
+            &REPORT_LIMITS,
         ),
         Judgement::from_rounds(
             decision_of("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002),
             None,
             vec![],
-            &LIMITS,
+            &REPORT_LIMITS,
         ),
     ];
     Comparison {
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
-        limits: LIMITS,
+        limits: REPORT_LIMITS,
         judged,
-        refused: vec![Refusal {
+        refused: vec![RefusedBench {
             field: "revision".to_owned(),
             base: "1".to_owned(),
             head: "2".to_owned(),
@@ -174,17 +180,17 @@ fn judgement_of(case: &str, verdict: Verdict, change: f64, runs: (usize, usize))
         single: (runs == 1).then_some(ASSUMED_SPREAD),
         contention: 0.0,
     };
-    let single = Reason::SingleRun { assumed: 0.1 };
+    let single = InconclusiveReason::SingleRun { assumed: 0.1 };
     Judgement {
         case: case.to_owned(),
         verdict,
         reasons: (verdict == Verdict::Inconclusive).then_some(single).into_iter().collect(),
-        threshold: Limit::default_limit(0.281),
+        threshold: SourcedLimit::default_limit(0.281),
         base_ns: 200_000.0,
         head_ns: 200_000.0 * change,
         ratio: TimeRatio { center: change, low: change * 0.98, high: change * 1.02 },
         detectable: Some(0.307),
-        evidence: Evidence::Runs(Box::new(RunEvidence {
+        evidence: JudgementEvidence::Runs(Box::new(RunEvidence {
             same_device: false,
             card: None,
             base: side(runs.0, 0.011),
@@ -198,7 +204,7 @@ fn inconclusive_judgement(
     case: &str,
     change: f64,
     runs: (usize, usize),
-    reason: Reason,
+    reason: InconclusiveReason,
 ) -> Judgement {
     Judgement { reasons: vec![reason], ..judgement_of(case, Verdict::Inconclusive, change, runs) }
 }
@@ -214,7 +220,7 @@ fn gate_report_example() -> GateReport {
                 "a/b/n5/cuda/x/hot",
                 1.29,
                 (5, 1),
-                Reason::Undetectable { detectable: 0.307 },
+                InconclusiveReason::Undetectable { detectable: 0.307 },
             ),
             judgement_of("a/b/n3/cuda/x/hot", Verdict::Unchanged, 1.01, (5, 1)),
         ],
@@ -233,7 +239,7 @@ fn gate_report_example() -> GateReport {
             head_commits: vec!["9f8e7d6c+changes".to_owned()],
             other_device: Some(("GPU-1".to_owned(), "GPU-2".to_owned())),
             unsealed: true,
-            staleness: Some(Staleness {
+            staleness: Some(BaselineStaleness {
                 recorded: "2026-11-21T12:00:00Z".to_owned(),
                 commit: "1a2b3c4d".to_owned(),
                 days: Some(1),
@@ -254,7 +260,7 @@ fn a_slower_case_is_explained_and_skips_are_reported() {
     let change = "attention/flash_mma D=64: registers 96 -> 128".to_owned();
     let code = CodeComparison { same: 1, code: vec![change.clone()], ..CodeComparison::default() };
     let why = ChangeExplanation {
-        causes: vec![Cause::Code],
+        causes: vec![SlowdownCause::Code],
         evidence: vec![change.clone()],
         ..ChangeExplanation::default()
     };
@@ -404,7 +410,7 @@ fn comparison_with_every_field() -> Comparison {
     let seeds = ErrorGrowth {
         case: case("n2"),
         output: Some("spikes".to_owned()),
-        figure: Figure::RelativeL2,
+        figure: ErrorFigure::RelativeL2,
         seeds: 8,
         needed: 8,
         base: 3.8e-5,
@@ -424,7 +430,7 @@ fn comparison_with_every_field() -> Comparison {
         further,
     };
     let unclear = ConfirmationPairs { pairs: 8, grown: 6, found: false };
-    let checked = |checked| Verification::Verified { checked, total: 1600 };
+    let checked = |checked| VerificationExtent::Verified { checked, total: 1600 };
     let facts = BuildFacts {
         calibration: Some("calibration of 2026-11-20: threshold 1.50 %".to_owned()),
         removed: vec![case("n5")],
@@ -442,7 +448,7 @@ fn comparison_with_every_field() -> Comparison {
         explanations: BTreeMap::from([(
             slower,
             ChangeExplanation {
-                causes: vec![Cause::Code],
+                causes: vec![SlowdownCause::Code],
                 evidence: vec!["flash: registers 96 -> 128".to_owned()],
                 ..ChangeExplanation::default()
             },
@@ -453,9 +459,11 @@ fn comparison_with_every_field() -> Comparison {
     };
     Comparison {
         unverified: vec![case("n6")],
-        verification: [Verification::Unverified, checked(3)]
+        verification: [VerificationExtent::Unverified, checked(3)]
             .into_iter()
-            .filter_map(|head| VerificationLoss::between(&case("n8"), checked(1600), head))
+            .filter_map(|head| {
+                VerificationLoss::verification_loss(&case("n8"), checked(1600), head)
+            })
             .collect(),
         numerics: NumericsReport {
             compared: 5,
@@ -489,27 +497,30 @@ fn comparison_with_every_field() -> Comparison {
 fn gate_report_with_every_field() -> GateReport {
     let Comparison { verification, numerics, costs, rules, .. } = comparison_with_every_field();
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
-    let inconclusive = |name: &str, reason: Reason| {
+    let inconclusive = |name: &str, reason: InconclusiveReason| {
         let mut judged = inconclusive_judgement(&case(name), 1.1, (5, 2), reason);
-        if let Evidence::Runs(runs) = &mut judged.evidence {
+        if let JudgementEvidence::Runs(runs) = &mut judged.evidence {
             runs.head.contention = 0.4;
         }
         judged
     };
     let single = |judged: &mut Judgement, single: SingleRunSpread| {
-        if let Evidence::Runs(runs) = &mut judged.evidence {
+        if let JudgementEvidence::Runs(runs) = &mut judged.evidence {
             runs.base.single = Some(single);
         }
     };
     let mut all = gate_report_example().judged;
     all.extend([
-        inconclusive("wide", Reason::Wide(TimeRatio { center: 1.1, low: 1.078, high: 1.122 })),
-        inconclusive("throttled", Reason::Throttled(DecidingSide { side: Arm::Head })),
-        inconclusive("shared", Reason::SharedGpu(DecidingSide { side: Arm::Head })),
-        inconclusive("clock", Reason::Clock { ratio: 0.8 }),
-        inconclusive("unsettled", Reason::Unsettled { width: 0.3 }),
-        inconclusive("host", Reason::HostBound(DecidingSide { side: Arm::Base })),
-        inconclusive("less", Reason::LessVerified(verification[1].clone())),
+        inconclusive(
+            "wide",
+            InconclusiveReason::Wide(TimeRatio { center: 1.1, low: 1.078, high: 1.122 }),
+        ),
+        inconclusive("throttled", InconclusiveReason::Throttled(DecidingSide { side: Arm::Head })),
+        inconclusive("shared", InconclusiveReason::SharedGpu(DecidingSide { side: Arm::Head })),
+        inconclusive("clock", InconclusiveReason::Clock { ratio: 0.8 }),
+        inconclusive("unsettled", InconclusiveReason::Unsettled { width: 0.3 }),
+        inconclusive("host", InconclusiveReason::HostBound(DecidingSide { side: Arm::Base })),
+        inconclusive("less", InconclusiveReason::LessVerified(verification[1].clone())),
     ]);
     single(&mut all[0], SingleRunSpread { relative: 0.02, from: SpreadSource::EarlierRuns });
     single(&mut all[2], SingleRunSpread { relative: 0.03, from: SpreadSource::Calibration });
@@ -577,7 +588,7 @@ fn a_verification_loss_is_in_comment_junit_and_page() {
 
 #[test]
 fn a_refusal_comes_before_every_verdict() {
-    let refusal = Refusal {
+    let refusal = RefusedBench {
         field: "driver".to_owned(),
         base: "580".to_owned(),
         head: "570".to_owned(),
@@ -590,7 +601,7 @@ fn a_refusal_comes_before_every_verdict() {
 }
 
 #[test]
-fn comparison_snapshot() {
+fn comparison_report_matches_snapshot() {
     let compared = comparison_of_every_verdict();
     let summary = verdicts::summary(&compared, "kernelgate compare --base main --budget 600s");
     compare_with_snapshot("compare", "comparison.txt", &verdicts::text(&compared, None));
@@ -610,7 +621,7 @@ fn comparison_snapshot() {
 }
 
 #[test]
-fn gate_snapshot() {
+fn gate_report_matches_snapshot() {
     let gated = gate_report_example();
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main --last 3");
     compare_with_snapshot("gate", "gate.txt", &verdicts::text(&gated, None));
@@ -620,18 +631,18 @@ fn gate_snapshot() {
 
 #[test]
 fn quantities_have_readable_texts() {
-    assert_eq!(bytes(12), "12 B");
-    assert_eq!(bytes(134_217_728), "134 MB");
-    assert_eq!(bytes(1_720_000_000), "1.72 GB");
-    assert_eq!(time(1_234_567.0), "1.235 ms");
-    assert_eq!(time(12.0), "12.00 ns");
-    assert_eq!(time(2.5e9), "2.500 s");
-    assert_eq!(rate(137_438_953_472, "FLOP", 0.9e9), "152.7 GFLOP/s");
-    assert_eq!(rate(1000, "B", 1000.0), "1.000 GB/s");
+    assert_eq!(byte_text(12), "12 B");
+    assert_eq!(byte_text(134_217_728), "134 MB");
+    assert_eq!(byte_text(1_720_000_000), "1.72 GB");
+    assert_eq!(time_text(1_234_567.0), "1.235 ms");
+    assert_eq!(time_text(12.0), "12.00 ns");
+    assert_eq!(time_text(2.5e9), "2.500 s");
+    assert_eq!(amount_rate_text(137_438_953_472, "FLOP", 0.9e9), "152.7 GFLOP/s");
+    assert_eq!(amount_rate_text(1000, "B", 1000.0), "1.000 GB/s");
 }
 
 #[test]
-fn calibration_snapshot() {
+fn calibration_report_matches_snapshot() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../kernelgate-fuzz/tests/corpus/calibration/calibration.json");
     let calibration = file::read::<Calibration>(&path).unwrap();
@@ -668,11 +679,11 @@ fn every_end_of_a_bisection() {
         executables: None,
     };
     let texts = [
-        (Ended::Found(found(Answer::Slower(ends))), Some(commits.clone())),
-        (Ended::Found(found(Answer::Undecided("noise".to_owned()))), Some(commits)),
-        (Ended::NoDifference(CommitTimeRatio { ratio: 1.0, low: 0.99, high: 1.01 }), None),
-        (Ended::EndsUndecided("interval too wide".to_owned()), None),
-        (Ended::EndUnusable("the head does not build".to_owned()), None),
+        (SearchEnd::Found(found(BisectionAnswer::Slower(ends))), Some(commits.clone())),
+        (SearchEnd::Found(found(BisectionAnswer::Undecided("noise".to_owned()))), Some(commits)),
+        (SearchEnd::NoDifference(CommitTimeRatio { ratio: 1.0, low: 0.99, high: 1.01 }), None),
+        (SearchEnd::EndsUndecided("interval too wide".to_owned()), None),
+        (SearchEnd::EndUnusable("the head does not build".to_owned()), None),
     ]
     .map(|(ended, found)| {
         let (good, bad) = ("v1 (aaaaaaaa)".to_owned(), "HEAD (eeeeeeee)".to_owned());

@@ -14,7 +14,7 @@ pub struct ModelUtilization {
 }
 
 /// The precision for a dtype of declared work.
-fn precision(dtype: &str) -> Option<MatrixPrecision> {
+fn precision_of_dtype(dtype: &str) -> Option<MatrixPrecision> {
     Some(match dtype {
         "f64" => MatrixPrecision::Fp64,
         "f32" => MatrixPrecision::Fp32,
@@ -40,7 +40,7 @@ impl ModelUtilization {
             flops.filter_map(|(unit, count)| Some((unit, unit.strip_prefix("matmul ")?, *count)))
         };
         let published_ns = |(_, dtype, count): (&String, &str, u64)| {
-            Some(count as f64 / peaks.as_ref()?.peak_flops_per_ns(precision(dtype)?)?)
+            Some(count as f64 / peaks.as_ref()?.peak_flops_per_ns(precision_of_dtype(dtype)?)?)
         };
         let measured_ns =
             |(unit, _, count): (&String, &str, u64)| Some(count as f64 / measured(unit)? * 1e9);
@@ -59,7 +59,7 @@ pub fn published_peak_text(work: &WorkRecord, device: &str) -> Option<String> {
     let peaks = DevicePeaks::peaks_of_device(device)?;
     let (unit, _) = work.flops.iter().find(|(unit, _)| unit.starts_with("matmul "))?;
     let dtype = unit.strip_prefix("matmul ")?;
-    let flops_per_ns = peaks.peak_flops_per_ns(precision(dtype)?)?;
+    let flops_per_ns = peaks.peak_flops_per_ns(precision_of_dtype(dtype)?)?;
     Some(format!("{:.0} TFLOP/s {dtype}", flops_per_ns / 1e3))
 }
 

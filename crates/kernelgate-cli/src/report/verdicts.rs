@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 
 use super::summary::{self, UnjudgedEntry, UnjudgedKind, VerdictSummary};
 use crate::gate::judgement::Judgement;
-use crate::gate::reason::Reason;
+use crate::gate::reason::InconclusiveReason;
 use crate::gate::verdict::Verdict;
-use crate::gate::verdicts::{Facts, Verdicts};
+use crate::gate::verdicts::{ExitFacts, Verdicts};
 use kernelgate::record::text::{indent_lines, printable_on_terminal};
 use kernelgate_cuda::CaseFailure;
 
@@ -18,19 +18,19 @@ use kernelgate_cuda::CaseFailure;
 const MAX_NAMED_CASES: usize = 20;
 
 /// Texts of the report of one method.
-pub trait VerdictWording: Facts {
+pub trait VerdictWording: ExitFacts {
     /// The verb: "kernelgate compare".
-    const VERB_COMMAND: &'static str;
+    const METHOD_COMMAND: &'static str;
     /// Names of base and head in sentences.
-    const SIDES: [&'static str; 2];
+    const SIDE_NAMES: [&'static str; 2];
     /// Names of base and head as columns.
-    const COLUMNS: [&'static str; 2];
+    const SIDE_COLUMNS: [&'static str; 2];
     /// Unit of the numbers in the last column.
-    const EVIDENCE: &'static str;
+    const EVIDENCE_UNIT: &'static str;
     /// Explanation of a row.
     const ROW_EXPLANATION: &'static [&'static str];
     /// Text before the name of a case that failed.
-    const FAILED: &'static str;
+    const FAILED_LABEL: &'static str;
     /// Text before the name of a case that the head skipped.
     const SKIPPED_LABEL: &'static str;
 
@@ -77,11 +77,11 @@ pub fn text<F: VerdictWording>(verdicts: &Verdicts<F>, columns: Option<usize>) -
     let first = F::first_line(verdicts).map(|line| line + "\n").unwrap_or_default();
     let mut out = format!("{first}{}\n", F::heading(verdicts));
     if !verdicts.judged.is_empty() {
-        let table = summary::table(&verdicts.judged, F::COLUMNS, F::EVIDENCE);
+        let table = summary::table(&verdicts.judged, F::SIDE_COLUMNS, F::EVIDENCE_UNIT);
         let _ =
             writeln!(out, "\n{}\n{}", table.text_within(columns), F::ROW_EXPLANATION.join("\n"));
     }
-    let lines = [notes(verdicts), F::details(verdicts)].concat();
+    let lines = [verdict_notes(verdicts), F::details(verdicts)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
     let _ =
         write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, verdict_headline(verdicts));
@@ -95,16 +95,16 @@ pub fn summary<F: VerdictWording>(verdicts: &Verdicts<F>, reproduce: &str) -> Ve
         F::ROW_EXPLANATION.iter().map(|line| (*line).to_owned()).collect();
     details.extend(F::details(verdicts));
     VerdictSummary {
-        verb: F::VERB_COMMAND,
+        verb: F::METHOD_COMMAND,
         package: None,
         headline: verdict_headline(verdicts),
         facts: F::facts(verdicts),
         rows: verdicts.judged.clone(),
         others: others(verdicts),
         rules: verdicts.rules.clone(),
-        notes: F::first_line(verdicts).into_iter().chain(notes(verdicts)).collect(),
+        notes: F::first_line(verdicts).into_iter().chain(verdict_notes(verdicts)).collect(),
         details,
-        evidence: F::EVIDENCE,
+        evidence: F::EVIDENCE_UNIT,
         reproduce: reproduce.to_owned(),
     }
 }
@@ -144,7 +144,7 @@ pub fn verdict_headline<F: VerdictWording>(verdicts: &Verdicts<F>) -> String {
 fn others<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
     let mut others = Vec::new();
     let failed = |(case, why): (&String, &CaseFailure)| {
-        UnjudgedEntry::failed(case, UnjudgedKind::Failed, F::FAILED, why)
+        UnjudgedEntry::failed_entry(case, UnjudgedKind::Failed, F::FAILED_LABEL, why)
     };
     others.extend(verdicts.failed.iter().map(failed));
     let skipped = |(case, why): (&String, &String)| {
@@ -153,25 +153,25 @@ fn others<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
     others.extend(verdicts.skipped.iter().map(skipped));
     others.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).0);
     others.extend(summary::unjudged_rules(&verdicts.rules));
-    others.extend(UnjudgedEntry::refused(&verdicts.refused, F::SIDES));
+    others.extend(UnjudgedEntry::refused_entries(&verdicts.refused, F::SIDE_NAMES));
     let new = |case: &String| UnjudgedEntry::new(case, UnjudgedKind::Skipped, "new, not judged");
     others.extend(verdicts.new.iter().map(new));
     others.extend(F::others(verdicts));
     if others.is_empty() {
-        let nothing = |why| UnjudgedEntry::new(F::VERB_COMMAND, UnjudgedKind::Skipped, why);
+        let nothing = |why| UnjudgedEntry::new(F::METHOD_COMMAND, UnjudgedKind::Skipped, why);
         others.extend(nothing_judged_text(verdicts).map(nothing));
     }
     others
 }
 
 fn nothing_judged_text<F: VerdictWording>(verdicts: &Verdicts<F>) -> Option<String> {
-    let [base, head] = F::SIDES;
+    let [base, head] = F::SIDE_NAMES;
     let nothing = verdicts.judged_nothing() && verdicts.refused.is_empty();
     nothing.then(|| format!("nothing to judge: no case is both in the {base} and in the {head}"))
 }
 
-fn notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
-    let [base, head] = F::SIDES;
+fn verdict_notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
+    let [base, head] = F::SIDE_NAMES;
     let mut lines = F::first_note_lines(verdicts);
     lines.extend(verdicts.refused.iter().map(|refusal| {
         let cases = first_names_and_count(&refusal.cases);
@@ -180,7 +180,7 @@ fn notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
             "refused: {field} is `{of_base}` in the {base} and `{of_head}` in the {head}: {cases}"
         )
     }));
-    lines.extend(cases_with_reason(&verdicts.failed, F::FAILED));
+    lines.extend(cases_with_reason(&verdicts.failed, F::FAILED_LABEL));
     lines.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).1);
     lines.extend(cases_with_reason(&verdicts.skipped, F::SKIPPED_LABEL));
     lines.extend(verdicts.facts.notes_on_unmeasured());
@@ -196,8 +196,9 @@ fn notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
 fn inconclusive_lines<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let mut by_reason: BTreeMap<String, Vec<&Judgement>> = BTreeMap::new();
     // Reasons of this kind are printed on lines of their own, with advice.
-    let has_line =
-        |reason: &Reason| matches!(reason, Reason::SingleRun { .. } | Reason::LessVerified(_));
+    let has_line = |reason: &InconclusiveReason| {
+        matches!(reason, InconclusiveReason::SingleRun { .. } | InconclusiveReason::LessVerified(_))
+    };
     let open = verdicts.judged.iter().filter(|judged| judged.verdict == Verdict::Inconclusive);
     for judged in open.filter(|judged| !judged.reasons.iter().all(has_line)) {
         by_reason.entry(judged.reason().unwrap_or_default()).or_default().push(judged);
@@ -230,7 +231,7 @@ fn first_names_and_count(cases: &[impl AsRef<str>]) -> String {
     }
 }
 
-/// Lines "LABEL: CASE" for the first of many.
+/// Lines "LABEL: Lines "LABEL: CASE" for the first entries of a long list.
 pub fn lines_for_first_cases(cases: &[String], label: &str) -> Vec<String> {
     let mut lines: Vec<String> =
         cases.iter().take(MAX_NAMED_CASES).map(|case| format!("{label}: {case}")).collect();

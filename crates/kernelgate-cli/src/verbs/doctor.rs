@@ -9,24 +9,26 @@ use super::shared::nvrtc::NvrtcMajor;
 use super::shared::output::{OutputFormat, print_json};
 use crate::benches::package::has_manifest;
 use kernelgate::display::{self, terminal};
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::args;
 use kernelgate::record::environment::available_host_memory;
 use kernelgate::record::machine::DifferentMachineFact;
 use kernelgate::record::text::{
     printable_on_terminal, printable_path, shortened_message, start_of_quotation,
 };
-use kernelgate::record::{Environment, MachineFacts, Provenance, RecordFileError, Store, file};
+use kernelgate::record::{
+    BaselineStore, Environment, MachineFacts, Provenance, RecordFileError, file,
+};
 use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device, DeviceFacts};
 use kernelgate_cuda::libraries::{cudnn, nccl};
-use kernelgate_cuda::library::{self, Library, LoadedLibrary, OLDEST_SUPPORTED_DRIVER};
+use kernelgate_cuda::library::{self, LoadedLibrary, OLDEST_SUPPORTED_DRIVER, RequiredLibrary};
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct DoctorArguments {
     /// Print a folder with NVRTC of this CUDA version, for KERNELGATE_CUDA_LIBS; pip installs it into
     /// the target folder on the first call
     #[arg(long, value_enum, value_name = "VERSION", num_args = 0..=1, default_missing_value = "13")]
@@ -43,28 +45,28 @@ pub struct Arguments {
 }
 
 #[derive(Debug, Serialize)]
-struct Check {
+struct MachineCheck {
     what: &'static str,
     finding: String,
     /// Advice on what to do, if the check found a problem.
     advice: Option<String>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     if let Some(nvrtc) = arguments.fetch_nvrtc {
         let target = store.work.parent().unwrap_or(Path::new("."));
         println!("{}", nvrtc.fetch(target)?.display());
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     let failed = |error: RecordFileError| anyhow::anyhow!("failed to {error}");
     if let Some(path) = &arguments.save {
         let machine = MachineFacts::machine_of_process();
         file::write(path, &machine).map_err(failed)?;
         println!("machine {} in {}", machine.digest(), printable_path(path));
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     if let Some(path) = &arguments.expect {
-        return Ok(expect(&file::read(path).map_err(failed)?));
+        return Ok(expect_machine(&file::read(path).map_err(failed)?));
     }
     let mut checks = all_checks(&Environment::cpu(), store);
     for check in &mut checks {
@@ -75,7 +77,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         OutputFormat::Json => print_json(&checks)?,
         OutputFormat::Text => {
             for check in &checks {
-                let line = |text: String, indent| match terminal::columns() {
+                let line = |text: String, indent| match terminal::terminal_columns() {
                     Some(columns) => {
                         println!("{}", terminal::wrap_terminal_line(&text, indent, columns))
                     }
@@ -88,7 +90,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             }
         }
         OutputFormat::Markdown => {
-            let mut table = display::table::Table::new(&["what", "finding", "advice"]);
+            let mut table = display::table::TextTable::new(&["what", "finding", "advice"]);
             for check in checks {
                 table.row(vec![
                     check.what.to_owned(),
@@ -99,11 +101,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             println!("{}", table.to_markdown());
         }
     }
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// Compares this machine with a recorded machine.
-fn expect(expected: &MachineFacts) -> Exit {
+fn expect_machine(expected: &MachineFacts) -> ExitReason {
     let here = MachineFacts::machine_of_process();
     let differing = here.mismatches(expected);
     for DifferentMachineFact { field, expected, found } in &differing {
@@ -112,13 +114,13 @@ fn expect(expected: &MachineFacts) -> Exit {
     }
     if differing.is_empty() {
         println!("machine {} as expected", here.digest());
-        return Exit::Fine;
+        return ExitReason::Fine;
     }
-    Exit::Refused
+    ExitReason::Refused
 }
 
-fn all_checks(environment: &Environment, store: &Store) -> Vec<Check> {
-    let check = |what, finding, advice: Option<&str>| Check {
+fn all_checks(environment: &Environment, store: &BaselineStore) -> Vec<MachineCheck> {
+    let check = |what, finding, advice: Option<&str>| MachineCheck {
         what,
         finding,
         advice: advice.map(ToOwned::to_owned),
@@ -144,8 +146,8 @@ fn all_checks(environment: &Environment, store: &Store) -> Vec<Check> {
             "memory",
             format!(
                 "{} free of {}",
-                display::bytes(available_host_memory()),
-                display::bytes(environment.memory_bytes)
+                display::byte_text(available_host_memory()),
+                display::byte_text(environment.memory_bytes)
             ),
             None,
         ),
@@ -163,7 +165,7 @@ fn all_checks(environment: &Environment, store: &Store) -> Vec<Check> {
     ];
     // GPUs are listed before other libraries are opened.
     let gpus = gpus();
-    checks.extend(Library::ALL.into_iter().flat_map(library));
+    checks.extend(RequiredLibrary::ALL.into_iter().flat_map(library));
     checks.extend(library::ignored_path_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
@@ -173,19 +175,19 @@ fn all_checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks.extend(gpus);
     checks.push(profiler_check("nsys", "timelines (Nsight Systems)"));
     checks.push(profiler_check("ncu", "counters of a kernel (Nsight Compute)"));
-    checks.extend(counters());
+    checks.extend(check_counters());
     checks
 }
 
-/// Checks variables that would make a bench stop: those that stand for flags, and the commit.
-fn setting_checks() -> Vec<Check> {
+/// Checks variables that would make a bench stop: variables that stand for flags, and the commit.
+fn setting_checks() -> Vec<MachineCheck> {
     let commit = Provenance::detect_for_process(Path::new(".")).err().map(|it| it.to_string());
     let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
-    let missing = number.zip(device::count().ok()).filter(|(number, count)| number >= count);
+    let missing = number.zip(device::gpu_count().ok()).filter(|(number, count)| number >= count);
     let device = missing.map(|(number, count)| {
         format!("KERNELGATE_DEVICE={number}: there are {count} GPUs, counted from 0")
     });
-    let check = |finding: String| Check {
+    let check = |finding: String| MachineCheck {
         what: "setting",
         finding: shortened_message(finding),
         advice: Some("correct the variable, or unset it: benches end with this error".to_owned()),
@@ -193,15 +195,15 @@ fn setting_checks() -> Vec<Check> {
     args::wrong_flag_variables().into_iter().chain(commit).chain(device).map(check).collect()
 }
 
-/// Checks `KERNELGATE_ARCH`, if its value is not an architecture; the check of a GPU does the rest.
-fn architecture_setting_check() -> Option<Check> {
-    let named = architecture::named()?;
+/// Checks whether `KERNELGATE_ARCH` is an architecture; the check of the GPU uses it.
+fn architecture_setting_check() -> Option<MachineCheck> {
+    let named = architecture::requested_architecture()?;
     let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
-    architecture::number(&named).is_none().then(|| Check {
+    architecture::number(&named).is_none().then(|| MachineCheck {
         what: "setting",
         finding: format!(
             "{}: `{}` is not an architecture",
-            architecture::VARIABLE,
+            architecture::ARCHITECTURE_VARIABLE,
             start_of_quotation(&named)
         ),
         advice: Some(advice.to_owned()),
@@ -210,8 +212,8 @@ fn architecture_setting_check() -> Option<Check> {
 
 /// Place of a library and whether it fits the driver, or how to get it; and other copies that were
 /// found and are not used.
-fn library(library: Library) -> Vec<Check> {
-    let check = |finding, advice| Check { what: "library", finding, advice };
+fn library(library: RequiredLibrary) -> Vec<MachineCheck> {
+    let check = |finding, advice| MachineCheck { what: "library", finding, advice };
     let shown = |loaded: &LoadedLibrary| {
         let version = loaded.version.as_ref().map(|version| format!(" {version}"));
         format!("{}{}", library.name(), version.unwrap_or_default())
@@ -234,33 +236,33 @@ fn library(library: Library) -> Vec<Check> {
 }
 
 /// The reason why a library that was found cannot be used.
-fn library_problem(library: Library) -> Option<String> {
-    if library == Library::Nccl {
-        return nccl::check().err().map(|reason| reason.to_string());
+fn library_problem(library: RequiredLibrary) -> Option<String> {
+    if library == RequiredLibrary::Nccl {
+        return nccl::check_nccl().err().map(|reason| reason.to_string());
     }
     let driver = library::driver_cuda_version()?;
     match library {
-        Library::Driver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
+        RequiredLibrary::Driver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
             "CUDA {OLDEST_SUPPORTED_DRIVER} is needed: update the driver; until then no case runs on a GPU"
         )),
-        Library::Nvrtc => library::choose_nvrtc().filter(|nvrtc| !nvrtc.fits).map(|_| {
+        RequiredLibrary::Nvrtc => library::choose_nvrtc().filter(|nvrtc| !nvrtc.fits).map(|_| {
             format!(
                 "the driver (CUDA {driver}) does not take what it generates, so no case runs on a \
                  GPU; `kernelgate resources` works: {}",
                 device::older_nvrtc_hint(driver)
             )
         }),
-        Library::Cudnn => cudnn::api::version().err().map(|refusal| refusal.0),
+        RequiredLibrary::Cudnn => cudnn::api::version().err().map(|refusal| refusal.0),
         _ => None,
     }
 }
 
 /// Folder of the compiled kernels, and whether it is used.
-fn compiled_kernel_folder_check() -> Option<Check> {
-    let (folder, used) = cache::place()?;
+fn compiled_kernel_folder_check() -> Option<MachineCheck> {
+    let (folder, used) = cache::cache_place()?;
     let advice = "others can write to it, or it is not yours: kernels are compiled in every \
                   process; remove it, or name another folder in KERNELGATE_CACHE";
-    Some(Check {
+    Some(MachineCheck {
         what: "kernels",
         finding: folder.display().to_string(),
         advice: (!used).then(|| advice.to_owned()),
@@ -268,9 +270,9 @@ fn compiled_kernel_folder_check() -> Option<Check> {
 }
 
 /// The GPUs, or the reason why no GPU was found.
-fn gpus() -> Vec<Check> {
-    let check = |finding, advice| Check { what: "gpu", finding, advice };
-    let count = match device::count() {
+fn gpus() -> Vec<MachineCheck> {
+    let check = |finding, advice| MachineCheck { what: "gpu", finding, advice };
+    let count = match device::gpu_count() {
         Ok(count) => count,
         Err(error) => {
             return vec![check(format!("none: {error}"), Some("cases run on the CPU".to_owned()))];
@@ -285,7 +287,11 @@ fn gpus() -> Vec<Check> {
                 let memory = device.memory().map_or_else(
                     |error| error.to_string(),
                     |(free, total)| {
-                        format!("{} free of {}", display::bytes(free), display::bytes(total))
+                        format!(
+                            "{} free of {}",
+                            display::byte_text(free),
+                            display::byte_text(total)
+                        )
                     },
                 );
                 let card = check(
@@ -299,7 +305,7 @@ fn gpus() -> Vec<Check> {
                         facts.driver_cuda % 1000 / 10,
                         facts.multiprocessors,
                         facts.max_clock_mhz,
-                        display::bytes(facts.l2_bytes),
+                        display::byte_text(facts.l2_bytes),
                         facts.uuid
                     ),
                     rows_without_compiler(&facts.arch),
@@ -315,8 +321,8 @@ fn gpus() -> Vec<Check> {
 
 /// Checks whether the clocks of a card could be locked, and how that would change times. Nothing is
 /// changed.
-fn clocks(facts: &DeviceFacts) -> Check {
-    let check = |finding, advice: Option<&str>| Check {
+fn clocks(facts: &DeviceFacts) -> MachineCheck {
+    let check = |finding, advice: Option<&str>| MachineCheck {
         what: "clocks",
         finding,
         advice: advice.map(str::to_owned),
@@ -342,7 +348,7 @@ fn clocks(facts: &DeviceFacts) -> Check {
     check(format!("{highest}{power}; {permission}"), advice)
 }
 
-/// Note that some rows do not run on an architecture; every row has some card that runs it.
+/// Notes that some rows do not run on an architecture; every row runs on at least one card.
 fn rows_without_compiler(arch: &str) -> Option<String> {
     (arch != "sm_90a").then(|| {
         format!(
@@ -353,12 +359,12 @@ fn rows_without_compiler(arch: &str) -> Option<String> {
 }
 
 /// A check for a profiler of NVIDIA's, which is optional.
-fn profiler_check(name: &'static str, what: &str) -> Check {
+fn profiler_check(name: &'static str, what: &str) -> MachineCheck {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders)
         .map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
         .find(|path| path.is_file());
-    Check {
+    MachineCheck {
         what: "tool",
         finding: match &found {
             Some(path) => format!("{name}, {what}: {}", path.display()),
@@ -372,12 +378,12 @@ fn profiler_check(name: &'static str, what: &str) -> Check {
 
 /// Checks whether the driver lets users other than root read the GPU's counters; `None` without the
 /// driver.
-fn counters() -> Option<Check> {
+fn check_counters() -> Option<MachineCheck> {
     let parameters = std::fs::read_to_string("/proc/driver/nvidia/params").ok()?;
     Some(counters_check(&parameters))
 }
 
-fn counters_check(parameters: &str) -> Check {
+fn counters_check(parameters: &str) -> MachineCheck {
     let setting = parameters.lines().find_map(|line| line.strip_prefix("RmProfilingAdminOnly:"));
     let (finding, advice) = match setting.map(str::trim) {
         Some("0") => ("every user may read the GPU's performance counters", None),
@@ -391,27 +397,31 @@ fn counters_check(parameters: &str) -> Check {
         ),
         None => ("the driver does not say who may read the GPU's performance counters", None),
     };
-    Check { what: "counters", finding: finding.to_owned(), advice: advice.map(str::to_owned) }
+    MachineCheck {
+        what: "counters",
+        finding: finding.to_owned(),
+        advice: advice.map(str::to_owned),
+    }
 }
 
 /// Checks for other load on the machine, the most frequent cause of false alarms.
-fn load(cores: usize) -> Check {
+fn load(cores: usize) -> MachineCheck {
     let Ok(load) = sysinfo::System::load_average().map(|load| load.one) else {
-        return Check { what: "load", finding: "not visible".to_owned(), advice: None };
+        return MachineCheck { what: "load", finding: "not visible".to_owned(), advice: None };
     };
     let busy = load > 0.3 * cores as f64;
-    Check {
+    MachineCheck {
         what: "load",
         finding: format!("{load:.2} over the last minute, on {cores} cores"),
         advice: busy.then(|| "other processes are busy: times will be noisy".to_owned()),
     }
 }
 
-fn cpu_governor_check() -> Check {
+fn cpu_governor_check() -> MachineCheck {
     let governor =
         std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
     let governor = governor.as_deref().map(str::trim);
-    Check {
+    MachineCheck {
         what: "governor",
         finding: governor.unwrap_or("not visible (a virtual machine, or not Linux)").to_owned(),
         advice: governor.filter(|governor| *governor != "performance").map(|_| {
@@ -422,22 +432,27 @@ fn cpu_governor_check() -> Check {
 }
 
 /// A folder of the package; outside of one it has to exist already.
-fn package_folder_check(what: &'static str, flag: &str, path: &Path, store: &Store) -> Check {
+fn package_folder_check(
+    what: &'static str,
+    flag: &str,
+    path: &Path,
+    store: &BaselineStore,
+) -> MachineCheck {
     if path.is_dir() || has_manifest(&store.root) {
         return folder(what, path);
     }
-    Check {
+    MachineCheck {
         what,
         finding: "no package here".to_owned(),
         advice: Some(format!("call the program in a package, or name the folder with {flag}")),
     }
 }
 
-fn folder(what: &'static str, path: &Path) -> Check {
-    // The nearest existing folder decides whether the rest of the path can be created.
+fn folder(what: &'static str, path: &Path) -> MachineCheck {
+    // The nearest existing parent folder decides whether the path can be created.
     let existing = path.ancestors().find(|folder| folder.is_dir());
     let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());
-    Check {
+    MachineCheck {
         what,
         finding: format!(
             "{}{}",

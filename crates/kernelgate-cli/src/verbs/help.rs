@@ -9,7 +9,7 @@ use clap::Command;
 const MAX_HELP_COLUMNS: usize = 100;
 
 /// A question and the verbs that answer it, for the help.
-struct Question {
+struct HelpQuestion {
     heading: &'static str,
     verbs: &'static [VerbExamples],
 }
@@ -58,8 +58,8 @@ const SUBVERB_EXAMPLES: &[VerbExamples] = &[
     ),
 ];
 
-const QUESTIONS_WITH_VERBS: &[Question] = &[
-    Question {
+const QUESTIONS_WITH_VERBS: &[HelpQuestion] = &[
+    HelpQuestion {
         heading: "Is it right?",
         verbs: &[
             VerbExamples("list", &["kernelgate list", "kernelgate list --axis n=1000 saxpy"]),
@@ -73,7 +73,7 @@ const QUESTIONS_WITH_VERBS: &[Question] = &[
             ),
         ],
     },
-    Question {
+    HelpQuestion {
         heading: "How fast?",
         verbs: &[
             VerbExamples(
@@ -90,7 +90,7 @@ const QUESTIONS_WITH_VERBS: &[Question] = &[
             VerbExamples("timing", &["kernelgate timing", "kernelgate timing --part spins"]),
         ],
     },
-    Question {
+    HelpQuestion {
         heading: "Did it get slower?",
         verbs: &[
             VerbExamples(
@@ -120,7 +120,7 @@ const QUESTIONS_WITH_VERBS: &[Question] = &[
             ),
         ],
     },
-    Question {
+    HelpQuestion {
         heading: "Why?",
         verbs: &[
             VerbExamples("profile", &["kernelgate profile attention"]),
@@ -132,14 +132,14 @@ const QUESTIONS_WITH_VERBS: &[Question] = &[
             VerbExamples("export", &["kernelgate export trace.sqlite --out timeline.json"]),
         ],
     },
-    Question {
+    HelpQuestion {
         heading: "Several machines",
         verbs: &[
             VerbExamples("submit", &["kernelgate submit slurm --shards 8 -- bench --quick"]),
             VerbExamples("merge", &["kernelgate merge target/kernelgate/runs"]),
         ],
     },
-    Question {
+    HelpQuestion {
         heading: "Setup",
         verbs: &[
             VerbExamples(
@@ -157,7 +157,7 @@ const QUESTIONS_WITH_VERBS: &[Question] = &[
     },
 ];
 
-/// A command line with its verbs by question and with examples.
+/// Arranges the help of a command line: verbs grouped by question, with examples.
 pub fn arrange_help(command: Command) -> Command {
     let by_question = verbs_by_question(&command);
     let template = format!(
@@ -225,10 +225,10 @@ mod tests {
     }
 
     /// Calls `check` for each subcommand with its full name.
-    fn each(command: &Command, name: &str, check: &dyn Fn(&Command, &str)) {
+    fn each_subcommand(command: &Command, name: &str, check: &dyn Fn(&Command, &str)) {
         check(command, name);
         for verb in command.get_subcommands() {
-            each(verb, &format!("{name} {}", verb.get_name()), check);
+            each_subcommand(verb, &format!("{name} {}", verb.get_name()), check);
         }
     }
 
@@ -236,7 +236,7 @@ mod tests {
     fn every_verb_has_an_example_and_begins_with_what_it_does() {
         const FIRST_WORDS_NOT_VERBS: [&str; 9] =
             ["A", "An", "All", "Each", "Every", "The", "This", "Verb", "What"];
-        each(&command(), "kernelgate", &|verb, name| {
+        each_subcommand(&command(), "kernelgate", &|verb, name| {
             let about = verb.get_about().expect(name).to_string();
             let first = about.split_whitespace().next().unwrap_or_default();
             assert!(

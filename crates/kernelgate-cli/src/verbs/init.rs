@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::file;
 use kernelgate::record::text::printable_path;
 
-use crate::benches::package::{self, Member};
+use crate::benches::package::{self, WorkspaceMember};
 
 /// Source of the bench in the README.
 const BENCH_TEMPLATE: &str = include_str!("../../templates/bench.rs");
@@ -21,7 +21,7 @@ const PACKAGE_FOLDER_PLACEHOLDER: &str = "PACKAGE_FOLDER";
 const MAX_MANIFEST: u64 = 1 << 20;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct InitArguments {
     /// Package to add the bench to; required in a workspace of several packages
     #[arg(long, value_name = "NAME")]
     package: Option<String>,
@@ -46,7 +46,7 @@ struct NewFileContents {
     text: String,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+pub fn run(arguments: &InitArguments) -> anyhow::Result<ExitReason> {
     let folder = std::env::current_dir()?;
     let member = package::member(&folder, arguments.package.as_deref())?;
     let root = member.folder();
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         for NewFileContents { path, text } in &new {
             println!("# {}\n{text}", printable_path(path));
         }
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     file::replace_files(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))
         .map_err(|error| anyhow!("failed to {error}"))?;
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
             "if cargo finds no crate kernelgate, name a clone: --path CLONE/crates/kernelgate"
         );
     }
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// Checks a name that becomes a file, a Cargo target and an identifier.
@@ -116,7 +116,11 @@ fn dependency_line(clone: Option<&Path>) -> anyhow::Result<String> {
 }
 
 /// The manifest's text with the dependency and the bench added.
-fn manifest_with_bench(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<String> {
+fn manifest_with_bench(
+    member: &WorkspaceMember,
+    bench: &str,
+    dependency: &str,
+) -> anyhow::Result<String> {
     let path = &member.manifest_path;
     let shown = printable_path(path).to_string();
     let text = file::read_untrusted_text(path, MAX_MANIFEST).with_context(|| shown.clone())?;
@@ -161,13 +165,13 @@ fn with_line_in_table(text: &str, table: &str, line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn test_package(text: &str) -> (tempfile::TempDir, Member) {
+    fn test_package(text: &str) -> (tempfile::TempDir, WorkspaceMember) {
         let folder = tempfile::tempdir().unwrap();
         let manifest_path = folder.path().join("Cargo.toml");
         std::fs::write(&manifest_path, text).unwrap();
         std::fs::create_dir(folder.path().join("src")).unwrap();
         std::fs::write(folder.path().join("src/lib.rs"), "").unwrap();
-        (folder, Member { name: "a".to_owned(), manifest_path })
+        (folder, WorkspaceMember { name: "a".to_owned(), manifest_path })
     }
 
     const DEPENDENCY_LINE: &str = "kernelgate = \"1\"";

@@ -24,7 +24,7 @@ pub use fast::peers::read as read_peers;
 use std::path::PathBuf;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 
 use crate::benches::package;
 use crate::commands;
@@ -38,13 +38,13 @@ use why::{diagnose, export, profile, stats};
 const GLOBAL_FLAGS_HEADING: &str = "Global options";
 
 /// Version and commit of this build of the program.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
+const PROGRAM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
 
 /// Verify, time and gate GPU kernels
 #[derive(Debug, Parser)]
 #[command(
     name = "kernelgate",
-    version = VERSION,
+    version = PROGRAM_VERSION,
     after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken \
                   input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 broken \
                   pipe."
@@ -60,58 +60,58 @@ pub struct Cli {
     #[arg(long, short, global = true, help_heading = GLOBAL_FLAGS_HEADING)]
     verbose: bool,
     #[command(subcommand)]
-    verb: Verb,
+    verb: ProgramVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum ProgramVerb {
     /// Check the device, the build and the folders, and name what is missing
-    Doctor(doctor::Arguments),
+    Doctor(doctor::DoctorArguments),
     /// List workloads, cases and implementations, with the reason of each skip
-    List(list::Arguments),
+    List(list::ListArguments),
     /// Compare the outputs of every case with the fp64 reference
-    Verify(verify::Arguments),
+    Verify(verify::VerifyArguments),
     /// Compare the last run with a committed baseline
-    Gate(gate::Arguments),
+    Gate(gate::GateArguments),
     /// Compare two builds by interleaved processes
-    Compare(Box<compare::Arguments>),
+    Compare(Box<compare::CompareArguments>),
     /// Judge a pull request: compare, else gate; check resources; write a comment
-    Check(check::Arguments),
+    Check(check::CheckArguments),
     /// Submit shards as jobs of a scheduler, and follow them to the verdict
     #[command(subcommand)]
-    Submit(submit::Scheduler),
+    Submit(submit::ClusterScheduler),
     /// Merge the records of shards
-    Merge(merge::Arguments),
+    Merge(merge::MergeArguments),
     /// Show the last run as a table or for another program
-    Runs(runs::Arguments),
+    Runs(runs::RunsArguments),
     /// Find the first slower commit between two revisions
-    Bisect(Box<bisect::Arguments>),
+    Bisect(Box<bisect::BisectArguments>),
     /// Show times over commits and where their level changed
-    History(Box<history::Arguments>),
+    History(Box<history::HistoryArguments>),
     /// Draw runs as one page: curves, ladders, roofline, tables
-    Report(report::Arguments),
+    Report(report::ReportArguments),
     /// Measure how often `compare` is wrong here, and recommend thresholds
-    Calibrate(Box<calibrate::Arguments>),
+    Calibrate(Box<calibrate::CalibrateArguments>),
     /// Compile every kernel and check registers, spills and instructions, without a GPU
-    Resources(resources::Arguments),
+    Resources(resources::ResourcesArguments),
     /// Measure how accurate timing is on this GPU
-    Timing(timing::Arguments),
+    Timing(timing::TimingArguments),
     /// Record where the time of each case goes
-    Profile(profile::Arguments),
+    Profile(profile::ProfileArguments),
     /// Diagnose a trace or a case: why the GPU waits, and what to do
-    Diagnose(diagnose::Arguments),
+    Diagnose(diagnose::DiagnoseArguments),
     /// Export a trace as a timeline for ui.perfetto.dev or chrome://tracing
-    Export(export::Arguments),
+    Export(export::ExportArguments),
     /// Print the tables of `nsys stats` for a trace
-    Stats(stats::Arguments),
+    Stats(stats::StatsArguments),
     /// Time kernels of other libraries for the problems of the last run
-    Peers(peers::Arguments),
+    Peers(peers::PeersArguments),
     /// Show two recorded runs side by side, without a verdict
-    Diff(diff::Arguments),
+    Diff(diff::DiffArguments),
     /// Add a bench and a workflow to a package
-    Init(init::Arguments),
+    Init(init::InitArguments),
     /// Print a script that completes verbs and flags in a shell
-    Completions(completions::Arguments),
+    Completions(completions::CompletionsArguments),
     /// Save, list, show, extend, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::BaselineVerb),
@@ -126,8 +126,8 @@ impl Cli {
     /// Runs the verb.
     ///
     /// # Errors
-    /// Wrong usage or broken input is an error: [`Exit::Usage`].
-    pub fn run(self) -> anyhow::Result<Exit> {
+    /// Wrong usage or broken input is an error: [`ExitReason::Usage`].
+    pub fn run(self) -> anyhow::Result<ExitReason> {
         if self.verbose {
             commands::show_all_commands();
         }
@@ -139,30 +139,30 @@ impl Cli {
             store.runs = folder;
         }
         match self.verb {
-            Verb::Doctor(arguments) => doctor::run(&arguments, &store),
-            Verb::List(arguments) => list::run(&arguments, &store),
-            Verb::Verify(arguments) => verify::run(&arguments, &store),
-            Verb::Gate(arguments) => gate::run(&arguments, &store),
-            Verb::Compare(arguments) => compare::run(&arguments, &store),
-            Verb::Check(arguments) => check::run(&arguments, &store),
-            Verb::Submit(scheduler) => submit::run(&scheduler, &store),
-            Verb::Merge(arguments) => merge::run(&arguments, &store),
-            Verb::Runs(arguments) => runs::run(&arguments, &store),
-            Verb::Bisect(arguments) => bisect::run(&arguments, &store),
-            Verb::History(arguments) => history::run(&arguments, &store),
-            Verb::Report(arguments) => report::run(&arguments, &store),
-            Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
-            Verb::Resources(arguments) => resources::run(&arguments, &store),
-            Verb::Timing(arguments) => timing::run(&arguments, &store),
-            Verb::Profile(arguments) => profile::run(&arguments, &store),
-            Verb::Diagnose(arguments) => diagnose::run(&arguments, &store),
-            Verb::Export(arguments) => export::run(&arguments),
-            Verb::Stats(arguments) => stats::run(&arguments),
-            Verb::Peers(arguments) => peers::run(&arguments, &store),
-            Verb::Diff(arguments) => diff::run(&arguments, &store),
-            Verb::Init(arguments) => init::run(&arguments),
-            Verb::Completions(arguments) => Ok(completions::run(&arguments, command())),
-            Verb::Baseline(verb) => baseline::run(&verb, &store),
+            ProgramVerb::Doctor(arguments) => doctor::run(&arguments, &store),
+            ProgramVerb::List(arguments) => list::run(&arguments, &store),
+            ProgramVerb::Verify(arguments) => verify::run(&arguments, &store),
+            ProgramVerb::Gate(arguments) => gate::run(&arguments, &store),
+            ProgramVerb::Compare(arguments) => compare::run(&arguments, &store),
+            ProgramVerb::Check(arguments) => check::run(&arguments, &store),
+            ProgramVerb::Submit(scheduler) => submit::run(&scheduler, &store),
+            ProgramVerb::Merge(arguments) => merge::run(&arguments, &store),
+            ProgramVerb::Runs(arguments) => runs::run(&arguments, &store),
+            ProgramVerb::Bisect(arguments) => bisect::run(&arguments, &store),
+            ProgramVerb::History(arguments) => history::run(&arguments, &store),
+            ProgramVerb::Report(arguments) => report::run(&arguments, &store),
+            ProgramVerb::Calibrate(arguments) => calibrate::run(&arguments, &store),
+            ProgramVerb::Resources(arguments) => resources::run(&arguments, &store),
+            ProgramVerb::Timing(arguments) => timing::run(&arguments, &store),
+            ProgramVerb::Profile(arguments) => profile::run(&arguments, &store),
+            ProgramVerb::Diagnose(arguments) => diagnose::run(&arguments, &store),
+            ProgramVerb::Export(arguments) => export::run(&arguments),
+            ProgramVerb::Stats(arguments) => stats::run(&arguments),
+            ProgramVerb::Peers(arguments) => peers::run(&arguments, &store),
+            ProgramVerb::Diff(arguments) => diff::run(&arguments, &store),
+            ProgramVerb::Init(arguments) => init::run(&arguments),
+            ProgramVerb::Completions(arguments) => Ok(completions::run(&arguments, command())),
+            ProgramVerb::Baseline(verb) => baseline::run(&verb, &store),
         }
     }
 }

@@ -100,7 +100,7 @@ struct Scale { n: usize }
 
 impl Problem for Scale {
     fn inputs(&self, seed: u64) -> Tensors {
-        Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+        Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
     }
     fn reference(&self, _: &Tensors) -> Vec<Expected> { Vec::new() }
     fn reference_from(&self) -> ReferenceSource { ReferenceSource::Nothing }
@@ -128,7 +128,7 @@ const ROWS: &[Implementation<Scale>] = &[Implementation {
 
 const A: f32 = 2.0;
 
-fn main() -> ExitCode { Harness::new("unknown", vec![suite(&SCALE, ROWS)]).main() }
+fn main() -> ExitCode { Harness::new("unknown", vec![join_rows(&SCALE, ROWS)]).main() }
 "#;
 
 #[test]

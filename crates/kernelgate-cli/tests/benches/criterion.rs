@@ -66,7 +66,7 @@ struct Copy { n: usize }
 
 impl Problem for Copy {
     fn inputs(&self, seed: u64) -> Tensors {
-        Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
+        Tensors::new().with("x", [1, self.n], random::normal_values(seed, "x", self.n))
     }
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let x = inputs.f32("x").iter().map(|&x| f64::from(x));
@@ -94,7 +94,7 @@ const ROWS: &[Implementation<Copy>] = &[Implementation {
     }),
 }];
 
-fn main() -> ExitCode { Harness::new("ours", vec![suite(&COPY, ROWS)]).main() }
+fn main() -> ExitCode { Harness::new("ours", vec![join_rows(&COPY, ROWS)]).main() }
 "#;
 
 /// A bench of Criterion that behaves as the variable HOSTILE says; only in the head, if the value

@@ -23,7 +23,7 @@ struct Double { n: usize }
 
 impl Problem for Double {
     fn inputs(&self, seed: u64) -> Tensors {
-        Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
+        Tensors::new().with("x", [1, self.n], random::normal_values(seed, "x", self.n))
     }
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let y: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
@@ -51,7 +51,7 @@ const ROWS: &[Implementation<Double>] = &[Implementation {
     }),
 }];
 
-fn main() -> ExitCode { Harness::new("BENCH", vec![suite(&DOUBLE, ROWS)]).main() }
+fn main() -> ExitCode { Harness::new("BENCH", vec![join_rows(&DOUBLE, ROWS)]).main() }
 "#;
 
 /// A bench that looks like one of this harness, and behaves as the variable HOSTILE says.
@@ -186,7 +186,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     assert_eq!(names, ["prepare", "first launch", "launch", "outputs"]);
     assert!(phases[2]["count"].as_u64().unwrap() >= 3 && json[0]["summary"].is_null());
     run("profile").expect(0, &["first launch", "threads busy", "wall time of the host"]);
-    if kernelgate_cuda::driver::device::count().is_err() {
+    if kernelgate_cuda::driver::device::gpu_count().is_err() {
         run("timing").expect(2, &["GPU"]);
     }
     run("resources").expect(2, &["no bench lists a kernel"]);

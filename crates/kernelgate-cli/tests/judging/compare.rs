@@ -161,7 +161,7 @@ fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_
     less.expect(1, &["1 less accurate", "for each of 8 seeds"]);
     // Inputs that do not depend on the seed are one data set, and so are those that declare it.
     for (from, to) in [
-        ("random::normal(seed,", "random::normal(1,"),
+        ("random::normal_values(seed,", "random::normal_values(1,"),
         ("fn work(&self)", "fn reads_files(&self) -> bool { true }\n    fn work(&self)"),
     ] {
         let less = BENCH.replace("*y = x * x", "*y = x * x * 1.000_000_4");
@@ -316,7 +316,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
             "if self.n == 2048 && fault(\"skip\") { 1 << 60 } else { self.n as u64 * 16 }",
         ),
         (
-            "    Harness::new(\"spin\", vec![suite(&SUM, ROWS)])",
+            "    Harness::new(\"spin\", vec![join_rows(&SUM, ROWS)])",
             "    if fault(\"exit\") { std::process::exit(7) }
     const FEWER: Workload<Sum> = Workload { default: &[\"n=1024\"], ..SUM };
     Harness::new(\"spin\", vec![suite(if fault(\"absent\") { &FEWER } else { &SUM }, ROWS)])",

@@ -52,7 +52,7 @@ fn fewer_compared_elements_are_inconclusive_and_more_are_fine() {
     let rows = in_rows(BENCH);
     scratch.write("benches/spin.rs", &rows);
     scratch.commit("rows");
-    let one = "Expected::sampled(\"y\", [self.n, 1], vec![0], vec![y[0]])";
+    let one = "Expected::sampled_rows(\"y\", [self.n, 1], vec![0], vec![y[0]])";
     assert!(BENCH.contains(ALL));
     scratch.write("benches/spin.rs", &rows.replace(&in_rows(ALL), one));
     let less = "less verified: 1 of 1024 elements verified (before: every element verified)";

@@ -29,7 +29,7 @@ impl Toy {
     pub fn new(answer: BenchResponseBody) -> Self {
         let toy = Self { package: Package::new() };
         let root = toy.package.folder.path().display().to_string();
-        let mark = protocol::MARK.trim_matches('\0');
+        let mark = protocol::BENCH_MARK.trim_matches('\0');
         let source = format!(
             "#include <unistd.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
              return mark[0] + execl(\"/bin/sh\", \"sh\", \"{root}/behaviour.sh\", (char *)0); }}\n"
@@ -92,8 +92,8 @@ impl Toy {
         let run = ProcessRun {
             complete: true,
             executable: Some(file::content_hash_of_file(&self.executable()).unwrap()),
-            cases: [(TOY_CASE.to_owned(), CaseRecord::from_samples(vec![2e5; 4]))].into(),
-            ..ProcessRun::start(TOY, "SESSION", Environment::cpu(), provenance)
+            cases: [(TOY_CASE.to_owned(), CaseRecord::untimed_samples(vec![2e5; 4]))].into(),
+            ..ProcessRun::start_process_run(TOY, "SESSION", Environment::cpu(), provenance)
         };
         let mut value: serde_json::Value = serde_json::from_str(&file::record_text(&run)).unwrap();
         change(&mut value);

@@ -17,9 +17,9 @@ fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
     let time_ns = if number >= 12 { 1.1e6 } else { 1e6 };
     let run = ProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
-        cases: [(CASE.to_owned(), CaseRecord::from_samples(vec![time_ns; 10]))].into(),
+        cases: [(CASE.to_owned(), CaseRecord::untimed_samples(vec![time_ns; 10]))].into(),
         complete: true,
-        ..ProcessRun::start(
+        ..ProcessRun::start_process_run(
             "bench",
             &format!("s{number}"),
             Environment { machine: Some("host".to_owned()), ..Environment::cpu() },

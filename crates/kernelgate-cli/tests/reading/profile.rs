@@ -15,8 +15,8 @@ use kernelgate::protocol::{
 use kernelgate::record::{SampleUnit, WorkRecord, file};
 use kernelgate::trace::{HostPhaseTime, RecordedIntervalSummary};
 use kernelgate_cuda::observe::activity::{
-    Activity, CallRecord, CopyRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice,
-    StreamId, WaitRecord,
+    CallRecord, CopyRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedActivity,
+    RecordedDevice, StreamId, WaitRecord,
 };
 
 const CASE: &str = "toy/scale/n64/cuda/graph/hot";
@@ -24,16 +24,16 @@ const OTHER: &str = "toy/scale/n64/cuda/refused/hot";
 
 /// The recording of three launches of a graph, whose two kernels of 400 µs were captured in a range
 /// each.
-fn activity() -> Activity {
+fn activity() -> RecordedActivity {
     let names = [CASE, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
     let on = StreamId { device: 0, context: 1, stream: 7 };
-    let mut activity = Activity {
+    let mut activity = RecordedActivity {
         pid: 42,
         names: names.map(str::to_owned).to_vec(),
         graph_nodes: (0..2)
             .map(|id| GraphNodeRecord { id: id + 1, ranges: vec![id as u32 + 3] })
             .collect(),
-        ..Activity::default()
+        ..RecordedActivity::default()
     };
     let range = |name, start, end| RangeRecord { name, start, end, thread: 5 };
     activity.ranges.push(range(0, 1_000_000, 4_000_000));
@@ -156,7 +156,7 @@ fn package(cases: Vec<ProfiledCase>) -> Package {
     );
     std::fs::write(package.path("answer.sh"), script).unwrap();
     // A script alone is not taken for a bench, so it gets the mark.
-    let mark = kernelgate::protocol::MARK.trim_matches('\0');
+    let mark = kernelgate::protocol::BENCH_MARK.trim_matches('\0');
     let source = format!(
         "#include <stdlib.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
          return mark[0] + (system(\"sh '{root}/answer.sh'\") != 0); }}\n"
@@ -358,11 +358,11 @@ fn over_two() -> ProfiledCase {
     let mut case = profiled().swap_remove(0);
     let recording = case.recording.as_mut().unwrap();
     let names = [CASE, "step", "toy_scale", "collective_all_reduce_two_shot"];
-    let mut activity = Activity {
+    let mut activity = RecordedActivity {
         pid: 42,
         names: names.map(str::to_owned).to_vec(),
         ranges: vec![RangeRecord { name: 0, start: 1_000_000, end: 4_000_000, thread: 5 }],
-        ..Activity::default()
+        ..RecordedActivity::default()
     };
     for step in 0..3u64 {
         let at = 1_100_000 + step * 600_000;
@@ -450,7 +450,7 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
         }) as u32
     };
     let on = StreamId { device: 0, context: 1, stream: 7 };
-    let mut activity = Activity { pid: 42, ..Activity::default() };
+    let mut activity = RecordedActivity { pid: 42, ..RecordedActivity::default() };
     let range = |name, start, end| RangeRecord { name, start, end, thread: 5 };
     for (index, (ranges, ..)) in nodes.iter().enumerate() {
         let ranges = ranges.iter().map(|range| name(range)).collect();

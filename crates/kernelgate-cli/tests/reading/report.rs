@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use kernelgate::measure::limits::{Limits, TimeLimit};
+use kernelgate::measure::limits::{DeviceLimits, TimeLimit};
 use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, file};
 
@@ -11,7 +11,7 @@ use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenan
 const MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
 
 fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (String, CaseRecord) {
-    let mut case = CaseRecord::from_samples(vec![time_ns, time_ns * 1.01, time_ns * 0.99]);
+    let mut case = CaseRecord::untimed_samples(vec![time_ns, time_ns * 1.01, time_ns * 0.99]);
     (case.implementation, case.cache) = (implementation.to_owned(), cache.to_owned());
     case.limit = Some(TimeLimit { time_ns: 5e5, by: "memory".to_owned() });
     case.verification.max_error = 1e-5;
@@ -20,7 +20,8 @@ fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (Stri
 }
 
 fn run(session: &str, scale: f64) -> ProcessRun {
-    let mut run = ProcessRun::start("b", session, Environment::cpu(), Provenance::default());
+    let mut run =
+        ProcessRun::start_process_run("b", session, Environment::cpu(), Provenance::default());
     for (i, n) in [512, 1024, 2048].into_iter().enumerate() {
         let time = 1e6 * scale * (i + 1) as f64;
         let problem = format!("n{n}_f32");
@@ -34,8 +35,10 @@ fn run(session: &str, scale: f64) -> ProcessRun {
     run.cases.insert(MARKUP.to_owned(), case("n512_f32", "cuda/fast", "hot", 1e5).1);
     run.skipped.insert("w/f/n4096_f32/cuda/fast/hot".to_owned(), "too large <b>".to_owned());
     run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".into());
-    run.limits =
-        Limits { flops_per_s: [("matmul f32".to_owned(), 1e9)].into(), ..Limits::default() };
+    run.limits = DeviceLimits {
+        flops_per_s: [("matmul f32".to_owned(), 1e9)].into(),
+        ..DeviceLimits::default()
+    };
     run.complete = true;
     run
 }
@@ -332,7 +335,7 @@ fn times_over_commits_come_from_the_store() {
             started: format!("2026-01-01T00:{number:02}:00.000Z"),
             cases: [case("n512_f32", "cuda/fast", "hot", time)].into(),
             complete: true,
-            ..ProcessRun::start(
+            ..ProcessRun::start_process_run(
                 "b",
                 &format!("s{number:02}"),
                 Environment::cpu(),

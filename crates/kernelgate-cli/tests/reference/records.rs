@@ -95,7 +95,8 @@ fn envelope(implementation: &syn::ItemImpl) -> String {
             constants.insert(it.ident.to_string(), text);
         }
     }
-    let [kind, schema, version] = ["KIND", "SCHEMA", "VERSION"].map(|name| &constants[name]);
+    let [kind, schema, version] =
+        ["FILE_KIND", "SCHEMA", "SCHEMA_VERSION"].map(|name| &constants[name]);
     format!("## {kind}\n\n`schema` is `{schema}`, `schema_version` {version}. ")
 }
 

@@ -33,9 +33,9 @@ pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError>
 /// # Errors
 /// Fails with the errors of [`nvrtc::compile`].
 pub fn compile_without_cache(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
-    let compiled = nvrtc::compile(build, arch)?;
+    let compiled = nvrtc::compile_to_cubin(build, arch)?;
     if let Some(path) = path(build, arch)? {
-        store(&path, &compiled.cubin);
+        store_cubin(&path, &compiled.cubin);
     }
     Ok(compiled.cubin)
 }
@@ -43,7 +43,7 @@ pub fn compile_without_cache(build: &KernelBuild, arch: &str) -> Result<Vec<u8>,
 /// Path of the machine code of a build; `None` without a cache.
 fn path(build: &KernelBuild, arch: &str) -> Result<Option<PathBuf>, CompileError> {
     let name = format!("{}.cubin", content_hash(build, arch)?);
-    Ok(folder()
+    Ok(cache_folder()
         .filter(|folder| !folder.exists() || is_private_folder(folder))
         .map(|it| it.join(name)))
 }
@@ -52,7 +52,7 @@ fn path(build: &KernelBuild, arch: &str) -> Result<Option<PathBuf>, CompileError
 /// decides some of it anew each time: the same source may differ by an instruction.
 ///
 /// # Errors
-/// Fails if there is no compiler.
+/// Fails if no compiler is installed.
 pub fn content_hash(build: &KernelBuild, arch: &str) -> Result<String, CompileError> {
     Ok(format!("{:016x}", key(build, arch, nvrtc::nvrtc_identity()?)))
 }
@@ -67,15 +67,15 @@ fn key(build: &KernelBuild, arch: &str, compiler: &str) -> u64 {
 
 /// Folder of compiled kernels, from `KERNELGATE_CACHE` or the user's cache folder, and whether it
 /// is used; `None` if the user has no home.
-pub fn place() -> Option<(PathBuf, bool)> {
-    folder().map(|folder| {
+pub fn cache_place() -> Option<(PathBuf, bool)> {
+    cache_folder().map(|folder| {
         let used = !folder.exists() || is_private_folder(&folder);
         (folder, used)
     })
 }
 
 #[allow(clippy::disallowed_methods, reason = "the user's cache folder is not a setting")]
-fn folder() -> Option<PathBuf> {
+fn cache_folder() -> Option<PathBuf> {
     // A relative path would depend on the working folder of the process.
     let variable =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
@@ -99,7 +99,7 @@ fn is_private_folder(folder: &Path) -> bool {
 /// On other systems the user's folder belongs to that user already.
 #[cfg(not(unix))]
 fn is_private_folder(folder: &Path) -> bool {
-    folder.is_dir()
+    cache_folder.is_dir()
 }
 
 /// Makes a folder that only this user can write.
@@ -121,7 +121,7 @@ fn remove_seal(mut file: Vec<u8>) -> Option<Vec<u8>> {
 
 /// The cubin is written to a temporary file in the cache folder and then renamed, so that another
 /// process never reads half a file.
-fn store(path: &Path, cubin: &[u8]) {
+fn store_cubin(path: &Path, cubin: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let write = || -> std::io::Result<()> {
         use std::io::Write;
@@ -178,7 +178,7 @@ mod tests {
     fn a_cut_file_is_not_taken() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("x.cubin");
-        store(&path, b"machine code");
+        store_cubin(&path, b"machine code");
         let whole = std::fs::read(&path).unwrap();
         assert_eq!(remove_seal(whole.clone()).unwrap(), b"machine code");
         assert_eq!(remove_seal(whole[..whole.len() - 1].to_vec()), None);
@@ -189,7 +189,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("deep").join("kernels");
-        store(&folder.join("x.cubin"), b"machine code");
+        store_cubin(&folder.join("x.cubin"), b"machine code");
         assert!(is_private_folder(&folder) && folder.join("x.cubin").is_file());
         let open =
             |mode| std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
@@ -197,7 +197,7 @@ mod tests {
             open(mode);
             assert_eq!(is_private_folder(&folder), private, "{mode:o}");
             let path = folder.join(format!("{mode:o}.cubin"));
-            store(&path, b"machine code");
+            store_cubin(&path, b"machine code");
             assert_eq!(path.is_file(), private, "{mode:o}");
         }
         let link = home.path().join("link");

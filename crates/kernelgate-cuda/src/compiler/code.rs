@@ -43,7 +43,7 @@ pub fn machine_code_in_image(image: &[u8], symbol: &str) -> Option<KernelMachine
 /// The hash of every kernel in a cubin, by symbol.
 ///
 /// # Errors
-/// Fails if the cubin is not one.
+/// Fails if the given bytes are not a cubin.
 pub fn machine_code_hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
     let failed = |error: object::Error| CubinError::Elf(error.to_string());
     let elf = object::File::parse(cubin).map_err(failed)?;
@@ -67,8 +67,8 @@ pub fn machine_code_hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, Cub
     for kernel in &kernels {
         let mut hasher = Xxh3Default::new();
         for (name, section) in &sections {
-            // ELF sections without an owning kernel belong to the module, and any kernel may read
-            // them.
+            // ELF sections without an owning kernel belong to the whole module, and any of its
+            // kernels may read them.
             if owner(name).is_some_and(|owner| owner != *kernel) {
                 continue;
             }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::compiler::nvrtc::{self, CompileError};
 
-    const KERNELS: &str = r#"
+    const CODE_TEST_KERNELS: &str = r#"
         __constant__ float table[4] = {1, 2, 3, 4};
         __device__ __noinline__ float helper(float x) { return x * table[(int)x & 3]; }
         extern "C" __global__ void reads(float* x) { x[threadIdx.x] = helper(x[threadIdx.x]); }
@@ -134,18 +134,19 @@ mod tests {
 
     #[test]
     fn only_what_is_executed_counts() {
-        let Some([reads, other]) = compiled(KERNELS, "a") else { return };
+        let Some([reads, other]) = compiled(CODE_TEST_KERNELS, "a") else { return };
         let facts = reads.facts.as_ref().unwrap();
         assert!(facts.registers > 0 && facts.instructions > 0, "{facts:?}");
-        let commented = compiled(&format!("// a comment\n\n{KERNELS}"), "renamed").unwrap();
+        let commented =
+            compiled(&format!("// a comment\n\n{CODE_TEST_KERNELS}"), "renamed").unwrap();
         assert_eq!(commented, [reads.clone(), other.clone()]);
         let [changed, same] =
-            compiled(&KERNELS.replace("x * table", "3 * x * table"), "a").unwrap();
+            compiled(&CODE_TEST_KERNELS.replace("x * table", "3 * x * table"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a function that it calls");
         assert_eq!(same, other);
         // The code does not state which kernel reads a constant of the module, so all of its
         // kernels differ.
-        let [changed, _] = compiled(&KERNELS.replace("{1, 2", "{1, 7"), "a").unwrap();
+        let [changed, _] = compiled(&CODE_TEST_KERNELS.replace("{1, 2", "{1, 7"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a constant that it reads");
         assert_eq!(changed.facts, reads.facts);
     }

@@ -67,7 +67,7 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, CompiledKernelF
     let mut registers = BTreeMap::new();
     let mut frames = BTreeMap::new();
     if let Some(info) = elf.section_by_name(".nv.info").and_then(|section| section.data().ok()) {
-        for (attribute, symbol, value) in attributes(info) {
+        for (attribute, symbol, value) in info_attributes(info) {
             let Some(name) = names.get(&symbol) else { continue };
             match attribute {
                 REGISTER_COUNT_ATTRIBUTE => drop(registers.insert(name.clone(), value)),
@@ -91,9 +91,9 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, CompiledKernelF
             CompiledKernelFacts {
                 registers: *registers.get(&kernel).ok_or_else(|| missing("register count"))?,
                 stack_bytes: frames.get(&kernel).copied().unwrap_or(0),
-                spill_store_bytes: reported(log, &kernel, " bytes spill stores"),
-                spill_load_bytes: reported(log, &kernel, " bytes spill loads"),
-                shared_bytes: reported(log, &kernel, " bytes smem"),
+                spill_store_bytes: reported_bytes(log, &kernel, " bytes spill stores"),
+                spill_load_bytes: reported_bytes(log, &kernel, " bytes spill loads"),
+                shared_bytes: reported_bytes(log, &kernel, " bytes smem"),
                 instructions: mix.values().sum(),
                 mix,
                 performance_loss: performance_warning(log, &kernel),
@@ -104,7 +104,7 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, CompiledKernelF
 }
 
 /// (attribute, symbol, value) of every sized attribute with two words.
-fn attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
+fn info_attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     let mut found = Vec::new();
     while let [format, attribute, low, high, rest @ ..] = info {
         let size = if *format == SIZED_ATTRIBUTE_FORMAT {
@@ -126,7 +126,7 @@ fn attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
 
 /// A number that the assembler reports: the one before `words` in the kernel's part of the log, 0
 /// if there is no such line.
-fn reported(log: &str, kernel: &str, words: &str) -> u32 {
+fn reported_bytes(log: &str, kernel: &str, words: &str) -> u32 {
     let entry = format!("'{kernel}'");
     let is_entry = |line: &&str| line.contains("Compiling entry function");
     let report = log
@@ -214,7 +214,7 @@ mod tests {
                    bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
         let read = |kernel| {
             [" bytes spill stores", " bytes spill loads", " bytes smem"]
-                .map(|words| reported(log, kernel, words))
+                .map(|words| reported_bytes(log, kernel, words))
         };
         assert_eq!(read("a"), [16, 20, 17408]);
         assert_eq!(read("b"), [0, 0, 0]);
@@ -272,7 +272,7 @@ mod tests {
             vec![0x01, 0x3f, 0, 0, SIZED_ATTRIBUTE_FORMAT, REGISTER_COUNT_ATTRIBUTE, 8, 0];
         info.extend([7, 0, 0, 0, 64, 0, 0, 0]);
         info.extend([SIZED_ATTRIBUTE_FORMAT, FRAME_SIZE_ATTRIBUTE, 8, 0, 1]);
-        assert_eq!(attributes(&info), [(REGISTER_COUNT_ATTRIBUTE, 7, 64)]);
+        assert_eq!(info_attributes(&info), [(REGISTER_COUNT_ATTRIBUTE, 7, 64)]);
     }
 
     #[test]

@@ -6,13 +6,13 @@ use std::sync::OnceLock;
 
 use super::source::{KernelBuild, KernelFile};
 use crate::architecture::number;
-use crate::library::{self, Library};
+use crate::library::{self, RequiredLibrary};
 
 /// The reason why a kernel has no machine code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// NVRTC was not found.
-    #[error("{} is missing: {}", Library::Nvrtc.name(), Library::Nvrtc.advice())]
+    #[error("{} is missing: {}", RequiredLibrary::Nvrtc.name(), RequiredLibrary::Nvrtc.advice())]
     Missing,
     /// The source is wrong, or the architecture is unknown.
     #[error("kernel {kernel} does not compile for {arch}:\n{log}")]
@@ -55,8 +55,8 @@ pub struct CompiledCubin {
 /// Version of the NVRTC library as (major, minor).
 ///
 /// # Errors
-/// Fails if NVRTC is missing.
-pub fn version() -> Result<(i32, i32), CompileError> {
+/// Fails if the NVRTC library is missing.
+pub fn installed_nvrtc_version() -> Result<(i32, i32), CompileError> {
     let version = library::choose_nvrtc().ok_or(CompileError::Missing)?.version;
     Ok((version.major as i32, version.minor as i32))
 }
@@ -66,7 +66,7 @@ pub fn version() -> Result<(i32, i32), CompileError> {
 ///
 /// # Errors
 /// Fails if NVRTC is missing.
-pub fn supports(arch: &str) -> Result<bool, CompileError> {
+pub fn nvrtc_supports(arch: &str) -> Result<bool, CompileError> {
     let api = api()?;
     let mut count = 0;
     // SAFETY: the call gets pointers to local variables, which are valid during the call.
@@ -81,16 +81,16 @@ pub fn supports(arch: &str) -> Result<bool, CompileError> {
     Ok(number(arch).is_none_or(|number| known.contains(&(number as c_int))))
 }
 
-/// Identity of NVRTC: its version and, if the system reports them, size and time of its file.
-/// Builds of one version differ in the code that they generate. Determined once per process.
+/// Identity of NVRTC: its version and, if the system reports them, size and time of its file. NVRTC
+/// builds of one version number may generate different code. Determined once per process.
 ///
 /// # Errors
 /// Fails if NVRTC is missing.
 pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
     static NVRTC_IDENTITY: OnceLock<String> = OnceLock::new();
-    let (major, minor) = version()?;
+    let (major, minor) = installed_nvrtc_version()?;
     Ok(NVRTC_IDENTITY.get_or_init(|| {
-        let loaded = library::load(Library::Nvrtc);
+        let loaded = library::load(RequiredLibrary::Nvrtc);
         let file = loaded.and_then(|loaded| std::fs::metadata(&loaded.file).ok());
         let modified = |file: &std::fs::Metadata| {
             let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
@@ -108,7 +108,7 @@ pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
 ///
 /// # Errors
 /// Fails if NVRTC is missing or the source does not compile; the error holds the compiler's log.
-pub fn compile(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, CompileError> {
+pub fn compile_to_cubin(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, CompileError> {
     if build.source.find_text().is_none() {
         return Err(CompileError::NoText { kernel: build.source.file });
     }
@@ -158,7 +158,7 @@ pub fn compile_source_text(
         )
     };
     api.check(created, kernel)?;
-    let program = Program { handle, api };
+    let program = NvrtcProgram { handle, api };
     // SAFETY: the NVRTC program is alive, and the options are an array of NUL-terminated strings
     // with the passed length.
     let compiled = unsafe {
@@ -195,13 +195,13 @@ pub fn compile_source_text(
     Ok(CompiledCubin { cubin, log })
 }
 
-/// Destroys the program at the end of its scope.
-struct Program {
-    handle: Handle,
+/// An NVRTC program, which is destroyed at the end of its scope.
+struct NvrtcProgram {
+    handle: NvrtcHandle,
     api: &'static Api,
 }
 
-impl Program {
+impl NvrtcProgram {
     fn log(&self) -> String {
         let mut size = 0;
         // SAFETY: the NVRTC program is alive.
@@ -217,36 +217,36 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the program is alive and not used again.
         unsafe { (self.api.destroy)(&raw mut self.handle) };
     }
 }
 
-type Handle = *mut c_void;
+type NvrtcHandle = *mut c_void;
 /// Result code of an NVRTC function; the codes have the same numbers in every NVRTC version.
 type NvrtcStatus = c_int;
 const NVRTC_SUCCESS: NvrtcStatus = 0;
 const NVRTC_INVALID_OPTION: NvrtcStatus = 5;
 const NVRTC_COMPILATION_ERROR: NvrtcStatus = 6;
 /// Reads the size of an object of a program, bytes.
-type NvrtcSizeFunction = unsafe extern "C" fn(Handle, *mut usize) -> NvrtcStatus;
+type NvrtcSizeFunction = unsafe extern "C" fn(NvrtcHandle, *mut usize) -> NvrtcStatus;
 /// NVRTC function that copies an output of a program (machine code, log) to memory.
-type Get = unsafe extern "C" fn(Handle, *mut c_char) -> NvrtcStatus;
+type Get = unsafe extern "C" fn(NvrtcHandle, *mut c_char) -> NvrtcStatus;
 
 /// NVRTC's functions, of the library that was opened.
 struct Api {
     create: unsafe extern "C" fn(
-        *mut Handle,
+        *mut NvrtcHandle,
         *const c_char,
         *const c_char,
         c_int,
         *const *const c_char,
         *const *const c_char,
     ) -> NvrtcStatus,
-    compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> NvrtcStatus,
-    destroy: unsafe extern "C" fn(*mut Handle) -> NvrtcStatus,
+    compile: unsafe extern "C" fn(NvrtcHandle, c_int, *const *const c_char) -> NvrtcStatus,
+    destroy: unsafe extern "C" fn(*mut NvrtcHandle) -> NvrtcStatus,
     cubin_size: NvrtcSizeFunction,
     cubin: Get,
     ptx_size: NvrtcSizeFunction,
@@ -264,7 +264,7 @@ fn api() -> Result<&'static Api, CompileError> {
 }
 
 fn load() -> Option<Api> {
-    let library = Library::Nvrtc;
+    let library = RequiredLibrary::Nvrtc;
     // SAFETY: the function types are those of `nvrtc.h`, which are the same from CUDA 12 to 13:
     // results are enumerations with the size of an int, and programs are pointers.
     unsafe {

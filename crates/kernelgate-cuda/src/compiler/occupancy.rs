@@ -6,7 +6,7 @@ use crate::architecture::{RESERVED_SHARED_BYTES_PER_BLOCK, multiprocessor_limits
 /// Registers of a multiprocessor, equal on all architectures.
 const REGISTERS_PER_MULTIPROCESSOR: u32 = 64 * 1024;
 /// Allocation unit of registers for a warp.
-const REGISTER_UNIT: u32 = 256;
+const REGISTER_GRANULE: u32 = 256;
 /// Registers are allocated to groups of four warps: one for each scheduler.
 const WARP_ALLOCATION_UNIT: u32 = 4;
 /// Allocation unit of shared memory for a block, bytes.
@@ -26,7 +26,8 @@ pub fn theoretical_occupancy(
     let limits = multiprocessor_limits(arch)?;
     let warps = block.div_ceil(32);
     let by_warps = limits.warps / warps;
-    let registers_a_warp = (registers * 32).next_multiple_of(REGISTER_UNIT).max(REGISTER_UNIT);
+    let registers_a_warp =
+        (registers * 32).next_multiple_of(REGISTER_GRANULE).max(REGISTER_GRANULE);
     let by_registers = (REGISTERS_PER_MULTIPROCESSOR / registers_a_warp / WARP_ALLOCATION_UNIT
         * WARP_ALLOCATION_UNIT)
         / warps;

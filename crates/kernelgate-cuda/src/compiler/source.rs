@@ -72,7 +72,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// A kernel source file without headers of its own: `Source::new("saxpy",
+    /// A kernel source file that includes only the common headers: `Source::new("saxpy",
     /// include_str!("saxpy.cu"))`.
     pub const fn new(file: &'static str, text: &'static str) -> Self {
         Self { file, own_text: Some(text), files: &[] }
@@ -131,7 +131,8 @@ pub struct KernelBuild {
     pub source: Source,
     /// Macros that are part of the name of the build: `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,
-    /// Macros that are not, because they follow from those: name and value.
+    /// Macros that are not part of the build's name, because they follow from named macros: name
+    /// and value.
     pub constants: Vec<(&'static str, usize)>,
     /// Variant in which the code is compiled; the name of the build does not include the variant.
     pub variant: KernelVariant,
@@ -194,7 +195,8 @@ impl KernelBuild {
         let defines = self.defines.iter().map(|define| format!("-D{define}"));
         let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
         let line_info = self.variant.line_info.then(|| "--generate-line-info".to_owned());
-        let layout = self.variant.layout.map(|layout| format!("-D{}={layout}", layout::VARIABLE));
+        let layout =
+            self.variant.layout.map(|layout| format!("-D{}={layout}", layout::LAYOUT_VARIABLE));
         fixed.into_iter().chain(line_info).chain(layout).chain(defines).chain(constants).collect()
     }
 }

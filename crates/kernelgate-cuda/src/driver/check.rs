@@ -9,14 +9,14 @@ use cudarc::driver::{CudaContext, DriverError, result};
 use super::status::describe;
 use crate::architecture;
 use crate::compiler::nvrtc;
-use crate::library::{self, CudaVersion, Library, OLDEST_SUPPORTED_DRIVER};
+use crate::library::{self, CudaVersion, OLDEST_SUPPORTED_DRIVER, RequiredLibrary};
 
 /// The reason why no GPU can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// A library of NVIDIA was not found.
     #[error("{} is missing: {}", .0.name(), .0.advice())]
-    Missing(Library),
+    Missing(RequiredLibrary),
     /// The driver is installed and returns an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
     Driver {
@@ -88,7 +88,7 @@ pub enum DeviceError {
         wanted: usize,
         /// How many there are.
         count: usize,
-        /// The variable that hides and reorders GPUs, if it is set.
+        /// Value of the environment variable that hides and reorders GPUs, if it is set.
         visible: Option<String>,
     },
     /// GPUs of different models in one set.
@@ -97,7 +97,7 @@ pub enum DeviceError {
         first.0, first.1, other.0, other.1
     )]
     OtherModel {
-        /// Ordinal and name of the first of the GPUs.
+        /// Ordinal and name of the first GPU of the set.
         first: (usize, String),
         /// Ordinal and name of the GPU that differs.
         other: (usize, String),
@@ -108,8 +108,9 @@ pub enum DeviceError {
 ///
 /// # Errors
 /// Fails if there is no driver, it is too old, or it fails.
-pub fn count() -> Result<usize, DeviceError> {
-    let driver = library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
+pub fn gpu_count() -> Result<usize, DeviceError> {
+    let driver = library::load(RequiredLibrary::Driver)
+        .ok_or(DeviceError::Missing(RequiredLibrary::Driver))?;
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
     match result::init() {
@@ -136,7 +137,7 @@ pub fn count() -> Result<usize, DeviceError> {
 
 /// The GPUs that the variable of the driver shows.
 #[expect(clippy::disallowed_methods, reason = "a variable of the driver")]
-fn visible() -> Option<String> {
+fn visible_gpus() -> Option<String> {
     std::env::var("CUDA_VISIBLE_DEVICES").ok()
 }
 
@@ -165,7 +166,7 @@ pub(super) fn device_architecture(device: sys::CUdevice) -> Result<String, Drive
     ))
 }
 
-/// Architecture-specific instructions exist from Hopper on, under a name of their own.
+/// Architecture-specific instructions exist from Hopper on; their architecture name has a suffix.
 fn architecture_name(major: i32, minor: i32) -> String {
     format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
@@ -180,7 +181,7 @@ pub fn l2_cache_bytes(ordinal: usize) -> u64 {
         }
         .ok()
     };
-    count().ok().and_then(|_| query()).map_or(0, |bytes| bytes.max(0) as u64)
+    gpu_count().ok().and_then(|_| query()).map_or(0, |bytes| bytes.max(0) as u64)
 }
 
 /// Whether the selected GPU and what running on it needs are there, perhaps as another
@@ -188,29 +189,31 @@ pub fn l2_cache_bytes(ordinal: usize) -> u64 {
 /// nothing.
 ///
 /// # Errors
-/// The first requirement that this machine does not meet.
-pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceError> {
+/// Fails with the first requirement that this machine does not meet.
+pub fn check_gpu(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceError> {
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
-    // The user set it: also without a GPU it is wrong.
+    // The user set the architecture, so it is checked even without a GPU.
     parse_architecture_number(architecture)?;
-    let count = count()?;
+    let count = gpu_count()?;
     if count == 0 {
         return Err(DeviceError::NoDevice);
     }
     if ordinal >= count {
-        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count, visible: visible() });
+        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count, visible: visible_gpus() });
     }
     let own = result::device::get(ordinal as i32).and_then(device_architecture);
-    let code =
-        Code::code_for_architecture(&own.map_err(failed("query its architecture"))?, architecture)?;
+    let code = CodeTarget::code_for_architecture(
+        &own.map_err(failed("query its architecture"))?,
+        architecture,
+    )?;
     check_compiler_supports(&code.arch)
 }
 
 /// Whether there is an NVRTC that knows an architecture and whose code the driver takes.
 fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
-    let missing = DeviceError::Missing(Library::Nvrtc);
-    let Some(loaded) = library::load(Library::Nvrtc) else { return Err(missing) };
+    let missing = DeviceError::Missing(RequiredLibrary::Nvrtc);
+    let Some(loaded) = library::load(RequiredLibrary::Nvrtc) else { return Err(missing) };
     let (Some(nvrtc), Some(driver)) = (library::choose_nvrtc(), library::driver_cuda_version())
     else {
         return Err(missing);
@@ -219,7 +222,7 @@ fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
         let file = loaded.file.clone();
         return Err(DeviceError::NewCompiler { nvrtc: nvrtc.version, file, driver });
     }
-    if !nvrtc::supports(arch).unwrap_or(true) {
+    if !nvrtc::nvrtc_supports(arch).unwrap_or(true) {
         let arch = arch.to_owned();
         return Err(DeviceError::OldCompiler { nvrtc: nvrtc.version, arch });
     }
@@ -247,7 +250,7 @@ pub fn older_nvrtc_hint(driver: CudaVersion) -> String {
     } else {
         "nvidia-cuda-nvrtc".to_owned()
     };
-    let version = if architecture::named().is_some() {
+    let version = if architecture::requested_architecture().is_some() {
         format!("{major}.{minor}")
     } else {
         major.to_string()
@@ -255,8 +258,8 @@ pub fn older_nvrtc_hint(driver: CudaVersion) -> String {
     format!("pip install '{package}=={version}.*', or name its folder in KERNELGATE_CUDA_LIBS")
 }
 
-/// The driver's file that the cudarc crate opened: cudarc tries file names of its own, and the
-/// dynamic loader may find another file by them.
+/// The driver file that the cudarc crate opened; cudarc searches by file names of its own, so it
+/// may find another file.
 fn driver_file_of_cudarc() -> PathBuf {
     // SAFETY: the driver is loaded, so that there is one to be found; only an address is taken.
     let address = unsafe {
@@ -266,7 +269,7 @@ fn driver_file_of_cudarc() -> PathBuf {
 }
 
 /// Code that kernels are compiled to for a card.
-pub(super) struct Code {
+pub(super) struct CodeTarget {
     /// The architecture: "sm_80".
     pub arch: String,
     /// Compilation target of NVRTC: the GPU's architecture, or "compute_80" (PTX).
@@ -275,7 +278,7 @@ pub(super) struct Code {
     pub named: bool,
 }
 
-impl Code {
+impl CodeTarget {
     /// A target for kernels of other code, which are compiled already.
     pub fn for_compiled_code(own: String) -> Self {
         Self { code: own.clone(), arch: own, named: false }
@@ -335,7 +338,7 @@ mod tests {
     #[test]
     fn a_named_architecture_is_one_that_the_card_can_run_as() {
         let target = |own, named: &str| {
-            Code::code_for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
+            CodeTarget::code_for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
         };
         let accepted = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
         assert_eq!(target("sm_90a", "sm_80"), accepted("sm_80", "compute_80"));
@@ -356,9 +359,10 @@ mod tests {
             let error = target(own, named).unwrap_err().to_string();
             assert_eq!(error, format!("KERNELGATE_ARCH: {problem}"));
         }
-        let own = Code::code_for_architecture("sm_86", None).map(|code| (code.arch, code.code));
+        let own =
+            CodeTarget::code_for_architecture("sm_86", None).map(|code| (code.arch, code.code));
         assert_eq!(own, accepted("sm_86", "sm_86"));
-        let old = Code::code_for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
+        let old = CodeTarget::code_for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
         assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
     }
 }

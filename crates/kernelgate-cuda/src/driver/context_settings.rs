@@ -11,7 +11,7 @@ use cudarc::driver::{CudaContext, DriverError};
 use super::status::failed;
 use crate::BackendError;
 
-/// Limits that are restored, with their names. The limits of dynamic parallelism are included if
+/// Limits that are restored, with their names. Limits of dynamic parallelism are restored too if
 /// the installed driver still has them.
 const CONTEXT_LIMITS: [(CUlimit, &str); 5] = [
     (Limit::CU_LIMIT_STACK_SIZE, "stack of a thread"),
@@ -93,7 +93,7 @@ mod tests {
         }
         context.set_cache_config(CUfunc_cache::CU_FUNC_CACHE_PREFER_SHARED).unwrap();
         assert_ne!(device.current_settings(), opened);
-        persistence::restore(&device).unwrap();
+        persistence::restore_l2_state(&device).unwrap();
         assert_eq!(device.current_settings(), opened);
     }
 }

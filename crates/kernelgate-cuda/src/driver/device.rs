@@ -14,8 +14,8 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-use super::check::{Code, device_architecture};
-pub use super::check::{DeviceError, check, count, l2_cache_bytes, older_nvrtc_hint};
+use super::check::{CodeTarget, device_architecture};
+pub use super::check::{DeviceError, check_gpu, gpu_count, l2_cache_bytes, older_nvrtc_hint};
 use super::context_settings::ContextSettings;
 use super::launch::kernel::Kernel;
 use super::launch::shape::Launch;
@@ -85,8 +85,8 @@ impl LoadedKernelBuild {
     }
 }
 
-/// An open GPU with a stream, or a view of an open GPU: views share everything except the kernels
-/// that were loaded through them.
+/// An open GPU with a stream, or a view of it: views share everything except the record of loaded
+/// kernels.
 pub struct Device {
     facts: DeviceFacts,
     context: Arc<CudaContext>,
@@ -111,7 +111,7 @@ impl Device {
     /// # Errors
     /// Fails if a library is missing or old, there is no such GPU, or the driver fails.
     pub fn open(ordinal: usize, options: &DeviceOptions) -> Result<Arc<Self>, DeviceError> {
-        check(ordinal, options.architecture.as_deref())?;
+        check_gpu(ordinal, options.architecture.as_deref())?;
         let failed = |action| {
             move |error: DriverError| DeviceError::Driver { action, error: describe(&error) }
         };
@@ -124,9 +124,11 @@ impl Device {
         let stream_settings = StreamSettings::read(&stream);
         let device = context.cu_device();
         let own = device_architecture(device).map_err(failed("query its architecture"))?;
-        let facts =
-            facts_of(device, Code::code_for_architecture(&own, options.architecture.as_deref())?)
-                .map_err(failed("describe the GPU"))?;
+        let facts = facts_of(
+            device,
+            CodeTarget::code_for_architecture(&own, options.architecture.as_deref())?,
+        )
+        .map_err(failed("describe the GPU"))?;
         let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING));
         let marker = Arc::new(marker.map_err(failed("make an event"))?);
         let staging = Arc::new(PinnedStagingBuffer::new(Arc::clone(&context)));
@@ -236,8 +238,8 @@ impl Device {
         RawContext::new(self.context.cu_ctx())
     }
 
-    /// Makes its context current on the thread. Drops an error that a destructor of earlier work
-    /// left, because a destructor cannot return it and the next call would.
+    /// Makes the GPU's context current on the calling thread. Drops an error that a destructor of
+    /// earlier work left, because a destructor cannot return it and the next call would.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -250,7 +252,7 @@ impl Device {
     /// Creates another stream on the GPU, for work that may run concurrently.
     ///
     /// # Errors
-    /// Fails if the driver fails.
+    /// Fails if the driver cannot create the stream.
     pub fn create_stream(&self) -> Result<Arc<CudaStream>, BackendError> {
         self.context.new_stream().map_err(|error| failed("make a stream", &error))
     }
@@ -294,7 +296,7 @@ impl Device {
     /// # Errors
     /// Fails if something that was launched failed or hangs.
     pub fn synchronize(&self) -> Result<(), BackendError> {
-        wait::finish(&self.stream, &self.marker, self.options.timeout)
+        wait::finish_stream(&self.stream, &self.marker, self.options.timeout)
     }
 
     /// Waits for the end of all work on the stream, without a timeout.
@@ -348,7 +350,7 @@ impl Device {
         if bytes as u64 > self.facts.memory_bytes {
             return Err(short());
         }
-        // SAFETY: the callers write it before it is read.
+        // SAFETY: the callers write the memory before anything reads it.
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) };
         let slice = slice.map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
@@ -360,7 +362,7 @@ impl Device {
     /// Allocates device memory and copies the given bytes there.
     ///
     /// # Errors
-    /// Fails if there is not enough, or the copy fails.
+    /// Fails if free device memory is too small, or the copy fails.
     pub fn upload(&self, bytes: &[u8]) -> Result<DeviceBuffer, BackendError> {
         let buffer = self.allocate_uninitialised(bytes.len())?;
         buffer.overwrite_from_host(bytes)?;
@@ -396,7 +398,7 @@ impl Device {
     /// none of it is in use.
     ///
     /// # Errors
-    /// Fails if it does not compile or load; the error names it.
+    /// Fails if the kernel does not compile or load; the error names the kernel.
     pub fn kernel(&self, build: &KernelBuild, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let (name, build) = (build.name(), self.build_for_device(build));
@@ -422,7 +424,7 @@ impl Device {
         Ok(kernel)
     }
 
-    /// Records the shape that a kernel is loaded for, and its stages.
+    /// Records the launch shape and the stages of a loaded kernel.
     pub(crate) fn record_used_kernel(
         &self,
         name: &str,
@@ -448,7 +450,7 @@ impl Device {
     /// Counters of a loaded build with clocks.
     ///
     /// # Errors
-    /// Fails if its module has no counters.
+    /// Fails if the kernel's module has no counters.
     pub(crate) fn stage_counters_of(
         &self,
         build: &KernelBuild,
@@ -486,7 +488,10 @@ impl Device {
 }
 
 /// The facts of a device, which need no context, with the code that kernels are compiled to.
-pub(super) fn facts_of(device: sys::CUdevice, code: Code) -> Result<DeviceFacts, DriverError> {
+pub(super) fn facts_of(
+    device: sys::CUdevice,
+    code: CodeTarget,
+) -> Result<DeviceFacts, DriverError> {
     let number = |attribute| {
         // SAFETY: the device handle came from the driver.
         unsafe { result::device::get_attribute(device, attribute) }

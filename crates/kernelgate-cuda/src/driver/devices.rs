@@ -1,4 +1,4 @@
-//! The GPUs on which a case runs. This module does not distribute work over several GPUs.
+//! The GPUs on which a case runs. This module does not divide work among several GPUs.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl<D> Devices<D> {
         (!twice).then_some(set)
     }
 
-    /// The first `count` GPUs, at least one; all of them if there are fewer.
+    /// The first `count` GPUs, at least one; all GPUs if the set has fewer.
     pub fn first(&self, count: usize) -> Self
     where
         D: Clone,
@@ -88,13 +88,13 @@ impl Devices {
 
     /// How the GPUs reach each other's memory; `None` for one GPU.
     pub fn link(&self) -> Option<Link> {
-        Link::within(&self.all())
+        Link::weakest_link(&self.all())
     }
 
     /// Checks that each GPU of the set can access the memory of the other GPUs.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Unsupported`] if one cannot.
+    /// Fails with [`BackendError::Unsupported`] if a GPU cannot access the memory of another.
     pub fn require_peer_access(&self) -> Result<(), BackendError> {
         self.link().map_or(Ok(()), Link::require_peer_access)
     }
@@ -106,7 +106,7 @@ impl Devices {
     /// Calls `each` for every GPU with its context current, and makes the first one current again.
     ///
     /// # Errors
-    /// The first error of `each`, or if the driver refuses.
+    /// Fails with the first error of `each`, or if the driver refuses.
     pub fn for_each_device(
         &self,
         mut each: impl FnMut(usize, &Arc<Device>) -> Result<(), BackendError>,

@@ -44,7 +44,7 @@ impl ExecutableGraph {
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        Capture::begin(stream)?.end(enqueue(), 0..0)
+        StreamCapture::begin(stream)?.end(enqueue(), 0..0)
     }
 
     /// Captures launches that clear parts of a range of device memory, each part for one launch
@@ -58,10 +58,10 @@ impl ExecutableGraph {
         cleared: Range<u64>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        Capture::begin(device.stream())?.end(enqueue(), cleared)
+        StreamCapture::begin(device.stream())?.end(enqueue(), cleared)
     }
 
-    /// Captures several launches of the same work. No launch begins before the one before it has
+    /// Captures several launches of the same work. Each launch begins after the previous launch has
     /// ended.
     ///
     /// On a stream, a kernel launched with programmatic dependent launch (PDL) may overlap the
@@ -247,11 +247,11 @@ fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
 }
 
 /// A stream in capture; dropped, by a panic for example, it is in capture no longer.
-pub(super) struct Capture<'a> {
+pub(super) struct StreamCapture<'a> {
     stream: &'a Arc<CudaStream>,
 }
 
-impl<'a> Capture<'a> {
+impl<'a> StreamCapture<'a> {
     pub(super) fn begin(stream: &'a Arc<CudaStream>) -> Result<Self, BackendError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
@@ -297,7 +297,7 @@ impl<'a> Capture<'a> {
     }
 }
 
-impl Drop for Capture<'_> {
+impl Drop for StreamCapture<'_> {
     fn drop(&mut self) {
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is alive, and the pointer is valid; a graph is destroyed once.

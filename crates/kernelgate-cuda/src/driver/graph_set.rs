@@ -1,7 +1,7 @@
 //! Launches over several GPUs, captured once: one graph for each GPU, without edges between graphs.
 
 use super::devices::Devices;
-use super::graph::{Capture, ExecutableGraph, add_full_dependency};
+use super::graph::{ExecutableGraph, StreamCapture, add_full_dependency};
 use crate::BackendError;
 
 /// The captured launches of a set of GPUs, replayed together.
@@ -20,8 +20,8 @@ impl GraphSet {
     /// Captures what `enqueue` puts on the streams of these GPUs.
     ///
     /// # Errors
-    /// Fails with the error of `enqueue`, or when something in it cannot be captured, for example a
-    /// wait of one GPU for an event of another one.
+    /// Fails with the error of `enqueue`, or if its work cannot be captured, for example a wait of
+    /// one GPU for an event of another GPU.
     pub fn capture_on_devices(
         devices: &Devices,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -32,7 +32,7 @@ impl GraphSet {
         let mut captures = Vec::with_capacity(devices.count());
         for device in devices.iter() {
             device.make_current()?;
-            captures.push((device, Capture::begin(device.stream())?));
+            captures.push((device, StreamCapture::begin(device.stream())?));
         }
         devices.one().make_current()?;
         let mut enqueued = enqueue();
@@ -144,7 +144,7 @@ impl GraphSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruments::barrier::Barrier;
+    use crate::instruments::barrier::MultiGpuBarrier;
     use crate::instruments::spin::SpinKernel;
     use crate::testing::two_gpus_for_test;
 
@@ -175,7 +175,7 @@ mod tests {
             GraphSet::capture_on_devices(&devices, || Err(BackendError::Launch("no".to_owned())));
         assert!(failed.is_err());
         launch(2).unwrap();
-        let Some(mut barrier) = Barrier::new(&devices).unwrap() else { return };
+        let Some(mut barrier) = MultiGpuBarrier::new(&devices).unwrap() else { return };
         for _ in 0..3 {
             barrier.begin();
             devices.for_each_device(|rank, _| barrier.enqueue(rank, 2)).unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::architecture;
 use crate::compiler::source::{KernelFile, KernelVariant};
 
-/// Options of a device, which it holds.
+/// Options with which a device was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// A kernel that runs longer is treated as hung.
@@ -46,7 +46,7 @@ impl DeviceOptions {
     pub fn options_from_environment() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         Self {
-            architecture: architecture::named(),
+            architecture: architecture::requested_architecture(),
             variant: KernelVariant {
                 layout: variable("KERNELGATE_LAYOUT").and_then(|text| text.parse().ok()),
                 line_info: variable("KERNELGATE_LINE_INFO").is_some(),

@@ -1,5 +1,5 @@
-//! Access of GPUs to each other's memory. This module does not have the copies and kernels that use
-//! peer access.
+//! Access of GPUs to each other's memory. This module deliberately has no copies or kernels that
+//! use peer access.
 
 use cudarc::driver::sys::{
     self, CUdevice_P2PAttribute_enum as Attribute, CUmemAccess_flags_enum as Access,
@@ -25,7 +25,7 @@ pub enum Link {
 
 impl Link {
     /// The weakest link between the GPUs of a set; `None` for one GPU.
-    pub(super) fn within(devices: &[&Device]) -> Option<Self> {
+    pub(super) fn weakest_link(devices: &[&Device]) -> Option<Self> {
         let between = |one: &Device, other: &Device| {
             if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
                 return Self::Host;
@@ -39,7 +39,7 @@ impl Link {
                 false => Self::Peer,
             }
         };
-        pairs(devices).into_iter().map(|(one, other)| between(one, other)).min()
+        ordered_pairs(devices).into_iter().map(|(one, other)| between(one, other)).min()
     }
 
     pub(super) fn require_peer_access(self) -> Result<(), BackendError> {
@@ -64,7 +64,7 @@ impl Link {
 }
 
 /// All ordered pairs of two different GPUs.
-fn pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
+fn ordered_pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     let mut pairs = Vec::new();
     for &one in devices {
         let ordinal = one.facts().ordinal;
@@ -88,13 +88,13 @@ fn peer_attribute(one: &Device, other: &Device, attribute: Attribute) -> bool {
 /// context of the first GPU current.
 ///
 /// # Errors
-/// Fails if the driver refuses the access that it offers.
+/// Fails if the driver refuses access although it reports it as possible.
 pub(super) fn enable_peer_access(devices: &[&Device]) -> Result<(), DeviceError> {
     let failed = |error: DriverError| DeviceError::Driver {
         action: "give GPUs access to each other's memory",
         error: describe(&error),
     };
-    for (one, other) in pairs(devices) {
+    for (one, other) in ordered_pairs(devices) {
         if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
             continue;
         }

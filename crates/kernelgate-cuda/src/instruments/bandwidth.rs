@@ -3,7 +3,7 @@
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// Kernel rows; their parameter is the number of packets.
-pub(super) const KERNELS: &[KernelSpec<usize>] = &[READ_KERNEL, COPY];
+pub(super) const BANDWIDTH_KERNELS: &[KernelSpec<usize>] = &[READ_KERNEL, COPY_BANDWIDTH_KERNEL];
 
 const READ_KERNEL_THREADS: usize = 1024;
 const READ_KERNEL_PACKETS: usize = 8;
@@ -23,7 +23,7 @@ const READ_KERNEL: KernelSpec<usize> = KernelSpec {
 
 const COPY_KERNEL_THREADS: usize = 128;
 const COPY_KERNEL_PACKETS: usize = 1;
-const COPY: KernelSpec<usize> = KernelSpec {
+const COPY_BANDWIDTH_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("PACKETS", COPY_KERNEL_PACKETS)],
     variants: || vec![1],
     ..KernelSpec::new(
@@ -38,7 +38,7 @@ const COPY: KernelSpec<usize> = KernelSpec {
 };
 
 /// A buffer and the kernels that pass over its first bytes.
-pub struct Passes {
+pub struct BandwidthPasses {
     read: LoadedKernel,
     copy: LoadedKernel,
     buffer: DeviceBuffer,
@@ -46,9 +46,9 @@ pub struct Passes {
 }
 
 /// Bytes that a thread moves at once.
-const PACKET: u64 = 16;
+const BANDWIDTH_PACKET_BYTES: u64 = 16;
 
-impl Passes {
+impl BandwidthPasses {
     /// Compiles the bandwidth kernels and fills a buffer of the given size with repetitions of
     /// `pattern` (random numbers, because zeros are copied faster).
     ///
@@ -57,7 +57,7 @@ impl Passes {
     pub fn new(device: &Device, bytes: usize, pattern: &[u8]) -> Result<Self, BackendError> {
         Ok(Self {
             read: READ_KERNEL.load(device, &1)?,
-            copy: COPY.load(device, &1)?,
+            copy: COPY_BANDWIDTH_KERNEL.load(device, &1)?,
             buffer: device.allocate_repeated(pattern, bytes)?,
             guard: device.upload(&[0; 4])?,
         })
@@ -86,10 +86,12 @@ impl Passes {
     /// Fails with the errors of [`Self::read`].
     pub fn copy(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)? / 2;
-        let target = KernelArgument::Address(self.buffer.address() + packets as u64 * PACKET);
+        let target = KernelArgument::Address(
+            self.buffer.address() + packets as u64 * BANDWIDTH_PACKET_BYTES,
+        );
         let arguments =
             [target, KernelArgument::from(&self.buffer), KernelArgument::I64(packets as i64)];
-        self.copy.kernel().launch(COPY.shape(&packets)?, &arguments)
+        self.copy.kernel().launch(COPY_BANDWIDTH_KERNEL.shape(&packets)?, &arguments)
     }
 
     fn packets(&self, bytes: u64) -> Result<usize, BackendError> {
@@ -99,7 +101,7 @@ impl Passes {
                 self.buffer.bytes()
             )));
         }
-        Ok((bytes / PACKET) as usize)
+        Ok((bytes / BANDWIDTH_PACKET_BYTES) as usize)
     }
 }
 
@@ -109,15 +111,15 @@ mod tests {
     use crate::testing::gpu;
 
     /// Number of packets that does not fill whole blocks.
-    const PACKETS: usize = 2 * 1021;
+    const PASS_TEST_PACKETS: usize = 2 * 1021;
 
     #[test]
     fn passes_move_what_they_say_and_nothing_behind_it() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
-        let bytes = (PACKETS + 1) * PACKET as usize;
+        let bytes = (PASS_TEST_PACKETS + 1) * BANDWIDTH_PACKET_BYTES as usize;
         let pattern: Vec<u8> = (0..bytes).map(|i| (i ^ (i >> 8)) as u8).collect();
-        let passes = Passes::new(&device, bytes, &pattern).unwrap();
-        let moved = PACKETS as u64 * PACKET;
+        let passes = BandwidthPasses::new(&device, bytes, &pattern).unwrap();
+        let moved = PASS_TEST_PACKETS as u64 * BANDWIDTH_PACKET_BYTES;
         let after = |pass: &dyn Fn()| {
             pass();
             device.synchronize().unwrap();
@@ -130,6 +132,6 @@ mod tests {
         let copied = after(&|| passes.copy(moved).unwrap());
         assert!(copied[..half] == pattern[..half] && copied[half..2 * half] == pattern[..half]);
         assert!(copied[2 * half..] == pattern[2 * half..]);
-        assert!(passes.read(bytes as u64 + PACKET).is_err());
+        assert!(passes.read(bytes as u64 + BANDWIDTH_PACKET_BYTES).is_err());
     }
 }

@@ -8,9 +8,9 @@ use crate::{
 };
 
 /// Kernel rows; their parameter is the number of GPUs.
-pub(super) const KERNELS: &[KernelSpec<usize>] = &[BARRIER];
+pub(super) const BARRIER_KERNELS: &[KernelSpec<usize>] = &[BARRIER_KERNEL_SPEC];
 
-const BARRIER: KernelSpec<usize> = KernelSpec {
+const BARRIER_KERNEL_SPEC: KernelSpec<usize> = KernelSpec {
     variants: || vec![2],
     ..KernelSpec::new(
         Source::new("measure/barrier", include_str!("../../kernels/measure/barrier.cu")),
@@ -21,12 +21,12 @@ const BARRIER: KernelSpec<usize> = KernelSpec {
 };
 
 /// Largest number of GPUs of a set.
-pub const MOST_GPUS: usize = 16;
+pub const MAX_BARRIER_GPUS: usize = 16;
 /// How long a GPU waits for another one that never arrives.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The loaded kernel and the buffers of one GPU.
-struct Rank {
+struct BarrierRank {
     kernel: LoadedKernel,
     /// Addresses of the flags of every GPU.
     table: DeviceBuffer,
@@ -35,12 +35,12 @@ struct Rank {
 }
 
 /// A barrier over the first GPUs of a set.
-pub struct Barrier {
-    ranks: Vec<Rank>,
+pub struct MultiGpuBarrier {
+    ranks: Vec<BarrierRank>,
     epoch: u32,
 }
 
-impl Barrier {
+impl MultiGpuBarrier {
     /// Compiles the barrier kernel and allocates its memory; `None` for one GPU, or if the GPUs
     /// cannot access each other's memory.
     ///
@@ -52,12 +52,14 @@ impl Barrier {
             Some(Link::Peer | Link::PeerAtomic) => {}
         }
         let count = devices.count();
-        if count > MOST_GPUS {
-            return Err(BackendError::Unsupported(format!("{count} GPUs, at most {MOST_GPUS}")));
+        if count > MAX_BARRIER_GPUS {
+            return Err(BackendError::Unsupported(format!(
+                "{count} GPUs, at most {MAX_BARRIER_GPUS}"
+            )));
         }
         let mut flags = Vec::new();
         devices.for_each_device(|_, device| {
-            flags.push(device.upload(&[0; 4 * MOST_GPUS])?);
+            flags.push(device.upload(&[0; 4 * MAX_BARRIER_GPUS])?);
             Ok(())
         })?;
         let addresses: Vec<u64> = flags.iter().map(DeviceBuffer::address).collect();
@@ -65,8 +67,8 @@ impl Barrier {
         let mut flags = flags.into_iter();
         devices.for_each_device(|_, device| {
             let table = device.upload(bytemuck::cast_slice(&addresses))?;
-            let kernel = BARRIER.load(device, &count)?;
-            ranks.extend(flags.next().map(|flags| Rank { kernel, table, _flags: flags }));
+            let kernel = BARRIER_KERNEL_SPEC.load(device, &count)?;
+            ranks.extend(flags.next().map(|flags| BarrierRank { kernel, table, _flags: flags }));
             Ok(())
         })?;
         Ok(Some(Self { ranks, epoch: 0 }))
@@ -80,10 +82,10 @@ impl Barrier {
     /// Enqueues the part of one GPU of the first `count`, whose context is current.
     ///
     /// # Errors
-    /// Fails if the launch is refused.
+    /// Fails if the driver refuses the launch.
     pub fn enqueue(&self, rank: usize, count: usize) -> Result<(), BackendError> {
-        let Rank { kernel, table, .. } = &self.ranks[rank];
-        let timeout_ns = KernelArgument::U64(TIMEOUT.as_nanos() as u64);
+        let BarrierRank { kernel, table, .. } = &self.ranks[rank];
+        let timeout_ns = KernelArgument::U64(BARRIER_TIMEOUT.as_nanos() as u64);
         let [rank, gpus] = [rank, count].map(|number| KernelArgument::U32(number as u32));
         kernel.launch(&[table.into(), rank, gpus, KernelArgument::U32(self.epoch), timeout_ns])
     }

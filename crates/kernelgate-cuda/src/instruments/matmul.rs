@@ -1,6 +1,5 @@
 //! The ceiling of the tensor cores of sm_90a: warpgroup MMAs whose operands stay in shared memory.
-//! This module supports only one architecture; the ceiling of other architectures is that of a
-//! library's GEMMs.
+//! This module supports only sm_90; on other architectures a library's GEMMs give the ceiling.
 
 use crate::{
     BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel,
@@ -8,12 +7,13 @@ use crate::{
 };
 
 /// The rows.
-pub(super) const KERNELS: &[KernelSpec<(Operand, usize)>] = &[RESIDENT_MATMUL_KERNEL];
+pub(super) const MATMUL_KERNELS: &[KernelSpec<(ResidentOperand, usize)>] =
+    &[RESIDENT_MATMUL_KERNEL];
 
-const RESIDENT_MATMUL_KERNEL: KernelSpec<(Operand, usize)> = KernelSpec {
+const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentOperand, usize)> = KernelSpec {
     defines: |(operand, _)| operand.kernel_macros(),
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || Operand::ALL.map(|operand| (operand, 1)).to_vec(),
+    variants: || ResidentOperand::ALL.map(|operand| (operand, 1)).to_vec(),
     ..KernelSpec::new(
         Source::new(
             "measure/resident_matmul",
@@ -27,7 +27,7 @@ const RESIDENT_MATMUL_KERNEL: KernelSpec<(Operand, usize)> = KernelSpec {
 
 /// Type of both operands; sums are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operand {
+pub enum ResidentOperand {
     /// 8-bit floats of 4 exponent and 3 mantissa bits.
     E4m3,
     /// Brain floats.
@@ -38,7 +38,7 @@ pub enum Operand {
     Tf32,
 }
 
-impl Operand {
+impl ResidentOperand {
     const ALL: [Self; 4] = [Self::E4m3, Self::Bf16, Self::F16, Self::Tf32];
 
     /// Elements of 32 bytes, which an instruction has along k.
@@ -73,7 +73,7 @@ impl ResidentMatmul {
     /// Bytes of the operands of a block.
     pub const OPERAND_BYTES: usize = (256 + 2 * 64) * 128;
     /// Rounds of a launch: about a millisecond, of which beginning and end are little.
-    const ROUNDS: i32 = 2000;
+    const RESIDENT_ROUNDS: i32 = 2000;
     /// Instructions of a round: four of each of the two warpgroups.
     const INSTRUCTIONS_PER_ROUND: u64 = 8;
 
@@ -83,11 +83,16 @@ impl ResidentMatmul {
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if the GPU is not sm_90a; others when the kernel
     /// does not compile, or memory is short.
-    pub fn new(device: &Device, operand: Operand, operands: &[u8]) -> Result<Self, BackendError> {
+    pub fn new(
+        device: &Device,
+        operand: ResidentOperand,
+        operands: &[u8],
+    ) -> Result<Self, BackendError> {
         let multiprocessors = u64::from(device.facts().multiprocessors);
         let kernel = RESIDENT_MATMUL_KERNEL.load(device, &(operand, multiprocessors as usize))?;
         let instruction = 2 * 64 * 256 * operand.step();
-        let instructions = Self::INSTRUCTIONS_PER_ROUND * Self::ROUNDS as u64 * multiprocessors;
+        let instructions =
+            Self::INSTRUCTIONS_PER_ROUND * Self::RESIDENT_ROUNDS as u64 * multiprocessors;
         Ok(Self {
             kernel,
             operands: device.allocate_repeated(operands, Self::OPERAND_BYTES)?,
@@ -104,11 +109,11 @@ impl ResidentMatmul {
     /// Enqueues a launch.
     ///
     /// # Errors
-    /// Fails if the launch is refused.
+    /// Fails if the driver refuses the launch.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(&[
             KernelArgument::from(&self.operands),
-            KernelArgument::I32(Self::ROUNDS),
+            KernelArgument::I32(Self::RESIDENT_ROUNDS),
             KernelArgument::F32(f32::MIN_POSITIVE),
             KernelArgument::from(&self.guard),
         ])

@@ -8,18 +8,18 @@ pub mod spin;
 pub mod timing;
 pub mod traffic;
 
-use crate::spec::{ListedKernel, list};
+use crate::spec::{ListedKernel, list_kernel_rows};
 
 /// Every kernel of `kernels/measure`.
-pub fn kernels() -> Vec<ListedKernel> {
+pub fn instrument_kernels() -> Vec<ListedKernel> {
     [
-        list(bandwidth::KERNELS),
-        list(barrier::KERNELS),
-        list(peer_copy::KERNELS),
-        list(spin::KERNELS),
-        list(timing::KERNELS),
-        list(traffic::KERNELS),
-        list(matmul::KERNELS),
+        list_kernel_rows(bandwidth::BANDWIDTH_KERNELS),
+        list_kernel_rows(barrier::BARRIER_KERNELS),
+        list_kernel_rows(peer_copy::PEER_COPY_KERNELS),
+        list_kernel_rows(spin::SPIN_KERNELS),
+        list_kernel_rows(timing::TIMING_KERNELS),
+        list_kernel_rows(traffic::TRAFFIC_KERNELS),
+        list_kernel_rows(matmul::MATMUL_KERNELS),
     ]
     .concat()
 }
@@ -36,7 +36,7 @@ mod tests {
         let mut files: Vec<_> = entries
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
-        let mut listed: Vec<_> = kernels()
+        let mut listed: Vec<_> = instrument_kernels()
             .iter()
             .map(|kernel| format!("{}.cu", &kernel.build.source.file["measure/".len()..]))
             .collect();
@@ -44,6 +44,10 @@ mod tests {
         listed.sort();
         listed.dedup();
         assert_eq!(files, listed);
-        assert!(kernels().iter().all(|kernel| kernel.name().starts_with(kernel.build.source.file)));
+        assert!(
+            instrument_kernels()
+                .iter()
+                .all(|kernel| kernel.name().starts_with(kernel.build.source.file))
+        );
     }
 }

@@ -6,21 +6,21 @@ use crate::{
 };
 
 /// Kernel rows; their parameter is the number of blocks.
-pub(super) const KERNELS: &[KernelSpec<usize>] = &[COPY];
+pub(super) const PEER_COPY_KERNELS: &[KernelSpec<usize>] = &[PEER_COPY_KERNEL];
 
 /// Threads of a block, as in the source.
-const THREADS: usize = 512;
+const PEER_COPY_THREADS: usize = 512;
 /// Bytes of a packet.
-const PACKET: usize = 16;
+const PEER_PACKET_BYTES: usize = 16;
 /// Packets that a thread copies at a time.
-const AT_ONCE: usize = 4;
+const PACKETS_PER_COPY: usize = 4;
 
-const COPY: KernelSpec<usize> = KernelSpec {
+const PEER_COPY_KERNEL: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/peer_copy", include_str!("../../kernels/measure/peer_copy.cu")),
         "measure_peer_copy",
-        THREADS,
+        PEER_COPY_THREADS,
         |blocks| [*blocks, 1, 1],
     )
 };
@@ -35,7 +35,7 @@ pub enum PeerCopyKind {
 }
 
 /// A GPU that copies data to another GPU.
-struct Copy {
+struct GpuPairCopy {
     from: DeviceBuffer,
     to: DeviceBuffer,
     kernel: Option<LoadedKernel>,
@@ -44,21 +44,20 @@ struct Copy {
 /// Copies between the GPUs of a set.
 pub struct PeerCopies {
     devices: Devices,
-    copies: Vec<Copy>,
+    copies: Vec<GpuPairCopy>,
     bytes: usize,
     kinds: Vec<PeerCopyKind>,
 }
 
 impl PeerCopies {
     /// Allocates memory and compiles kernels for copies of `bytes` bytes, at least one: from every
-    /// GPU to the next GPU, and from the last to the first; or only from the first GPU to the
-    /// second.
+    /// GPU to the next in a circle, or only from the first GPU to the second.
     ///
     /// # Errors
     /// Fails if memory is short or a kernel does not compile.
     pub fn new(devices: &Devices, bytes: usize, both_ways: bool) -> Result<Self, BackendError> {
         let accessible = devices.link().is_some_and(|link| link != Link::Host);
-        let by_kernel = accessible && bytes.is_multiple_of(PACKET);
+        let by_kernel = accessible && bytes.is_multiple_of(PEER_PACKET_BYTES);
         let mut buffers = Vec::new();
         devices.for_each_device(|_, device| {
             buffers.push((device.allocate(bytes)?, device.allocate(bytes)?));
@@ -69,11 +68,13 @@ impl PeerCopies {
         let mut copies = Vec::new();
         devices.for_each_device(|rank, device| {
             if rank < senders {
-                let blocks = bytes.div_ceil(PACKET * AT_ONCE * THREADS);
+                let blocks =
+                    bytes.div_ceil(PEER_PACKET_BYTES * PACKETS_PER_COPY * PEER_COPY_THREADS);
                 let blocks = blocks.clamp(1, 2 * device.facts().multiprocessors as usize);
-                let kernel = by_kernel.then(|| COPY.load(device, &blocks)).transpose()?;
+                let kernel =
+                    by_kernel.then(|| PEER_COPY_KERNEL.load(device, &blocks)).transpose()?;
                 let (from, to) = (buffers[rank].0.clone(), buffers[(rank + 1) % count].1.clone());
-                copies.push(Copy { from, to, kernel });
+                copies.push(GpuPairCopy { from, to, kernel });
             }
             Ok(())
         })?;
@@ -98,7 +99,7 @@ impl PeerCopies {
             let Some(copy) = self.copies.get(rank) else { return Ok(()) };
             match (&copy.kernel, kind) {
                 (Some(kernel), PeerCopyKind::Kernel) => {
-                    let packets = KernelArgument::I64((self.bytes / PACKET) as i64);
+                    let packets = KernelArgument::I64((self.bytes / PEER_PACKET_BYTES) as i64);
                     kernel.launch(&[(&copy.from).into(), (&copy.to).into(), packets])
                 }
                 _ => copy.to.copy_from(device.stream(), &copy.from, self.bytes),

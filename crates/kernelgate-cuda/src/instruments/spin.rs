@@ -3,7 +3,7 @@
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// The kernels of this file; their grids are fixed.
-pub(super) const KERNELS: &[KernelSpec<()>] = &[EMPTY_KERNEL, SPIN];
+pub(super) const SPIN_KERNELS: &[KernelSpec<()>] = &[EMPTY_KERNEL, SPIN_KERNEL_SPEC];
 
 const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
     variants: || vec![()],
@@ -15,7 +15,7 @@ const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
     )
 };
 
-const SPIN: KernelSpec<()> = KernelSpec {
+const SPIN_KERNEL_SPEC: KernelSpec<()> = KernelSpec {
     variants: || vec![()],
     ..KernelSpec::new(
         Source::new("measure/spin", include_str!("../../kernels/measure/spin.cu")),
@@ -34,7 +34,7 @@ impl EmptyKernel {
     /// Compiles the kernel.
     ///
     /// # Errors
-    /// Fails if it does not compile.
+    /// Fails if the kernel does not compile.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         Ok(Self { kernel: EMPTY_KERNEL.load(device, &())? })
     }
@@ -42,7 +42,7 @@ impl EmptyKernel {
     /// Enqueues the kernel.
     ///
     /// # Errors
-    /// Fails if the launch is refused.
+    /// Fails if the driver refuses the launch.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(&[])
     }
@@ -64,7 +64,7 @@ impl SpinKernel {
     /// Fails if the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         Ok(Self {
-            kernel: SPIN.load(device, &())?,
+            kernel: SPIN_KERNEL_SPEC.load(device, &())?,
             report: device.upload(&[0; SPIN_REPORT_BYTES])?,
         })
     }
@@ -80,7 +80,7 @@ impl SpinKernel {
     /// Nanoseconds that the last spin, which has finished, spent by the device's own timer.
     ///
     /// # Errors
-    /// Fails if the device fails.
+    /// Fails if the device reports an error.
     pub fn spent_time_ns(&self) -> Result<u64, BackendError> {
         let mut words = [0u64; 2];
         self.report.download(bytemuck::cast_slice_mut(&mut words))?;

@@ -9,7 +9,8 @@ use crate::driver::stream::hold::StreamHold;
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// Kernel rows; their parameter is the number of multiprocessors, which sizes the flush's grid.
-pub(super) const KERNELS: &[KernelSpec<usize>] = &[BLOCKING_KERNEL, CLOCK_PROBE_SYMBOL, FLUSH];
+pub(super) const TIMING_KERNELS: &[KernelSpec<usize>] =
+    &[BLOCKING_KERNEL, CLOCK_PROBE_SYMBOL, FLUSH_KERNEL];
 
 const BLOCKING_KERNEL: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
@@ -25,17 +26,17 @@ const CLOCK_PROBE_SYMBOL: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/clock_probe", include_str!("../../kernels/measure/clock_probe.cu")),
-        Instruments::CLOCK_PROBE_SYMBOL,
+        TimingInstruments::CLOCK_PROBE_SYMBOL,
         1,
         |_| [1, 1, 1],
     )
 };
 
-const FLUSH: KernelSpec<usize> = KernelSpec {
+const FLUSH_KERNEL: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/flush_l2", include_str!("../../kernels/measure/flush_l2.cu")),
-        Instruments::FLUSH,
+        TimingInstruments::FLUSH,
         512,
         |multiprocessors| [8 * multiprocessors, 1, 1],
     )
@@ -48,8 +49,8 @@ pub struct StreamBlocker {
     ticket: u32,
 }
 
-/// The kernels around launches and their memory, made once for a device.
-pub struct Instruments {
+/// The kernels that timing launches, and their memory, made once for a device.
+pub struct TimingInstruments {
     probe: LoadedKernel,
     probes: [DeviceBuffer; 2],
     flush: LoadedKernel,
@@ -100,7 +101,7 @@ impl StreamHold for StreamBlocker {
     }
 }
 
-impl Instruments {
+impl TimingInstruments {
     /// The symbol of the kernel that reads the clocks.
     pub const CLOCK_PROBE_SYMBOL: &str = "measure_clock_probe";
     /// The symbol of the kernel that replaces the contents of L2.
@@ -115,7 +116,7 @@ impl Instruments {
         let instruments = Self {
             probe: CLOCK_PROBE_SYMBOL.load(device, &multiprocessors)?,
             probes: [device.allocate(CLOCK_PROBE_BYTES)?, device.allocate(CLOCK_PROBE_BYTES)?],
-            flush: FLUSH.load(device, &multiprocessors)?,
+            flush: FLUSH_KERNEL.load(device, &multiprocessors)?,
             flushed: device.allocate(flush_bytes as usize & !15)?,
         };
         instruments.flushed.fill(0x5a)?;
@@ -125,7 +126,7 @@ impl Instruments {
     /// Enqueues reading of both clocks into probe 0 or 1.
     ///
     /// # Errors
-    /// Fails if the launch is refused.
+    /// Fails if the driver refuses the launch.
     pub fn enqueue_clock_probe(&self, which: usize) -> Result<(), BackendError> {
         self.probe.launch(&[KernelArgument::from(&self.probes[which])])
     }
@@ -143,7 +144,7 @@ impl Instruments {
     /// multiprocessors do not compare: none then.
     ///
     /// # Errors
-    /// Fails if the device fails.
+    /// Fails if the device reports an error.
     pub fn clock_mhz(&self) -> Result<Option<f64>, BackendError> {
         let [before, after] = [read(&self.probes[0])?, read(&self.probes[1])?];
         let (elapsed_ns, cycles) =
@@ -169,7 +170,7 @@ mod tests {
         let Some((device, _one_at_a_time)) = gpu() else { return };
         // A buffer whose size is not a whole number of packets.
         let mut blocker = StreamBlocker::new(&device).unwrap();
-        let instruments = Instruments::new(&device, 16 * 1021 + 7).unwrap();
+        let instruments = TimingInstruments::new(&device, 16 * 1021 + 7).unwrap();
         blocker.hold(Duration::from_secs(60)).unwrap();
         instruments.enqueue_clock_probe(0).unwrap();
         instruments.flush_l2().unwrap();

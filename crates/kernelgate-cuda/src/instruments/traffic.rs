@@ -7,16 +7,16 @@ use crate::driver::launch::shape::Launch;
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// The rows.
-pub(super) const KERNELS: &[KernelSpec<Pass>] = &[TRAFFIC_KERNEL];
+pub(super) const TRAFFIC_KERNELS: &[KernelSpec<MemoryPass>] = &[TRAFFIC_KERNEL];
 
-const TRAFFIC_KERNEL: KernelSpec<Pass> = KernelSpec {
+const TRAFFIC_KERNEL: KernelSpec<MemoryPass> = KernelSpec {
     defines: |pass| {
-        let past_l1 = (pass.load == Load::L2).then_some("PAST_L1");
-        let kept = (pass.store == Store::Kept).then_some("STORES_KEPT");
+        let past_l1 = (pass.load == LoadCaching::L2).then_some("PAST_L1");
+        let kept = (pass.store == StoreCaching::Kept).then_some("STORES_KEPT");
         let order = match pass.order {
-            Order::Together => None,
-            Order::WritesFirst => Some("WRITES_FIRST"),
-            Order::ReadersFirst => Some("READERS_FIRST"),
+            ReadWriteOrder::Together => None,
+            ReadWriteOrder::WritesFirst => Some("WRITES_FIRST"),
+            ReadWriteOrder::ReadersFirst => Some("READERS_FIRST"),
         };
         let planes = (pass.apart == ThreadPacketDistance::Plane).then_some("PLANES");
         let macros = [past_l1, kept, order, planes].into_iter().flatten().map(str::to_owned);
@@ -24,8 +24,8 @@ const TRAFFIC_KERNEL: KernelSpec<Pass> = KernelSpec {
         sizes.into_iter().chain(macros).collect()
     },
     variants: || {
-        let mut variants: Vec<Pass> = Vec::new();
-        for pass in Pass::ALL {
+        let mut variants: Vec<MemoryPass> = Vec::new();
+        for pass in MemoryPass::ALL {
             if variants.iter().all(|known| {
                 TRAFFIC_KERNEL.build_for_parameters(known)
                     != TRAFFIC_KERNEL.build_for_parameters(&pass)
@@ -44,7 +44,7 @@ const TRAFFIC_KERNEL: KernelSpec<Pass> = KernelSpec {
 };
 
 /// Bytes that a thread moves at once.
-const PACKET: u64 = 16;
+const TRAFFIC_PACKET_BYTES: u64 = 16;
 /// Most packets of a buffer: the kernel counts them in 32 bits, up to one share behind the last.
 const MAX_PACKETS: u64 = 1 << 31;
 /// Threads that a multiprocessor has room for.
@@ -52,45 +52,45 @@ const RESIDENT_THREADS: usize = 2048;
 
 /// A memory pass: one way to read and write bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pass {
+pub struct MemoryPass {
     threads: usize,
     /// Number of 16-byte packets that a thread reads before it uses the first packet.
     packets: usize,
-    load: Load,
-    store: Store,
-    order: Order,
-    blocks: Blocks,
+    load: LoadCaching,
+    store: StoreCaching,
+    order: ReadWriteOrder,
+    blocks: BlockCount,
     apart: ThreadPacketDistance,
 }
 
-/// Caches in which a load leaves its line.
+/// The caches that a load fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Load {
+enum LoadCaching {
     AllCaches,
     L2,
 }
 
 /// How L2 treats a written line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Store {
+enum StoreCaching {
     Kept,
     EvictedFirst,
 }
 
 /// Division of reading and writing among blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum ReadWriteOrder {
     /// Each thread block reads its share of the data and then writes a share.
     Together,
-    /// Each block writes a share, then reads one: the writes wait for no read.
+    /// Each block writes a share, then reads one: no write waits for a read.
     WritesFirst,
-    /// The first blocks read, the others write.
+    /// The first blocks read, and all later blocks write.
     ReadersFirst,
 }
 
 /// Number of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Blocks {
+enum BlockCount {
     /// The grid covers one round of packets for each thread: thread blocks do not loop over their
     /// reads.
     Covering,
@@ -108,16 +108,16 @@ enum ThreadPacketDistance {
     Plane,
 }
 
-impl Pass {
+impl MemoryPass {
     /// Passes that are tried. With 64-bit indices and for 26 combinations of bytes and cache state on
-    /// an H200, the best of twenty of these was within 0.8 % of the best of 152 passes. Blocks that
+    /// an H200, the best of twenty of these was within 0.8 % of the best of 152 passes. BlockCount that
     /// write between others that read gain at most 0.5 %; bulk copies are slower everywhere, by 1 to
     /// 60 %.
     pub const ALL: [Self; 23] = {
-        use Blocks::{Covering, Resident};
-        use Load::{AllCaches, L2};
-        use Order::{ReadersFirst, Together, WritesFirst};
-        use Store::{EvictedFirst, Kept};
+        use BlockCount::{Covering, Resident};
+        use LoadCaching::{AllCaches, L2};
+        use ReadWriteOrder::{ReadersFirst, Together, WritesFirst};
+        use StoreCaching::{EvictedFirst, Kept};
         [
             Self::new(128, 1, AllCaches, Kept, Together, Covering),
             Self::new(256, 1, AllCaches, Kept, Together, Covering),
@@ -148,10 +148,10 @@ impl Pass {
     const fn new(
         threads: usize,
         packets: usize,
-        load: Load,
-        store: Store,
-        order: Order,
-        blocks: Blocks,
+        load: LoadCaching,
+        store: StoreCaching,
+        order: ReadWriteOrder,
+        blocks: BlockCount,
     ) -> Self {
         Self { threads, packets, load, store, order, blocks, apart: ThreadPacketDistance::Block }
     }
@@ -161,16 +161,16 @@ impl Pass {
     }
 }
 
-impl fmt::Display for Pass {
+impl fmt::Display for MemoryPass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { threads, packets, load, store, order, blocks, apart } = self;
         write!(f, "{threads} threads x {packets} packets")?;
         let words = [
-            (*load == Load::L2).then_some("past L1"),
-            (*store == Store::EvictedFirst).then_some("evict first"),
-            (*order == Order::WritesFirst).then_some("writes first"),
-            (*order == Order::ReadersFirst).then_some("readers first"),
-            (*blocks == Blocks::Resident).then_some("resident"),
+            (*load == LoadCaching::L2).then_some("past L1"),
+            (*store == StoreCaching::EvictedFirst).then_some("evict first"),
+            (*order == ReadWriteOrder::WritesFirst).then_some("writes first"),
+            (*order == ReadWriteOrder::ReadersFirst).then_some("readers first"),
+            (*blocks == BlockCount::Resident).then_some("resident"),
             (*apart == ThreadPacketDistance::Plane).then_some("in planes"),
         ];
         words.into_iter().flatten().try_for_each(|word| write!(f, ", {word}"))
@@ -185,16 +185,16 @@ struct ReaderAndWriterBlocks {
 }
 
 impl ReaderAndWriterBlocks {
-    fn new(pass: &Pass, reads: u64, writes: u64, multiprocessors: u64) -> Self {
+    fn new(pass: &MemoryPass, reads: u64, writes: u64, multiprocessors: u64) -> Self {
         let round = (pass.threads * pass.packets) as u64;
         let work = match pass.order {
-            Order::Together | Order::WritesFirst => reads.max(writes),
-            Order::ReadersFirst => reads + writes,
+            ReadWriteOrder::Together | ReadWriteOrder::WritesFirst => reads.max(writes),
+            ReadWriteOrder::ReadersFirst => reads + writes,
         };
         let resident = (RESIDENT_THREADS / pass.threads) as u64 * multiprocessors;
         let blocks = match pass.blocks {
-            Blocks::Covering => work.div_ceil(round),
-            Blocks::Resident => resident.min(work.div_ceil(pass.threads as u64)),
+            BlockCount::Covering => work.div_ceil(round),
+            BlockCount::Resident => resident.min(work.div_ceil(pass.threads as u64)),
         };
         let blocks = blocks.max(1);
         let share = |packets: u64| match packets {
@@ -202,22 +202,24 @@ impl ReaderAndWriterBlocks {
             packets => (blocks * packets / work.max(1)).max(1),
         };
         match pass.order {
-            Order::Together | Order::WritesFirst => Self { readers: blocks, writers: blocks },
-            Order::ReadersFirst => Self { readers: share(reads), writers: share(writes) },
+            ReadWriteOrder::Together | ReadWriteOrder::WritesFirst => {
+                Self { readers: blocks, writers: blocks }
+            }
+            ReadWriteOrder::ReadersFirst => Self { readers: share(reads), writers: share(writes) },
         }
     }
 
-    fn blocks(&self, order: Order) -> u64 {
+    fn blocks(&self, order: ReadWriteOrder) -> u64 {
         match order {
-            Order::Together | Order::WritesFirst => self.readers,
-            Order::ReadersFirst => self.readers + self.writers,
+            ReadWriteOrder::Together | ReadWriteOrder::WritesFirst => self.readers,
+            ReadWriteOrder::ReadersFirst => self.readers + self.writers,
         }
     }
 }
 
 /// Two device buffers, and the kernels that read the first buffer and write the second.
 pub struct TrafficPasses {
-    kernels: Vec<(Pass, LoadedKernel)>,
+    kernels: Vec<(MemoryPass, LoadedKernel)>,
     source: DeviceBuffer,
     target: DeviceBuffer,
     guard: DeviceBuffer,
@@ -249,9 +251,9 @@ impl TrafficPasses {
         pattern: &[u8],
     ) -> Result<Self, BackendError> {
         let load = |pass| Ok((pass, TRAFFIC_KERNEL.load(device, &pass)?));
-        let room = |bytes: u64| (packets(bytes).max(1) * PACKET) as usize;
+        let room = |bytes: u64| (packets(bytes).max(1) * TRAFFIC_PACKET_BYTES) as usize;
         Ok(Self {
-            kernels: Pass::ALL.into_iter().map(load).collect::<Result<_, BackendError>>()?,
+            kernels: MemoryPass::ALL.into_iter().map(load).collect::<Result<_, BackendError>>()?,
             source: device.allocate_repeated(pattern, room(read_bytes))?,
             target: device.allocate(room(write_bytes))?,
             guard: device.upload(&[0; 4])?,
@@ -263,10 +265,11 @@ impl TrafficPasses {
     ///
     /// # Errors
     /// Fails if the launch is refused, or a buffer is smaller.
-    pub fn launch(&self, pass: Pass, moved: TrafficBytes) -> Result<(), BackendError> {
+    pub fn launch(&self, pass: MemoryPass, moved: TrafficBytes) -> Result<(), BackendError> {
         let (reads, writes) = (packets(moved.read_bytes), packets(moved.write_bytes));
         let fits = |buffer: &DeviceBuffer, packets| {
-            packets < MAX_PACKETS && moved.offset + packets * PACKET <= buffer.bytes() as u64
+            packets < MAX_PACKETS
+                && moved.offset + packets * TRAFFIC_PACKET_BYTES <= buffer.bytes() as u64
         };
         let kernel = self.kernels.iter().find(|(known, _)| *known == pass);
         let Some((_, kernel)) =
@@ -305,7 +308,7 @@ impl TrafficPasses {
 }
 
 const fn packets(bytes: u64) -> u64 {
-    bytes.div_ceil(PACKET)
+    bytes.div_ceil(TRAFFIC_PACKET_BYTES)
 }
 
 #[cfg(test)]
@@ -316,21 +319,24 @@ mod tests {
     #[test]
     fn readers_and_writers_are_as_many_as_their_packets_need() {
         let roles = |order, blocks, reads, writes| {
-            let pass = Pass::new(128, 4, Load::L2, Store::Kept, order, blocks);
+            let pass = MemoryPass::new(128, 4, LoadCaching::L2, StoreCaching::Kept, order, blocks);
             let ReaderAndWriterBlocks { readers, writers } =
                 ReaderAndWriterBlocks::new(&pass, reads, writes, 132);
             [readers, writers]
         };
-        let covering = |order| roles(order, Blocks::Covering, 512 * 30, 512 * 10);
-        assert_eq!(covering(Order::Together), [30, 30]);
-        assert_eq!(covering(Order::WritesFirst), [30, 30]);
-        assert_eq!(covering(Order::ReadersFirst), [30, 10]);
-        let resident = Blocks::Resident;
-        assert_eq!(roles(Order::ReadersFirst, resident, 1 << 20, 1 << 20), [1056, 1056]);
-        assert_eq!(roles(Order::Together, resident, 256, 1), [2, 2]);
-        assert_eq!(roles(Order::ReadersFirst, resident, 0, 0), [0, 0]);
+        let covering = |order| roles(order, BlockCount::Covering, 512 * 30, 512 * 10);
+        assert_eq!(covering(ReadWriteOrder::Together), [30, 30]);
+        assert_eq!(covering(ReadWriteOrder::WritesFirst), [30, 30]);
+        assert_eq!(covering(ReadWriteOrder::ReadersFirst), [30, 10]);
+        let resident = BlockCount::Resident;
+        assert_eq!(roles(ReadWriteOrder::ReadersFirst, resident, 1 << 20, 1 << 20), [1056, 1056]);
+        assert_eq!(roles(ReadWriteOrder::Together, resident, 256, 1), [2, 2]);
+        assert_eq!(roles(ReadWriteOrder::ReadersFirst, resident, 0, 0), [0, 0]);
         // A few bytes written have a block of their own.
-        assert_eq!(roles(Order::ReadersFirst, Blocks::Covering, 1 << 20, 1), [2048, 1]);
+        assert_eq!(
+            roles(ReadWriteOrder::ReadersFirst, BlockCount::Covering, 1 << 20, 1),
+            [2048, 1]
+        );
     }
 
     #[test]
@@ -339,7 +345,7 @@ mod tests {
         const BUFFER_BYTES: u64 = 16 * 4096;
         let traffic =
             TrafficPasses::new(&device, (BUFFER_BYTES, BUFFER_BYTES), &[7; 1 << 10]).unwrap();
-        for pass in Pass::ALL {
+        for pass in MemoryPass::ALL {
             for (read_bytes, write_bytes) in
                 [(BUFFER_BYTES, 16 * 1021), (16 * 1021, 16 * 4095), (160, 16)]
             {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::gemm::{CublasLtLanes, Gemm, GemmOperands, GemmSpec, MatrixDtype};
 use crate::BackendError;
-use crate::library::{self, Library};
+use crate::library::{self, RequiredLibrary};
 use crate::{Device, DeviceBuffer};
 
 /// Dtypes of a GEMM; it always accumulates in f32.
@@ -87,7 +87,7 @@ impl SquareGemm {
         size: u64,
         [a, b]: [&[u8]; 2],
     ) -> Result<Option<Self>, BackendError> {
-        if library::load(Library::CublasLt).is_none() {
+        if library::load(RequiredLibrary::CublasLt).is_none() {
             return Ok(None);
         }
         let spec = operands.square(size as usize);

@@ -13,7 +13,7 @@ pub use sys::cublasLtMatmulAlgo_t as Algorithm;
 pub use sys::cublasLtMatmulDescAttributes_t as Attribute;
 pub use sys::cudaDataType_t as DataType;
 
-use crate::library::{self, Library};
+use crate::library::{self, RequiredLibrary};
 
 /// Object that the library creates and destroys: a handle, a description, a layout, a preference.
 pub type CublasLtHandle = *mut c_void;
@@ -60,7 +60,7 @@ struct HeuristicResult {
     reserved: [c_int; 4],
 }
 
-/// Sets an attribute: of what, which, the value, its size.
+/// Sets an attribute of an object: the object, the attribute, the value, its size.
 type Set<A> = unsafe extern "C" fn(CublasLtHandle, A, *const c_void, usize) -> c_int;
 type DestroyFunction = unsafe extern "C" fn(CublasLtHandle) -> c_int;
 
@@ -114,7 +114,7 @@ fn api() -> Result<&'static Api, LtError> {
 }
 
 fn load() -> Option<Api> {
-    let library = Library::CublasLt;
+    let library = RequiredLibrary::CublasLt;
     // SAFETY: the function types are those of `cublasLt.h`, which are the same from CUDA 12 to 13:
     // objects are pointers, and results are enumerations with the size of an int.
     unsafe {
@@ -157,7 +157,7 @@ fn create_object(
 /// Opens the library for the device whose context is current.
 ///
 /// # Errors
-/// Fails if it is missing or fails.
+/// Fails if cuBLASLt is missing or reports an error.
 pub fn create_handle() -> Result<CublasLtHandle, LtError> {
     let api = api()?;
     // SAFETY: the address of the new handle is valid.
@@ -241,7 +241,7 @@ pub unsafe fn set<T: Copy>(
 
 /// Kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum LtObjectKind {
     /// Object from [`create_handle`].
     Handle,
     /// Object from [`layout`].
@@ -254,12 +254,12 @@ pub enum Kind {
 ///
 /// # Safety
 /// The object is null; or it is alive, of the given kind, and not used again.
-pub unsafe fn destroy(kind: Kind, object: CublasLtHandle) {
+pub unsafe fn destroy(kind: LtObjectKind, object: CublasLtHandle) {
     let (false, Ok(api)) = (object.is_null(), api()) else { return };
     let destroy = match kind {
-        Kind::Handle => api.destroy,
-        Kind::Layout => api.destroy_layout,
-        Kind::Description => api.destroy_description,
+        LtObjectKind::Handle => api.destroy,
+        LtObjectKind::Layout => api.destroy_layout,
+        LtObjectKind::Description => api.destroy_description,
     };
     // SAFETY: the caller's promise.
     unsafe { destroy(object) };
@@ -277,7 +277,7 @@ pub struct AlgorithmPreference {
     pub alignment: Option<u32>,
 }
 
-/// An algorithm, and the workspace that it needs.
+/// An algorithm that cuBLASLt proposes, and the workspace that it needs.
 #[derive(Clone, Copy)]
 pub struct ProposedAlgorithm {
     /// The algorithm.

@@ -1,8 +1,8 @@
 //! Collectives by NCCL: one communicator a GPU of the set, all in this process.
 //!
 //! The first exchange of each kind connects the GPUs, and the host waits for all GPUs during it. A
-//! watchdog aborts NCCL's wait if it takes too long. This module does not support several processes
-//! and registered memory.
+//! watchdog aborts NCCL's wait if it takes too long. This module supports neither several processes
+//! nor registered memory.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::driver::CudaStream;
-use crate::library::{self, Library};
+use crate::library::{self, RequiredLibrary};
 use crate::{BackendError, Devices};
 
-/// Oldest NCCL version that is used.
-const OLDEST: c_int = 21_800;
+/// Oldest NCCL version that this crate uses.
+const OLDEST_NCCL: c_int = 21_800;
 /// NCCL's sum.
 const SUM: c_int = 0;
 
@@ -40,7 +40,7 @@ impl Element {
     }
 }
 
-/// The address of what a GPU sends, and of what it receives.
+/// Address of the data that a GPU sends, and of the data that it receives.
 #[derive(Debug, Clone, Copy)]
 pub struct SendReceiveAddresses {
     /// Read.
@@ -56,7 +56,7 @@ pub enum Collective {
     AllReduce,
     /// Every GPU gets the parts of all GPUs.
     AllGather,
-    /// Every GPU gets its part of the sum.
+    /// Every GPU receives its part of the sum over all GPUs.
     ReduceScatter,
     /// Every GPU gets the data of the first GPU.
     Broadcast,
@@ -89,73 +89,75 @@ struct Api {
     reduce_scatter: ReduceFunction,
     all_gather: unsafe extern "C" fn(u64, u64, usize, c_int, Raw, *mut c_void) -> c_int,
     broadcast: ReduceFunction,
-    send: Point,
-    receive: Point,
+    send: PointToPointFunction,
+    receive: PointToPointFunction,
 }
 
-type Point = unsafe extern "C" fn(u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
+type PointToPointFunction =
+    unsafe extern "C" fn(u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
 
-fn unsupported(why: String) -> BackendError {
+fn unsupported_nccl(why: String) -> BackendError {
     BackendError::Unsupported(why)
 }
 
 /// Whether NCCL is here, in a version that is used.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`] with the reason, with which cases that need it are skipped.
-pub fn check() -> Result<(), BackendError> {
+/// Fails with [`BackendError::Unsupported`] and the reason, with which cases that need NCCL are
+/// skipped.
+pub fn check_nccl() -> Result<(), BackendError> {
     api().map(drop)
 }
 
 fn api() -> Result<&'static Api, BackendError> {
     static API: OnceLock<Result<Api, String>> = OnceLock::new();
-    API.get_or_init(load).as_ref().map_err(|why| unsupported(why.clone()))
+    API.get_or_init(load).as_ref().map_err(|why| unsupported_nccl(why.clone()))
 }
 
 fn load() -> Result<Api, String> {
-    let library = Library::Nccl;
+    let library = RequiredLibrary::Nccl;
     library::load(library)
         .ok_or_else(|| format!("needs {}: {}", library.name(), library.advice()))?;
     // SAFETY: the function types are those of NCCL 2's header, where enumerations are ints.
     unsafe {
-        let version: unsafe extern "C" fn(*mut c_int) -> c_int = function(c"ncclGetVersion")?;
+        let version: unsafe extern "C" fn(*mut c_int) -> c_int = nccl_function(c"ncclGetVersion")?;
         let mut number = 0;
         let status = version(&raw mut number);
         check_nccl_version(status, number)?;
         Ok(Api {
-            error: function(c"ncclGetErrorString")?,
-            unique_id: function(c"ncclGetUniqueId")?,
-            connect: function(c"ncclCommInitRank")?,
-            abort: function(c"ncclCommAbort")?,
-            destroy: function(c"ncclCommDestroy")?,
-            begin: function(c"ncclGroupStart")?,
-            end: function(c"ncclGroupEnd")?,
-            all_reduce: function(c"ncclAllReduce")?,
-            reduce_scatter: function(c"ncclReduceScatter")?,
-            all_gather: function(c"ncclAllGather")?,
-            broadcast: function(c"ncclBroadcast")?,
-            send: function(c"ncclSend")?,
-            receive: function(c"ncclRecv")?,
+            error: nccl_function(c"ncclGetErrorString")?,
+            unique_id: nccl_function(c"ncclGetUniqueId")?,
+            connect: nccl_function(c"ncclCommInitRank")?,
+            abort: nccl_function(c"ncclCommAbort")?,
+            destroy: nccl_function(c"ncclCommDestroy")?,
+            begin: nccl_function(c"ncclGroupStart")?,
+            end: nccl_function(c"ncclGroupEnd")?,
+            all_reduce: nccl_function(c"ncclAllReduce")?,
+            reduce_scatter: nccl_function(c"ncclReduceScatter")?,
+            all_gather: nccl_function(c"ncclAllGather")?,
+            broadcast: nccl_function(c"ncclBroadcast")?,
+            send: nccl_function(c"ncclSend")?,
+            receive: nccl_function(c"ncclRecv")?,
         })
     }
 }
 
-/// Whether a version, as the library reports it, is used.
+/// Checks whether this crate uses the NCCL version that the library reports.
 fn check_nccl_version(status: c_int, number: c_int) -> Result<(), String> {
-    if status == 0 && number >= OLDEST {
+    if status == 0 && number >= OLDEST_NCCL {
         return Ok(());
     }
     let show = |number: c_int| format!("{}.{}", number / 10_000, number / 100 % 100);
-    Err(format!("needs NCCL {} or later, here is {}", show(OLDEST), show(number)))
+    Err(format!("needs NCCL {} or later, here is {}", show(OLDEST_NCCL), show(number)))
 }
 
 /// Looks up a function of the NCCL library.
 ///
 /// # Safety
 /// The caller chooses `F` as the type of the function with that name.
-unsafe fn function<F: Copy>(name: &CStr) -> Result<F, String> {
+unsafe fn nccl_function<F: Copy>(name: &CStr) -> Result<F, String> {
     // SAFETY: the caller's promise.
-    unsafe { library::typed_function(Library::Nccl, name) }
+    unsafe { library::typed_function(RequiredLibrary::Nccl, name) }
         .ok_or_else(|| format!("this NCCL has no {}", name.to_string_lossy()))
 }
 
@@ -164,7 +166,7 @@ impl Api {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: NCCL returns a text of its own for every status.
+        // SAFETY: NCCL returns a static text for every status.
         let text = unsafe { CStr::from_ptr((self.error)(status)) }.to_string_lossy();
         Err(BackendError::Launch(format!("NCCL failed to {action}: {text}")))
     }
@@ -172,24 +174,24 @@ impl Api {
 
 /// An NCCL communicator that was created on another thread.
 #[derive(Clone, Copy)]
-struct Communicator(Raw);
+struct CommunicatorHandle(Raw);
 
 // SAFETY: NCCL allows different threads to use a communicator one after another, and another thread
 // to abort it.
-unsafe impl Send for Communicator {}
+unsafe impl Send for CommunicatorHandle {}
 
 /// A thread that aborts the first communicator if a call does not return in time. After an abort,
 /// NCCL ends the calls of the other communicators in the group, and frees memory only when the last
 /// communicator is aborted.
 struct NcclWatchdog {
-    /// A message when a call begins, and one when it has returned.
+    /// Channel that gets a message when an NCCL call begins, and one when the call has returned.
     calls: Option<mpsc::Sender<()>>,
     aborted: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl NcclWatchdog {
-    fn new(abort: End, first: Communicator, timeout: Duration) -> Self {
+    fn new(abort: End, first: CommunicatorHandle, timeout: Duration) -> Self {
         let (calls, received) = mpsc::channel();
         let aborted = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
@@ -197,7 +199,7 @@ impl NcclWatchdog {
             move || {
                 // The thread must capture the whole communicator value, which can be sent; its raw
                 // pointer cannot be sent.
-                let communicator: Communicator = first;
+                let communicator: CommunicatorHandle = first;
                 while received.recv().is_ok() {
                     if received.recv_timeout(timeout) == Err(mpsc::RecvTimeoutError::Timeout) {
                         aborted.store(true, Ordering::SeqCst);
@@ -225,7 +227,7 @@ impl NcclWatchdog {
         self.aborted.load(Ordering::SeqCst)
     }
 
-    /// Ends the thread. Returns whether it has aborted the first communicator.
+    /// Ends the thread. Returns whether the watchdog has aborted the first communicator.
     fn end(&mut self) -> bool {
         drop(self.calls.take());
         let _ = self.thread.take().map(JoinHandle::join);
@@ -236,7 +238,7 @@ impl NcclWatchdog {
 /// The communicators of a set, one a GPU.
 pub struct NcclCommunicators {
     api: &'static Api,
-    raw: Vec<Communicator>,
+    raw: Vec<CommunicatorHandle>,
     watchdog: NcclWatchdog,
     streams: Vec<Arc<CudaStream>>,
     devices: Devices,
@@ -266,14 +268,14 @@ impl NcclCommunicators {
                     let status =
                         unsafe { (api.connect)(&raw mut raw, count as c_int, id, rank as c_int) };
                     api.check(status, &format!("connect rank {rank}"))?;
-                    Ok(Communicator(raw))
+                    Ok(CommunicatorHandle(raw))
                 });
                 // After the timeout nothing receives the result.
                 let _ = done.send((rank, connected));
             });
         }
         drop(done);
-        let mut raw: Vec<Option<Communicator>> = (0..count).map(|_| None).collect();
+        let mut raw: Vec<Option<CommunicatorHandle>> = (0..count).map(|_| None).collect();
         let timeout = devices.one().options().timeout;
         let begun = Instant::now();
         while raw.iter().any(Option::is_none) {
@@ -295,7 +297,7 @@ impl NcclCommunicators {
         }
         devices.one().make_current()?;
         let streams = devices.iter().map(|device| Arc::clone(device.stream())).collect();
-        let raw: Vec<Communicator> = raw.into_iter().flatten().collect();
+        let raw: Vec<CommunicatorHandle> = raw.into_iter().flatten().collect();
         let watchdog = NcclWatchdog::new(api.abort, raw[0], timeout);
         Ok(Self { api, raw, watchdog, streams, devices: devices.clone() })
     }
@@ -393,9 +395,9 @@ impl Drop for NcclCommunicators {
         let end = if idle { self.api.destroy } else { self.api.abort };
         let left = self.raw.split_off(usize::from(aborted));
         let (done, ended) = mpsc::channel();
-        // Aborts run on a thread of their own, because NCCL waits without a time limit for its
-        // kernels and for graphs that were captured with it. After the timeout its memory is not
-        // freed.
+        // Aborts run on another thread, because NCCL waits without a time limit for its kernels and
+        // for graphs that were captured with it. If the abort does not end in time, the
+        // communicator's memory is not freed.
         std::thread::spawn(move || {
             for communicator in left {
                 // SAFETY: the communicator was made by ncclCommInitRank and is ended once. While a
@@ -413,11 +415,11 @@ impl Drop for NcclCommunicators {
 /// sets the variable decides.
 #[expect(clippy::disallowed_methods, reason = "a variable of NCCL")]
 fn disable_multicast() {
-    const VARIABLE: &str = "NCCL_NVLS_ENABLE";
-    if std::env::var_os(VARIABLE).is_none() {
+    const MULTICAST_VARIABLE: &str = "NCCL_NVLS_ENABLE";
+    if std::env::var_os(MULTICAST_VARIABLE).is_none() {
         // SAFETY: NCCL reads its variables in its first call, which follows; no other thread of
         // this process changes variables.
-        unsafe { std::env::set_var(VARIABLE, "0") };
+        unsafe { std::env::set_var(MULTICAST_VARIABLE, "0") };
     }
 }
 
@@ -443,7 +445,7 @@ mod tests {
     fn a_call_that_does_not_return_is_aborted_once() {
         let waits = |milliseconds: u64| {
             let flag: &'static AtomicBool = Box::leak(Box::default());
-            let first = Communicator(std::ptr::from_ref(flag).cast_mut().cast());
+            let first = CommunicatorHandle(std::ptr::from_ref(flag).cast_mut().cast());
             let mut watchdog = NcclWatchdog::new(record_abort, first, Duration::from_millis(100));
             for _ in 0..2 {
                 watchdog.watch_call(|| std::thread::sleep(Duration::from_millis(milliseconds)));

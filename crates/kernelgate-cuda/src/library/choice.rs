@@ -3,31 +3,31 @@
 //! Machine code runs on a driver of its compiler's major version or a later one (NVIDIA's minor
 //! version compatibility); PTX only on a driver that is as new as the compiler.
 
-use super::search::Origin;
+use super::search::LibraryOrigin;
 use super::version::CudaVersion;
 
 /// Whether a driver can load the code that an NVRTC generates.
-pub fn fits(nvrtc: CudaVersion, driver: Option<CudaVersion>, as_ptx: bool) -> bool {
+pub fn driver_loads_code(nvrtc: CudaVersion, driver: Option<CudaVersion>, as_ptx: bool) -> bool {
     driver.is_none_or(|driver| if as_ptx { nvrtc <= driver } else { nvrtc.major <= driver.major })
 }
 
-/// Index of the best candidate library: first one that the user names, then one that fits the
+/// Index of the best candidate library: a candidate that the user names, then one that fits the
 /// driver, then the newest; the first of equal candidates.
-pub fn best(
-    offered: &[(Origin, CudaVersion)],
+pub fn best_candidate(
+    offered: &[(LibraryOrigin, CudaVersion)],
     fits: impl Fn(CudaVersion) -> bool,
 ) -> Option<usize> {
     let rank = |index: usize| {
         let (origin, version) = offered[index];
         let fits = fits(version);
-        let installed = fits && origin == Origin::Installed;
-        (origin == Origin::Named, fits, installed, version, std::cmp::Reverse(index))
+        let installed = fits && origin == LibraryOrigin::Installed;
+        (origin == LibraryOrigin::Named, fits, installed, version, std::cmp::Reverse(index))
     };
     (0..offered.len()).max_by_key(|&index| rank(index))
 }
 
-/// The installed candidate libraries, followed by the candidates of `others` if no installed
-/// library is good enough. Otherwise `others`, which may start a process, is not called.
+/// The installed candidate libraries, followed by the candidates of `others` if the driver supports
+/// no installed one. Otherwise `others`, which may start a process, is not called.
 pub fn with_others_unless_enough<T, O: Iterator<Item = T>>(
     installed: impl Iterator<Item = T>,
     enough: impl Fn(&T) -> bool,
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(found(&[]), [9]);
         assert_eq!(asked, 2);
     }
-    use Origin::{Installed, Named, Wheel};
+    use LibraryOrigin::{Installed, Named, Wheel};
 
     const fn version(major: u32, minor: u32) -> CudaVersion {
         CudaVersion { major, minor }
@@ -67,19 +67,22 @@ mod tests {
 
     #[test]
     fn machine_code_needs_a_driver_of_its_major_version_and_ptx_one_as_new() {
-        let on = |nvrtc, driver| [false, true].map(|as_ptx| fits(nvrtc, Some(driver), as_ptx));
+        let on = |nvrtc, driver| {
+            [false, true].map(|as_ptx| driver_loads_code(nvrtc, Some(driver), as_ptx))
+        };
         assert_eq!(on(version(12, 8), version(12, 4)), [true, false]);
         assert_eq!(on(version(12, 4), version(12, 4)), [true, true]);
         assert_eq!(on(version(12, 8), version(13, 0)), [true, true]);
         assert_eq!(on(version(13, 0), version(12, 9)), [false, false]);
         assert_eq!(on(version(13, 2), version(13, 0)), [true, false]);
-        assert!(fits(version(13, 2), None, true));
+        assert!(driver_loads_code(version(13, 2), None, true));
     }
 
     #[test]
     fn prefers_named_then_fitting_then_newest_libraries() {
-        let chosen = |offered: &[(Origin, CudaVersion)], driver: CudaVersion| {
-            best(offered, |version| fits(version, Some(driver), false)).map(|at| offered[at])
+        let chosen = |offered: &[(LibraryOrigin, CudaVersion)], driver: CudaVersion| {
+            best_candidate(offered, |version| driver_loads_code(version, Some(driver), false))
+                .map(|at| offered[at])
         };
         let both =
             [(Installed, version(13, 0)), (Installed, version(12, 4)), (Installed, version(12, 8))];

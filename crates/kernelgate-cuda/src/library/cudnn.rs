@@ -11,11 +11,11 @@ use std::io::Read;
 use std::path::Path;
 
 /// Text that the compiler writes before its version.
-const MARK: &[u8] = b"Cuda compilation tools, release ";
+const CUDA_VERSION_MARK: &[u8] = b"Cuda compilation tools, release ";
 /// Part of the library with kernels, beside the main file; the text lies near its start.
-const PART: &str = "libcudnn_ops.so.9";
+const CUDNN_OPS_FILE: &str = "libcudnn_ops.so.9";
 /// Number of bytes of the library file that are searched at once.
-const CHUNK: usize = 1 << 20;
+const READ_CHUNK_BYTES: usize = 1 << 20;
 /// Bytes that are searched in all: the part has 107 MB for CUDA 12.
 const MAX_SEARCHED_BYTES: u64 = 1 << 30;
 
@@ -26,19 +26,19 @@ pub fn fits(file: &Path, major: u32) -> bool {
 
 /// The major version of the CUDA that a cuDNN was built for.
 pub fn cuda_major_of_file(file: &Path) -> Option<u32> {
-    let part = file.parent()?.join(PART);
+    let part = file.parent()?.join(CUDNN_OPS_FILE);
     cuda_major_in_text(File::open(part).ok()?.take(MAX_SEARCHED_BYTES))
 }
 
 fn cuda_major_in_text(mut text: impl Read) -> Option<u32> {
     // The mark text and its two digits may begin in one chunk of the file and end in the next
     // chunk.
-    let overlap = MARK.len() + 2;
-    let mut searched = Vec::with_capacity(CHUNK + overlap);
+    let overlap = CUDA_VERSION_MARK.len() + 2;
+    let mut searched = Vec::with_capacity(READ_CHUNK_BYTES + overlap);
     loop {
         let kept = searched.len().min(overlap);
         searched.drain(..searched.len() - kept);
-        let read = text.by_ref().take(CHUNK as u64).read_to_end(&mut searched).ok()?;
+        let read = text.by_ref().take(READ_CHUNK_BYTES as u64).read_to_end(&mut searched).ok()?;
         if let Some(major) = first_cuda_major(&searched) {
             return Some(major);
         }
@@ -49,8 +49,8 @@ fn cuda_major_in_text(mut text: impl Read) -> Option<u32> {
 }
 
 fn first_cuda_major(searched: &[u8]) -> Option<u32> {
-    searched.windows(MARK.len() + 3).find_map(|window| {
-        let version = window.strip_prefix(MARK)?;
+    searched.windows(CUDA_VERSION_MARK.len() + 3).find_map(|window| {
+        let version = window.strip_prefix(CUDA_VERSION_MARK)?;
         let digits = version.iter().take_while(|byte| byte.is_ascii_digit()).count();
         let number = std::str::from_utf8(&version[..digits]).ok()?;
         (version.get(digits) == Some(&b'.')).then(|| number.parse().ok())?
@@ -68,16 +68,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcudnn.so.9");
         assert!(fits(&library, 12), "nothing is known");
-        std::fs::write(folder.path().join(PART), CUDNN_VERSION_TEXT).unwrap();
+        std::fs::write(folder.path().join(CUDNN_OPS_FILE), CUDNN_VERSION_TEXT).unwrap();
         assert!(fits(&library, 13) && !fits(&library, 12));
-        std::fs::write(folder.path().join(PART), "without a text of the compiler").unwrap();
+        std::fs::write(folder.path().join(CUDNN_OPS_FILE), "without a text of the compiler")
+            .unwrap();
         assert_eq!(cuda_major_of_file(&library), None);
         assert!(fits(Path::new("libcudnn.so.9"), 12), "the system does not report the file");
     }
 
     #[test]
     fn the_text_is_found_wherever_it_lies() {
-        for before in [0, 7, CHUNK - MARK.len() - 2, CHUNK - 5, CHUNK, 3 * CHUNK - 20] {
+        for before in [
+            0,
+            7,
+            READ_CHUNK_BYTES - CUDA_VERSION_MARK.len() - 2,
+            READ_CHUNK_BYTES - 5,
+            READ_CHUNK_BYTES,
+            3 * READ_CHUNK_BYTES - 20,
+        ] {
             let text =
                 [&vec![0; before][..], b"ilation tools, release 9.9", CUDNN_VERSION_TEXT, &[0; 99]]
                     .concat();
@@ -85,7 +93,7 @@ mod tests {
         }
         let other = b"Cuda compilation tools, release x, Cuda compilation tools, release 12.9,";
         assert_eq!(cuda_major_in_text(&other[..]), Some(12));
-        assert_eq!(cuda_major_in_text(&CUDNN_VERSION_TEXT[..MARK.len() + 1]), None);
+        assert_eq!(cuda_major_in_text(&CUDNN_VERSION_TEXT[..CUDA_VERSION_MARK.len() + 1]), None);
         assert_eq!(cuda_major_in_text(&b""[..]), None);
     }
 }

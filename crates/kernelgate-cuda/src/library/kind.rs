@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 /// A library that parts of kernelgate need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Library {
+pub enum RequiredLibrary {
     /// `libcuda`: the driver. The library comes with the driver only.
     Driver,
     /// `libnvrtc`, which compiles kernels and does not need a GPU.
@@ -13,8 +13,8 @@ pub enum Library {
     CublasLt,
     /// `libcupti`, which records kernels as the hardware ran them.
     Cupti,
-    /// `libnvidia-ml`, which reports clocks, power, temperature and other processes. Comes with the
-    /// driver only.
+    /// `libnvidia-ml`, which reports clocks, power, temperature and other processes. The driver
+    /// package alone installs this library.
     Nvml,
     /// `libcudnn`: operation graphs.
     Cudnn,
@@ -22,7 +22,7 @@ pub enum Library {
     Nccl,
 }
 
-impl Library {
+impl RequiredLibrary {
     /// All libraries.
     pub const ALL: [Self; 7] = [
         Self::Driver,

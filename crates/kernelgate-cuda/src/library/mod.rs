@@ -14,7 +14,7 @@ mod unusable;
 mod version;
 mod whole;
 
-pub use kind::Library;
+pub use kind::RequiredLibrary;
 pub use opened::mapped_library_file;
 pub use process::{
     LoadedLibrary, NvrtcChoice, choose_nvrtc, cuda_major_to_use, driver_cuda_version, function,

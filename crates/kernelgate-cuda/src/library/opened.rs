@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
 
-use super::kind::Library;
+use super::kind::RequiredLibrary;
 use super::version::CudaVersion;
 use super::{search, whole};
 
@@ -16,15 +16,15 @@ pub struct OpenedLibrary {
 impl OpenedLibrary {
     /// Opens a file, or a name on the loader's path; `None` if that fails or the file is another
     /// library.
-    pub fn open(library: Library, file: &Path) -> Option<Self> {
+    pub fn open(library: RequiredLibrary, file: &Path) -> Option<Self> {
         Self::try_open_library(library, file).ok()
     }
 
     /// Opens a file, or a name on the loader's path.
     ///
     /// # Errors
-    /// The reason why it cannot be used, a fragment.
-    pub fn try_open_library(library: Library, file: &Path) -> Result<Self, String> {
+    /// The error is a fragment that states why the library cannot be used.
+    pub fn try_open_library(library: RequiredLibrary, file: &Path) -> Result<Self, String> {
         let handle = open(file)?;
         let mut opened = Self { library: handle, file: file.to_owned() };
         let landmark = opened.function(library.function_in_every_version());
@@ -78,7 +78,7 @@ pub unsafe fn cast<F: Copy>(address: *const c_void) -> F {
 
 /// Opens a library for the life of the process, if it exists, because another library opens it by
 /// name alone.
-pub fn keep(file: &Path) {
+pub fn keep_open(file: &Path) {
     if file.is_file() {
         std::mem::forget(open(file).ok());
     }
@@ -90,7 +90,7 @@ fn open(file: &Path) -> Result<libloading::Library, String> {
     // Path at which the loader will find it, if that can be determined.
     let path =
         if file.is_absolute() { Some(file.to_owned()) } else { search::file_found_by_loader(file) };
-    path.map_or(Ok(()), |path| whole::check(&path))?;
+    path.map_or(Ok(()), |path| whole::check_complete_file(&path))?;
     #[cfg(unix)]
     {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};

@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 
 use super::choice;
 use super::cudnn;
-use super::kind::Library;
+use super::kind::RequiredLibrary;
 use super::opened::{self, OpenedLibrary};
-use super::search::{self, Candidate, Origin};
+use super::search::{self, LibraryCandidate, LibraryOrigin};
 use super::version::{CudaVersion, OLDEST_SUPPORTED_DRIVER, SUPPORTED_CUDA_MAJORS};
 use crate::architecture;
 
@@ -22,28 +22,28 @@ pub struct LoadedLibrary {
     pub version: Option<String>,
 }
 
-type Slot = OnceLock<Option<(OpenedLibrary, LoadedLibrary)>>;
+type LibrarySlot = OnceLock<Option<(OpenedLibrary, LoadedLibrary)>>;
 
-fn library_slot(library: Library) -> &'static Slot {
-    static OPENED_LIBRARIES: [Slot; Library::ALL.len()] =
-        [const { OnceLock::new() }; Library::ALL.len()];
+fn library_slot(library: RequiredLibrary) -> &'static LibrarySlot {
+    static OPENED_LIBRARIES: [LibrarySlot; RequiredLibrary::ALL.len()] =
+        [const { OnceLock::new() }; RequiredLibrary::ALL.len()];
     &OPENED_LIBRARIES[library as usize]
 }
 
-fn opened_library(library: Library) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
+fn opened_library(library: RequiredLibrary) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
     let find = || {
         let opened = match library {
-            Library::Nvrtc => open_nvrtc(),
+            RequiredLibrary::Nvrtc => open_nvrtc(),
             // The loader's files, because they must match the kernel module.
             _ if library.comes_with_driver() => library
                 .files(0)
                 .iter()
                 .find_map(|name| OpenedLibrary::open(library, Path::new(name))),
             _ => {
-                let nvrtc = load(Library::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
+                let nvrtc = load(RequiredLibrary::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
                 let major = cuda_major_to_use();
                 let fits = |opened: &OpenedLibrary| {
-                    library != Library::Cudnn || cudnn::fits(opened.file(), major)
+                    library != RequiredLibrary::Cudnn || cudnn::fits(opened.file(), major)
                 };
                 search::candidates(&library.files(major), nvrtc)
                     .filter_map(|candidate| OpenedLibrary::open(library, &candidate.file))
@@ -62,13 +62,13 @@ fn opened_library(library: Library) -> Option<&'static (OpenedLibrary, LoadedLib
 /// Opens a library, once, for the life of the process; `None` if it is not found.
 ///
 /// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
-/// libraries except those of the driver are of one major version of CUDA ([`choose_nvrtc`]).
-pub fn load(library: Library) -> Option<&'static LoadedLibrary> {
+/// libraries except the driver's belong to one major version of CUDA ([`choose_nvrtc`]).
+pub fn load(library: RequiredLibrary) -> Option<&'static LoadedLibrary> {
     opened_library(library).map(|(_, loaded)| loaded)
 }
 
 /// The address of a function of a library; `None` where either is missing.
-pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
+pub fn function(library: RequiredLibrary, name: &CStr) -> Option<*const c_void> {
     opened_library(library)?.0.function(name)
 }
 
@@ -76,7 +76,7 @@ pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
 ///
 /// # Safety
 /// The caller chooses `F` as the type of the function with that name.
-pub unsafe fn typed_function<F: Copy>(library: Library, name: &CStr) -> Option<F> {
+pub unsafe fn typed_function<F: Copy>(library: RequiredLibrary, name: &CStr) -> Option<F> {
     let address = function(library, name)?;
     // SAFETY: the caller's promise.
     Some(unsafe { opened::cast(address) })
@@ -84,16 +84,16 @@ pub unsafe fn typed_function<F: Copy>(library: Library, name: &CStr) -> Option<F
 
 /// Names (as in records) and versions of the libraries that this process has opened so far.
 pub fn loaded_library_versions() -> impl Iterator<Item = (&'static str, String)> {
-    let loaded_version = |library: Library| {
+    let loaded_version = |library: RequiredLibrary| {
         let (_, loaded) = library_slot(library).get()?.as_ref()?;
         Some((library.key(), loaded.version.clone()?))
     };
-    Library::ALL.into_iter().filter_map(loaded_version)
+    RequiredLibrary::ALL.into_iter().filter_map(loaded_version)
 }
 
-/// Files of a library that were found but not used: another file is newer or precedes them, or the
+/// Library files that were found but not used: another file is newer or comes earlier, or the
 /// driver does not support them. Opens all of them.
-pub fn unused_library_files(library: Library) -> Vec<LoadedLibrary> {
+pub fn unused_library_files(library: RequiredLibrary) -> Vec<LoadedLibrary> {
     if library.comes_with_driver() {
         return Vec::new();
     }
@@ -109,7 +109,7 @@ pub fn unused_library_files(library: Library) -> Vec<LoadedLibrary> {
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
             // The loaded cuDNN would report its own version instead of the other file's version.
             let version = match library {
-                Library::Cudnn => {
+                RequiredLibrary::Cudnn => {
                     cudnn::cuda_major_of_file(&file).map(|of| format!("for CUDA {of}"))
                 }
                 _ => reported_library_version(library, &opened),
@@ -124,36 +124,36 @@ pub fn unused_library_files(library: Library) -> Vec<LoadedLibrary> {
 }
 
 /// Version that an opened library reports.
-fn reported_library_version(library: Library, opened: &OpenedLibrary) -> Option<String> {
+fn reported_library_version(library: RequiredLibrary, opened: &OpenedLibrary) -> Option<String> {
     let address = opened.function(library.function_in_every_version())?;
     // SAFETY: each is the function's type in every version of the library; they need nothing to be
     // initialised and write through valid pointers only.
     unsafe {
         match library {
-            Library::Driver => {
+            RequiredLibrary::Driver => {
                 let function: unsafe extern "C" fn(*mut c_int) -> c_int = opened::cast(address);
                 let mut cuda = 0;
                 (function(&raw mut cuda) == 0)
                     .then(|| CudaVersion::from_driver_number(cuda).to_string())
             }
-            Library::Nvrtc => opened.nvrtc_version().map(|version| version.to_string()),
-            Library::CublasLt | Library::Cudnn => {
+            RequiredLibrary::Nvrtc => opened.nvrtc_version().map(|version| version.to_string()),
+            RequiredLibrary::CublasLt | RequiredLibrary::Cudnn => {
                 let function: unsafe extern "C" fn() -> usize = opened::cast(address);
                 let number = function();
                 Some(format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
             }
-            Library::Cupti => {
+            RequiredLibrary::Cupti => {
                 let function: unsafe extern "C" fn(*mut u32) -> c_int = opened::cast(address);
                 let mut api = 0;
                 (function(&raw mut api) == 0).then(|| format!("API {api}"))
             }
-            Library::Nccl => {
+            RequiredLibrary::Nccl => {
                 let function: unsafe extern "C" fn(*mut c_int) -> c_int = opened::cast(address);
                 let mut number = 0;
                 (function(&raw mut number) == 0)
                     .then(|| format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
             }
-            Library::Nvml => None,
+            RequiredLibrary::Nvml => None,
         }
     }
 }
@@ -163,26 +163,30 @@ fn reported_library_version(library: Library, opened: &OpenedLibrary) -> Option<
 pub struct NvrtcChoice {
     /// Version of NVRTC.
     pub version: CudaVersion,
-    /// Whether the driver accepts its code; true without a driver.
+    /// Whether the driver accepts NVRTC's code; true without a driver.
     pub fits: bool,
 }
 
 /// Latest CUDA that the driver supports; `None` without a driver.
 pub fn driver_cuda_version() -> Option<CudaVersion> {
-    CudaVersion::parse(load(Library::Driver)?.version.as_ref()?)
+    CudaVersion::parse(load(RequiredLibrary::Driver)?.version.as_ref()?)
 }
 
 /// Selects an NVRTC library: the library that the user names, else the newest installed one that
 /// fits the driver, else the newest fitting one in Python wheels. If none fits, selects the newest
 /// one: its code compiles but does not run. Returns `None` if no NVRTC library was found.
 pub fn choose_nvrtc() -> Option<NvrtcChoice> {
-    let version = CudaVersion::parse(load(Library::Nvrtc)?.version.as_ref()?)?;
+    let version = CudaVersion::parse(load(RequiredLibrary::Nvrtc)?.version.as_ref()?)?;
     Some(NvrtcChoice { version, fits: driver_accepts_code_of(version) })
 }
 
 /// Whether the driver accepts code that an NVRTC of that version generates.
 fn driver_accepts_code_of(nvrtc: CudaVersion) -> bool {
-    choice::fits(nvrtc, driver_cuda_version(), architecture::named().is_some())
+    choice::driver_loads_code(
+        nvrtc,
+        driver_cuda_version(),
+        architecture::requested_architecture().is_some(),
+    )
 }
 
 /// Major version of CUDA that all libraries must have: NVRTC's, else the newest that the driver
@@ -197,10 +201,12 @@ pub fn cuda_major_to_use() -> u32 {
 
 /// Opens the selected NVRTC, and the library that NVRTC opens by name alone.
 fn open_nvrtc() -> Option<OpenedLibrary> {
-    let names: Vec<String> =
-        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
-    let open = |candidate: Candidate| {
-        let opened = OpenedLibrary::open(Library::Nvrtc, &candidate.file)?;
+    let names: Vec<String> = SUPPORTED_CUDA_MAJORS
+        .iter()
+        .flat_map(|&major| RequiredLibrary::Nvrtc.files(major))
+        .collect();
+    let open = |candidate: LibraryCandidate| {
+        let opened = OpenedLibrary::open(RequiredLibrary::Nvrtc, &candidate.file)?;
         let version = opened.nvrtc_version()?;
         Some((opened, (candidate.origin, version)))
     };
@@ -209,20 +215,20 @@ fn open_nvrtc() -> Option<OpenedLibrary> {
         |(_, (_, version))| driver_accepts_code_of(*version),
         || search::candidates_in_wheels(&names).into_iter().filter_map(open),
     );
-    let (mut found, offered): (Vec<OpenedLibrary>, Vec<(Origin, CudaVersion)>) =
+    let (mut found, offered): (Vec<OpenedLibrary>, Vec<(LibraryOrigin, CudaVersion)>) =
         found.into_iter().unzip();
-    let best = choice::best(&offered, driver_accepts_code_of)?;
+    let best = choice::best_candidate(&offered, driver_accepts_code_of)?;
     let opened = found.swap_remove(best);
     // Some NVRTC builds open their built-ins library by name, so that the loader finds the library
     // that is already open.
     let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);
     if let Some(folder) = opened.file().parent().filter(|folder| folder.is_absolute()) {
-        opened::keep(&folder.join(builtins));
+        opened::keep_open(&folder.join(builtins));
     }
     Some(opened)
 }
 
-impl Library {
+impl RequiredLibrary {
     /// Advice how to install the library for the CUDA version in use.
     pub fn advice(self) -> String {
         let get = |name: &str| {

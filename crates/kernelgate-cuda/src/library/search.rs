@@ -7,14 +7,14 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// Names folders, which come before everything else.
-pub const VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
+pub const LIBRARIES_VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
 /// Variable with the folders that the loader searches first.
 const LOADER_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
 const TOOLKIT_FOLDER_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
 /// Origin of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
+pub enum LibraryOrigin {
     /// A folder of `KERNELGATE_CUDA_LIBS`.
     Named,
     /// A folder of the loader, or of a CUDA toolkit.
@@ -25,18 +25,18 @@ pub enum Origin {
 
 /// A file that may be the library: a path, or a name on the loader's path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
+pub struct LibraryCandidate {
     pub file: PathBuf,
-    pub origin: Origin,
+    pub origin: LibraryOrigin,
 }
 
-/// Candidates for a library with one of these names, best first. `beside`, the folder of another
-/// library, precedes others of its kind. Python is started only if the earlier candidates are not
-/// sufficient.
+/// Candidates for a library with one of these names, best first. The folder `beside`, which holds
+/// another library, comes before other folders of its kind. Python is started only if the earlier
+/// candidates are not sufficient.
 pub fn candidates(
     names: &[String],
     beside: Option<&Path>,
-) -> impl Iterator<Item = Candidate> + use<> {
+) -> impl Iterator<Item = LibraryCandidate> + use<> {
     let wheels = names.to_vec();
     installed_candidates(names, beside)
         .chain(std::iter::once(()).flat_map(move |()| candidates_in_wheels(&wheels)))
@@ -46,44 +46,46 @@ pub fn candidates(
 pub fn installed_candidates(
     names: &[String],
     beside: Option<&Path>,
-) -> impl Iterator<Item = Candidate> + use<> {
+) -> impl Iterator<Item = LibraryCandidate> + use<> {
     let beside = beside.filter(|folder| folder.is_absolute()).map(Path::to_owned);
-    let by_loader =
-        names.iter().map(|name| Candidate { file: PathBuf::from(name), origin: Origin::Installed });
-    let by_loader: Vec<Candidate> = by_loader.collect();
+    let by_loader = names.iter().map(|name| LibraryCandidate {
+        file: PathBuf::from(name),
+        origin: LibraryOrigin::Installed,
+    });
+    let by_loader: Vec<LibraryCandidate> = by_loader.collect();
     let names = names.to_vec();
     let in_folders = move |folders, origin| candidates_in_folders(&names, folders, origin);
     (0..4).flat_map(move |stage| match stage {
         0 => {
-            let mut folders = named();
+            let mut folders = named_folders();
             folders.sort_by_key(|folder| Some(folder) != beside.as_ref());
-            in_folders(folders, Origin::Named)
+            in_folders(folders, LibraryOrigin::Named)
         }
-        1 => in_folders(beside.clone().into_iter().collect(), Origin::Installed),
+        1 => in_folders(beside.clone().into_iter().collect(), LibraryOrigin::Installed),
         2 => by_loader.clone(),
-        _ => in_folders(toolkit_folders(), Origin::Installed),
+        _ => in_folders(toolkit_folders(), LibraryOrigin::Installed),
     })
 }
 
 /// Candidates in wheels. Starts Python, which takes some 50 ms.
-pub fn candidates_in_wheels(names: &[String]) -> Vec<Candidate> {
-    candidates_in_folders(names, wheel_folders(), Origin::Wheel)
+pub fn candidates_in_wheels(names: &[String]) -> Vec<LibraryCandidate> {
+    candidates_in_folders(names, wheel_folders(), LibraryOrigin::Wheel)
 }
 
 fn candidates_in_folders(
     names: &[String],
     folders: Vec<PathBuf>,
-    origin: Origin,
-) -> Vec<Candidate> {
+    origin: LibraryOrigin,
+) -> Vec<LibraryCandidate> {
     let files = folders
         .into_iter()
         .flat_map(|folder| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>());
-    files.filter(|file| file.is_file()).map(|file| Candidate { file, origin }).collect()
+    files.filter(|file| file.is_file()).map(|file| LibraryCandidate { file, origin }).collect()
 }
 
-/// Files with one of the given names in all searched folders, usable or not.
-pub fn places(names: &[String]) -> Vec<PathBuf> {
-    let folders = named()
+/// Files with one of the given names in all searched folders, including unusable files.
+pub fn library_places(names: &[String]) -> Vec<PathBuf> {
+    let folders = named_folders()
         .into_iter()
         .chain(loader_path_folders())
         .chain(toolkit_folders())
@@ -111,8 +113,8 @@ pub fn same_file(one: &Path, other: &Path) -> bool {
 }
 
 /// Folders that the user names, without relative ones.
-fn named() -> Vec<PathBuf> {
-    absolute_paths(paths(VARIABLE))
+fn named_folders() -> Vec<PathBuf> {
+    absolute_paths(paths(LIBRARIES_VARIABLE))
 }
 
 fn paths(variable: &str) -> Vec<PathBuf> {
@@ -171,10 +173,10 @@ pub fn ignored_path_settings() -> Vec<String> {
     let relative_paths = |variable: &'static str| {
         paths(variable).into_iter().filter_map(move |path| relative(variable, path))
     };
-    let missing = named().into_iter().filter(|path| !path.is_dir());
-    let missing =
-        missing.map(|path| format!("{VARIABLE}: the folder {} does not exist", path.display()));
-    [VARIABLE, TOOLKIT_FOLDER_VARIABLES[0], TOOLKIT_FOLDER_VARIABLES[1], "VIRTUAL_ENV"]
+    let missing = named_folders().into_iter().filter(|path| !path.is_dir());
+    let missing = missing
+        .map(|path| format!("{LIBRARIES_VARIABLE}: the folder {} does not exist", path.display()));
+    [LIBRARIES_VARIABLE, TOOLKIT_FOLDER_VARIABLES[0], TOOLKIT_FOLDER_VARIABLES[1], "VIRTUAL_ENV"]
         .into_iter()
         .flat_map(relative_paths)
         .chain(missing)

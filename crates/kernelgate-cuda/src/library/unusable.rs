@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::kind::Library;
+use super::kind::RequiredLibrary;
 use super::opened::OpenedLibrary;
 use super::search;
 use super::version::SUPPORTED_CUDA_MAJORS;
@@ -10,7 +10,7 @@ use super::version::SUPPORTED_CUDA_MAJORS;
 /// Files of the library's names that were found in folders and cannot be loaded, each with the
 /// reason, a fragment. Tries to open the library files, and returns those that cannot be opened
 /// with the reason.
-pub fn unusable_library_files(library: Library) -> Vec<(PathBuf, String)> {
+pub fn unusable_library_files(library: RequiredLibrary) -> Vec<(PathBuf, String)> {
     if library.comes_with_driver() {
         return Vec::new();
     }
@@ -18,7 +18,7 @@ pub fn unusable_library_files(library: Library) -> Vec<(PathBuf, String)> {
         SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.files(major)).collect();
     names.dedup();
     let mut found: Vec<(PathBuf, String)> = Vec::new();
-    for path in search::places(&names) {
+    for path in search::library_places(&names) {
         if found.iter().any(|(known, _)| *known == path) {
             continue;
         }
@@ -29,8 +29,8 @@ pub fn unusable_library_files(library: Library) -> Vec<(PathBuf, String)> {
     found
 }
 
-fn try_library_file(library: Library, path: &Path) -> Result<(), String> {
-    // These are the metadata of the symbolic link's target.
+fn try_library_file(library: RequiredLibrary, path: &Path) -> Result<(), String> {
+    // The metadata are read from the symbolic link's target.
     match std::fs::metadata(path) {
         Err(_) => return Err("it is a link that leads nowhere".to_owned()),
         Ok(facts) if facts.is_dir() => return Err("it is a folder".to_owned()),

@@ -13,8 +13,8 @@ use crate::regular_file;
 ///
 /// # Errors
 /// A fragment: the file cannot be read, or is truncated.
-pub fn check(file: &Path) -> Result<(), String> {
-    let opened = regular_file::open(file).map_err(|cause| cause.to_string())?;
+pub fn check_complete_file(file: &Path) -> Result<(), String> {
+    let opened = regular_file::open_regular_file(file).map_err(|cause| cause.to_string())?;
     let length = opened.metadata().map_err(|cause| cause.to_string())?.len();
     let data = ReadCache::new(opened);
     let Ok(header) = elf::FileHeader64::<Endianness>::parse(&data) else { return Ok(()) };
@@ -43,18 +43,18 @@ mod tests {
         use std::io::Read as _;
         #[allow(clippy::disallowed_methods, reason = "a test reads its own file")]
         let own = std::env::current_exe().unwrap();
-        assert_eq!(check(&own), Ok(()));
+        assert_eq!(check_complete_file(&own), Ok(()));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lib.so");
         let mut start = vec![0; 4096];
         std::fs::File::open(&own).unwrap().read_exact(&mut start).unwrap();
         for kept in [100, 4096] {
             std::fs::write(&path, &start[..kept]).unwrap();
-            let why = check(&path).unwrap_err();
+            let why = check_complete_file(&path).unwrap_err();
             assert!(why.starts_with(&format!("it is cut: it ends after {kept} bytes")), "{why}");
         }
         std::fs::write(&path, "no library").unwrap();
-        assert_eq!(check(&path), Ok(()));
-        assert!(check(folder.path().join("none").as_path()).is_err());
+        assert_eq!(check_complete_file(&path), Ok(()));
+        assert!(check_complete_file(folder.path().join("none").as_path()).is_err());
     }
 }

@@ -12,7 +12,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 /// Everything that was recorded in a stretch of time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Activity {
+pub struct RecordedActivity {
     /// The process.
     pub pid: u32,
     /// Texts; every `name` is an index into this list.
@@ -33,8 +33,8 @@ pub struct Activity {
     pub graph_nodes: Vec<GraphNodeRecord>,
     /// Records of device memory that was allocated or freed.
     pub allocations: Vec<AllocationRecord>,
-    /// Spans in which CUPTI itself was working: first nanosecond, and the nanosecond after the
-    /// last.
+    /// Spans in which CUPTI itself was working: first nanosecond, and the nanosecond after the last
+    /// one.
     pub overhead: Vec<[u64; 2]>,
     /// Records that CUPTI lost.
     pub dropped: u64,
@@ -76,7 +76,7 @@ pub struct KernelRecord {
     pub dynamic_shared: u32,
     /// Bytes of local memory of a thread.
     pub local: u32,
-    /// The node of the graph that launched it; 0: none.
+    /// Number of the graph node that launched the operation; 0 without a graph.
     pub graph_node: u64,
 }
 
@@ -175,7 +175,7 @@ pub struct RangeRecord {
 /// Record of the origin of a CUDA-graph node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphNodeRecord {
-    /// Id of the node, as in [`KernelRecord::graph_node`]; clones of it have theirs.
+    /// Id of the node, as in [`KernelRecord::graph_node`]; clones of the node have other ids.
     pub id: u64,
     /// The ranges that were open, the outermost first: indices into [`Activity::names`].
     pub ranges: Vec<u32>,
@@ -197,7 +197,7 @@ pub struct AllocationRecord {
 /// Limits of the device that launch shapes are compared with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedDevice {
-    /// The device as the process counts them.
+    /// Number of the device, as the process counts devices.
     pub id: u32,
     /// Name of the GPU model that the device reports.
     pub name: String,
@@ -247,7 +247,7 @@ impl RecordedDevice {
     }
 }
 
-impl Activity {
+impl RecordedActivity {
     /// The nodes of graphs that launched something, with repetitions.
     pub(super) fn used_graph_nodes(&self) -> impl Iterator<Item = u64> + '_ {
         let kernels = self.kernels.iter().map(|kernel| kernel.graph_node);
@@ -257,7 +257,7 @@ impl Activity {
     }
 
     /// Removes records that began before a time, and allocations before another. Records of
-    /// operations without times are kept, because readers count them.
+    /// operations without times are kept, because readers count such records.
     pub(super) fn forget_records_before(&mut self, time: u64, allocations: u64) {
         let is_kept = |start, end| start >= time || (start, end) == (0, 0);
         self.kernels.retain(|record| is_kept(record.start, record.end));
@@ -270,7 +270,7 @@ impl Activity {
         self.overhead.retain(|[start, _]| *start >= time);
     }
 
-    /// Sorts every list by its times; outer ranges come first.
+    /// Sorts every list of records by time; outer ranges come before inner ranges.
     pub(super) fn sort(&mut self) {
         self.kernels.sort_by_key(|record| record.start);
         self.copies.sort_by_key(|record| record.start);
@@ -292,12 +292,12 @@ mod tests {
         let kernel = |start, end| KernelRecord { start, end, ..KernelRecord::default() };
         let range = |start| RangeRecord { start, end: 99, ..RangeRecord::default() };
         let allocation = |time| AllocationRecord { time, ..AllocationRecord::default() };
-        let mut activity = Activity {
+        let mut activity = RecordedActivity {
             kernels: vec![kernel(50, 60), kernel(0, 0), kernel(9, 30)],
             ranges: vec![range(20), range(5), range(10)],
             overhead: vec![[30, 40], [3, 50]],
             allocations: [7, 4].map(allocation).to_vec(),
-            ..Activity::default()
+            ..RecordedActivity::default()
         };
         activity.forget_records_before(10, 5);
         activity.sort();

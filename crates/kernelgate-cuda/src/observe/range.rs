@@ -24,7 +24,7 @@ pub(super) struct EndedRange {
 pub(super) type OpenRanges = Vec<Arc<str>>;
 
 static RANGES_ARE_RECORDED: AtomicBool = AtomicBool::new(false);
-static CLOCK: Mutex<Option<fn() -> u64>> = Mutex::new(None);
+static RANGE_CLOCK: Mutex<Option<fn() -> u64>> = Mutex::new(None);
 static ENDED_RANGES: Mutex<Vec<EndedRange>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -32,7 +32,7 @@ thread_local! {
     static OPEN_RANGES_OF_THREAD: RefCell<Vec<(Arc<str>, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A range from its making to its drop; ranges nest.
+/// A named range that lasts until the guard is dropped; ranges nest.
 #[must_use = "a range ends where it is dropped"]
 pub struct RangeGuard {
     recorded: bool,
@@ -64,36 +64,36 @@ impl Drop for RangeGuard {
 }
 
 /// Runs a closure inside a named range.
-pub fn within<T>(name: &str, work: impl FnOnce() -> T) -> T {
+pub fn within_range<T>(name: &str, work: impl FnOnce() -> T) -> T {
     let _range = RangeGuard::new(name);
     work()
 }
 
 /// Records ranges from now on, with this clock.
-pub(super) fn record(clock: fn() -> u64) {
-    *CLOCK.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
+pub(super) fn record_ranges(clock: fn() -> u64) {
+    *RANGE_CLOCK.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
     RANGES_ARE_RECORDED.store(true, Ordering::Relaxed);
 }
 
 /// Stops recording ranges; open ranges end unrecorded.
-pub(super) fn stop() {
+pub(super) fn stop_ranges() {
     RANGES_ARE_RECORDED.store(false, Ordering::Relaxed);
-    take();
+    take_ranges();
 }
 
 /// The ranges that ended since the last call.
-pub(super) fn take() -> Vec<EndedRange> {
+pub(super) fn take_ranges() -> Vec<EndedRange> {
     std::mem::take(&mut *ENDED_RANGES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The recorded ranges that are open on this thread.
-pub(super) fn open() -> OpenRanges {
+pub(super) fn open_ranges() -> OpenRanges {
     OPEN_RANGES_OF_THREAD
         .with_borrow(|open| open.iter().map(|(name, _)| Arc::clone(name)).collect())
 }
 
 fn now() -> u64 {
-    let clock = *CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let clock = *RANGE_CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
     clock.map_or(0, |clock| clock())
 }
 

@@ -45,7 +45,7 @@ pub fn names_slowdown(throttle: &[String]) -> bool {
 
 /// Hardware and settings of a GPU card. A quantity that the card does not report is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Card {
+pub struct GpuCard {
     /// Model: "NVIDIA H200".
     pub model: String,
     /// Device memory, bytes.
@@ -73,12 +73,12 @@ pub struct Card {
 /// NVLinks that a card can have at most.
 const MAX_NVLINKS_PER_GPU: u32 = 18;
 
-/// Every card that NVML lists, in its order; none without NVML. Lists the GPU cards, which takes
-/// some milliseconds for each card.
-pub fn list_cards() -> Vec<Card> {
+/// Every card that NVML lists, in NVML's order; empty without NVML. Lists the GPU cards, which
+/// takes some milliseconds for each card.
+pub fn list_cards() -> Vec<GpuCard> {
     let Some(nvml) = nvml_library() else { return Vec::new() };
     let devices = (0..nvml.device_count().unwrap_or(0)).map(|index| nvml.device_by_index(index));
-    let card = |device: Device<'_>| Card {
+    let card = |device: Device<'_>| GpuCard {
         model: device.name().unwrap_or_default(),
         memory_bytes: device.memory_info().ok().map(|memory| memory.total),
         driver: nvml.sys_driver_version().ok(),
@@ -213,7 +213,7 @@ impl CardTelemetry {
         let then_us = u64::try_from(then.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()?;
         let samples = device.process_utilization_stats(then_us).ok()?;
         let busy = samples.iter().filter(|it| it.sm_util > 0).map(|it| it.pid);
-        other_count(busy.collect(), std::process::id())
+        other_process_count(busy.collect(), std::process::id())
     }
 
     fn device(&self) -> Result<Device<'_>, NvmlError> {
@@ -221,9 +221,9 @@ impl CardTelemetry {
     }
 }
 
-/// Number of processes beside this one among those that computed; `None` if they lack this one and
-/// there are no others, because the list shows too little.
-fn other_count(computed: BTreeSet<u32>, own: u32) -> Option<u32> {
+/// Number of other processes that computed; `None` if the list lacks this process and has no
+/// others, because then it is incomplete.
+fn other_process_count(computed: BTreeSet<u32>, own: u32) -> Option<u32> {
     let others = computed.iter().filter(|&&pid| pid != own).count() as u32;
     (others > 0 || computed.contains(&own)).then_some(others)
 }
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn others_are_unknown_where_not_even_this_process_is_sampled() {
-        let others = |computed: &[u32]| other_count(computed.iter().copied().collect(), 7);
+        let others = |computed: &[u32]| other_process_count(computed.iter().copied().collect(), 7);
         assert_eq!(others(&[]), None);
         assert_eq!(others(&[7]), Some(0));
         assert_eq!(others(&[7, 8, 9]), Some(2));

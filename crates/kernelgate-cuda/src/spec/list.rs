@@ -44,8 +44,8 @@ impl ListedKernel {
     }
 }
 
-/// Every kernel of every build of these rows, in their order.
-pub fn list<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
+/// Every kernel of every build of these rows, in the rows' order.
+pub fn list_kernel_rows<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
     let listed = |row: &KernelSpec<P>, p: &P| ListedKernel {
         build: row.build_for_parameters(p),
         symbol: row.symbol,
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn each_build_of_each_row_is_listed_by_name() {
-        let listed = list(&[
+        let listed = list_kernel_rows(&[
             TEST_FILE_KERNEL,
             KernelSpec { symbol: "mine_sums_finish", ..TEST_FILE_KERNEL },
         ]);
@@ -91,7 +91,8 @@ mod tests {
         assert_eq!((listed[1].threads, listed[1].shared_bytes), (64, 32));
         assert_eq!(listed[1].build, listed[3].build);
         assert_eq!(listed[1].with_clocks, None);
-        let clocked = list(&[KernelSpec { stages: &["one", "two"], ..TEST_FILE_KERNEL }]);
+        let clocked =
+            list_kernel_rows(&[KernelSpec { stages: &["one", "two"], ..TEST_FILE_KERNEL }]);
         let clocked = clocked[1].with_clocks.as_ref().unwrap().name();
         assert_eq!(clocked, "mine/sums WIDTH=2 STAGES=2 STAGE_BLOCKS=1");
     }
@@ -99,7 +100,7 @@ mod tests {
     #[test]
     fn reports_unmet_requirements_by_architecture_name() {
         let row = KernelSpec { shared_bytes: |_| 150 << 10, ..TEST_FILE_KERNEL };
-        let large = &list(&[row])[0];
+        let large = &list_kernel_rows(&[row])[0];
         assert_eq!((large.unmet_by("sm_80"), large.unmet_by("sm_100a")), (None, None));
         assert_eq!(
             large.unmet_by("sm_120a").unwrap(),
@@ -107,7 +108,9 @@ mod tests {
         );
         // If a limit is unknown, the launch on the card decides.
         assert_eq!(large.unmet_by("sm_88"), None);
-        let newer = &list(&[KernelSpec { requires: RequiredArchitecture::AtLeast(90), ..row }])[0];
+        let newer =
+            &list_kernel_rows(&[KernelSpec { requires: RequiredArchitecture::AtLeast(90), ..row }])
+                [0];
         assert_eq!(newer.unmet_by("sm_89").unwrap(), "needs sm_90 or later");
     }
 }

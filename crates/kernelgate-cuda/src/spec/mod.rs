@@ -11,7 +11,7 @@ mod load;
 mod requires;
 mod row;
 
-pub use list::{ListedKernel, list};
+pub use list::{ListedKernel, list_kernel_rows};
 pub use load::LoadedKernel;
 pub use requires::RequiredArchitecture;
 pub use row::KernelSpec;

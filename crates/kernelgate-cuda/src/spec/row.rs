@@ -15,7 +15,7 @@ use crate::driver::launch::shape::Launch;
 /// one constant with the common fields and `..COMMON` in the others. [`KernelSpec::new`] is a
 /// specification with default fields.
 pub struct KernelSpec<P: 'static> {
-    /// The file that holds it; a file may hold several kernels.
+    /// The source file of the kernel; a file may hold several kernels.
     pub source: Source,
     /// The `extern "C"` symbol of the kernel.
     pub symbol: &'static str,
@@ -116,7 +116,7 @@ impl<P> KernelSpec<P> {
     /// How the kernel is launched for `p`.
     ///
     /// # Errors
-    /// Fails if a grid does not hold its blocks.
+    /// Fails if the blocks do not fit into a grid.
     pub fn shape(&self, p: &P) -> Result<Launch, BackendError> {
         let launch = Launch::with_blocks((self.blocks)(p), self.threads as u32)?;
         Ok(Launch { shared_bytes: (self.shared_bytes)(p) as u32, ..launch })
@@ -147,13 +147,13 @@ pub(super) fn unmet_requirement(
 mod tests {
     use super::*;
 
-    const THREADS: usize = 128;
+    const BLOCK_SIZE: usize = 128;
     const HALVING_KERNEL: KernelSpec<usize> = KernelSpec {
         defines: |n| vec![format!("EVEN={}", u8::from(n % 2 == 0))],
-        constants: |_| vec![("THREADS", THREADS)],
-        shared_bytes: |_| 4 * THREADS,
-        ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", THREADS, |n| {
-            [n.div_ceil(THREADS), 1, 1]
+        constants: |_| vec![("THREADS", BLOCK_SIZE)],
+        shared_bytes: |_| 4 * BLOCK_SIZE,
+        ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", BLOCK_SIZE, |n| {
+            [n.div_ceil(BLOCK_SIZE), 1, 1]
         })
     };
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::{BackendError, Device};
 
-const SOURCE: &str = include_str!("c_library.c");
+const LIBRARY_SOURCE: &str = include_str!("c_library.c");
 const PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("triple.ptx"), "\0").as_bytes()) {
         Ok(ptx) => ptx,
@@ -30,7 +30,7 @@ impl CLibrary {
         let folder = tempfile::tempdir()
             .map_err(|error| failed("make a folder for a C library", error.to_string()))?;
         let (source, file) = (folder.path().join("library.c"), folder.path().join("library.so"));
-        std::fs::write(&source, SOURCE)
+        std::fs::write(&source, LIBRARY_SOURCE)
             .map_err(|error| failed("write a C library", error.to_string()))?;
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
         let mut command = Command::new(&compiler);
@@ -42,14 +42,14 @@ impl CLibrary {
         // SAFETY: the library is the source above, which has no initialisers.
         let library = unsafe { libloading::Library::new(&file) }
             .map_err(|error| failed("load a C library", error.to_string()))?;
-        type Open = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
+        type OpenFunction = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
         device
             .context()
             .bind_to_thread()
             .map_err(|error| failed("make the context current", error.to_string()))?;
         // SAFETY: the function has that type; the text ends with a null.
         let status = unsafe {
-            let open = library.get::<Open>(b"kernelgate_test_open\0");
+            let open = library.get::<OpenFunction>(b"kernelgate_test_open\0");
             open.map(|open| open(PTX.as_ptr(), own_stream.into()))
         };
         match status {

@@ -63,7 +63,7 @@ pub fn end_capture(stream: RawStream) {
 /// Whether the given stream is in capture.
 ///
 /// # Errors
-/// Fails if the query fails.
+/// Fails if the driver cannot answer.
 pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
     thread_state::is_capturing_stream(stream_handle(stream))
 }
@@ -99,7 +99,7 @@ impl ExternalEvent {
         Ok(Self(event))
     }
 
-    /// Adds a node that records it to the capture of that stream.
+    /// Adds a node that records the event to the capture of a stream.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -117,7 +117,7 @@ impl ExternalEvent {
     /// Fails if the driver refuses.
     pub fn wait(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
-        // SAFETY: event and stream live.
+        // SAFETY: the event and the stream are alive.
         unsafe { sys::cuStreamWaitEvent(stream_handle(stream), self.0, external) }
             .result()
             .map_err(|error| failed_driver_call("wait for an event", &error))
@@ -140,7 +140,7 @@ pub fn allocate_in_order(
         .result()
         .map_err(|error| failed_driver_call("allocate in order", &error))?;
     let enqueued = between(address);
-    // SAFETY: allocated above; what uses it is before this on the stream.
+    // SAFETY: the memory was allocated above; the stream runs its last use before the free.
     let freed = unsafe { sys::cuMemFreeAsync(address, stream_handle(stream)) }.result();
     enqueued?;
     freed.map_err(|error| failed_driver_call("free in order", &error))
@@ -224,7 +224,7 @@ impl PinnedFloats {
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.floats, count) };
     }
 
-    /// Enqueues a copy of all of them from the device.
+    /// Enqueues a copy of all floats from the device.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -236,7 +236,7 @@ impl PinnedFloats {
             .map_err(|error| failed_driver_call("copy from the GPU", &error))
     }
 
-    /// Enqueues a copy of all of them to the device.
+    /// Enqueues a copy of all floats to the device.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -266,7 +266,7 @@ impl PinnedFloats {
         }
         let data = self.leaked_triple_argument() as usize;
         move |stream| {
-            // SAFETY: the function has that type, and its data live for ever.
+            // SAFETY: the function has that type, and its data live until the process ends.
             unsafe {
                 sys::cuLaunchHostFunc(
                     stream_handle(stream),

@@ -11,7 +11,7 @@ pub fn upper_confidence_bound(hits: usize, trials: usize, error: f64) -> f64 {
         return 1.0;
     }
     // The probability of at most `hits` hits falls as p rises, so bisection finds the bound.
-    largest_holding_argument(|p| at_most(hits, trials, p) > error)
+    largest_holding_argument(|p| at_most_probability(hits, trials, p) > error)
 }
 
 /// Lower end: the smallest under which `hits` or more still happen with a probability of `error`. 0
@@ -21,7 +21,7 @@ pub fn lower_confidence_bound(hits: usize, trials: usize, error: f64) -> f64 {
 }
 
 /// The two-sided 95 % interval: each end wrong with a probability of at most 2.5 %.
-pub fn interval(hits: usize, trials: usize) -> (f64, f64) {
+pub fn proportion_interval(hits: usize, trials: usize) -> (f64, f64) {
     if trials == 0 {
         return (0.0, 1.0);
     }
@@ -39,7 +39,7 @@ fn largest_holding_argument(holds: impl Fn(f64) -> bool) -> f64 {
 }
 
 /// P(X <= hits) of a binomial distribution, by its terms in logarithms, so that none underflows.
-fn at_most(hits: usize, trials: usize, p: f64) -> f64 {
+fn at_most_probability(hits: usize, trials: usize, p: f64) -> f64 {
     let (ln_p, ln_q) = (p.ln(), (-p).ln_1p());
     let mut ln_choose = 0.0;
     let mut sum = 0.0;
@@ -57,7 +57,7 @@ mod tests {
 
     /// 0 of n has the closed form 1 - error^(1/n); the rest as in R's `binom.test`.
     #[test]
-    fn known_answers() {
+    fn matches_known_intervals() {
         assert!(
             (upper_confidence_bound(0, 200, 0.05) - (1.0 - 0.05f64.powf(1.0 / 200.0))).abs()
                 < 1e-12
@@ -66,16 +66,16 @@ mod tests {
         let close = |found: (f64, f64), low: f64, high: f64| {
             assert!((found.0 - low).abs() < 1e-6 && (found.1 - high).abs() < 1e-6, "{found:?}");
         };
-        close(interval(1, 20), 0.001_265_09, 0.248_732_76);
-        close(interval(19, 20), 0.751_267_24, 0.998_734_91);
-        close(interval(5, 10), 0.187_086_03, 0.812_913_97);
-        close(interval(20, 20), 0.831_566_52, 1.0);
+        close(proportion_interval(1, 20), 0.001_265_09, 0.248_732_76);
+        close(proportion_interval(19, 20), 0.751_267_24, 0.998_734_91);
+        close(proportion_interval(5, 10), 0.187_086_03, 0.812_913_97);
+        close(proportion_interval(20, 20), 0.831_566_52, 1.0);
         assert_eq!(
             (
                 upper_confidence_bound(0, 0, 0.05),
                 upper_confidence_bound(3, 3, 0.05),
                 lower_confidence_bound(0, 9, 0.05),
-                interval(0, 0)
+                proportion_interval(0, 0)
             ),
             (1.0, 1.0, 0.0, (0.0, 1.0))
         );
@@ -88,12 +88,12 @@ mod tests {
             share in 0.0f64..=1.0,
         ) {
             let hits = (share * trials as f64) as usize;
-            let (low, high) = interval(hits, trials);
+            let (low, high) = proportion_interval(hits, trials);
             let seen = hits as f64 / trials as f64;
             prop_assert!(low <= seen && seen <= high && low >= 0.0 && high <= 1.0);
-            let (lower_later, higher_later) = interval(10 * hits, 10 * trials);
+            let (lower_later, higher_later) = proportion_interval(10 * hits, 10 * trials);
             prop_assert!(higher_later - lower_later < high - low);
-            prop_assert!((interval(trials - hits, trials).0 - (1.0 - high)).abs() < 1e-9);
+            prop_assert!((proportion_interval(trials - hits, trials).0 - (1.0 - high)).abs() < 1e-9);
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{WalshAverages, normal};
 pub fn detectable_shift(walsh: &WalshAverages, level: f64, power: f64) -> Option<f64> {
     // The mean of both sides: one end alone is the luck of one difference.
     let (low, high) = walsh.interval_with_tail(level)?;
-    Some(0.5 * (high - low) + normal::quantile(power).max(0.0) * walsh.standard_error()?)
+    Some(0.5 * (high - low) + normal::normal_quantile(power).max(0.0) * walsh.standard_error()?)
 }
 
 /// Differences with which a shift of `effect` is found at `level` with probability `power`, if
@@ -28,7 +28,7 @@ pub fn pairs_needed(
     level: f64,
     power: f64,
 ) -> Option<usize> {
-    let quantiles = normal::quantile(power) - normal::quantile(level);
+    let quantiles = normal::normal_quantile(power) - normal::normal_quantile(level);
     let needed = pairs as f64 * (quantiles * error / effect).powi(2);
     (effect > 0.0 && needed.is_finite() && needed < 1e9)
         .then(|| (needed.ceil() as usize).max(fewest_pairs_for_level(level)))
@@ -48,7 +48,7 @@ mod tests {
     use rand_distr::{Distribution, StandardNormal};
 
     #[test]
-    fn known_answers() {
+    fn matches_known_powers() {
         assert_eq!(
             (
                 fewest_pairs_for_level(0.5),

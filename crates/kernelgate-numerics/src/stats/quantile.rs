@@ -77,7 +77,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn known_answers() {
+    fn matches_known_medians() {
         let values = [7.0, 1.0, 3.0, 5.0];
         assert_eq!(median(&values), 4.0);
         assert_eq!(

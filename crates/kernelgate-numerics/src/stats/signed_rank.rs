@@ -42,7 +42,7 @@ pub fn signed_rank_p_greater(differences: &[f64]) -> f64 {
 /// Largest rank sum s of `pairs` differences without ties with P(sum <= s) at most `tail`; none
 /// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Beyond [`MAX_EXACT_PAIRS`] differences a
 /// normal approximation with continuity correction is used.
-pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
+pub fn critical_rank_sum(pairs: usize, tail: f64) -> Option<usize> {
     let total = pairs * (pairs + 1) / 2;
     if pairs == 0 || tail.is_nan() || tail < 0.5f64.powi(pairs.try_into().unwrap_or(i32::MAX)) {
         return None;
@@ -50,7 +50,7 @@ pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
     if pairs > MAX_EXACT_PAIRS {
         let n = pairs as f64;
         let sd = (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
-        let sum = 0.5 * total as f64 - 0.5 + sd * normal::quantile(tail.min(0.5));
+        let sum = 0.5 * total as f64 - 0.5 + sd * normal::normal_quantile(tail.min(0.5));
         return (sum >= 0.0).then_some(sum as usize);
     }
     rank_sum_probabilities(pairs).partition_point(|below| *below <= tail).checked_sub(1)
@@ -68,7 +68,7 @@ fn rank_sum_lower_tail(doubled: &[usize], sum: usize) -> f64 {
     }
     let at_most = |sum: usize| match untied {
         true => rank_sum_probabilities(doubled.len())[sum],
-        false => sums(doubled.iter().copied(), sum).iter().sum(),
+        false => rank_sum_distribution(doubled.iter().copied(), sum).iter().sum(),
     };
     let above = total - sum - 1;
     if above < sum { 1.0 - at_most(above) } else { at_most(sum).min(1.0) }
@@ -81,16 +81,18 @@ fn rank_sum_probabilities(pairs: usize) -> &'static [f64] {
         [const { OnceLock::new() }; MAX_EXACT_PAIRS + 1];
     RANK_SUM_PROBABILITIES[pairs].get_or_init(|| {
         let mut below = 0.0;
-        let cumulated = sums(1..=pairs, pairs * (pairs + 1) / 2).into_iter().map(|probability| {
-            below += probability;
-            below
-        });
+        let cumulated = rank_sum_distribution(1..=pairs, pairs * (pairs + 1) / 2).into_iter().map(
+            |probability| {
+                below += probability;
+                below
+            },
+        );
         cumulated.collect()
     })
 }
 
 /// Probabilities of the rank sums 0 to `most`.
-fn sums(ranks: impl IntoIterator<Item = usize>, most: usize) -> Vec<f64> {
+fn rank_sum_distribution(ranks: impl IntoIterator<Item = usize>, most: usize) -> Vec<f64> {
     let mut probability = vec![0.0; most + 1];
     probability[0] = 1.0;
     for rank in ranks {
@@ -123,7 +125,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The p value by enumeration of all signs.
-    fn counted(differences: &[f64]) -> f64 {
+    fn enumerated_p_value(differences: &[f64]) -> f64 {
         let ranks = doubled_signed_ranks(differences);
         let sum = |signs: u32| {
             ranks
@@ -142,7 +144,7 @@ mod tests {
 
     /// Darwin's maize (Fisher 1935): W- = 24 of 15 pairs, two-sided p = 0.04126 (R's wilcox.test).
     #[test]
-    fn known_answers() {
+    fn matches_known_p_values() {
         let maize = [
             49.0, -67.0, 8.0, 16.0, 6.0, 23.0, 28.0, 41.0, 14.0, 29.0, 56.0, 24.0, 75.0, 60.0,
             -48.0,
@@ -182,9 +184,9 @@ mod tests {
             (20, 0.025, Some(52)),
             (30, 0.025, Some(137)),
         ]) {
-            assert_eq!(critical(pairs, tail), sum, "{pairs} pairs at {tail}");
+            assert_eq!(critical_rank_sum(pairs, tail), sum, "{pairs} pairs at {tail}");
         }
-        assert_eq!((critical(0, 0.5), critical(12, f64::NAN)), (None, None));
+        assert_eq!((critical_rank_sum(0, 0.5), critical_rank_sum(12, f64::NAN)), (None, None));
     }
 
     #[test]
@@ -196,7 +198,8 @@ mod tests {
         let (exact, beyond) =
             (signed_rank_p_greater(&shifted(128)), signed_rank_p_greater(&shifted(129)));
         assert!((0.5..0.8).contains(&(beyond / exact)), "{exact} {beyond}");
-        let (exact, beyond) = (critical(128, 0.01).unwrap(), critical(129, 0.01).unwrap());
+        let (exact, beyond) =
+            (critical_rank_sum(128, 0.01).unwrap(), critical_rank_sum(129, 0.01).unwrap());
         assert!((45..60).contains(&(beyond - exact)), "{exact} {beyond}");
     }
 
@@ -204,7 +207,7 @@ mod tests {
         #[test]
         fn equal_to_counting_with_ties_and_zeros(values in prop::collection::vec(-4i8..=5, 0..11)) {
             let values: Vec<f64> = values.into_iter().map(f64::from).collect();
-            prop_assert!((signed_rank_p_greater(&values) - counted(&values)).abs() < 1e-12);
+            prop_assert!((signed_rank_p_greater(&values) - enumerated_p_value(&values)).abs() < 1e-12);
         }
 
         #[test]
@@ -227,7 +230,7 @@ mod tests {
         ) {
             let p =
                 |sum| rank_sum_lower_tail(&(1..=pairs).map(|rank| 2 * rank).collect::<Vec<_>>(), 2 * sum);
-            match critical(pairs, tail) {
+            match critical_rank_sum(pairs, tail) {
                 Some(sum) => {
                     prop_assert!(p(sum) <= tail * (1.0 + 1e-9) && p(sum + 1) > tail * (1.0 - 1e-9))
                 }

@@ -1,7 +1,7 @@
 //! Estimate and interval that belong to the signed-rank test.
 
 use super::normal;
-use super::signed_rank::critical;
+use super::signed_rank::critical_rank_sum;
 
 /// The Walsh averages of differences, that is the means of all pairs of them, each with itself too:
 /// a value is above the k-th smallest exactly if the signed-rank test of that value gives a small
@@ -40,7 +40,7 @@ impl WalshAverages {
     /// symmetric differences of any distribution; `None` if there are too few differences for that
     /// probability.
     pub fn interval_with_tail(&self, tail: f64) -> Option<(f64, f64)> {
-        let beyond = critical(self.pairs, tail)?;
+        let beyond = critical_rank_sum(self.pairs, tail)?;
         let last = self.averages.len().checked_sub(beyond + 1)?;
         (beyond <= last).then(|| (self.averages[beyond], self.averages[last]))
     }
@@ -56,8 +56,8 @@ impl WalshAverages {
         // With five differences, the smallest tail probability on each side is 2⁻⁵.
         let (low, high) = self.interval_with_tail(0.05)?;
         // The tail in fact, which the discrete distribution keeps somewhat below.
-        let tail = self.rank_sum_tail(critical(self.pairs, 0.05)?);
-        Some((high - low) / (-2.0 * normal::quantile(tail)))
+        let tail = self.rank_sum_tail(critical_rank_sum(self.pairs, 0.05)?);
+        Some((high - low) / (-2.0 * normal::normal_quantile(tail)))
     }
 
     /// Probability of a rank sum of at most `sum` for this number of pairs: a normal approximation
@@ -109,8 +109,9 @@ mod tests {
     #[test]
     fn the_standard_error_of_normal_differences() {
         for n in [6, 9, 12, 16, 40] {
-            let scores: Vec<f64> =
-                (0..n).map(|i| normal::quantile((f64::from(i) + 0.5) / f64::from(n))).collect();
+            let scores: Vec<f64> = (0..n)
+                .map(|i| normal::normal_quantile((f64::from(i) + 0.5) / f64::from(n)))
+                .collect();
             let expected = (std::f64::consts::PI / (3.0 * f64::from(n))).sqrt();
             let error = WalshAverages::new(&scores).standard_error().unwrap();
             assert!((error / expected).ln().abs() < 0.25, "{n}: {error} for {expected}");

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// Number of rows of a row group in a parquet file, as Arrow's writer has it.
-const GROUP: usize = 1 << 20;
+const ROW_GROUP_ROWS: usize = 1 << 20;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let layout = tables::Layout { group_rows: GROUP, plain };
+    let layout = tables::ParquetLayout { group_rows: ROW_GROUP_ROWS, plain };
     let written = std::fs::create_dir_all(folder)
         .map_err(Into::into)
         .and_then(|()| tables::write(Path::new(export), Path::new(folder), &layout));

@@ -14,13 +14,13 @@ use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
 /// Values of a column in a row group, and for each row 1 if it has a value.
-enum Column {
+enum ParquetColumn {
     Integers(Vec<i64>, Vec<i16>),
     Reals(Vec<f64>, Vec<i16>),
     Texts(Vec<ByteArray>, Vec<i16>),
 }
 
-impl Column {
+impl ParquetColumn {
     /// An empty column of the type that SQL declares.
     fn declared(sql: &str) -> Self {
         match sql {
@@ -70,7 +70,7 @@ impl Column {
         levels.len()
     }
 
-    /// Writes the values as the next column of a row group, and frees them.
+    /// Writes values as the next column of a row group, and frees the values.
     fn write(
         &mut self,
         group: &mut SerializedRowGroupWriter<'_, File>,
@@ -101,7 +101,7 @@ fn add<T>(values: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
 }
 
 /// Size of row groups and other settings of the parquet files.
-pub struct Layout {
+pub struct ParquetLayout {
     /// Number of rows of a row group.
     pub group_rows: usize,
     /// Whether columns are written without dictionaries and compression.
@@ -109,7 +109,7 @@ pub struct Layout {
 }
 
 /// Writes every table of an Nsight Systems export as a parquet file.
-pub fn write(export: &Path, folder: &Path, layout: &Layout) -> Result<(), Box<dyn Error>> {
+pub fn write(export: &Path, folder: &Path, layout: &ParquetLayout) -> Result<(), Box<dyn Error>> {
     let connection = Connection::open(export)?;
     let mut tables = connection.prepare(
         "SELECT name FROM sqlite_master
@@ -127,14 +127,14 @@ fn write_table(
     connection: &Connection,
     table: &str,
     path: &Path,
-    layout: &Layout,
+    layout: &ParquetLayout,
 ) -> Result<(), Box<dyn Error>> {
     let mut described = connection.prepare("SELECT name, type FROM pragma_table_info(?1)")?;
     let mut described = described.query([table])?;
     let (mut fields, mut columns) = (String::new(), Vec::new());
     while let Some(row) = described.next()? {
         let (name, sql): (String, String) = (row.get(0)?, row.get(1)?);
-        let column = Column::declared(&sql);
+        let column = ParquetColumn::declared(&sql);
         fields += &format!("OPTIONAL {} {name};", column.parquet_type());
         columns.push(column);
     }
@@ -145,7 +145,7 @@ fn write_table(
     };
     let properties = Arc::new(properties.build());
     let mut writer = SerializedFileWriter::new(File::create(path)?, schema, properties)?;
-    let mut end_group = |columns: &mut [Column]| -> Result<(), Box<dyn Error>> {
+    let mut end_group = |columns: &mut [ParquetColumn]| -> Result<(), Box<dyn Error>> {
         let mut group = writer.next_row_group()?;
         columns.iter_mut().try_for_each(|column| column.write(&mut group))?;
         group.close()?;

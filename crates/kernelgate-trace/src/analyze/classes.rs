@@ -1,9 +1,9 @@
 //! The class of each operation: compute, communication, copy, page migration, set or whole graph.
 //!
 //! Kernels are classified by the name of their function alone: template arguments and parameters
-//! name types. This module does not classify what a compute kernel computes (`kernel_kinds` does).
+//! name types. This module does not find out what a compute kernel computes (`kernel_kinds` does).
 
-use crate::analyze::operations::{AllOperations, Kind, OperationId};
+use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
 use crate::model::Trace;
 pub use crate::model::collective::CollectiveKind;
 use crate::model::names::NameId;
@@ -123,7 +123,7 @@ impl CommunicationKind {
     }
 
     /// Communication of copies in a range of MPI, such as `MPI_Allreduce`.
-    pub fn in_range(name: &str) -> Option<Self> {
+    pub fn communication_of_range(name: &str) -> Option<Self> {
         let call = name.rsplit(':').next()?.trim().strip_prefix("MPI_")?;
         Some(Self {
             library: CommunicationLibrary::Mpi,
@@ -257,16 +257,20 @@ impl<'a> OperationClasses<'a> {
     /// The class of an operation.
     pub fn class_of_operation(&self, id: OperationId) -> OperationClass {
         match self.all.part(id) {
-            (Kind::Kernel | Kind::Copy, _) if self.communication(id).is_some() => {
+            (OperationKind::Kernel | OperationKind::Copy, _)
+                if self.communication(id).is_some() =>
+            {
                 OperationClass::Communication
             }
-            (Kind::Kernel, _) => OperationClass::Compute,
-            (Kind::Copy, row) if self.migrations.contains(&self.trace.copies.kind[row]) => {
+            (OperationKind::Kernel, _) => OperationClass::Compute,
+            (OperationKind::Copy, row)
+                if self.migrations.contains(&self.trace.copies.kind[row]) =>
+            {
                 OperationClass::Migration
             }
-            (Kind::Copy, _) => OperationClass::Copy,
-            (Kind::Set, _) => OperationClass::Set,
-            (Kind::Graph, _) => OperationClass::Graph,
+            (OperationKind::Copy, _) => OperationClass::Copy,
+            (OperationKind::Set, _) => OperationClass::Set,
+            (OperationKind::Graph, _) => OperationClass::Graph,
         }
     }
 
@@ -274,8 +278,10 @@ impl<'a> OperationClasses<'a> {
     /// communicate.
     pub fn communication(&self, id: OperationId) -> Option<CommunicationKind> {
         match self.all.part(id) {
-            (Kind::Kernel, row) => self.kernels[self.trace.kernels.function.at(row) as usize],
-            (Kind::Copy, row) => self.copies.get(row).copied().flatten().or_else(|| {
+            (OperationKind::Kernel, row) => {
+                self.kernels[self.trace.kernels.function.at(row) as usize]
+            }
+            (OperationKind::Copy, row) => self.copies.get(row).copied().flatten().or_else(|| {
                 let label = self.trace.copies.kind[row];
                 self.peers.iter().find(|(peer, _)| *peer == label).map(|(_, found)| *found)
             }),
@@ -375,7 +381,9 @@ mod tests {
 
     #[test]
     fn ranges_of_mpi_name_their_collective() {
-        let found = |name: &str| CommunicationKind::in_range(name).map(|found| found.collective);
+        let found = |name: &str| {
+            CommunicationKind::communication_of_range(name).map(|found| found.collective)
+        };
         assert_eq!(found("MPI_Allreduce"), Some(CollectiveKind::AllReduce));
         assert_eq!(found("MPI:MPI_Isend"), Some(CollectiveKind::SendRecv));
         assert_eq!(found("forward"), None);

@@ -5,7 +5,7 @@ use crate::model::gpu::{Operations, PlaceId};
 
 /// Kind of a GPU operation: kernel, copy, memset or graph launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum OperationKind {
     /// A kernel.
     Kernel,
     /// A copy.
@@ -60,13 +60,13 @@ impl<'a> AllOperations<'a> {
     }
 
     /// Kind of an operation, and its index in the columns of that kind.
-    pub fn part(&self, id: OperationId) -> (Kind, usize) {
+    pub fn part(&self, id: OperationId) -> (OperationKind, usize) {
         let [kernels, copies, sets, _] = self.bounds;
         match id {
-            _ if id < kernels => (Kind::Kernel, id as usize),
-            _ if id < copies => (Kind::Copy, (id - kernels) as usize),
-            _ if id < sets => (Kind::Set, (id - copies) as usize),
-            _ => (Kind::Graph, (id - sets) as usize),
+            _ if id < kernels => (OperationKind::Kernel, id as usize),
+            _ if id < copies => (OperationKind::Copy, (id - kernels) as usize),
+            _ if id < sets => (OperationKind::Set, (id - copies) as usize),
+            _ => (OperationKind::Graph, (id - sets) as usize),
         }
     }
 
@@ -74,10 +74,10 @@ impl<'a> AllOperations<'a> {
     fn columns(&self, id: OperationId) -> (&'a Operations, usize) {
         let (kind, index) = self.part(id);
         let columns = match kind {
-            Kind::Kernel => &self.trace.kernels.on_gpu,
-            Kind::Copy => &self.trace.copies.on_gpu,
-            Kind::Set => &self.trace.sets.on_gpu,
-            Kind::Graph => &self.trace.graphs.on_gpu,
+            OperationKind::Kernel => &self.trace.kernels.on_gpu,
+            OperationKind::Copy => &self.trace.copies.on_gpu,
+            OperationKind::Set => &self.trace.sets.on_gpu,
+            OperationKind::Graph => &self.trace.graphs.on_gpu,
         };
         (columns, index)
     }
@@ -127,10 +127,10 @@ impl<'a> AllOperations<'a> {
     pub fn name(&self, id: OperationId) -> String {
         let trace = self.trace;
         match self.part(id) {
-            (Kind::Kernel, index) => trace.kernel_name(index).to_owned(),
-            (Kind::Copy, index) => memcpy_name(trace.names.text(trace.copies.kind[index])),
-            (Kind::Set, _) => MEMSET_NAME.to_owned(),
-            (Kind::Graph, index) => format!("graph {}", trace.graphs.executable[index]),
+            (OperationKind::Kernel, index) => trace.kernel_name(index).to_owned(),
+            (OperationKind::Copy, index) => memcpy_name(trace.names.text(trace.copies.kind[index])),
+            (OperationKind::Set, _) => MEMSET_NAME.to_owned(),
+            (OperationKind::Graph, index) => format!("graph {}", trace.graphs.executable[index]),
         }
     }
 }

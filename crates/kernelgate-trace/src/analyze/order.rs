@@ -1,25 +1,25 @@
-//! Lists of operations in an order of time. Recorders mostly write them in that order, and then
-//! nothing is listed.
+//! Lists of operations in an order of time. Most recorders write operations in that order, and then
+//! no list is made.
 
 use crate::analyze::operations::OperationId;
 use crate::model::packed::{PackedColumn, partition_point};
 
 /// Operations in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
+pub enum OperationOrder {
     /// All operations with smaller numbers than this one, in the order of their numbers.
     Numbers(u32),
     /// The operations of a list, in the order of the list.
     Listed(PackedColumn<OperationId>),
 }
 
-impl Default for Order {
+impl Default for OperationOrder {
     fn default() -> Self {
         Self::Numbers(0)
     }
 }
 
-impl Order {
+impl OperationOrder {
     /// Operations, given in the order of their numbers, by a key; of one key by their numbers.
     pub fn operations_by_key<K: Ord>(
         ids: impl Iterator<Item = OperationId> + Clone,
@@ -64,7 +64,7 @@ impl Order {
         (0..self.len()).filter_map(|position| self.get(position))
     }
 
-    /// The first position from which on a condition no longer holds.
+    /// The first position at which a condition no longer holds.
     pub fn partition_point(&self, holds: impl Fn(OperationId) -> bool) -> usize {
         partition_point(self.len(), |position| self.get(position).is_some_and(&holds))
     }
@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn an_order_of_numbers_lists_nothing() {
         let starts = [3, 5, 5, 9];
-        let order = Order::operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, Order::Numbers(4));
+        let order = OperationOrder::operations_by_key(0..4, |id| starts[id as usize]);
+        assert_eq!(order, OperationOrder::Numbers(4));
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
         assert_eq!((order.get(3), order.get(4)), (Some(3), None));
@@ -87,13 +87,13 @@ mod tests {
     #[test]
     fn other_orders_are_sorted_and_listed() {
         let starts = [9, 5, 3, 5];
-        let order = Order::operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, Order::Listed([2, 1, 3, 0].into_iter().collect()));
+        let order = OperationOrder::operations_by_key(0..4, |id| starts[id as usize]);
+        assert_eq!(order, OperationOrder::Listed([2, 1, 3, 0].into_iter().collect()));
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
-        let some = Order::operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
+        let some = OperationOrder::operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
         assert_eq!(
             some,
-            Order::Listed([1, 3].into_iter().collect()),
+            OperationOrder::Listed([1, 3].into_iter().collect()),
             "of one key by their numbers"
         );
     }

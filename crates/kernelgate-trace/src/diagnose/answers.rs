@@ -6,7 +6,7 @@ use super::context::DiagnosisContext;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::names::NameId;
-use crate::stats::{Samples, ValueSummary};
+use crate::stats::{GroupedSamples, ValueSummary};
 
 /// Maximum number of kernels and components that are listed.
 const TOP: usize = 10;
@@ -25,11 +25,11 @@ pub struct KernelTimeShare {
 }
 
 /// Usual sizes of a head of attention.
-pub(super) const HEADS: [u32; 2] = [64, 128];
+pub(super) const HEAD_SIZES: [u32; 2] = [64, 128];
 
 /// Ranges of one path: a component of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Component {
+pub struct RunComponent {
     /// Path of the component.
     pub path: String,
     /// Number of ranges that enclose the component's range.
@@ -44,7 +44,7 @@ pub struct Component {
     pub share: f64,
 }
 
-impl Component {
+impl RunComponent {
     /// Standard deviation of the host time of the component's ranges over their mean; `None` of
     /// fewer than three.
     pub fn host_time_variation(&self) -> Option<f64> {
@@ -62,7 +62,7 @@ pub struct TraceAnswers {
     /// Kernel time by kind of work: nanoseconds and launches, the most expensive first.
     pub classes: Vec<(KernelClass, i64, usize)>,
     /// Components (outer ranges) that take the most kernel time.
-    pub components: Vec<Component>,
+    pub components: Vec<RunComponent>,
 }
 
 impl TraceAnswers {
@@ -74,8 +74,8 @@ impl TraceAnswers {
         (matmul > 0).then(|| softmax as f64 / matmul as f64)
     }
 
-    /// FLOPs of softmax over those of matmul in attention with heads of `head` values: for each
-    /// score 5 (largest, difference, exponential, sum, division), over 2 for each value in both
+    /// FLOPs of softmax over FLOPs of matmul in attention with `head` values a head: for each score
+    /// 5 of softmax (largest, difference, exponential, sum, division), and 2 for each value in both
     /// products.
     pub fn softmax_to_matmul_flops(head: u32) -> f64 {
         5.0 / (4.0 * f64::from(head))
@@ -87,7 +87,7 @@ impl TraceAnswers {
         let length = |row: usize| kernels.on_gpu.length(row);
         let kernel_ns: i64 = (0..kernels.on_gpu.len()).map(length).sum();
         let share = |ns: i64| ns as f64 / kernel_ns.max(1) as f64;
-        let mut samples = Samples::default();
+        let mut samples = GroupedSamples::default();
         for (row, function) in kernels.function.iter().enumerate() {
             let name = context.trace.functions[function as usize].demangled;
             samples.push(name.0, length(row));
@@ -100,7 +100,7 @@ impl TraceAnswers {
                 let name = context.trace.names.text(NameId(name));
                 KernelTimeShare {
                     name: name.to_owned(),
-                    class: KernelClass::from_name(name),
+                    class: KernelClass::class_of_name(name),
                     summary,
                     share: share(summary.total),
                 }
@@ -122,7 +122,7 @@ impl TraceAnswers {
 }
 
 /// The outermost ranges and the ranges directly inside them.
-fn components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Component> {
+fn components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<RunComponent> {
     let paths = &context.host.paths;
     // Kernels count for every path around their launch.
     let mut kernels: Vec<(usize, i64)> = vec![(0, 0); paths.len()];
@@ -153,7 +153,7 @@ fn components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec
         .into_iter()
         .map(|path| {
             let (count, ns) = kernels[path as usize];
-            Component {
+            RunComponent {
                 path: paths.text(context.trace, path),
                 depth: depth(path),
                 host: context.host.lengths.summary(path),

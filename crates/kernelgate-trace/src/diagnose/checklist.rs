@@ -1,5 +1,5 @@
-//! Fills in the checklist of the attention guide: a rule ticks or crosses each line, or the line is
-//! not measured and states what would measure it.
+//! Fills in the checklist of the attention guide: a rule ticks or crosses each line, or the line
+//! states what would measure it.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use super::text::wrap_line;
 /// Whether a line of the checklist holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChecklistMark {
-    /// The line holds: the rules that would contradict it found nothing.
+    /// The line holds: the rules that could contradict it found nothing.
     Holds,
     /// The line does not hold: a rule found something.
     Fails,
@@ -61,8 +61,8 @@ enum By {
     Other(&'static str),
 }
 
-/// Checklist lines: heading, text, and the rules that decide it.
-const LINES: &[(&str, &str, By)] = &[
+/// Checklist lines: heading, text, and the rules that decide the line.
+const CHECKLIST_LINES: &[(&str, &str, By)] = &[
     ("Memory", "Memory accesses are coalesced", By::Rules(&["coalescing"])),
     (
         "Memory",
@@ -103,13 +103,13 @@ const LINES: &[(&str, &str, By)] = &[
 
 /// Fills in the checklist from a diagnosis.
 pub fn checklist(diagnosis: &TraceDiagnosis) -> Vec<ChecklistLine> {
-    LINES
+    CHECKLIST_LINES
         .iter()
         .map(|(group, text, by)| {
             let (tick, why) = match by {
                 By::Other(what) => (ChecklistMark::NotMeasured, (*what).to_owned()),
-                By::Rules(rules) => decide(diagnosis, rules, false),
-                By::All(rules) => decide(diagnosis, rules, true),
+                By::Rules(rules) => decide_checklist_line(diagnosis, rules, false),
+                By::All(rules) => decide_checklist_line(diagnosis, rules, true),
             };
             ChecklistLine { group, text, tick, why }
         })
@@ -118,7 +118,11 @@ pub fn checklist(diagnosis: &TraceDiagnosis) -> Vec<ChecklistLine> {
 
 /// A finding of a deciding rule fails the line. A line holds if a deciding rule inspected enough
 /// and found nothing, or, if several rules must all decide it, no other rule lacks data.
-fn decide(diagnosis: &TraceDiagnosis, rules: &[&str], all: bool) -> (ChecklistMark, String) {
+fn decide_checklist_line(
+    diagnosis: &TraceDiagnosis,
+    rules: &[&str],
+    all: bool,
+) -> (ChecklistMark, String) {
     let found: Vec<&str> = diagnosis
         .findings
         .iter()

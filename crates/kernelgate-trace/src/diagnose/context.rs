@@ -4,7 +4,7 @@ use crate::analyze::classes::{CommunicationKind, OperationClass, OperationClasse
 use crate::analyze::launches::calls::LaunchCall;
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle::{Activity, Gap};
+use crate::analyze::timeline::idle::{DeviceActivity, Gap};
 use crate::model::Trace;
 use crate::model::names::{NameId, without_numbers_in_name};
 use crate::read;
@@ -15,14 +15,14 @@ use super::platform::TracePlatform;
 
 /// A trace with its launches, ranges, classes and activities.
 pub struct DiagnosisContext<'a> {
-    /// The trace. Its ranges and calls may have been read without being kept.
+    /// The trace. The ranges and calls of the trace may have been read without being kept.
     pub trace: &'a Trace,
     /// Operations of the trace.
     pub all: AllOperations<'a>,
     /// The class of each GPU operation.
     pub classes: OperationClasses<'a>,
     /// The activity of each process on each device.
-    pub activities: Vec<Activity>,
+    pub activities: Vec<DeviceActivity>,
     /// The host's part.
     pub host: HostActivitySummary,
     /// GPU vendor and recorder of the trace.
@@ -36,14 +36,14 @@ impl<'a> DiagnosisContext<'a> {
     /// Joins a trace in memory; ranges are kept for the tree of ranges.
     pub fn new(trace: &'a Trace, keep_ranges: bool) -> Self {
         let mut pass = HostPassState::new(keep_ranges);
-        read::rows_of(trace, |row| pass.add(trace, row));
+        read::for_each_row(trace, |row| pass.add(trace, row));
         Self::joined(trace, pass.finish(trace, |label| label, i64::MAX))
     }
 
     /// Joins a trace with its host's part, after which it needs no correlation ids.
     pub fn joined(
         trace: &'a Trace,
-        (activities, host): (Vec<Activity>, HostActivitySummary),
+        (activities, host): (Vec<DeviceActivity>, HostActivitySummary),
     ) -> Self {
         let classes = classify_operations(trace, &host);
         let (all, platform) = (AllOperations::new(trace), TracePlatform::new(trace));
@@ -62,7 +62,7 @@ impl<'a> DiagnosisContext<'a> {
         inside.unwrap_or_else(|| self.host.launched_in.at(operation as usize))
     }
 
-    /// The call that launched an operation, if it was recorded.
+    /// The call that launched an operation, if the call was recorded.
     pub fn launch(&self, operation: OperationId) -> Option<LaunchCall> {
         self.host.launches.get(&self.all, operation)
     }
@@ -98,7 +98,7 @@ impl<'a> DiagnosisContext<'a> {
     }
 
     /// Whether the operation after a gap was launched before the recording began, and started as
-    /// quickly as queued work does.
+    /// fast as queued work does.
     fn was_queued_before_recording(&self, gap: &Gap) -> bool {
         let first = self.first_launched[self.all.place(gap.after).0 as usize];
         first < i64::MAX && self.all.start(gap.after) < first && gap.length() < MAX_START_LATENCY_NS
@@ -136,7 +136,7 @@ fn classify_operations<'a>(trace: &'a Trace, host: &HostActivitySummary) -> Oper
     // A path has a larger number than its parent path.
     let mut by_path: Vec<Option<CommunicationKind>> = Vec::with_capacity(paths.len());
     for path in (0..).take(paths.len()) {
-        let own = || CommunicationKind::in_range(trace.names.text(paths.name(path)));
+        let own = || CommunicationKind::communication_of_range(trace.names.text(paths.name(path)));
         by_path.push(match path {
             ROOT_PATH => None,
             _ => by_path[paths.parent_path(path) as usize].or_else(own),

@@ -25,12 +25,12 @@ pub struct MemoryUse {
     pub given_back: usize,
     /// Freed memory whose allocation is not in the trace; it does not count.
     pub unknown: usize,
-    /// The outermost ranges in the order of their first start; the first entry is the time before
-    /// them.
+    /// Memory of the outermost ranges in order of their first start; the first entry is the time
+    /// before all ranges.
     pub phases: Vec<OutermostRangeMemory>,
 }
 
-/// Outermost ranges of one name, but for its numbers.
+/// Memory of outermost ranges whose names differ only in numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutermostRangeMemory {
     /// Name of the ranges; `#` stands for numbers in which they differ.
@@ -54,8 +54,8 @@ impl MemoryUse {
         self.held.last().map_or(0, |&(_, bytes)| bytes)
     }
 
-    /// Returns at most `most` pairs of time and bytes held; of neighbouring pairs the one with the
-    /// most bytes is kept. The last one stays.
+    /// Returns at most `most` pairs of time and bytes held; of neighbouring pairs only the pair
+    /// with more bytes is kept. The last one stays.
     pub fn bytes_over_time(&self, most: usize) -> Vec<(i64, u64)> {
         let together = self.held.len().div_ceil(most.max(2) - 1).max(1);
         let fullest = |part: &[(i64, u64)]| part.iter().copied().max_by_key(|&(_, bytes)| bytes);
@@ -103,7 +103,7 @@ pub(super) fn memory_by_device(trace: &Trace, outermost: &[OutermostRange]) -> V
     uses.into_iter().map(|held| held.finish(trace, outermost)).collect()
 }
 
-/// HeldMemory memory, while allocations are added in the order of their times.
+/// The held device memory of a trace, while allocations are added in time order.
 struct HeldDeviceMemory {
     process: u32,
     of: MemoryUse,
@@ -161,7 +161,7 @@ impl HeldDeviceMemory {
             name: OutermostRangeMemory::BEFORE_FIRST_RANGE_LABEL.to_owned(),
             times: 1,
             peak_bytes: before,
-            change_bytes: change(0, self.of.at(first.saturating_sub(1))),
+            change_bytes: byte_change(0, self.of.at(first.saturating_sub(1))),
         }];
         let mut known: HashMap<String, usize> = HashMap::new();
         for range in own() {
@@ -183,14 +183,15 @@ impl HeldDeviceMemory {
             }
             phase.times += 1;
             phase.peak_bytes = phase.peak_bytes.max(self.of.most_bytes_in_span(span));
-            phase.change_bytes += change(self.of.at(span.0.saturating_sub(1)), self.of.at(span.1));
+            phase.change_bytes +=
+                byte_change(self.of.at(span.0.saturating_sub(1)), self.of.at(span.1));
         }
         self.of.phases = phases;
         self.of
     }
 }
 
-fn change(before: u64, after: u64) -> i64 {
+fn byte_change(before: u64, after: u64) -> i64 {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     signed(after) - signed(before)
 }

@@ -5,7 +5,7 @@ use super::answers::TraceAnswers;
 use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::host::gaps::IdleGapReport;
-use super::network::Network;
+use super::network::NetworkPhases;
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
 use crate::analyze::work::utilization::DeviceUtilization;
@@ -133,7 +133,7 @@ pub enum FindingRemedy {
     NoWaits,
     /// Operations of a class take no time.
     Without(OperationClass),
-    /// These single operations take no time.
+    /// The given single operations take no time.
     WithoutOperations(Vec<OperationId>),
     /// Kernels are shorter.
     Shorter(Vec<ShortenedKernels>),
@@ -146,8 +146,8 @@ pub enum FindingRemedy {
 pub struct ReplayedGain {
     /// Nanoseconds by which the remedy alone shortens the trace.
     pub alone_ns: i64,
-    /// Nanoseconds that it is shorter still once all findings before this one are mended: these add
-    /// up to the gain of all.
+    /// Additional nanoseconds saved once all earlier findings are mended: these values add up to
+    /// the gain of all findings.
     pub further_ns: i64,
 }
 
@@ -170,7 +170,7 @@ pub struct DiagnosisFinding {
     pub recoverable_ns: Option<i64>,
     /// The change that would remove the cause.
     pub remedy: FindingRemedy,
-    /// The gain of the change, where it can be replayed.
+    /// The gain of the change, if the change can be replayed.
     pub replayed: Option<ReplayedGain>,
     /// Places of the finding, the most expensive first.
     pub evidence: Vec<FindingEvidence>,
@@ -200,7 +200,7 @@ impl DiagnosisFinding {
 
 /// Kind of records that a rule inspects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum InspectedUnit {
     /// Nanoseconds of kernels.
     KernelTime,
     /// Kernels, copies, memsets and graph launches.
@@ -219,7 +219,7 @@ pub enum Unit {
     Ranges,
 }
 
-impl Unit {
+impl InspectedUnit {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -235,7 +235,7 @@ impl Unit {
     }
 }
 
-impl Unit {
+impl InspectedUnit {
     /// The key of the unit in JSON, which never changes.
     pub fn key(self) -> &'static str {
         match self {
@@ -259,8 +259,8 @@ pub struct InspectedShare {
     /// All of the whole.
     pub whole: i64,
     /// The unit of both.
-    pub unit: Unit,
-    /// Reason why not all records could be inspected, and how to record the rest.
+    pub unit: InspectedUnit,
+    /// Reason why not all records could be inspected, and how to record all of them.
     pub missing: Option<String>,
 }
 
@@ -274,7 +274,7 @@ impl InspectedShare {
         if self.whole <= 0 { 0.0 } else { self.seen as f64 / self.whole as f64 }
     }
 
-    /// Whether the inspected part is enough to conclude that there is nothing.
+    /// Whether the rule inspected so many records that it can answer no.
     pub fn is_enough_for_no(&self) -> bool {
         self.share() >= MIN_INSPECTED_SHARE_FOR_NO
     }
@@ -376,7 +376,7 @@ pub struct TraceDiagnosis {
     /// Which share of the device's peaks is used.
     pub utilization: DeviceUtilization,
     /// The phases of a network, if its ranges name them.
-    pub network: Option<Network>,
+    pub network: Option<NetworkPhases>,
 }
 
 impl TraceDiagnosis {
@@ -385,7 +385,7 @@ impl TraceDiagnosis {
         self.questions.iter().find(|question| question.id == id)
     }
 
-    /// Whether a rule inspected enough and found nothing.
+    /// Whether a rule inspected sufficient records and found nothing.
     pub fn passed(&self, id: &str) -> bool {
         self.question(id)
             .is_some_and(|question| matches!(question.answer, QuestionAnswer::No { .. }))

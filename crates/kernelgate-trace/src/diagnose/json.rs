@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 use serde_json::{Value, json};
 
-use super::answers::{Component, HEADS, KernelTimeShare, TraceAnswers};
+use super::answers::{HEAD_SIZES, KernelTimeShare, RunComponent, TraceAnswers};
 use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::finding::{
@@ -11,14 +11,14 @@ use super::finding::{
     QuestionAnswer, TraceDiagnosis,
 };
 use super::host::gaps::GapLengthClass;
-use super::network::Network;
+use super::network::NetworkPhases;
 use super::tree::RangeTreeNode;
 use crate::stats::ValueSummary;
 
 /// Version of the JSON format; it is raised when a field changes its meaning. The schema of the
 /// format is `schema/diagnosis.json` of this crate. Version 2: a list for doubts about the data,
 /// questions with their answers, gaps split at the launch.
-pub const SCHEMA: u32 = 2;
+pub const DIAGNOSIS_JSON_SCHEMA: u32 = 2;
 
 impl TraceDiagnosis {
     /// Converts the diagnosis to JSON, with `schema_version`.
@@ -42,7 +42,7 @@ impl TraceDiagnosis {
             .collect();
         let passed = self.questions.iter().map(|of| of.id).filter(|id| self.passed(id));
         json!({
-            "schema_version": SCHEMA,
+            "schema_version": DIAGNOSIS_JSON_SCHEMA,
             "recorder": self.recorder,
             "records": records,
             "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
@@ -57,13 +57,13 @@ impl TraceDiagnosis {
             "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
             "kernel_kinds": classes,
             "softmax_to_matmul": self.answers.softmax_over_matmul_time(),
-            "softmax_to_matmul_flops": HEADS
+            "softmax_to_matmul_flops": HEAD_SIZES
                 .map(|head| (head.to_string(), TraceAnswers::softmax_to_matmul_flops(head)))
                 .into_iter()
                 .collect::<std::collections::BTreeMap<_, _>>(),
             "device_memory": self.memory.iter().map(memory).collect::<Vec<_>>(),
             "utilization": self.utilization.to_json(),
-            "network": self.network.as_ref().map(Network::to_json),
+            "network": self.network.as_ref().map(NetworkPhases::to_json),
             "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
         })
     }
@@ -281,7 +281,7 @@ fn kernel(kernel: &KernelTimeShare) -> Value {
     })
 }
 
-fn component(component: &Component) -> Value {
+fn component(component: &RunComponent) -> Value {
     json!({
         "range": component.path,
         "depth": component.depth,

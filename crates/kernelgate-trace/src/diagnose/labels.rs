@@ -6,18 +6,18 @@ use crate::analyze::classes::OpenBrackets;
 /// at::native::CUDAFunctor_add<float>>(int, T2)` becomes `vectorized_elementwise_kernel<4,
 /// CUDAFunctor_add<float>>`.
 pub fn short_name(name: &str) -> String {
-    let name = without_return_type(without_parameters(name));
+    let name = without_return_type(name_without_parameters(name));
     let mut short = String::with_capacity(name.len());
     // Start in `short` of the word that is being copied.
     let mut word = 0;
     let mut rest = name;
     while let Some(c) = rest.chars().next() {
-        if let Some(after) = after_cast(rest) {
+        if let Some(after) = text_after_cast(rest) {
             rest = after;
         } else if let Some(after) = rest.strip_prefix("<unnamed>::") {
             rest = after;
         } else if let Some(after) = rest.strip_prefix("::") {
-            // The word before names a place, unless it closed brackets.
+            // The last word before the name is a return type, unless it closed brackets.
             short.truncate(word);
             rest = after;
         } else {
@@ -44,14 +44,14 @@ fn without_return_type(name: &str) -> &str {
     if is_whole && name[..at].contains("::") { function } else { name }
 }
 
-/// The rest behind `(int)`, `(bool)` or another cast of a template argument.
-fn after_cast(text: &str) -> Option<&str> {
+/// The text behind `(int)`, `(bool)` or another cast of a template argument.
+fn text_after_cast(text: &str) -> Option<&str> {
     let casts = ["(int)", "(bool)", "(unsigned int)", "(unsigned long)", "(long)", "(short)"];
     casts.iter().find_map(|cast| text.strip_prefix(cast))
 }
 
 /// A function's name without the parameters at its end.
-fn without_parameters(name: &str) -> &str {
+fn name_without_parameters(name: &str) -> &str {
     if !name.ends_with(')') {
         return name;
     }

@@ -1,8 +1,8 @@
 //! Faults of the program that a trace shows, with evidence; doubts about the trace come first.
 //!
 //! Each rule answers a question: it compares a value with a threshold, and names the kernels, the
-//! range and the time as evidence. A rule states how many records it could inspect; if these are
-//! too few it gives no answer, and states how to record the rest. `difference` compares two traces.
+//! range and the time as evidence. A rule states how many records it could inspect; with too few
+//! records it gives no answer, and states how to record more. `difference` compares two traces.
 //! Absent: the meaning of ranges and rules for a workload.
 
 mod account;
@@ -30,20 +30,20 @@ pub use account::{
     DeviceIteration, DeviceIterations, DeviceTimeAccount, RangeTimeAccount, TimeAccount,
     TransferSum,
 };
-pub use answers::{Component, KernelTimeShare, TraceAnswers};
-pub use critical::gains::{ChangeGain, CriticalPath, Faster};
+pub use answers::{KernelTimeShare, RunComponent, TraceAnswers};
+pub use critical::gains::{ChangeGain, CriticalPath, FasterPart};
 pub use device_memory::{MemoryUse, OutermostRangeMemory};
 pub use finding::{
     DiagnosisFinding, DiagnosisQuestion, FindingConfidence, FindingEvidence, FindingRemedy,
-    FindingSeverity, FusibleKernel, InspectedShare, NumberWithUnit, ProcessDeviceUse,
-    QuestionAnswer, ReplayedGain, ShortenedKernels, TraceDiagnosis, Unit,
+    FindingSeverity, FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit,
+    ProcessDeviceUse, QuestionAnswer, ReplayedGain, ShortenedKernels, TraceDiagnosis,
 };
 pub use host::cause::IdleCauseKind;
 pub use host::gaps::{GapLengthClass, IdleCause, IdleGapReport, OperationsAroundGap};
 pub use labels::short_name;
 pub use rules::reference::RuleEntry;
 pub use rules::rule_entries;
-pub use tree::{Bound, RangeTreeNode};
+pub use tree::{RangeTreeNode, TimeBound};
 
 use std::path::Path;
 
@@ -52,7 +52,7 @@ use host::HostPassState;
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::read::{self, Streamed, WantedTraceParts};
+use crate::read::{self, StreamedRows, WantedTraceParts};
 
 /// A trace whose operations, calls and ranges were joined, for several questions.
 pub struct JoinedTrace<'a>(DiagnosisContext<'a>);
@@ -64,7 +64,7 @@ impl<'a> JoinedTrace<'a> {
     }
 
     /// The device's work in each range, outer ranges before those inside. Ranges whose names differ
-    /// only in numbers are merged, except those with the names in `apart`.
+    /// only in numbers are merged, except ranges named in `apart`.
     pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeTreeNode> {
         tree::build_range_tree(&self.0, apart)
     }
@@ -99,8 +99,8 @@ fn with_streamed_context<T>(
 ) -> Result<Option<T>, TraceError> {
     let mut pass = HostPassState::default();
     let columns = WantedTraceParts { few_names: true, ..WantedTraceParts::ALL };
-    let streamed = read::stream(path, &columns, |trace, row| pass.add(trace, row))?;
-    Ok(streamed.map(|Streamed { mut trace, names, last }| {
+    let streamed = read::stream_trace_rows(path, &columns, |trace, row| pass.add(trace, row))?;
+    Ok(streamed.map(|StreamedRows { mut trace, names, last }| {
         let host = pass.finish(&trace, |label| names[label.0 as usize], last);
         trace.forget_correlations();
         of(&DiagnosisContext::joined(&trace, host))

@@ -1,6 +1,6 @@
 //! Names of tools, options and functions for the vendor and the recorder of a trace.
 
-use crate::model::{Recorder, Trace, TracedDevice};
+use crate::model::{Trace, TraceRecorder, TracedDevice};
 
 /// The vendor of the trace's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct TracePlatform {
     /// The maker of the devices.
     pub vendor: GpuVendor,
     /// Recorder that wrote the trace.
-    pub recorder: Recorder,
+    pub recorder: TraceRecorder,
 }
 
 /// Parts of the names of AMD's devices.
@@ -74,7 +74,7 @@ impl TracePlatform {
     /// Advice on how to allocate page-locked memory.
     pub fn pinned_memory_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
-            (Recorder::Chrome, _) => "pin_memory=True and non_blocking=True",
+            (TraceRecorder::Chrome, _) => "pin_memory=True and non_blocking=True",
             (_, GpuVendor::Nvidia) => "cudaHostAlloc, or pin_memory=True in PyTorch",
             (_, GpuVendor::Amd) => "hipHostMalloc, or pin_memory=True in PyTorch",
         }
@@ -88,12 +88,14 @@ impl TracePlatform {
     /// Advice on how to record GPU operations and the calls that launch them.
     pub fn record_launches_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
-            (Recorder::NsightSystems, _) => "record with nsys profile --trace=cuda,nvtx",
-            (Recorder::Chrome, _) => {
+            (TraceRecorder::NsightSystems, _) => "record with nsys profile --trace=cuda,nvtx",
+            (TraceRecorder::Chrome, _) => {
                 "record with torch.profiler.profile(activities=[ProfilerActivity.CPU, \
                  ProfilerActivity.CUDA])"
             }
-            (Recorder::NsightCompute, _) => "record a timeline with nsys profile --trace=cuda,nvtx",
+            (TraceRecorder::NsightCompute, _) => {
+                "record a timeline with nsys profile --trace=cuda,nvtx"
+            }
             (_, GpuVendor::Amd) => "record with rocprofv3 --runtime-trace",
             (_, GpuVendor::Nvidia) => "record with kernelgate profile, or nsys --trace=cuda,nvtx",
         }
@@ -105,7 +107,7 @@ impl TracePlatform {
             (_, GpuVendor::Amd) => {
                 "record with rocprofv3 --kernel-trace, which has grid and workgroup"
             }
-            (Recorder::Chrome, _) => {
+            (TraceRecorder::Chrome, _) => {
                 "record with a version of PyTorch whose profiler writes grid, block and \
                  deviceProperties, or with nsys profile --trace=cuda"
             }
@@ -116,15 +118,15 @@ impl TracePlatform {
     /// How to record allocations.
     pub fn record_memory_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
-            (Recorder::Cupti, _) => "record with kernelgate profile",
-            (Recorder::Chrome, _) | (_, GpuVendor::Amd) => {
+            (TraceRecorder::Cupti, _) => "record with kernelgate profile",
+            (TraceRecorder::Chrome, _) | (_, GpuVendor::Amd) => {
                 "record with torch.profiler.profile(profile_memory=True)"
             }
             _ => "record with nsys profile --cuda-memory-usage=true",
         }
     }
 
-    /// Advice on how to record migrations and faults of managed pages; empty if no recorder does.
+    /// Advice on how to record migrations and faults of managed pages; empty if no recorder can.
     pub fn record_migrations_advice(self) -> &'static str {
         let nsys = "record with nsys profile --cuda-um-gpu-page-faults=true \
                     --cuda-um-cpu-page-faults=true";
@@ -135,7 +137,7 @@ impl TracePlatform {
     pub fn sample_counters_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (_, GpuVendor::Amd) => "sample with rocprofv3 --pmc, or rocprof-compute profile",
-            (Recorder::NsightSystems, _) => "record with --gpu-metrics-devices=all",
+            (TraceRecorder::NsightSystems, _) => "record with --gpu-metrics-devices=all",
             _ => "record with nsys profile --gpu-metrics-devices=all",
         }
     }
@@ -157,7 +159,7 @@ impl TracePlatform {
     /// How to see the kernels inside graphs.
     pub fn graph_nodes(self) -> &'static str {
         match self.recorder {
-            Recorder::NsightSystems => {
+            TraceRecorder::NsightSystems => {
                 "record with --cuda-graph-trace=node to see the kernels in graphs; it costs time a \
                  node"
             }

@@ -2,15 +2,16 @@
 
 use std::fmt::{self, Write as _};
 
-use super::answers::{HEADS, TraceAnswers};
+use super::answers::{HEAD_SIZES, TraceAnswers};
 use super::finding::{
-    DiagnosisFinding, FindingEvidence, InspectedShare, QuestionAnswer, TraceDiagnosis, Unit,
+    DiagnosisFinding, FindingEvidence, InspectedShare, InspectedUnit, QuestionAnswer,
+    TraceDiagnosis,
 };
 use super::host::gaps::GapLengthClass;
 use super::labels::short_name;
 use crate::stats::{shorten, with_thousands_separators};
 
-const WIDTH: usize = 100;
+const TEXT_WIDTH: usize = 100;
 /// Softmax over matmul below which the two do not belong to one attention: a head of 128 has a ratio
 /// of 0.01 in FLOPs, and a FLOP of softmax is not faster.
 const MIN_SHOWN_SOFTMAX_RATIO: f64 = 0.01;
@@ -19,7 +20,7 @@ const MAX_EVIDENCE_NAME_CHARACTERS: usize = 110;
 /// Kinds of segments of the critical path that are shown.
 const MAX_SHOWN_PATH_SEGMENT_KINDS: usize = 8;
 /// Phases of device memory that are shown.
-const PHASES: usize = 12;
+const MAX_SHOWN_PHASES: usize = 12;
 
 impl TraceDiagnosis {
     /// The diagnosis as text of at most 100 columns.
@@ -79,7 +80,7 @@ impl TraceDiagnosis {
         }
     }
 
-    /// Doubts about the trace are printed before everything that depends on it.
+    /// Doubts about the trace are printed before all text that depends on the trace.
     fn quality(&self, text: &mut String) {
         if self.quality.is_empty() {
             return;
@@ -313,7 +314,7 @@ impl TraceDiagnosis {
         let _ = writeln!(
             text,
             "  and does of the FLOPs, if that matmul is attention's alone (--range):\n    {}",
-            HEADS.map(of_head).join("\n    ")
+            HEAD_SIZES.map(of_head).join("\n    ")
         );
     }
 
@@ -346,7 +347,7 @@ impl TraceDiagnosis {
             let header = ["phase", "times", "at most", "change"];
             let [phase, times, most, change] = header;
             let _ = writeln!(text, "    {phase:<50}{times:>8}{most:>12}{change:>13}");
-            for phase in of.phases.iter().take(PHASES) {
+            for phase in of.phases.iter().take(MAX_SHOWN_PHASES) {
                 let sign = if phase.change_bytes < 0 { '-' } else { '+' };
                 let _ = writeln!(
                     text,
@@ -357,7 +358,9 @@ impl TraceDiagnosis {
                     format!("{sign}{}", bytes(phase.change_bytes.unsigned_abs()))
                 );
             }
-            if let Some(more) = of.phases.len().checked_sub(PHASES).filter(|&more| more > 0) {
+            if let Some(more) =
+                of.phases.len().checked_sub(MAX_SHOWN_PHASES).filter(|&more| more > 0)
+            {
                 let _ = writeln!(text, "    {more} more phases are in the JSON");
             }
         }
@@ -409,7 +412,7 @@ impl fmt::Display for InspectedShare {
     /// `12 of 20 copies`, `36.0 % of 3.2 ms of kernel time`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = self.unit.label();
-        if self.unit == Unit::KernelTime {
+        if self.unit == InspectedUnit::KernelTime {
             let share = self.share() * 100.0;
             return write!(formatter, "{share:.1} % of {} of {label}", time(self.whole));
         }
@@ -439,9 +442,9 @@ impl DiagnosisFinding {
         let saved = saved.map_or(String::new(), |ns| format!("; could save up to {}", time(ns)));
         let line = format!(
             "measured {} {}, threshold {} {}{saved}; confidence {}",
-            short(self.measured.value),
+            short_number_text(self.measured.value),
             self.measured.unit,
-            short(self.threshold.value),
+            short_number_text(self.threshold.value),
             self.threshold.unit,
             self.confidence.label()
         );
@@ -485,13 +488,13 @@ impl FindingEvidence {
     }
 }
 
-/// Breaks a line between words at [`WIDTH`] columns.
+/// Breaks a line between words at [`TEXT_WIDTH`] columns.
 pub(super) fn wrap_line(text: &mut String, line: &str, first: &str, rest: &str) {
     let mut current = first.to_owned();
     let mut empty = true;
     for word in line.split(' ') {
         let length = current.chars().count() + usize::from(!empty) + word.chars().count();
-        if !empty && length > WIDTH {
+        if !empty && length > TEXT_WIDTH {
             let _ = writeln!(text, "{current}");
             current = rest.to_owned();
             empty = true;
@@ -544,7 +547,7 @@ fn seconds_text(ns: i64) -> String {
     format!("{:.6} s", ns as f64 / 1e9)
 }
 
-fn short(value: f64) -> String {
+fn short_number_text(value: f64) -> String {
     if value.fract() == 0.0 {
         with_thousands_separators(&format!("{value:.0}"))
     } else {
@@ -560,7 +563,7 @@ mod tests {
     fn long_lines_are_broken_between_words() {
         let mut text = String::new();
         wrap_line(&mut text, &"word ".repeat(40), "  - ", "    ");
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= TEXT_WIDTH), "{text}");
         assert_eq!(text.matches("word").count(), 40);
         assert!(text.starts_with("  - word word"));
         assert!(text.lines().nth(1).is_some_and(|line| line.starts_with("    word")));

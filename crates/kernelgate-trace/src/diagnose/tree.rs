@@ -11,17 +11,17 @@ use crate::model::gpu::DeclaredRangeWork;
 use crate::model::names::without_numbers_in_name;
 
 /// Part of the time of a range in which the device must be busy for launches not to matter.
-const BUSY: f64 = 0.7;
-/// Part of a limit from which that limit bounds. Declared work is what the mathematics needs; other
-/// work of an implementation (exponentials, addresses, repeated reads) is not included, so that a
-/// kernel at its unit's limit reaches less than the whole.
+const BUSY_DEVICE_SHARE: f64 = 0.7;
+/// Part of a limit from which that limit bounds. Declared work is what the mathematics needs. A
+/// kernel at its unit's limit reaches less than the whole, because other work (exponentials,
+/// addresses, repeated reads) is not included.
 pub(super) const MIN_BOUNDING_LIMIT_SHARE: f64 = 0.4;
 /// Between two limits, a difference of this part decides which.
 const DECISIVE_LIMIT_DIFFERENCE: f64 = 0.1;
 
 /// The bound of a range's time: memory, compute, both, latency or launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bound {
+pub enum TimeBound {
     /// The device waits for the host to launch.
     Launch,
     /// The memory's bandwidth.
@@ -37,7 +37,7 @@ pub enum Bound {
     Busy,
 }
 
-impl Bound {
+impl TimeBound {
     /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ pub struct RangeTreeNode {
     /// Host time in the range, nanoseconds; `None` of a range that was open while a graph was
     /// captured.
     pub host_ns: Option<i64>,
-    /// In which at least one of its operations ran, nanoseconds.
+    /// Nanoseconds in which at least one operation of the range ran.
     pub busy_ns: i64,
     /// The part of it in which none that started earlier ran, in any range: parts of the busy time
     /// that add up, also where a launch begins before the one ahead of it has ended.
@@ -78,14 +78,14 @@ pub struct RangeTreeNode {
     /// Number of kernels, copies, memsets and graph launches.
     pub operations: usize,
     /// Bound of the range.
-    pub bound: Bound,
+    pub bound: TimeBound,
     /// The part of each limit that it reaches, 0 to 1, where its work is declared.
     pub of_limits: Vec<(String, f64)>,
 }
 
 /// A range while its operations are added up.
 #[derive(Default)]
-struct Node {
+struct TreeNode {
     parent: Option<usize>,
     depth: usize,
     /// Name of the range, or the pattern of several names.
@@ -94,7 +94,7 @@ struct Node {
     operations: usize,
     own_ns: i64,
     spans: Vec<(i64, i64)>,
-    /// First start and last end of each instance: a range, or a path together with the graph launch
+    /// First start and last end of each instance: one range, or one path with the graph launch
     /// above it.
     instances: HashMap<u64, (i64, i64)>,
     host_ns: Option<i64>,
@@ -110,7 +110,7 @@ type RangeInstance = (usize, u64);
 struct RangeTree<'a> {
     /// Names of ranges that are not merged with others.
     apart: &'a [&'a str],
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
     of_path: HashMap<RangePathId, usize>,
     of_pattern: HashMap<(Option<usize>, String), usize>,
 }
@@ -202,7 +202,7 @@ impl RangeTree<'_> {
         if node == new {
             let depth = parent.map_or(0, |parent| self.nodes[parent].depth + 1);
             let name = name.to_owned();
-            self.nodes.push(Node { parent, depth, name, work, ..Node::default() });
+            self.nodes.push(TreeNode { parent, depth, name, work, ..TreeNode::default() });
         } else if self.nodes[node].name != name {
             self.nodes[node].name = pattern;
         }
@@ -233,7 +233,7 @@ impl RangeTree<'_> {
                     span_ns,
                     share: time_ratio_of_whole(own_busy_ns, busy_ns),
                     operations: node.operations,
-                    bound: bound(node, span_ns, &of_limits),
+                    bound: time_bound(node, span_ns, &of_limits),
                     of_limits,
                 }
             })
@@ -270,7 +270,7 @@ impl RangeTree<'_> {
 #[allow(clippy::cast_precision_loss)]
 fn reached_share_of_limits(
     work: Option<&DeclaredRangeWork>,
-    node: &Node,
+    node: &TreeNode,
     span_ns: i64,
 ) -> Vec<(String, f64)> {
     let each = span_ns as f64 / node.instances.len().max(1) as f64;
@@ -278,23 +278,24 @@ fn reached_share_of_limits(
     work.map_or(Vec::new(), |work| work.limits.iter().map(reached).collect())
 }
 
-fn bound(node: &Node, span_ns: i64, of_limits: &[(String, f64)]) -> Bound {
+fn time_bound(node: &TreeNode, span_ns: i64, of_limits: &[(String, f64)]) -> TimeBound {
     let idle = time_ratio_of_whole(node.idle_ns, span_ns);
-    if idle > 1.0 - BUSY && node.waiting_ns * 2 > node.idle_ns {
-        return Bound::Launch;
+    if idle > 1.0 - BUSY_DEVICE_SHARE && node.waiting_ns * 2 > node.idle_ns {
+        return TimeBound::Launch;
     }
     let most = |memory: bool| {
-        let of_kind =
-            of_limits.iter().filter(|(by, _)| (by == DeclaredRangeWork::MEMORY) == memory);
+        let of_kind = of_limits
+            .iter()
+            .filter(|(by, _)| (by == DeclaredRangeWork::MEMORY_LIMIT_NAME) == memory);
         of_kind.map(|(_, reached)| *reached).fold(0.0, f64::max)
     };
     let (memory, compute) = (most(true), most(false));
     match () {
-        () if of_limits.is_empty() && idle <= 1.0 - BUSY => Bound::Busy,
-        () if memory.max(compute) < MIN_BOUNDING_LIMIT_SHARE => Bound::Latency,
-        () if memory - compute >= DECISIVE_LIMIT_DIFFERENCE => Bound::Memory,
-        () if compute - memory >= DECISIVE_LIMIT_DIFFERENCE => Bound::Compute,
-        () => Bound::Mixed,
+        () if of_limits.is_empty() && idle <= 1.0 - BUSY_DEVICE_SHARE => TimeBound::Busy,
+        () if memory.max(compute) < MIN_BOUNDING_LIMIT_SHARE => TimeBound::Latency,
+        () if memory - compute >= DECISIVE_LIMIT_DIFFERENCE => TimeBound::Memory,
+        () if compute - memory >= DECISIVE_LIMIT_DIFFERENCE => TimeBound::Compute,
+        () => TimeBound::Mixed,
     }
 }
 

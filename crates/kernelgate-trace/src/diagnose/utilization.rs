@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::context::DiagnosisContext;
 use super::labels::short_name;
 use super::text::{percent, time, wrap_line};
-use crate::analyze::launches::NONE;
+use crate::analyze::launches::NO_CALL;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::work::operator_work::{self, Work};
+use crate::analyze::work::operator_work::{self, OperatorWork};
 use crate::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
 use crate::analyze::work::utilization::{
     DeviceUtilization, OperatorUtilization, RangeUtilization, WorkAndTimeSum,
@@ -26,25 +26,25 @@ use crate::stats::{shorten, with_thousands_separators};
 /// Maximum number of operators and ranges that are listed.
 const TOP: usize = 10;
 /// Ranges deeper than this are not listed.
-const DEPTH: usize = 2;
+const MAX_LISTED_DEPTH: usize = 2;
 /// Work above this multiple of the tensor peak has wrong shapes. Clocks above the data sheet's and
 /// Winograd convolutions reach more than the peak, but not this multiple.
 const MAX_POSSIBLE_PEAK_RATIO: f64 = 3.0;
 
 /// Executions of an operator.
-struct Call<'a> {
+struct OperatorCall<'a> {
     name: &'a str,
     /// How many.
     times: usize,
     /// The work of one.
-    work: Work,
+    work: OperatorWork,
     /// Time of all kernels of these calls.
     kernel_ns: i64,
     path: RangePathId,
     device: u32,
 }
 
-impl Call<'_> {
+impl OperatorCall<'_> {
     fn is_possible_work(&self, peaks: Option<&DevicePeaks>) -> bool {
         let mut sum = WorkAndTimeSum::default();
         self.add_to_sum(&mut sum, peaks);
@@ -57,11 +57,11 @@ impl Call<'_> {
 }
 
 /// Operator calls whose work is known.
-struct Calls<'a> {
+struct KnownOperatorCalls<'a> {
     /// Calls that are listed under the name of their operator.
-    operators: Vec<Call<'a>>,
+    operators: Vec<OperatorCall<'a>>,
     /// Calls from which ranges and the total are summed, where these are not `operators`.
-    whole: Option<Vec<Call<'a>>>,
+    whole: Option<Vec<OperatorCall<'a>>>,
 }
 
 /// Computes how much of the devices' peaks a trace uses.
@@ -73,7 +73,7 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
         kernel_ns: (0..on_gpu.len()).map(length).sum(),
         ..DeviceUtilization::default()
     };
-    let Calls { operators: calls, whole } = calls(context);
+    let KnownOperatorCalls { operators: calls, whole } = calls(context);
     if calls.is_empty() {
         found.unknown.push(
             "FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler \
@@ -84,8 +84,8 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
         return found;
     }
     let peaks = peaks_by_device(trace, &calls, &mut found);
-    let peaks_of = |call: &Call<'_>| peaks.get(&call.device).and_then(Option::as_ref);
-    let (possible, impossible): (Vec<&Call<'_>>, Vec<&Call<'_>>) =
+    let peaks_of = |call: &OperatorCall<'_>| peaks.get(&call.device).and_then(Option::as_ref);
+    let (possible, impossible): (Vec<&OperatorCall<'_>>, Vec<&OperatorCall<'_>>) =
         calls.iter().partition(|call| call.is_possible_work(peaks_of(call)));
     let mut operators: HashMap<(&str, Option<MatrixPrecision>), WorkAndTimeSum> = HashMap::new();
     for call in &possible {
@@ -127,14 +127,14 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
 }
 
 /// Operators whose work is known, with the kernels that they launched.
-fn calls<'a>(context: &DiagnosisContext<'a>) -> Calls<'a> {
+fn calls<'a>(context: &DiagnosisContext<'a>) -> KnownOperatorCalls<'a> {
     let trace = context.trace;
     if trace.work.iter().any(|declared| declared.work != DeclaredWorkCount::default()) {
         let whole = declared_work_of_launches(context);
         let parts = declared_work_of_parts(context);
         return match parts.is_empty() {
-            true => Calls { operators: whole, whole: None },
-            false => Calls { operators: parts, whole: Some(whole) },
+            true => KnownOperatorCalls { operators: whole, whole: None },
+            false => KnownOperatorCalls { operators: parts, whole: Some(whole) },
         };
     }
     let operators = match context.host.kept.of_operation.is_empty() {
@@ -145,15 +145,15 @@ fn calls<'a>(context: &DiagnosisContext<'a>) -> Calls<'a> {
         }
         false => operators_by_input_shape(context),
     };
-    Calls { operators, whole: None }
+    KnownOperatorCalls { operators, whole: None }
 }
 
 /// The declared work of each launch of a case.
-fn declared_work_of_launches<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
+fn declared_work_of_launches<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
     let declared = context.trace.work.iter().filter_map(|of| {
         let whole = DeclaredPaths {
             name: &of.path,
-            times: steps(context),
+            times: case_launches(context),
             work: operator_work::declared(&of.work)?,
         };
         whole.call(context, |path| path == of.path)
@@ -162,11 +162,11 @@ fn declared_work_of_launches<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>
 }
 
 /// The declared work of a case's parts, whose ranges may be those of a graph's capture.
-fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
+fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
     let declared = context.trace.parts.iter().filter_map(|of| {
         let part = DeclaredPaths {
             name: &of.label,
-            times: steps(context),
+            times: case_launches(context),
             work: operator_work::declared(&of.work)?,
         };
         part.call(context, |path| {
@@ -178,7 +178,7 @@ fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
 }
 
 /// Number of times that the case was launched.
-fn steps(context: &DiagnosisContext<'_>) -> usize {
+fn case_launches(context: &DiagnosisContext<'_>) -> usize {
     let Some(work) = context.trace.work.first() else { return 0 };
     let paths = &context.host.paths;
     let own =
@@ -191,12 +191,16 @@ fn steps(context: &DiagnosisContext<'_>) -> usize {
 struct DeclaredPaths<'a> {
     name: &'a str,
     times: usize,
-    work: Work,
+    work: OperatorWork,
 }
 
 impl<'a> DeclaredPaths<'a> {
     /// Adds the time of the kernels in these paths; `None` if no path has a kernel.
-    fn call(self, context: &DiagnosisContext<'_>, is: impl Fn(&str) -> bool) -> Option<Call<'a>> {
+    fn call(
+        self,
+        context: &DiagnosisContext<'_>,
+        is: impl Fn(&str) -> bool,
+    ) -> Option<OperatorCall<'a>> {
         let (trace, paths) = (context.trace, &context.host.paths);
         // A path has a larger number than its parent path.
         let mut inside: Vec<Option<RangePathId>> = vec![None; paths.len()];
@@ -205,12 +209,13 @@ impl<'a> DeclaredPaths<'a> {
             inside[path as usize] = around.or_else(|| is(&paths.text(trace, path)).then_some(path));
         }
         let Self { name, times, work } = self;
-        let mut found: Option<Call<'a>> = None;
+        let mut found: Option<OperatorCall<'a>> = None;
         for (row, function) in trace.kernels.function.iter().enumerate() {
             let id = u32::try_from(row).unwrap_or(u32::MAX);
             let Some(path) = inside[context.path_id_of_operation(id) as usize] else { continue };
             let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
-            let call = found.get_or_insert(Call { name, times, work, kernel_ns: 0, path, device });
+            let call =
+                found.get_or_insert(OperatorCall { name, times, work, kernel_ns: 0, path, device });
             call.kernel_ns += context.all.length(id);
             let kernel = trace.names.text(trace.functions[function as usize].demangled);
             call.work.precision = tensor_core_precision(call.work.precision, kernel);
@@ -220,21 +225,21 @@ impl<'a> DeclaredPaths<'a> {
 }
 
 /// Matrix products in ranges whose names have their sizes: each range is one product.
-fn gemms_in_named_ranges<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
+fn gemms_in_named_ranges<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
     let (trace, paths) = (context.trace, &context.host.paths);
     // For each path, the innermost path with sizes that contains it, or itself.
-    let mut sized: Vec<Option<(RangePathId, Work)>> = vec![None; paths.len()];
+    let mut sized: Vec<Option<(RangePathId, OperatorWork)>> = vec![None; paths.len()];
     for path in (1..).take(paths.len() - 1) {
         let name = trace.names.text(paths.name(path));
         let own = operator_work::work_of_named_gemm(name).map(|work| (path, work));
         sized[path as usize] = own.or(sized[paths.parent_path(path) as usize]);
     }
-    let mut calls: HashMap<(RangePathId, u32), Call<'a>> = HashMap::new();
+    let mut calls: HashMap<(RangePathId, u32), OperatorCall<'a>> = HashMap::new();
     for (row, function) in trace.kernels.function.iter().enumerate() {
         let id = u32::try_from(row).unwrap_or(u32::MAX);
         let Some((path, work)) = sized[context.path_id_of_operation(id) as usize] else { continue };
         let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
-        let call = calls.entry((path, device)).or_insert_with(|| Call {
+        let call = calls.entry((path, device)).or_insert_with(|| OperatorCall {
             name: trace.names.text(paths.name(path)),
             times: context.host.of_path[path as usize].count,
             work,
@@ -254,9 +259,12 @@ fn gemms_in_named_ranges<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
 }
 
 /// Matrix products by the names of kernels that are in none of the ranges with sizes.
-fn gemms_by_kernel_name<'a>(context: &DiagnosisContext<'a>, ranges: &[Call<'_>]) -> Vec<Call<'a>> {
+fn gemms_by_kernel_name<'a>(
+    context: &DiagnosisContext<'a>,
+    ranges: &[OperatorCall<'_>],
+) -> Vec<OperatorCall<'a>> {
     let trace = context.trace;
-    let works: Vec<Option<Work>> = trace
+    let works: Vec<Option<OperatorWork>> = trace
         .functions
         .iter()
         .map(|of| operator_work::work_of_named_gemm(trace.names.text(of.demangled)))
@@ -279,23 +287,22 @@ fn gemms_by_kernel_name<'a>(context: &DiagnosisContext<'a>, ranges: &[Call<'_>])
         let kernel_ns = context.all.length(id);
         let name = trace.names.text(trace.functions[function as usize].demangled);
         let path = context.path_id_of_operation(id);
-        (!in_range(id)).then_some(Call { name, times: 1, work, kernel_ns, path, device })
+        (!in_range(id)).then_some(OperatorCall { name, times: 1, work, kernel_ns, path, device })
     };
     trace.kernels.function.iter().enumerate().filter_map(call).collect()
 }
 
 /// Operators by the shapes of their inputs, where ranges were kept.
-fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
+fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
     let trace = context.trace;
     let kept = &context.host.kept;
     let on_gpu = &trace.kernels.on_gpu;
-    // For each range, the innermost range with known work: the range itself, or one that encloses
-    // it.
+    // For each range, the innermost range with known work: the range itself, or an enclosing range.
     let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
-    let mut works: HashMap<(u32, NameId), Option<Work>> = HashMap::new();
-    let mut by_range: HashMap<u32, Call<'a>> = HashMap::new();
+    let mut works: HashMap<(u32, NameId), Option<OperatorWork>> = HashMap::new();
+    let mut by_range: HashMap<u32, OperatorCall<'a>> = HashMap::new();
     let mut calls = Vec::new();
-    let mut by_name: HashMap<u32, Option<Work>> = HashMap::new();
+    let mut by_name: HashMap<u32, Option<OperatorWork>> = HashMap::new();
     for row in 0..on_gpu.len() {
         let id = u32::try_from(row).unwrap_or(u32::MAX);
         let kernel_ns = on_gpu.length(row);
@@ -317,15 +324,15 @@ fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>>
                 }
             })
         };
-        let innermost = kept.of_operation.get(row).map_or(NONE, |(range, _)| *range);
+        let innermost = kept.of_operation.get(row).map_or(NO_CALL, |(range, _)| *range);
         let range = match with_work.get(&innermost) {
             Some(known) => *known,
             None => {
                 let mut at = innermost;
-                while at != NONE && work_of(at).is_none() {
+                while at != NO_CALL && work_of(at).is_none() {
                     at = kept.ranges[at as usize].around;
                 }
-                let range = (at != NONE).then_some(at);
+                let range = (at != NO_CALL).then_some(at);
                 with_work.insert(innermost, range);
                 range
             }
@@ -334,7 +341,7 @@ fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>>
             let work = work_of(number);
             let name = context.host.paths.name(kept.ranges[number as usize].path);
             if let Some(work) = work {
-                let call = by_range.entry(number).or_insert_with(|| Call {
+                let call = by_range.entry(number).or_insert_with(|| OperatorCall {
                     name: trace.names.text(name),
                     times: 1,
                     work,
@@ -353,10 +360,11 @@ fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>>
             .or_insert_with(|| operator_work::work_of_named_gemm(trace.names.text(kernel)));
         if let Some(work) = *work {
             let name = trace.names.text(kernel);
-            calls.push(Call { name, times: 1, work, kernel_ns, path, device });
+            calls.push(OperatorCall { name, times: 1, work, kernel_ns, path, device });
         }
     }
-    let around = |number: u32| Some(kept.ranges[number as usize].around).filter(|&at| at != NONE);
+    let around =
+        |number: u32| Some(kept.ranges[number as usize].around).filter(|&at| at != NO_CALL);
     calls.extend(without_enclosing_ranges(by_range, around));
     calls
 }
@@ -364,10 +372,10 @@ fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>>
 /// Calls of ranges without those whose work a range inside of them counts: For example,
 /// `aten::matmul` may launch a kernel besides the kernels of its `aten::mm`.
 fn without_enclosing_ranges<'a, K: Copy + Eq + Hash>(
-    mut calls: HashMap<K, Call<'a>>,
+    mut calls: HashMap<K, OperatorCall<'a>>,
     around: impl Fn(K) -> Option<K>,
-) -> impl Iterator<Item = Call<'a>> {
-    let multiplies = |call: &Call<'_>| call.work.flops > 0.0;
+) -> impl Iterator<Item = OperatorCall<'a>> {
+    let multiplies = |call: &OperatorCall<'_>| call.work.flops > 0.0;
     let mut counted: HashSet<K> = HashSet::new();
     for (&inner, call) in &calls {
         let outer = std::iter::successors(around(inner), |&range| around(range));
@@ -397,7 +405,7 @@ fn tensor_core_precision(
 /// Peaks of each device, and notes on missing ones.
 fn peaks_by_device(
     trace: &Trace,
-    calls: &[Call<'_>],
+    calls: &[OperatorCall<'_>],
     found: &mut DeviceUtilization,
 ) -> HashMap<u32, Option<DevicePeaks>> {
     let mut peaks = HashMap::new();
@@ -419,7 +427,7 @@ fn peaks_by_device(
             peaks
         });
     }
-    let without = |call: &&Call<'_>| {
+    let without = |call: &&OperatorCall<'_>| {
         let peaks = peaks.get(&call.device).copied().flatten();
         let peak = |precision| peaks.and_then(|peaks| peaks.peak_flops_per_ns(precision));
         call.work.flops > 0.0 && peaks.is_some() && call.work.precision.and_then(peak).is_none()
@@ -432,7 +440,7 @@ fn peaks_by_device(
     peaks
 }
 
-/// Ranges that at most one other range encloses.
+/// Ranges that are outermost or directly inside an outermost range.
 fn outer_two_range_levels(
     context: &DiagnosisContext<'_>,
     sums: HashMap<RangePathId, WorkAndTimeSum>,
@@ -456,7 +464,7 @@ fn outer_two_range_levels(
         }
     }
     let mut order: Vec<RangePathId> =
-        sums.keys().copied().filter(|&path| depth(path) <= DEPTH).collect();
+        sums.keys().copied().filter(|&path| depth(path) <= MAX_LISTED_DEPTH).collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernel_ns[path as usize]), path));
     order.truncate(TOP);
     order
@@ -475,7 +483,7 @@ impl RangeUtilization {
     fn reached_peaks_text(&self) -> Option<String> {
         let sum = &self.sum;
         if let Some(tensor) = sum.share_of_tensor_peak_over(self.kernel_ns) {
-            // A range that only launches its kernels is over before they are.
+            // A range that only launches its kernels ends before its kernels end.
             let host = match self.host_ns >= self.kernel_ns {
                 true => {
                     format!(

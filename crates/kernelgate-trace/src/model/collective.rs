@@ -4,9 +4,9 @@
 /// A collective operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CollectiveKind {
-    /// All-reduce: every rank gets the sum.
+    /// All-reduce: every rank gets the sum over all ranks.
     AllReduce,
-    /// Every rank gets the parts of all.
+    /// All-gather: every rank gets the parts of all ranks.
     AllGather,
     /// Every rank gets a part of the sum.
     ReduceScatter,
@@ -14,7 +14,7 @@ pub enum CollectiveKind {
     AllToAll,
     /// Broadcast: one rank sends its data to all ranks.
     Broadcast,
-    /// Reduce: one rank gets the sum.
+    /// Reduce: one rank gets the sum over all ranks.
     Reduce,
     /// Send and receive between single ranks.
     SendRecv,

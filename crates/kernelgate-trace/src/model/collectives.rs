@@ -11,7 +11,7 @@ pub struct CollectiveTable {
     pub name: Vec<NameId>,
     /// The communicator: its name and its ranks, as written.
     pub group: Vec<NameId>,
-    /// Ranks of the communicator; 0 where it is not recorded.
+    /// Number of ranks of the communicator; 0 if it is not recorded.
     pub ranks: Vec<u32>,
     /// Bytes that each rank contributes.
     pub bytes_in: Vec<u64>,
@@ -28,9 +28,9 @@ pub struct CollectiveKernelCall {
     pub group: NameId,
     /// Ranks of the communicator; 0 where it is not recorded.
     pub ranks: u32,
-    /// Bytes that a rank gives.
+    /// Bytes that a rank contributes.
     pub bytes_in: u64,
-    /// Bytes that a rank gets.
+    /// Bytes that a rank receives.
     pub bytes_out: u64,
 }
 
@@ -45,7 +45,7 @@ impl CollectiveTable {
         self.bytes_out.push(call.bytes_out);
     }
 
-    /// The call of a kernel, where it was recorded.
+    /// The framework's description of a kernel's collective, if it was recorded.
     pub fn find(&self, kernel: u32) -> Option<CollectiveKernelCall> {
         let row = self.kernel.binary_search(&kernel).ok()?;
         Some(CollectiveKernelCall {

@@ -1,13 +1,13 @@
 //! The GPU's work as columns, one a field, all of the same length.
 
 use super::names::NameId;
-use super::packed::{Cell, PackedColumn};
+use super::packed::{PackedColumn, PackedValue};
 
 /// The place of an operation: an index into [`super::Trace::places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlaceId(pub u32);
 
-impl Cell for PlaceId {
+impl PackedValue for PlaceId {
     fn number(self) -> i64 {
         self.0.number()
     }
@@ -19,7 +19,7 @@ impl Cell for PlaceId {
 
 /// The place where an operation ran: process, device, context and stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct OperationPlace {
     /// Index into [`super::Trace::processes`].
     pub process: u32,
     /// Number of the device within its process.
@@ -139,7 +139,7 @@ impl LaunchShape {
 
 /// Executions of kernels.
 #[derive(Debug, Clone, Default)]
-pub struct Kernels {
+pub struct KernelTable {
     /// Times of the operation, and the stream on which it ran.
     pub on_gpu: Operations,
     /// Index into [`super::Trace::functions`].
@@ -150,7 +150,7 @@ pub struct Kernels {
     pub graph_node: PackedColumn<u64>,
 }
 
-impl Kernels {
+impl KernelTable {
     /// Adds the node that launched the last kernel; 0: none.
     pub(crate) fn push_graph_node(&mut self, node: u64) {
         if node != 0 && self.graph_node.is_empty() {
@@ -177,10 +177,10 @@ pub struct CopyTable {
     pub target: Vec<MemoryKind>,
 }
 
-/// Kind of memory: pageable, pinned, device or managed, as far as findings need it.
+/// Kind of memory that findings distinguish: pageable, pinned, device or managed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum MemoryKind {
-    /// The memory kind was not recorded, or is another one.
+    /// The memory kind was not recorded, or is not one of these.
     #[default]
     Unknown,
     /// Host memory that may be swapped out: a copy goes through a staging buffer.
@@ -245,11 +245,11 @@ pub struct CudaGraphNode {
 pub struct GraphNodeEvents {
     /// When.
     pub time: Vec<i64>,
-    /// Index into [`super::Trace::threads`]: the thread that captured it, or built the graph.
+    /// Index into [`super::Trace::threads`]: the thread that captured or built the graph.
     pub thread: Vec<u32>,
     /// Id of the node.
     pub node: Vec<u64>,
-    /// The node that it was cloned from; 0: none.
+    /// The node from which this node was cloned; 0 if it was not cloned.
     pub original: Vec<u64>,
 }
 
@@ -267,7 +267,7 @@ pub struct DeclaredWorkCount {
 pub struct DeclaredProblemPart {
     /// Name of the part.
     pub label: String,
-    /// The end of the paths of its ranges.
+    /// End of the paths of the part's ranges.
     pub range: String,
     /// Work of the part.
     pub work: DeclaredWorkCount,
@@ -286,7 +286,7 @@ pub struct DeclaredRangeWork {
 
 impl DeclaredRangeWork {
     /// Name of the time limit that memory sets.
-    pub const MEMORY: &str = "memory";
+    pub const MEMORY_LIMIT_NAME: &str = "memory";
 }
 
 /// Waits of the host for the GPU.

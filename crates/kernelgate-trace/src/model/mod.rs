@@ -19,8 +19,8 @@ use std::hash::Hash;
 use collectives::CollectiveTable;
 use gpu::{
     AllocationTable, CopyTable, CounterSamples, CudaGraphNode, DeclaredProblemPart,
-    DeclaredRangeWork, GraphLaunchTable, GraphNodeEvents, KernelFunction, Kernels, LaunchShape,
-    MemsetTable, PageFaultTable, Place, PlaceId, StreamKindTable, SynchronisationTable,
+    DeclaredRangeWork, GraphLaunchTable, GraphNodeEvents, KernelFunction, KernelTable, LaunchShape,
+    MemsetTable, OperationPlace, PageFaultTable, PlaceId, StreamKindTable, SynchronisationTable,
 };
 use hashbrown::HashMap;
 use host::{
@@ -28,7 +28,7 @@ use host::{
     ThreadSwitchTable,
 };
 use kernel_metrics::ProfiledLaunch;
-use names::{NameId, Names};
+use names::{NameId, TraceNames};
 use packed::PackedColumn;
 use quality::TraceQuality;
 
@@ -68,7 +68,7 @@ pub struct TracedDevice {
 
 /// The program that recorded a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Recorder {
+pub enum TraceRecorder {
     /// Nsight Systems.
     #[default]
     NsightSystems,
@@ -84,7 +84,7 @@ pub enum Recorder {
     Cupti,
 }
 
-impl Recorder {
+impl TraceRecorder {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -102,15 +102,15 @@ impl Recorder {
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
     /// Recorder of the trace.
-    pub recorder: Recorder,
+    pub recorder: TraceRecorder,
     /// All texts.
-    pub names: Names,
+    pub names: TraceNames,
     /// Processes.
     pub processes: Vec<TracedProcess>,
     /// Threads.
     pub threads: Vec<HostThread>,
     /// Table of places: process, device, context and stream.
-    pub places: Vec<Place>,
+    pub places: Vec<OperationPlace>,
     /// GPUs.
     pub devices: Vec<TracedDevice>,
     /// Compiled kernels.
@@ -118,7 +118,7 @@ pub struct Trace {
     /// Shapes of launches.
     pub shapes: Vec<LaunchShape>,
     /// Executions of kernels.
-    pub kernels: Kernels,
+    pub kernels: KernelTable,
     /// Descriptions of the kernels that communicate.
     pub collectives: CollectiveTable,
     /// Copies.
@@ -195,7 +195,7 @@ impl Trace {
             + self.graphs.on_gpu.len()
     }
 
-    /// The first and the last time of any activity, or `None` of an empty trace.
+    /// The first and the last time of any activity, or `None` if the trace is empty.
     pub fn span(&self) -> Option<(i64, i64)> {
         let operations =
             [&self.kernels.on_gpu, &self.copies.on_gpu, &self.sets.on_gpu, &self.graphs.on_gpu];
@@ -213,21 +213,21 @@ pub(crate) fn launch_correlation_key(process: u32, correlation: u32) -> u64 {
     u64::from(process) << 32 | u64::from(correlation)
 }
 
-/// Values that rows refer to by their index, each held once.
+/// Distinct values, to which rows refer by index.
 #[derive(Debug, Clone)]
-pub(crate) struct Table<T> {
+pub(crate) struct InternedValues<T> {
     pub values: Vec<T>,
     index: HashMap<T, u32>,
     last: Option<(T, u32)>,
 }
 
-impl<T> Default for Table<T> {
+impl<T> Default for InternedValues<T> {
     fn default() -> Self {
         Self { values: Vec::new(), index: HashMap::default(), last: None }
     }
 }
 
-impl<T: Copy + Eq + Hash> Table<T> {
+impl<T: Copy + Eq + Hash> InternedValues<T> {
     /// Returns the index of a value, which is added if it is new.
     pub fn intern(&mut self, value: T) -> u32 {
         // Rows of the same thread, place or kernel follow each other.

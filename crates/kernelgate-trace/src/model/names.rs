@@ -10,7 +10,7 @@ pub struct NameId(pub(crate) u32);
 
 /// All texts of a trace, stored one after the other in one buffer.
 #[derive(Debug, Clone, Default)]
-pub struct Names {
+pub struct TraceNames {
     text: String,
     /// End position of each text in the buffer.
     ends: Vec<usize>,
@@ -18,7 +18,7 @@ pub struct Names {
     hasher: DefaultHashBuilder,
 }
 
-impl Names {
+impl TraceNames {
     /// The name of a text, the same for the same text.
     pub fn intern_text(&mut self, text: &str) -> NameId {
         let hash = self.hasher.hash_one(text);
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_text_has_one_name() {
-        let mut names = Names::default();
+        let mut names = TraceNames::default();
         let all: Vec<NameId> =
             (0..5000).map(|i| names.intern_text(&format!("kernel {i}"))).collect();
         let empty = names.intern_text("");

@@ -1,26 +1,25 @@
-//! Columns of numbers that take only as many bits per row as neighbouring rows need: each block of
-//! rows stores its least value and the distance of each row from it. Any row is read, and replaced,
-//! in constant time.
+//! Columns of numbers in few bits: each block of rows stores its least value, and for each row the
+//! distance from it. Any row is read, and replaced, in constant time.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
 /// Rows of a block.
-const ROWS: usize = 256;
+const BLOCK_ROWS: usize = 256;
 /// Bytes that are read for a distance.
 const READ_WORD_BYTES: usize = 8;
 /// Blocks that are stored uncompressed while their rows change.
 const UNPACKED_BLOCKS: usize = 8;
 
 /// A value that a packed column can store.
-pub trait Cell: Copy {
+pub trait PackedValue: Copy {
     /// Converts the value to a number.
     fn number(self) -> i64;
     /// Cell from its number.
     fn from_number(number: i64) -> Self;
 }
 
-impl Cell for i64 {
+impl PackedValue for i64 {
     fn number(self) -> i64 {
         self
     }
@@ -30,7 +29,7 @@ impl Cell for i64 {
     }
 }
 
-impl Cell for u64 {
+impl PackedValue for u64 {
     fn number(self) -> i64 {
         self.cast_signed()
     }
@@ -40,7 +39,7 @@ impl Cell for u64 {
     }
 }
 
-impl Cell for u32 {
+impl PackedValue for u32 {
     fn number(self) -> i64 {
         i64::from(self)
     }
@@ -54,8 +53,8 @@ impl Cell for u32 {
 /// A column.
 #[derive(Debug, Clone)]
 pub struct PackedColumn<T> {
-    blocks: Vec<Block>,
-    /// Blocks stored with full width, those that have been so for longest first.
+    blocks: Vec<PackedBlock>,
+    /// Blocks stored with full width, oldest first.
     wide: VecDeque<usize>,
     rows: usize,
     cell: PhantomData<T>,
@@ -63,7 +62,7 @@ pub struct PackedColumn<T> {
 
 /// A block of packed rows.
 #[derive(Debug, Clone)]
-struct Block {
+struct PackedBlock {
     /// The least value, or 0 in a block that is as wide as any value.
     least: i64,
     /// Bits of the distance of a row from it; 0: all rows are the least value.
@@ -73,13 +72,13 @@ struct Block {
     distances: Box<[u8]>,
 }
 
-impl Block {
+impl PackedBlock {
     fn constant_block(value: i64) -> Self {
         Self { least: value, bits: 0, mask: 0, distances: Box::default() }
     }
 
-    /// Rows in as few bits as they need.
-    fn pack_block(rows: &[i64; ROWS]) -> Self {
+    /// Packs rows into as few bits as their values need.
+    fn pack_block(rows: &[i64; BLOCK_ROWS]) -> Self {
         let (mut least, mut most) = (rows[0], rows[0]);
         for &row in rows {
             (least, most) = (least.min(row), most.max(row));
@@ -94,13 +93,13 @@ impl Block {
         }
     }
 
-    /// Rows in all bits, so that any of them can be replaced.
-    fn wide(rows: &[i64; ROWS]) -> Self {
+    /// Stores rows in full width, so that each row can be replaced.
+    fn wide(rows: &[i64; BLOCK_ROWS]) -> Self {
         Self::new(rows, 0, u64::BITS)
     }
 
-    fn new(rows: &[i64; ROWS], least: i64, bits: u32) -> Self {
-        let mut distances = vec![0; ROWS / 8 * bits as usize + READ_WORD_BYTES];
+    fn new(rows: &[i64; BLOCK_ROWS], least: i64, bits: u32) -> Self {
+        let mut distances = vec![0; BLOCK_ROWS / 8 * bits as usize + READ_WORD_BYTES];
         // Bits that are not written yet; all rows together fill whole words.
         let (mut pending, mut count) = (0u64, 0);
         let mut words = distances.as_chunks_mut::<READ_WORD_BYTES>().0.iter_mut();
@@ -123,21 +122,21 @@ impl Block {
     /// A row.
     #[inline]
     fn at(&self, index: usize) -> i64 {
-        let (byte, shift) = place(index, self.bits);
+        let (byte, shift) = bit_position(index, self.bits);
         let word =
             self.distances.get(byte..).and_then(|from| from.first_chunk::<READ_WORD_BYTES>());
         let distance = word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & self.mask;
         self.least.wrapping_add(distance.cast_signed())
     }
 
-    fn rows(&self) -> [i64; ROWS] {
+    fn rows(&self) -> [i64; BLOCK_ROWS] {
         std::array::from_fn(|index| self.at(index))
     }
 }
 
 /// Byte and bit at which the distance of a row begins.
 #[inline]
-fn place(index: usize, bits: u32) -> (usize, u32) {
+fn bit_position(index: usize, bits: u32) -> (usize, u32) {
     let bit = index * bits as usize;
     (bit / 8, (bit % 8) as u32)
 }
@@ -160,10 +159,10 @@ impl<T> PackedColumn<T> {
     }
 }
 
-impl<T: Cell> PackedColumn<T> {
+impl<T: PackedValue> PackedColumn<T> {
     /// A column of `rows` rows with one value.
     pub fn filled_with(rows: usize, value: T) -> Self {
-        let blocks = vec![Block::constant_block(value.number()); rows.div_ceil(ROWS)];
+        let blocks = vec![PackedBlock::constant_block(value.number()); rows.div_ceil(BLOCK_ROWS)];
         Self { blocks, rows, ..Self::default() }
     }
 
@@ -174,7 +173,7 @@ impl<T: Cell> PackedColumn<T> {
     #[inline]
     pub fn at(&self, row: usize) -> T {
         debug_assert!(row < self.rows, "row {row} of {}", self.rows);
-        T::from_number(self.blocks[row / ROWS].at(row % ROWS))
+        T::from_number(self.blocks[row / BLOCK_ROWS].at(row % BLOCK_ROWS))
     }
 
     /// The value of a row, if the row exists.
@@ -189,8 +188,8 @@ impl<T: Cell> PackedColumn<T> {
 
     /// Adds a row.
     pub fn push(&mut self, value: T) {
-        if self.rows.is_multiple_of(ROWS) {
-            self.blocks.push(Block::constant_block(value.number()));
+        if self.rows.is_multiple_of(BLOCK_ROWS) {
+            self.blocks.push(PackedBlock::constant_block(value.number()));
         }
         // Up to here all rows of the block equal its first one, and need no bits of their own.
         self.rows += 1;
@@ -200,24 +199,24 @@ impl<T: Cell> PackedColumn<T> {
     /// Replaces the value of a row.
     ///
     /// # Panics
-    /// There is no such row.
+    /// The column has no row with this index.
     pub fn set(&mut self, row: usize, value: T) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        let (number, index, value) = (row / ROWS, row % ROWS, value.number());
+        let (number, index, value) = (row / BLOCK_ROWS, row % BLOCK_ROWS, value.number());
         let block = &mut self.blocks[number];
         if block.bits < u64::BITS {
             if block.at(index) == value {
                 return;
             }
-            *block = Block::wide(&block.rows());
+            *block = PackedBlock::wide(&block.rows());
             self.wide.push_back(number);
             if self.wide.len() > UNPACKED_BLOCKS
                 && let Some(oldest) = self.wide.pop_front()
             {
-                self.blocks[oldest] = Block::pack_block(&self.blocks[oldest].rows());
+                self.blocks[oldest] = PackedBlock::pack_block(&self.blocks[oldest].rows());
             }
         }
-        let (byte, _) = place(index, u64::BITS);
+        let (byte, _) = bit_position(index, u64::BITS);
         if let Some(word) =
             self.blocks[number].distances[byte..].first_chunk_mut::<READ_WORD_BYTES>()
         {
@@ -252,13 +251,13 @@ pub(crate) fn partition_point(count: usize, holds: impl Fn(usize) -> bool) -> us
     first
 }
 
-impl<T: Cell> Extend<T> for PackedColumn<T> {
+impl<T: PackedValue> Extend<T> for PackedColumn<T> {
     fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
         values.into_iter().for_each(|value| self.push(value));
     }
 }
 
-impl<T: Cell> FromIterator<T> for PackedColumn<T> {
+impl<T: PackedValue> FromIterator<T> for PackedColumn<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
         let mut column = Self::default();
         column.extend(values);
@@ -266,13 +265,13 @@ impl<T: Cell> FromIterator<T> for PackedColumn<T> {
     }
 }
 
-impl<T: Cell + PartialEq> PartialEq for PackedColumn<T> {
+impl<T: PackedValue + PartialEq> PartialEq for PackedColumn<T> {
     fn eq(&self, other: &Self) -> bool {
         self.rows == other.rows && self.iter().eq(other.iter())
     }
 }
 
-impl<T: Cell + Eq> Eq for PackedColumn<T> {}
+impl<T: PackedValue + Eq> Eq for PackedColumn<T> {}
 
 #[cfg(test)]
 mod tests {

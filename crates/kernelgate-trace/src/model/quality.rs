@@ -7,7 +7,7 @@ const MAX_SPAN_NS: i64 = 1 << 51;
 /// number.
 pub(crate) const TIME_LIMIT_NS: i64 = 1 << 62;
 
-/// Whether it is a time, in nanoseconds.
+/// Whether a number is a plausible time, in nanoseconds.
 pub(crate) fn is_plausible_time(ns: &i64) -> bool {
     ns.unsigned_abs() < TIME_LIMIT_NS.unsigned_abs()
 }
@@ -17,11 +17,11 @@ pub(crate) fn is_plausible_time(ns: &i64) -> bool {
 pub struct TraceQuality {
     /// Tables or fields that the file lacks, by the name of the format.
     pub missing: Vec<String>,
-    /// Parts that could not be read to their end, with the reason.
+    /// Parts of the file that could not be read completely, with the reason.
     pub unreadable: Vec<String>,
     /// The profiler's own reports: dropped records, counters that were not available.
     pub messages: Vec<String>,
-    /// How the reader understood the file, where it had to choose.
+    /// How the reader interpreted the file, if several interpretations were possible.
     pub notes: Vec<String>,
     /// Records that the recorder says it lost.
     pub dropped: u64,

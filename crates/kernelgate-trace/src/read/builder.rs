@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 
 use super::demangle::readable_kernel_name;
-use crate::model::gpu::{KernelFunction, LaunchShape, Place, PlaceId};
+use crate::model::gpu::{KernelFunction, LaunchShape, OperationPlace, PlaceId};
 use crate::model::host::{HostThread, OperatorInputs};
 use crate::model::names::NameId;
-use crate::model::{Table, Trace, TracedProcess};
+use crate::model::{InternedValues, Trace, TracedProcess};
 
 /// Names of copy directions, by the number that CUPTI and Nsight Systems use.
 pub(super) const COPY_DIRECTIONS: &[&str] = &[
@@ -30,12 +30,12 @@ pub(super) const COPY_DIRECTIONS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(super) struct TraceBuilder {
     pub trace: Trace,
-    processes: Table<u64>,
-    threads: Table<(u32, i64)>,
-    places: Table<Place>,
-    functions: Table<KernelFunction>,
-    shapes: Table<LaunchShape>,
-    inputs: Table<OperatorInputs>,
+    processes: InternedValues<u64>,
+    threads: InternedValues<(u32, i64)>,
+    places: InternedValues<OperationPlace>,
+    functions: InternedValues<KernelFunction>,
+    shapes: InternedValues<LaunchShape>,
+    inputs: InternedValues<OperatorInputs>,
 }
 
 impl TraceBuilder {
@@ -57,7 +57,7 @@ impl TraceBuilder {
         index
     }
 
-    pub fn place(&mut self, place: Place) -> PlaceId {
+    pub fn place(&mut self, place: OperationPlace) -> PlaceId {
         PlaceId(self.places.intern(place))
     }
 

@@ -30,12 +30,16 @@ fn run(path: &Path, mut command: Command, by_hand: &str) -> Result<(), TraceErro
         Ok(output) => {
             let words = String::from_utf8_lossy(&output.stderr);
             let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-            Err(TraceError::convert(path, format!("`{by_hand}` failed: {last}")))
+            Err(TraceError::failed_conversion(path, format!("`{by_hand}` failed: {last}")))
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(TraceError::convert(
-            path,
-            format!("`{name}` is not installed here; where it is, run: {by_hand}"),
-        )),
-        Err(error) => Err(TraceError::convert(path, format!("{name} did not start: {error}"))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(TraceError::failed_conversion(
+                path,
+                format!("`{name}` is not installed here; where it is, run: {by_hand}"),
+            ))
+        }
+        Err(error) => {
+            Err(TraceError::failed_conversion(path, format!("{name} did not start: {error}")))
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Number of bytes without a quotation mark after which the file is not a trace: no name or number
-/// is that long, and nothing nests that deeply.
+/// Number of bytes without a quotation mark after which the file is not a trace: no name, number or
+/// nesting is that long.
 const MAX_BYTES_WITHOUT_QUOTE: usize = 16 << 20;
 /// Number of unpacked bytes that are allowed at any compression ratio.
 const ALWAYS_ALLOWED_BYTES: u64 = 1 << 30;
@@ -30,7 +30,7 @@ pub(super) fn open(path: &Path) -> std::io::Result<LimitedReader> {
     Ok(LimitedReader { inner, limit, read: 0, token: 0 })
 }
 
-/// The first bytes of a packed file, unpacked; fewer where it is damaged.
+/// The first unpacked bytes of a packed file; fewer if the file is damaged.
 pub(super) fn head(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
     // The reader of the whole file finds the error again.

@@ -15,7 +15,7 @@ mod rows;
 mod unsupported;
 mod wanted;
 
-pub use rows::{CallRow, RangeRow, Row, Streamed, rows_of};
+pub use rows::{CallRow, RangeRow, Row, StreamedRows, for_each_row};
 pub use wanted::WantedTraceParts;
 
 use std::io::Read;
@@ -32,8 +32,8 @@ use crate::model::Trace;
 ///
 /// # Errors
 /// The file cannot be read, is of no known format, or holds nothing that can be used.
-pub fn open(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
-    match recognise(path)? {
+pub fn open_trace_file(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
+    match recognise_format(path)? {
         TraceFormat::SystemsExport => nsys::read(path, wanted),
         TraceFormat::Chrome => chrome::read(path),
         TraceFormat::ComputeCsv => ncu::read(path),
@@ -54,12 +54,12 @@ pub fn open(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError>
 ///
 /// # Errors
 /// Same errors as [`open`].
-pub fn stream(
+pub fn stream_trace_rows(
     path: &Path,
     wanted: &WantedTraceParts,
     each: impl FnMut(&Trace, Row),
-) -> Result<Option<Streamed>, TraceError> {
-    match recognise(path)? {
+) -> Result<Option<StreamedRows>, TraceError> {
+    match recognise_format(path)? {
         TraceFormat::SystemsExport => nsys::stream::read(path, wanted, each).map(Some),
         TraceFormat::SystemsReport => {
             let (_folder, export) = convert::convert_nsys_report(path)?;
@@ -99,7 +99,7 @@ enum TraceFormat {
 /// Bytes of a file by which its format is recognised.
 const RECOGNISED_HEAD_BYTES: u64 = 1 << 16;
 
-fn recognise(path: &Path) -> Result<TraceFormat, TraceError> {
+fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
     if path.is_dir() {
         return recognise_folder(path);
     }
@@ -138,7 +138,7 @@ fn recognise(path: &Path) -> Result<TraceFormat, TraceError> {
         "nsys-rep" | "qdrep" => return Ok(TraceFormat::SystemsReport),
         "ncu-rep" => return Ok(TraceFormat::ComputeReport),
         "qdstrm" => {
-            return Err(TraceError::convert(
+            return Err(TraceError::failed_conversion(
                 path,
                 format!(
                     "`nsys profile` left it because it could not make its report; where Nsight \

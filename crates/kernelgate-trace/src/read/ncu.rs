@@ -15,16 +15,16 @@ use super::numbers::{DecimalFormat, looks_numeric};
 use crate::error::TraceError;
 use crate::model::gpu::LaunchShape;
 use crate::model::kernel_metrics::{KernelMetric, ProfiledLaunch};
-use crate::model::names::Names;
-use crate::model::{Recorder, Trace};
+use crate::model::names::TraceNames;
+use crate::model::{Trace, TraceRecorder};
 
 /// Bytes of CSV that are read at most.
 const MAX_CSV_BYTES: u64 = 1 << 30;
 /// Lines of other output in front of the header that are looked through at most.
-const NOISE: usize = 1_000_000;
+const MAX_LINES_BEFORE_HEADER: usize = 1_000_000;
 
 /// Metric names of old versions of Nsight Compute, with their present names.
-const RENAMED: &[(&str, &str)] = &[
+const RENAMED_METRICS: &[(&str, &str)] = &[
     ("SM [%]", "Compute (SM) Throughput"),
     ("SOL SM", "Compute (SM) Throughput"),
     ("SM Throughput", "Compute (SM) Throughput"),
@@ -63,7 +63,7 @@ fn csv_separator(line: &str) -> Option<u8> {
 pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
     let mut lines = BufReader::new(std::fs::File::open(path)?.take(MAX_CSV_BYTES));
     let mut line = Vec::new();
-    for _ in 0..NOISE {
+    for _ in 0..MAX_LINES_BEFORE_HEADER {
         line.clear();
         // A line without an end is cut, so that it cannot fill the memory.
         if (&mut lines).take(1 << 16).read_until(b'\n', &mut line)? == 0 {
@@ -92,17 +92,17 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     }
     let text = String::from_utf8_lossy(&bytes);
     let mut builder = TraceBuilder::default();
-    builder.trace.recorder = Recorder::NsightCompute;
+    builder.trace.recorder = TraceRecorder::NsightCompute;
     for section in split_csv_sections(&text) {
         add_section(&section, &mut builder);
     }
     if builder.trace.profiled.is_empty() {
-        return Err(TraceError::broken(path, "it holds no profiled launch"));
+        return Err(TraceError::broken_file(path, "it holds no profiled launch"));
     }
     Ok(builder.finish())
 }
 
-/// Headers, each with the records behind it, without what other programs printed.
+/// Splits the text into CSV headers with their records, without the output of other programs.
 fn split_csv_sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     let mut open = false;
@@ -243,7 +243,7 @@ fn add_section(text: &str, builder: &mut TraceBuilder) {
 
 /// Adds a metric under its present name.
 pub(super) fn add_launch_metric(
-    names: &mut Names,
+    names: &mut TraceNames,
     launch: &mut ProfiledLaunch,
     name: &str,
     unit: &str,
@@ -252,7 +252,7 @@ pub(super) fn add_launch_metric(
     if name.is_empty() {
         return;
     }
-    let name = RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| *new);
+    let name = RENAMED_METRICS.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| *new);
     // The name "Throughput" stands both for a share of the peak and for a rate.
     let key = if name.ends_with("Throughput") && unit != "%" {
         names.intern_text(&format!("{name} [{unit}]"))

@@ -30,7 +30,8 @@ const WHOLE_NUMBER_UNITS: &[&str] = &[
 ];
 
 impl DecimalFormat {
-    /// Detects the number format of values with units: the format of most values that fit only one.
+    /// Detects the number format of values with units: the format that most unambiguous values
+    /// have.
     pub fn detect<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         let (mut point, mut comma) = (0usize, 0usize);
         for (value, unit) in values {

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use super::builder::TraceBuilder;
 use super::json_source;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place};
+use crate::model::gpu::{LaunchShape, MemoryKind, OperationPlace, Operations};
 use crate::model::host::RangeStyle;
-use crate::model::{Recorder, Trace, TracedDevice};
+use crate::model::{Trace, TraceRecorder, TracedDevice};
 
 const KEY: &str = "rocprofiler-sdk-tool";
 
@@ -98,17 +98,17 @@ struct RocprofKernelSymbol {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct RocprofBufferRecords {
-    kernel_dispatch: Vec<Record>,
-    memory_copy: Vec<Record>,
-    hip_api: Vec<Record>,
-    hsa_api: Vec<Record>,
-    rccl_api: Vec<Record>,
-    marker_api: Vec<Record>,
+    kernel_dispatch: Vec<RocprofRecord>,
+    memory_copy: Vec<RocprofRecord>,
+    hip_api: Vec<RocprofRecord>,
+    hsa_api: Vec<RocprofRecord>,
+    rccl_api: Vec<RocprofRecord>,
+    marker_api: Vec<RocprofRecord>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Record {
+struct RocprofRecord {
     kind: usize,
     operation: usize,
     thread_id: i64,
@@ -162,9 +162,9 @@ impl RocprofSize {
 pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let source = json_source::open(path).map_err(TraceError::io(path))?;
     let file: RocprofFile = serde_json::from_reader(BufReader::with_capacity(1 << 18, source))
-        .map_err(|error| TraceError::broken(path, format!("JSON of rocprofv3: {error}")))?;
+        .map_err(|error| TraceError::broken_file(path, format!("JSON of rocprofv3: {error}")))?;
     let mut builder = TraceBuilder::default();
-    builder.trace.recorder = Recorder::Rocprof;
+    builder.trace.recorder = TraceRecorder::Rocprof;
     for process in &file.processes {
         RocprofReader::new(process, &mut builder).all();
     }
@@ -172,7 +172,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     if trace.operations() == 0 && trace.calls.is_empty() {
         let reason = "it holds no kernel, copy or call; record with: rocprofv3 --sys-trace \
                       --output-format json -- PROGRAM";
-        return Err(TraceError::broken(path, reason));
+        return Err(TraceError::broken_file(path, reason));
     }
     Ok(trace)
 }
@@ -250,8 +250,8 @@ impl<'a> RocprofReader<'a> {
         self.ranges(&records.marker_api);
     }
 
-    /// The times of a record; `None` where it has none.
-    fn times(&mut self, record: &Record) -> Option<(i64, i64)> {
+    /// The times of a record; `None` if the record has no times.
+    fn times(&mut self, record: &RocprofRecord) -> Option<(i64, i64)> {
         let quality = &mut self.builder.trace.quality;
         if record.start_timestamp == 0 && record.end_timestamp == 0 {
             quality.without_times += 1;
@@ -263,26 +263,31 @@ impl<'a> RocprofReader<'a> {
         Some((start, quality.plausible_span_end(start, end.unwrap_or(start))))
     }
 
-    fn push(&mut self, operations: &mut Operations, record: &Record, agent: RocprofHandle) -> bool {
+    fn push(
+        &mut self,
+        operations: &mut Operations,
+        record: &RocprofRecord,
+        agent: RocprofHandle,
+    ) -> bool {
         let Some((start, end)) = self.times(record) else { return false };
         let stream = match record.stream_id.handle {
             0 => record.dispatch_info.queue_id.handle,
             stream => stream,
         };
         let device = self.devices.get(&agent.handle).copied().unwrap_or(0);
-        let place = Place { process: self.process, device, context: 0, stream };
+        let place = OperationPlace { process: self.process, device, context: 0, stream };
         let place = self.builder.place(place);
         let correlation = self.correlation_of_record(record);
         operations.push(start, end, place, correlation);
         true
     }
 
-    fn correlation_of_record(&mut self, record: &Record) -> u32 {
+    fn correlation_of_record(&mut self, record: &RocprofRecord) -> u32 {
         let id = i64::try_from(record.correlation_id.internal).ok();
         self.builder.trace.quality.correlation(id)
     }
 
-    fn add_dispatches(&mut self, rows: &[Record]) {
+    fn add_dispatches(&mut self, rows: &[RocprofRecord]) {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
         for row in rows {
             let info = &row.dispatch_info;
@@ -304,7 +309,7 @@ impl<'a> RocprofReader<'a> {
         self.builder.trace.kernels = kernels;
     }
 
-    fn add_copies(&mut self, rows: &[Record]) {
+    fn add_copies(&mut self, rows: &[RocprofRecord]) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in rows {
             let gpu = |handle: &RocprofHandle| self.devices.contains_key(&handle.handle);
@@ -328,13 +333,13 @@ impl<'a> RocprofReader<'a> {
         self.builder.trace.copies = copies;
     }
 
-    fn name_of_operation(&self, record: &Record) -> &'a str {
+    fn name_of_operation(&self, record: &RocprofRecord) -> &'a str {
         let kind = self.records.strings.buffer_records.get(record.kind);
         let name = kind.and_then(|kind| kind.operations.get(record.operation));
         name.map_or("unknown call", String::as_str)
     }
 
-    fn calls(&mut self, rows: &[Record]) {
+    fn calls(&mut self, rows: &[RocprofRecord]) {
         for row in rows {
             let Some((start, end)) = self.times(row) else { continue };
             let thread = self.builder.thread(self.process, row.thread_id);
@@ -344,7 +349,7 @@ impl<'a> RocprofReader<'a> {
         }
     }
 
-    fn ranges(&mut self, rows: &[Record]) {
+    fn ranges(&mut self, rows: &[RocprofRecord]) {
         for row in rows {
             let Some((start, end)) = self.times(row) else { continue };
             let text = self.markers.get(&row.correlation_id.internal).copied();

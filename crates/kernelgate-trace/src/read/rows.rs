@@ -19,7 +19,8 @@ pub struct RangeRow {
     pub label: u32,
     /// The way in which the range was opened.
     pub style: RangeStyle,
-    /// The inputs of the operator that it is, as in [`crate::model::host::HostRangeTable::inputs`].
+    /// Inputs of the operator that the range stands for, as in
+    /// [`crate::model::host::HostRangeTable::inputs`].
     pub inputs: u32,
 }
 
@@ -58,7 +59,7 @@ pub enum Row {
 
 /// Results once all rows were handed out.
 #[derive(Debug)]
-pub struct Streamed {
+pub struct StreamedRows {
     /// The trace without its ranges and calls.
     pub trace: Trace,
     /// The names that [`RangeRow::label`] refers to. Several labels may refer to one name.
@@ -91,9 +92,9 @@ impl OrderedByTime for CallRow {
     }
 }
 
-/// Visits the ranges and calls of a trace in memory in order of time, a range before a call that
-/// starts with it. The labels of the ranges are names of the trace.
-pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
+/// Visits the ranges and calls of a trace in time order; a range comes before a call with the same
+/// start. The labels of the ranges are names of the trace.
+pub fn for_each_row(trace: &Trace, mut each: impl FnMut(Row)) {
     let (ranges, calls) = (&trace.ranges, &trace.calls);
     let range = |row: u32| {
         let at = row as usize;

@@ -1,7 +1,7 @@
 //! The parts of a trace file that are read.
 
-/// The parts of a trace that a question needs. Parts that are not requested are skipped, as far as
-/// the format allows it.
+/// The parts of a trace that a question needs. Parts that are not requested are skipped, if the
+/// format allows skipping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WantedTraceParts {
     /// Whether to read kernels, copies, memsets and graph launches.

@@ -1,13 +1,13 @@
 //! Makes tables of CUDA API calls.
 
 use super::cells::{count, groups_by_total, summary_table};
-use super::summary::{Samples, ValueSummary};
+use super::summary::{GroupedSamples, ValueSummary};
 use super::table::{Table, TableCell};
-use crate::analyze::launches::{Launches, NONE};
-use crate::model::{Table as Interner, Trace};
+use crate::analyze::launches::{NO_CALL, TraceLaunches};
+use crate::model::{InternedValues as Interner, Trace};
 
-/// A function's name without the version of its interface, `_v` and four digits. Longer versions
-/// stay, as they do in `nsys stats`.
+/// A function's name without the version of its interface, `_v` and four digits. Longer version
+/// suffixes are kept, as in `nsys stats`.
 pub fn without_interface_version(name: &str) -> &str {
     let digits = |text: &str| text.len() == 4 && text.bytes().all(|digit| digit.is_ascii_digit());
     match name.rsplit_once("_v") {
@@ -18,7 +18,7 @@ pub fn without_interface_version(name: &str) -> &str {
 
 pub(super) fn calls(trace: &Trace) -> Table {
     let mut names = Interner::default();
-    let mut samples = Samples::with_value_capacity(trace.calls.len());
+    let mut samples = GroupedSamples::with_value_capacity(trace.calls.len());
     // The number of distinct names is small: each is shortened once.
     let mut functions: Interner<&str> = Interner::default();
     let mut function_of: Vec<u32> = Vec::new();
@@ -71,13 +71,13 @@ const KERNEL_EXECUTION_COLUMNS: [&str; 27] = [
 /// to the end of kernel and call; the call; the queue, from the return of the call to the start of
 /// the kernel where that did not start before; the kernel.
 pub(super) fn kernel_execution_table(trace: &Trace) -> Table {
-    let launches = Launches::join(trace);
+    let launches = TraceLaunches::join_launches(trace);
     let (calls, kernels) = (&trace.calls, &trace.kernels.on_gpu);
     let mut groups = Interner::default();
-    let mut times: [Samples; 4] = Default::default();
+    let mut times: [GroupedSamples; 4] = Default::default();
     for row in 0..kernels.len() {
         let call = launches.call_of[row];
-        if call == NONE {
+        if call == NO_CALL {
             continue;
         }
         let call = call as usize;

@@ -5,13 +5,13 @@ use super::table::{Table, TableCell};
 
 /// Share of a total, per cent.
 #[allow(clippy::cast_precision_loss)]
-fn percent(part: i64, total: i64) -> TableCell {
+fn percent_cell(part: i64, total: i64) -> TableCell {
     TableCell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)
 }
 
 /// Share, total, count, mean, median, smallest, largest, deviation: the columns of most tables.
 fn summary_cells(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
-    let mut cells = vec![percent(summary.total, total)];
+    let mut cells = vec![percent_cell(summary.total, total)];
     cells.extend(total_cells_without_share(summary));
     cells
 }

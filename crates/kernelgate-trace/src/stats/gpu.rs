@@ -1,10 +1,10 @@
 //! Makes tables of GPU operations.
 
 use super::cells::{count, groups_by_total, summary_table};
-use super::summary::{Samples, ValueSummary};
+use super::summary::{GroupedSamples, ValueSummary};
 use super::table::{Table, TableCell};
 use crate::analyze::operations::{MEMSET_NAME, memcpy_name};
-use crate::model::{Table as Interner, Trace};
+use crate::model::{InternedValues as Interner, Trace};
 
 /// Number of bytes in a megabyte, as `nsys stats` counts them.
 const BYTES_PER_MEGABYTE: f64 = 1e6;
@@ -13,7 +13,7 @@ const BYTES_PER_MEGABYTE: f64 = 1e6;
 fn kernel_summary_rows(trace: &Trace) -> Vec<(String, ValueSummary)> {
     let mut names = Interner::default();
     let kernels = &trace.kernels;
-    let mut samples = Samples::with_value_capacity(kernels.on_gpu.len());
+    let mut samples = GroupedSamples::with_value_capacity(kernels.on_gpu.len());
     for (row, function) in kernels.function.iter().enumerate() {
         let name = trace.functions[function as usize].demangled;
         samples.push(names.intern(name), kernels.on_gpu.length(row));
@@ -33,7 +33,7 @@ pub(super) fn kernels(trace: &Trace) -> Table {
 pub(super) fn kernel_shape_table(trace: &Trace) -> Table {
     let mut groups = Interner::default();
     let kernels = &trace.kernels;
-    let mut samples = Samples::with_value_capacity(kernels.on_gpu.len());
+    let mut samples = GroupedSamples::with_value_capacity(kernels.on_gpu.len());
     for (row, function) in kernels.function.iter().enumerate() {
         let name = trace.functions[function as usize].demangled;
         let shape = kernels.shape.get(row).map(|shape| trace.shapes[shape as usize]);
@@ -56,7 +56,7 @@ fn memory_operation_rows(
     set: impl Fn(usize) -> i64,
 ) -> Vec<(String, ValueSummary)> {
     let mut kinds = Interner::default();
-    let mut samples = Samples::default();
+    let mut samples = GroupedSamples::default();
     for (row, &kind) in trace.copies.kind.iter().enumerate() {
         samples.push(kinds.intern(Some(kind)), copy(row));
     }

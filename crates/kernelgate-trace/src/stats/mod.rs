@@ -13,14 +13,14 @@ mod summary;
 mod table;
 
 pub use calls::without_interface_version;
-pub use summary::{CountedGroupValues, Samples, ValueSummary};
+pub use summary::{CountedGroupValues, GroupedSamples, ValueSummary};
 pub use table::{Table, TableCell, shorten, with_thousands_separators};
 
 use std::path::Path;
 
 use projections::ProjectionSums;
 use range_kernels::KernelSumsByRange;
-use ranges::{End, RangeSumsByName, Sums};
+use ranges::{End, RangeSumsByName, StreamedSums};
 
 use crate::error::TraceError;
 use crate::model::Trace;
@@ -42,7 +42,7 @@ pub enum StatsReport {
     PushPopRanges,
     /// Kernels by the ranges that they were launched in.
     RangeKernels,
-    /// Ranges by the GPU time between their first and last operation.
+    /// Ranges by the GPU time between the first and the last operation launched in them.
     RangeProjections,
     /// Table of launches: call, time in the queue, kernel.
     KernelExecution,
@@ -146,8 +146,8 @@ pub fn table(trace: &Trace, report: StatsReport) -> Table {
     }
 }
 
-fn table_from_rows(trace: &Trace, mut sums: impl Sums) -> Table {
-    read::rows_of(trace, |row| sums.add(trace, row));
+fn table_from_rows(trace: &Trace, mut sums: impl StreamedSums) -> Table {
+    read::for_each_row(trace, |row| sums.add(trace, row));
     sums.table(&End { trace, name_of: NameId, last: i64::MAX })
 }
 
@@ -181,10 +181,11 @@ pub struct StreamedTable {
 fn table_from_stream(
     path: &Path,
     report: StatsReport,
-    mut sums: impl Sums,
+    mut sums: impl StreamedSums,
 ) -> Result<Option<StreamedTable>, TraceError> {
-    let streamed = read::stream(path, &report.columns(), |trace, row| sums.add(trace, row))?;
-    Ok(streamed.map(|read::Streamed { trace, names, last }| {
+    let streamed =
+        read::stream_trace_rows(path, &report.columns(), |trace, row| sums.add(trace, row))?;
+    Ok(streamed.map(|read::StreamedRows { trace, names, last }| {
         let name_of = |label: u32| names[label as usize];
         let table = sums.table(&End { trace: &trace, name_of, last });
         StreamedTable { table, trace }

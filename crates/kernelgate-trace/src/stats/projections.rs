@@ -1,14 +1,14 @@
 //! Ranges by the time of the GPU between their first and last operation.
 
 use super::cells::{groups_by_total, total_cells_without_share};
-use super::ranges::{End, Sums, regroup};
-use super::summary::{Samples, ValueSummary};
+use super::ranges::{End, StreamedSums, regroup};
+use super::summary::{GroupedSamples, ValueSummary};
 use super::table::{Table, TableCell};
-use crate::analyze::launches::passing::{LaunchedOperations, Open, OpenRangesByThread};
-use crate::analyze::operations::{AllOperations, Kind};
+use crate::analyze::launches::passing::{LaunchedOperations, OpenHostRange, OpenRangesByThread};
+use crate::analyze::operations::{AllOperations, OperationKind};
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
-use crate::model::{Table as Interner, Trace};
+use crate::model::{InternedValues as Interner, Trace};
 use crate::read::{CallRow, Row};
 
 /// The time span of the GPU operations that were launched in a range.
@@ -34,13 +34,13 @@ pub(super) struct ProjectionSums {
 #[derive(Default)]
 struct EndedProjections {
     groups: Interner<(u32, RangeStyle)>,
-    samples: Samples,
+    samples: GroupedSamples,
     /// Sums of each group: host time, operations, levels, children.
     sums: Vec<[i64; 4]>,
 }
 
 impl EndedProjections {
-    fn add(&mut self, range: &Open<Option<RangeProjection>>, last: i64) {
+    fn add(&mut self, range: &OpenHostRange<Option<RangeProjection>>, last: i64) {
         let (row, Some(projection)) = (&range.row, &range.state) else { return };
         let group = self.groups.intern((row.label, row.style));
         self.samples.push(group, projection.end - projection.start);
@@ -59,7 +59,7 @@ impl ProjectionSums {
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
         // Graphs are recorded whole; tables of `nsys stats` are of kernels, copies and sets.
         let launched = self.launched.by(trace, call).iter();
-        for &id in launched.filter(|&&id| all.part(id).0 != Kind::Graph) {
+        for &id in launched.filter(|&&id| all.part(id).0 != OperationKind::Graph) {
             start = start.min(all.start(id));
             end = end.max(all.end(id));
             number += 1;
@@ -99,7 +99,7 @@ impl ProjectionSums {
     }
 }
 
-impl Sums for ProjectionSums {
+impl StreamedSums for ProjectionSums {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
             Row::Begin => {

@@ -1,14 +1,14 @@
 //! Kernels by the ranges that they were launched in.
 
 use super::cells::{count, total_cells_without_share};
-use super::ranges::{End, Sums, regroup};
-use super::summary::Samples;
+use super::ranges::{End, StreamedSums, regroup};
+use super::summary::GroupedSamples;
 use super::table::{Table, TableCell};
 use crate::analyze::launches::passing::{LaunchedOperations, OpenRangesByThread};
-use crate::analyze::operations::{AllOperations, Kind};
+use crate::analyze::operations::{AllOperations, OperationKind};
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
-use crate::model::{Table as Interner, Trace};
+use crate::model::{InternedValues as Interner, Trace};
 use crate::read::{CallRow, Row};
 
 /// Kernels that are summed together: name (or label) and style of the range, thread, name of the
@@ -23,7 +23,7 @@ pub(super) struct KernelSumsByRange {
     /// For each open range, the groups in which it counts, in order.
     open: OpenRangesByThread<Vec<u32>>,
     groups: Interner<KernelGroupKey>,
-    samples: Samples,
+    samples: GroupedSamples,
     /// For each group, the number of ranges that contain kernels.
     instances: Vec<usize>,
 }
@@ -33,7 +33,7 @@ impl KernelSumsByRange {
         let all = AllOperations::new(trace);
         let ranges = self.open.at(call.thread, call.start, |_| ());
         for &id in self.launched.by(trace, call) {
-            let (Kind::Kernel, kernel) = all.part(id) else { continue };
+            let (OperationKind::Kernel, kernel) = all.part(id) else { continue };
             let (function, length) = kernel_name_and_duration(trace, kernel);
             let mut alone = true;
             for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
@@ -60,7 +60,7 @@ fn kernel_name_and_duration(trace: &Trace, kernel: usize) -> (u32, i64) {
     (name, trace.kernels.on_gpu.length(kernel))
 }
 
-impl Sums for KernelSumsByRange {
+impl StreamedSums for KernelSumsByRange {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
             Row::Begin => {

@@ -4,11 +4,11 @@
 use std::hash::Hash;
 
 use super::cells::{groups_by_total, summary_table};
-use super::summary::Samples;
+use super::summary::GroupedSamples;
 use super::table::{Table, TableCell};
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
-use crate::model::{Table as Interner, Trace};
+use crate::model::{InternedValues as Interner, Trace};
 use crate::read::{RangeRow, Row};
 
 /// Results that are known once all rows were read.
@@ -21,7 +21,7 @@ pub(super) struct End<'a, N: Fn(u32) -> NameId> {
 }
 
 /// A table that is summed row by row.
-pub(super) trait Sums {
+pub(super) trait StreamedSums {
     /// The next row; the trace is all but ranges and calls.
     fn add(&mut self, trace: &Trace, row: Row);
     /// The table.
@@ -32,7 +32,7 @@ pub(super) trait Sums {
 /// which each is.
 pub(super) fn regroup<K: Copy, L: Copy + Eq + Hash>(
     groups: &[K],
-    samples: &mut Samples,
+    samples: &mut GroupedSamples,
     meaning: impl Fn(K) -> L,
 ) -> (Vec<L>, Vec<u32>) {
     let mut meanings = Interner::default();
@@ -46,7 +46,7 @@ pub(super) fn regroup<K: Copy, L: Copy + Eq + Hash>(
 pub(super) struct RangeSumsByName {
     push_pop_only: bool,
     groups: Interner<(u32, RangeStyle)>,
-    samples: Samples,
+    samples: GroupedSamples,
     /// Group and start of ranges that were never closed.
     unclosed: Vec<(u32, i64)>,
 }
@@ -57,7 +57,7 @@ impl RangeSumsByName {
     }
 }
 
-impl Sums for RangeSumsByName {
+impl StreamedSums for RangeSumsByName {
     fn add(&mut self, _: &Trace, row: Row) {
         match row {
             Row::Begin => *self = Self::new(self.push_pop_only),

@@ -9,7 +9,7 @@ pub struct ValueSummary {
     pub total: i64,
     /// Mean of the values.
     pub mean: f64,
-    /// Median of the values; for an even number of them, the mean of the two in the middle.
+    /// Median of the values; for an even number of values, the mean of the two middle values.
     pub median: f64,
     /// Smallest value.
     pub min: i64,
@@ -20,13 +20,13 @@ pub struct ValueSummary {
 }
 
 impl ValueSummary {
-    /// The summary of some values, which change their order.
+    /// The summary of some values, whose order changes.
     pub fn new(values: &mut [i64]) -> Self {
         values.sort_unstable();
         Self::summary_of_sorted(|| values.iter().map(|&value| (value, 1)))
     }
 
-    /// The summary of values in order, each with how often it occurs.
+    /// The summary of sorted values, each with its number of occurrences.
     #[allow(clippy::cast_precision_loss)]
     fn summary_of_sorted<I: Iterator<Item = (i64, u32)>>(values: impl Fn() -> I) -> Self {
         let (mut count, mut total, mut last) = (0usize, 0i64, None);
@@ -61,14 +61,14 @@ impl ValueSummary {
 /// Values of many groups. Equal values of a group are counted from time to time, so that memory
 /// grows with the number of distinct values.
 #[derive(Debug, Default)]
-pub struct Samples {
+pub struct GroupedSamples {
     /// Group and value, in the order in which they were added.
     recent: Vec<(u32, i64)>,
     /// Entries of group, value and number of occurrences, in order.
     counted: Vec<(u32, i64, u32)>,
 }
 
-impl Samples {
+impl GroupedSamples {
     /// Least number of values that are counted at a time.
     const MIN_COUNTED_AT_ONCE: usize = 1 << 18;
 
@@ -128,7 +128,7 @@ impl Samples {
 /// Values of many groups with their numbers of occurrences.
 #[derive(Debug, Default)]
 pub struct CountedGroupValues {
-    /// Group, value and how often, in order.
+    /// Group, value and number of occurrences, in order.
     rows: Vec<(u32, i64, u32)>,
 }
 
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn groups_are_summed_apart() {
-        let mut samples = Samples::default();
+        let mut samples = GroupedSamples::default();
         for (group, value) in [(1, 4), (0, 10), (1, 2), (1, 9), (1, 3)] {
             samples.push(group, value);
         }
@@ -169,14 +169,14 @@ mod tests {
 
     #[test]
     fn a_sum_beyond_numbers_is_the_largest_one() {
-        let mut samples = Samples::default();
+        let mut samples = GroupedSamples::default();
         (0..5).for_each(|_| samples.push(0, i64::MAX / 4));
         assert_eq!(samples.group_summaries(1)[0].total, i64::MAX);
     }
 
     #[test]
     fn values_that_were_counted_are_summed_as_others_are() {
-        let mut samples = Samples::default();
+        let mut samples = GroupedSamples::default();
         let values = [(0, 7), (1, 5), (0, 7), (2, 1), (0, 9), (1, 5), (0, 8), (1, 4), (2, 3)];
         for (group, value) in values {
             samples.push(group, value);

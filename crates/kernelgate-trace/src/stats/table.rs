@@ -57,8 +57,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Keeps only the rows whose name matches. Shares are not changed: they refer to the whole
-    /// table.
+    /// Keeps only the rows whose name matches. Shares are not changed, because they refer to the
+    /// whole table.
     pub fn filter(&mut self, expression: &regex::Regex) {
         let column = self.named_by;
         self.rows.retain(|row| expression.is_match(&row[column].plain()));
@@ -104,7 +104,7 @@ impl Table {
 
     /// For a terminal of 100 columns: aligned, thousands separated, long names cut in their middle.
     pub fn to_text(&self) -> String {
-        const WIDTH: usize = 100;
+        const TABLE_WIDTH: usize = 100;
         let cells: Vec<Vec<String>> =
             self.rows.iter().map(|row| row.iter().map(display).collect()).collect();
         let last = self.columns.len() - 1;
@@ -114,7 +114,7 @@ impl Table {
         };
         let mut widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let before: usize = widths[..last].iter().map(|width| width + 2).sum();
-        widths[last] = widths[last].min(WIDTH.saturating_sub(before).max(40));
+        widths[last] = widths[last].min(TABLE_WIDTH.saturating_sub(before).max(40));
         let right: Vec<bool> = (0..self.columns.len())
             .map(|column| !self.rows.iter().any(|row| row[column].is_text_cell()))
             .collect();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::fixture::Export;
-use kernelgate_trace::analyze::timeline::Line;
+use kernelgate_trace::analyze::timeline::BusyTimeLine;
 use kernelgate_trace::analyze::timeline::iterations::IterationEvidence;
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingSeverity, IdleCauseKind, ProcessDeviceUse, TraceDiagnosis, diagnose,
@@ -50,8 +50,8 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
     }
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy_ns_of_line(Line::Compute), 5 * 400_000);
-    assert_eq!(total.busy_ns_of_line(Line::Communication), 5 * 500_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLine::Compute), 5 * 400_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLine::Communication), 5 * 500_000);
     let found = finding(&diagnosis, "exposed-communication").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.recoverable_ns, Some(5 * 500_000));
@@ -70,8 +70,8 @@ fn communication_beside_compute_is_hidden() {
     export.kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy_ns_of_line(Line::ComputeAndCommunication), 3_000);
-    assert_eq!(total.busy_ns_of_line(Line::Compute), 5_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLine::ComputeAndCommunication), 3_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLine::Compute), 5_000);
     assert!(finding(&diagnosis, "exposed-communication").is_none());
 }
 
@@ -86,7 +86,10 @@ fn copies_that_nothing_hides_come_first() {
         export.launch((start + 3_000, start + 5_000), kernel, i * 2 + 2, "solve");
     }
     let diagnosis = diagnosed(&export);
-    assert_eq!(diagnosis.devices[0].account.total.busy_ns_of_line(Line::Copy), 10 * 9_000_000);
+    assert_eq!(
+        diagnosis.devices[0].account.total.busy_ns_of_line(BusyTimeLine::Copy),
+        10 * 9_000_000
+    );
     let found = finding(&diagnosis, "exposed-copy").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.evidence[0].count, 10);
@@ -102,7 +105,7 @@ fn page_migrations_are_no_lost_launches() {
     }
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy_ns_of_line(Line::ComputeAndMigration), 50 * 5_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLine::ComputeAndMigration), 50 * 5_000);
     let found = finding(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
     // The kernel is shorter by the time from its first page to its last one.
@@ -139,8 +142,8 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
     assert_eq!(iterations.sign, IterationEvidence::Range("step_#".to_owned()));
     assert_eq!(iterations.each.len(), 6);
-    assert_eq!(iterations.before.busy_ns_of_line(Line::Compute), 495_000);
-    assert_eq!(iterations.each[0].account.busy_ns_of_line(Line::Compute), 3 * 190_000);
+    assert_eq!(iterations.before.busy_ns_of_line(BusyTimeLine::Compute), 495_000);
+    assert_eq!(iterations.each[0].account.busy_ns_of_line(BusyTimeLine::Compute), 3 * 190_000);
     let steady = iterations.sorted_steady_lengths();
     assert_eq!((steady.len(), steady[2]), (5, 1_000_000));
 }
@@ -184,7 +187,8 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
         let is_trace =
             |path: &PathBuf| path.extension().is_some_and(|of| of == "sqlite" || of == "gz");
         for path in files.filter(is_trace) {
-            let diagnosis = diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap());
+            let diagnosis =
+                diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap());
             for device in &diagnosis.devices {
                 assert_adds_up(device);
                 let total = &device.account.total;

@@ -2,7 +2,7 @@
 
 use crate::fixture::Export;
 use kernelgate_trace::diagnose::difference::{
-    AmountChange, Sums, TraceDifference, TracePartChange, TracePartKind, difference,
+    AmountChange, TraceDifference, TracePartChange, TracePartKind, TraceSums, difference,
 };
 
 /// Five steps of ten kernels of 30 µs, launched ahead of time by calls of 5 µs, each step waited
@@ -70,7 +70,7 @@ fn to(steps: &Steps) -> TraceDifference {
 }
 
 fn between(base: &Export, head: &Export) -> TraceDifference {
-    let [base, head] = [base, head].map(|export| Sums::new(&export.read().unwrap()));
+    let [base, head] = [base, head].map(|export| TraceSums::new(&export.read().unwrap()));
     let difference = difference(base, head);
     adds_up(&difference);
     difference

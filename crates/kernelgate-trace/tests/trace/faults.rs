@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::fixture::kineto::{At, FULL, Kineto};
 use crate::fixture::{Export, process};
 use kernelgate_trace::diagnose::checklist::{ChecklistMark, checklist};
-use kernelgate_trace::diagnose::difference::{SetupProperty, Sums, difference};
+use kernelgate_trace::diagnose::difference::{SetupProperty, TraceSums, difference};
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingConfidence, FindingSeverity, IdleCauseKind, QuestionAnswer,
     TraceDiagnosis, diagnose,
@@ -22,7 +22,7 @@ fn reported(name: &str) -> Option<Trace> {
         return None;
     };
     let path = PathBuf::from(folder).join(name);
-    Some(read::open(&path, &WantedTraceParts::ALL).unwrap())
+    Some(read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
 }
 
 fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
@@ -663,14 +663,14 @@ fn two_machines_are_named_before_their_difference() {
     let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
     use SetupProperty::{Capability, Device, Driver, Ranks};
     let same = || machine("NVIDIA A100", 8, world(8, 12080));
-    let base = Sums::new(&same());
+    let base = TraceSums::new(&same());
     let reported = ["a100", "v100"].map(|name| reported(&format!("two-gpus-not-told/{name}.json")));
     let mut pairs = vec![(same(), machine("Tesla V100", 7, world(16, 13000)))];
     if let [Some(a), Some(b)] = reported {
         pairs.push((a, b));
     }
     for (a, b) in &pairs {
-        let difference = difference(Sums::new(a), Sums::new(b));
+        let difference = difference(TraceSums::new(a), TraceSums::new(b));
         assert_eq!(difference.setup[0].property, Device);
         assert!(difference.is_other_machine());
         let text = difference.to_text(["a", "b"]);
@@ -679,7 +679,7 @@ fn two_machines_are_named_before_their_difference() {
         assert!(text.lines().nth(1).unwrap().contains("V100"), "{text}");
     }
     let properties = |other: &Trace| {
-        let difference = difference(base.clone(), Sums::new(other));
+        let difference = difference(base.clone(), TraceSums::new(other));
         difference.setup.iter().map(|change| change.property).collect::<Vec<_>>()
     };
     assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
@@ -762,7 +762,7 @@ fn a_broken_string_costs_its_own_event() {
     for broken in ["a\u{1}b", "Library(\"x\", \"IMPL\")", "{\"ph\": \"X", "a\nb", "\\x"] {
         let text = whole.replace("lib 49", broken);
         let (_folder, path) = crate::fixture::file("broken.json", text.as_bytes());
-        let read = read::open(&path, &WantedTraceParts::ALL).unwrap();
+        let read = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
         assert_eq!((read.kernels.on_gpu.len(), read.ranges.len()), (100, 99), "{broken}");
         assert_eq!(read.quality.broken_events, 1, "{broken}");
         assert_eq!(read.devices.len(), 1, "{broken}");

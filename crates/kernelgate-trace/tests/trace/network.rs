@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kernelgate_trace::diagnose::network::{Network, TrainingPhase, time_share_by_class};
+use kernelgate_trace::diagnose::network::{NetworkPhases, TrainingPhase, time_share_by_class};
 use kernelgate_trace::diagnose::{KernelClass, TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -11,14 +11,14 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 /// A trace of `fixture/`.
 pub fn trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trace/fixture").join(name);
-    read::open(&path, &WantedTraceParts::ALL).unwrap()
+    read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
 fn diagnosis(name: &str) -> TraceDiagnosis {
     diagnose(&trace(name))
 }
 
-fn network(of: &TraceDiagnosis) -> &Network {
+fn network(of: &TraceDiagnosis) -> &NetworkPhases {
     of.network.as_ref().unwrap()
 }
 

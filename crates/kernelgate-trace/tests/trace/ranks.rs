@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use kernelgate_trace::diagnose::ranks::{Job, Problem, RankTrace, join, read_rank_traces, within};
+use kernelgate_trace::diagnose::ranks::{
+    Job, JobProblem, RankTrace, join_ranks, ranks_of_trace, read_rank_traces,
+};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -75,7 +77,7 @@ fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
 fn job(ranks: &[Rank]) -> Job {
     let folder = tempfile::tempdir().unwrap();
     let parts: Vec<RankTrace> = read_rank_traces(&write(&folder, ranks)).unwrap();
-    let job = join(parts);
+    let job = join_ranks(parts);
     let text = job.to_text();
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     job
@@ -116,7 +118,7 @@ fn clocks_that_differ_by_seconds_are_aligned() {
         .problems
         .iter()
         .filter_map(|of| match of {
-            Problem::Clock { ahead_ns, .. } => Some(*ahead_ns),
+            JobProblem::Clock { ahead_ns, .. } => Some(*ahead_ns),
             _ => None,
         })
         .collect();
@@ -133,7 +135,7 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
     assert!(
         job.problems
             .iter()
-            .any(|of| matches!(of, Problem::OtherJob { trace, .. } if trace == "rank1.json")),
+            .any(|of| matches!(of, JobProblem::OtherJob { trace, .. } if trace == "rank1.json")),
         "{:?}",
         job.problems
     );
@@ -144,7 +146,7 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
     assert!(
         problems
             .iter()
-            .any(|of| matches!(of, Problem::OtherJob { why, .. } if why.starts_with('8')))
+            .any(|of| matches!(of, JobProblem::OtherJob { why, .. } if why.starts_with('8')))
     );
 }
 
@@ -152,10 +154,10 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
 fn missing_and_duplicate_ranks_are_reported() {
     let mut ranks = [0, 1, 3].map(Rank::new);
     let job = job(&ranks);
-    assert_eq!(job.problems, [Problem::Missing { ranks: vec![2], count: 1 }]);
+    assert_eq!(job.problems, [JobProblem::Missing { ranks: vec![2], count: 1 }]);
     ranks[2].number = 1;
     let problems = self::job(&ranks).problems;
-    assert!(problems.iter().any(|of| matches!(of, Problem::Duplicate { .. })), "{problems:?}");
+    assert!(problems.iter().any(|of| matches!(of, JobProblem::Duplicate { .. })), "{problems:?}");
 }
 
 #[test]
@@ -164,7 +166,7 @@ fn a_rank_that_was_cut_is_reported_and_joined() {
     let traces = write(&folder, &[0, 1].map(|number| Rank { world: 2, ..Rank::new(number) }));
     let whole = std::fs::read(&traces[1].1).unwrap();
     std::fs::write(&traces[1].1, &whole[..whole.len() * 3 / 4]).unwrap();
-    let job = join(read_rank_traces(&traces).unwrap());
+    let job = join_ranks(read_rank_traces(&traces).unwrap());
     let cut = job.problems[0].message();
     assert!(cut.starts_with("rank1.json: read in part only: ") && cut.contains("events"), "{cut}");
     assert!((STEPS / 2..STEPS).contains(&job.joined), "{}", job.joined);
@@ -177,7 +179,7 @@ fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
     ranks[2].compute_us = 250.0;
     let job = job(&ranks);
     assert_eq!(job.joined, STEPS - 5);
-    let unequal = job.problems.iter().filter(|of| matches!(of, Problem::Unequal { .. }));
+    let unequal = job.problems.iter().filter(|of| matches!(of, JobProblem::Unequal { .. }));
     assert_eq!(unequal.count(), 3, "{:?}", job.problems);
 }
 
@@ -211,8 +213,9 @@ fn two_ranks(ranks: [&[Event<'_>]; 2]) -> Job {
         std::fs::write(&path, trace.to_string()).unwrap();
         (format!("rank{rank}.json"), path)
     };
-    let job =
-        join(read_rank_traces(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap());
+    let job = join_ranks(
+        read_rank_traces(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap(),
+    );
     assert_eq!((job.joined, &job.problems[..]), (1, &[][..]));
     let sum: i64 = job.path.segments.iter().map(|of| of.2).sum();
     assert_eq!(sum, job.path.total_ns);
@@ -358,7 +361,7 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
     };
     let name = "GindaChen_tests_fixtures_mfu_2gpu_before";
     let path = PathBuf::from(folder).join(name).join("trace.sqlite");
-    let job = join(read_rank_traces(&[(name.to_owned(), path)]).unwrap());
+    let job = join_ranks(read_rank_traces(&[(name.to_owned(), path)]).unwrap());
     // 33 exchanges each, on two devices with one clock.
     assert_eq!((job.ranks.len(), job.joined), (2, 33), "{:?}", job.problems);
     assert_eq!(job.problems, []);
@@ -372,7 +375,7 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
 #[test]
 fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/trace/fixture/ring_on_two_gpus.json");
-    let job = within("ring.json", path.as_ref()).unwrap().unwrap();
+    let job = ranks_of_trace("ring.json", path.as_ref()).unwrap().unwrap();
     assert_eq!(job.problems, []);
     let names: Vec<&str> = job.ranks.iter().map(|of| of.name.as_str()).collect();
     assert_eq!(names, ["device 0", "device 1"]);
@@ -394,5 +397,5 @@ fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
 fn a_recording_of_one_gpu_is_no_job() {
     let folder = tempfile::tempdir().unwrap();
     let (name, path) = write(&folder, &[Rank::new(0)]).remove(0);
-    assert!(within(&name, &path).unwrap().is_none());
+    assert!(ranks_of_trace(&name, &path).unwrap().is_none());
 }

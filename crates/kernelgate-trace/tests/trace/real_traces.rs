@@ -4,10 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use kernelgate_trace::analyze::launches::Launches;
+use kernelgate_trace::analyze::launches::TraceLaunches;
 use kernelgate_trace::analyze::operations::AllOperations;
 use kernelgate_trace::analyze::timeline::idle;
-use kernelgate_trace::diagnose::difference::{AmountChange, Sums, difference};
+use kernelgate_trace::diagnose::difference::{AmountChange, TraceSums, difference};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -57,7 +57,8 @@ fn every_table_is_that_of_nsys_stats() {
     let Some(folder) = folder() else { return };
     let mut compared = 0;
     for export in exports(&folder) {
-        let trace = read::open(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
+        let trace =
+            read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
         for report in StatsReport::ALL {
             let truth = export.join(format!("gt/gt_{}.csv", report.name()));
             let Ok(truth) = std::fs::read_to_string(&truth) else { continue };
@@ -140,7 +141,7 @@ fn gaps_are_those_of_an_independent_count() {
     ];
     for (name, kernels, all, busy) in expected {
         let path = folder.join(name).join("trace.sqlite");
-        let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
+        let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
         let count = trace.kernels.on_gpu.len() as u32;
         assert_eq!(
             gaps(&trace, &idle::activity_of_devices(&trace, |id| id < count)),
@@ -157,7 +158,7 @@ fn gaps_are_those_of_an_independent_count() {
 }
 
 /// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
-fn gaps(trace: &Trace, activities: &[idle::Activity]) -> Gaps {
+fn gaps(trace: &Trace, activities: &[idle::DeviceActivity]) -> Gaps {
     let all = AllOperations::new(trace);
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);
@@ -175,7 +176,7 @@ fn rules_judge_real_traces_rightly() {
     let Some(folder) = folder() else { return };
     let diagnosis = |name: &str| {
         let path = folder.join(name).join("trace.sqlite");
-        diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap())
+        diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
     };
     let has =
         |diagnosis: &TraceDiagnosis, id: &str| diagnosis.findings.iter().any(|of| of.id == id);
@@ -207,22 +208,23 @@ fn rules_judge_real_traces_rightly() {
 fn pytorch_and_ncu_files_are_read() {
     let Some(folder) = folder() else { return };
     let path = folder.join("kineto/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz");
-    let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
+    let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
     let counts = (trace.kernels.on_gpu.len(), trace.copies.on_gpu.len(), trace.sets.on_gpu.len());
     assert_eq!(counts, (4350, 1600, 145));
     assert_eq!((trace.calls.len(), trace.quality.odd_values), (15329, 0));
     assert!(trace.quality.unreadable.is_empty());
-    let launches = Launches::join(&trace);
+    let launches = TraceLaunches::join_launches(&trace);
     assert!(
         launches.operations_without_call() * 100 < launches.call_of.len(),
         "{}",
         launches.operations_without_call()
     );
     let path = folder.join("kineto/event_sync_trace.json.gz");
-    let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
+    let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
     assert_eq!((trace.kernels.on_gpu.len(), trace.syncs.kind.len()), (4, 4));
 
-    let trace = read::open(&folder.join("ncu/cublaslt_ncu.log"), &WantedTraceParts::ALL).unwrap();
+    let trace = read::open_trace_file(&folder.join("ncu/cublaslt_ncu.log"), &WantedTraceParts::ALL)
+        .unwrap();
     let value = |name: &str| trace.profiled[0].metrics[&trace.names.find(name).unwrap()].value;
     assert_eq!(value("Compute (SM) Throughput"), 23.59);
     assert_eq!(value("Memory Throughput"), 21.68);
@@ -255,7 +257,7 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
     }
     let mut savings = 0;
     for path in traces {
-        let Ok(trace) = read::open(&path, &WantedTraceParts::ALL) else { continue };
+        let Ok(trace) = read::open_trace_file(&path, &WantedTraceParts::ALL) else { continue };
         for finding in diagnose(&trace).findings {
             let gain = finding.replayed.map_or(0, |replayed| replayed.alone_ns.max(0));
             let saved = finding.recoverable_ns.unwrap_or(0);
@@ -270,12 +272,13 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
 fn a_timeline_that_is_read_again_has_the_same_tables() {
     let Some(folder) = folder() else { return };
     for export in exports(&folder) {
-        let trace = read::open(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
+        let trace =
+            read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
         let timeline = tempfile::NamedTempFile::with_suffix(".json").unwrap();
         let mut file = std::io::BufWriter::new(timeline.as_file());
         kernelgate_trace::export::write_perfetto(&trace, &mut file).unwrap();
         drop(file);
-        let again = read::open(timeline.path(), &WantedTraceParts::ALL).unwrap();
+        let again = read::open_trace_file(timeline.path(), &WantedTraceParts::ALL).unwrap();
         assert_eq!((again.quality.odd_values, again.quality.unreadable.len()), (0, 0));
         for report in StatsReport::ALL {
             let sorted = |trace| {
@@ -294,10 +297,12 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
 fn the_parts_of_a_difference_add_up() {
     let Some(folder) = folder() else { return };
     let read = |export: &PathBuf| {
-        Sums::new(&read::open(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap())
+        TraceSums::new(
+            &read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap(),
+        )
     };
     let exports = exports(&folder);
-    let sums: Vec<Sums> = exports.iter().map(read).collect();
+    let sums: Vec<TraceSums> = exports.iter().map(read).collect();
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
             let change = difference(base.clone(), head.clone());

@@ -2,7 +2,7 @@
 
 use crate::fixture::file;
 use kernelgate_trace::analyze::work::peaks::MatrixPrecision;
-use kernelgate_trace::analyze::work::utilization::{DeviceUtilization, Limit};
+use kernelgate_trace::analyze::work::utilization::{DeviceUtilization, RooflineLimit};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::read::{self, WantedTraceParts};
 
@@ -50,7 +50,7 @@ fn diagnosis(device: &str, operators: &[Operator]) -> TraceDiagnosis {
         events.join(",")
     );
     let (_folder, path) = file("t.json", text.as_bytes());
-    diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap())
+    diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
 }
 
 fn near(value: Option<f64>, expected: f64) {
@@ -73,7 +73,7 @@ fn a_product_has_its_share_of_the_tensor_peak() {
     near(product.sum.share_of_tensor_peak(), 0.5);
     near(product.sum.achieved_teraflops(), 494.4);
     near(product.sum.flops_per_byte(), 4096.0 / 3.0);
-    assert_eq!(product.sum.limit(), Some(Limit::Compute));
+    assert_eq!(product.sum.limit(), Some(RooflineLimit::Compute));
     let step = utilization.ranges.iter().find(|range| range.path == "step").unwrap();
     near(step.sum.share_of_tensor_peak_over(step.host_ns), 0.5 * 278.0 / 900.0);
     assert_eq!(utilization.known_work_share(), 1.0);
@@ -134,7 +134,8 @@ fn a_product_inside_a_product_counts_once() {
         events.join(",")
     );
     let (_folder, path) = file("t.json", text.as_bytes());
-    let found = diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap()).utilization;
+    let found =
+        diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()).utilization;
     assert_eq!((found.all.count, found.operators.len()), (1, 1), "{:?}", found.operators);
     assert_eq!(found.operators[0].name, "aten::mm");
     near(found.all.achieved_teraflops(), 494.4);
@@ -177,7 +178,7 @@ fn moving_operators_are_limited_by_memory() {
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[add]).utilization;
     // 402 MB at 3350 GB/s take 120 µs.
     near(found.operators[0].sum.share_of_roofline(), 0.5);
-    assert_eq!(found.operators[0].sum.limit(), Some(Limit::Memory));
+    assert_eq!(found.operators[0].sum.limit(), Some(RooflineLimit::Memory));
     assert_eq!(found.operators[0].sum.share_of_tensor_peak(), None);
 }
 

@@ -1,6 +1,6 @@
 //! Inputs of the kinds in `faults.rs` from other vendors, libraries and calls, one a row of a table.
 
-use kernelgate_trace::analyze::timeline::Line;
+use kernelgate_trace::analyze::timeline::BusyTimeLine;
 use kernelgate_trace::diagnose::{
     FindingSeverity, IdleCauseKind, QuestionAnswer, TraceDiagnosis, diagnose,
 };
@@ -71,7 +71,7 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
             let diagnosis = diagnose(&trace.read());
             let expected = 20 * (500_000 - hidden as i64 * 1_000);
             let total = &diagnosis.devices[0].account.total;
-            assert_eq!(total.busy_ns_of_line(Line::Communication), expected, "{name}");
+            assert_eq!(total.busy_ns_of_line(BusyTimeLine::Communication), expected, "{name}");
             let mut findings = diagnosis.findings.iter();
             let exposed = findings.find(|finding| finding.id == "exposed-communication");
             assert_eq!(exposed.and_then(|it| it.recoverable_ns), Some(expected), "{name}");

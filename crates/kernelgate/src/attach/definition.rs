@@ -42,7 +42,7 @@ impl TensorSpec {
 
 /// Source of the expected outputs of a workload.
 #[derive(Clone)]
-pub enum Reference {
+pub enum OutputReference {
     /// No expected outputs: implementations are timed and marked as unverified.
     None,
     /// Code, in fp64.
@@ -60,9 +60,11 @@ pub enum Reference {
 /// Computes the outputs.
 type ReferenceFunction = Arc<dyn Fn(&Tensors) -> Vec<Expected> + Send + Sync>;
 
-impl Reference {
+impl OutputReference {
     /// Code that computes the outputs in fp64.
-    pub fn code(compute: impl Fn(&Tensors) -> Vec<Expected> + Send + Sync + 'static) -> Self {
+    pub fn from_function(
+        compute: impl Fn(&Tensors) -> Vec<Expected> + Send + Sync + 'static,
+    ) -> Self {
         Self::Code(Arc::new(compute))
     }
 }
@@ -115,22 +117,22 @@ impl Tolerances {
 
 /// Definition of one problem.
 #[derive(Clone)]
-pub struct Definition {
+pub struct ProblemDefinition {
     /// Tensors that rows read.
     pub inputs: Vec<TensorSpec>,
     /// Output tensors that every launch overwrites.
     pub outputs: Vec<TensorSpec>,
-    /// Source of the expected outputs.
-    pub reference: Reference,
+    /// Source of the expected outputs of the problem.
+    pub reference: OutputReference,
     /// Operations and fewest bytes of a launch.
     pub work: Work,
     /// Tolerances of the comparison of outputs with the reference.
     pub tolerance: Tolerances,
 }
 
-impl Definition {
+impl ProblemDefinition {
     /// The work of reading each input once and writing each output once.
-    pub fn traffic(inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Work {
+    pub fn traffic_work(inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Work {
         let bytes = |all: &[TensorSpec]| all.iter().map(TensorSpec::bytes).sum();
         Work::bytes(bytes(inputs), bytes(outputs))
     }

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
     use safetensors::tensor::TensorView;
 
-    fn declared(name: &'static str, shape: &[usize], dtype: Dtype) -> TensorSpec {
+    fn declared_tensor(name: &'static str, shape: &[usize], dtype: Dtype) -> TensorSpec {
         TensorSpec { name, shape: shape.to_vec(), dtype }
     }
 
@@ -75,22 +75,23 @@ mod tests {
             ("n", TensorView::new(safetensors::Dtype::U8, vec![2], &[1, 2]).unwrap()),
         ];
         safetensors::serialize_to_file(tensors, None, &path).unwrap();
-        let input = [declared("x", &[2], Dtype::F32), declared("w", &[9], Dtype::F32)];
-        let output = [declared("y", &[2], Dtype::F32)];
+        let input =
+            [declared_tensor("x", &[2], Dtype::F32), declared_tensor("w", &[9], Dtype::F32)];
+        let output = [declared_tensor("y", &[2], Dtype::F32)];
         let (inputs, outputs) = read(&path, &input, &output).unwrap();
         assert_eq!(inputs.f32("x"), [1.0, 2.0]);
         assert!(inputs.get("w").is_none(), "drawn, because it is not there");
         assert_eq!(outputs.tensor("y").to_f64(0, 2), [3.0, 6.0]);
         for (outputs, words) in [
-            (declared("y", &[4], Dtype::F32), "`y` has the shape [2], the definition [4]"),
-            (declared("z", &[2], Dtype::F32), "no output `z`; it has `n`, `x`, `y`"),
-            (declared("y", &[2], Dtype::I8), "`y` is f64, the definition i8"),
-            (declared("n", &[2], Dtype::I8), "`n` is U8, which no row computes"),
+            (declared_tensor("y", &[4], Dtype::F32), "`y` has the shape [2], the definition [4]"),
+            (declared_tensor("z", &[2], Dtype::F32), "no output `z`; it has `n`, `x`, `y`"),
+            (declared_tensor("y", &[2], Dtype::I8), "`y` is f64, the definition i8"),
+            (declared_tensor("n", &[2], Dtype::I8), "`n` is U8, which no row computes"),
         ] {
             let error = read(&path, &[], &[outputs]).unwrap_err();
             assert!(error.contains("golden.safetensors: ") && error.contains(words), "{error}");
         }
-        let wrong = read(&path, &[declared("x", &[2], Dtype::F16)], &[]).unwrap_err();
+        let wrong = read(&path, &[declared_tensor("x", &[2], Dtype::F16)], &[]).unwrap_err();
         let reason = "`x` is f32, the definition f16";
         assert_eq!(wrong, format!("golden tensors {}: {reason}", path.display()));
         // Cut anywhere, it is an error and no panic.
@@ -101,7 +102,7 @@ mod tests {
         }
         let shifted = String::from_utf8_lossy(&whole).replace("\"shape\":[2]", "\"shape\":[1]");
         std::fs::write(&path, shifted.as_bytes()).unwrap();
-        let one = [declared("y", &[1], Dtype::F32)];
+        let one = [declared_tensor("y", &[1], Dtype::F32)];
         assert!(read(&path, &[], &one).is_err());
         std::fs::write(&path, "nothing of the kind").unwrap();
         assert!(read(&path, &input, &output).unwrap_err().contains("no safetensors file"));

@@ -30,8 +30,8 @@
 //! context or leave a capture open: each is an error. The audit misses one kind of wait: if CUPTI
 //! is missing, a wait looks like a full queue when the launch has more than 400 commands, or cannot
 //! be captured and returns before the GPU is done. A row that packs or copies inputs while it is
-//! prepared names the inputs that launches still read with [`Launches::reading`]. A row whose
-//! launches carry state on restores it with [`Launches::with_reset`]. The reference is code in
+//! prepared names the inputs that launches still read with [`RowLaunches::reading`]. A row whose
+//! launches carry state on restores it with [`RowLaunches::with_reset`]. The reference is code in
 //! fp64, golden tensors, another row, or nothing; a case without a reference is timed and marked
 //! "unverified".
 //!
@@ -45,8 +45,8 @@ mod row;
 pub mod safetensors;
 mod suite;
 
-pub use definition::{Definition, Reference, TensorSpec, Tolerances};
-pub use row::{At, Launches};
+pub use definition::{OutputReference, ProblemDefinition, TensorSpec, Tolerances};
+pub use row::{At, RowLaunches};
 pub use suite::Attached;
 
 pub use crate::backend::BackendError;

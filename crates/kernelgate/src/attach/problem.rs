@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::definition::{Definition, Reference, TensorSpec};
+use super::definition::{OutputReference, ProblemDefinition, TensorSpec};
 use super::golden;
 use crate::backend::BackendError;
 use crate::backend::cpu::CpuTask;
@@ -29,22 +29,25 @@ pub(super) enum AttachedRowKind {
 }
 
 type HostRowFunction = dyn Fn(&Tensors, &mut Tensors) + Send + Sync;
-type PrepareAttachedRow =
-    dyn Fn(&Bound, &Tensors, &Arc<Device>) -> Result<CudaTask, BackendError> + Send + Sync;
+type PrepareAttachedRow = dyn Fn(&BoundDefinition, &Tensors, &Arc<Device>) -> Result<CudaTask, BackendError>
+    + Send
+    + Sync;
 
 /// The definition of a point, with the tensors of its golden file.
-pub(super) struct Bound {
+pub(super) struct BoundDefinition {
     pub point: Point,
     pub rows: Arc<[Row]>,
-    pub definition: Definition,
+    pub definition: ProblemDefinition,
     /// Inputs and outputs of the golden file; empty if there is no golden file.
     golden: Result<(Tensors, Tensors), String>,
 }
 
-impl Bound {
-    pub fn new(point: Point, rows: Arc<[Row]>, definition: Definition) -> Self {
+impl BoundDefinition {
+    pub fn new(point: Point, rows: Arc<[Row]>, definition: ProblemDefinition) -> Self {
         let golden = match &definition.reference {
-            Reference::Golden(path) => golden::read(path, &definition.inputs, &definition.outputs),
+            OutputReference::Golden(path) => {
+                golden::read(path, &definition.inputs, &definition.outputs)
+            }
             _ => Ok(Default::default()),
         };
         Self { point, rows, definition, golden }
@@ -56,16 +59,16 @@ impl Bound {
 
     /// Device memory of a problem's inputs and outputs, bytes.
     pub fn device_bytes(&self) -> u64 {
-        let Definition { inputs, outputs, .. } = &self.definition;
+        let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         inputs.iter().chain(outputs).map(TensorSpec::bytes).sum()
     }
 
     /// Checks that rows name tensors of the definition.
     ///
     /// # Errors
-    /// The error names the tensor, and those that there are.
+    /// The error names the missing tensor, and the tensors that the file has.
     pub fn check_names(&self) -> Result<(), AxisError> {
-        let Definition { inputs, outputs, .. } = &self.definition;
+        let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         let names: Vec<_> = inputs.iter().chain(outputs).map(|tensor| tensor.name).collect();
         for Row { name, tensors, .. } in self.rows.iter() {
             if let Some(unknown) = tensors.iter().find(|tensor| !names.contains(tensor)) {
@@ -113,27 +116,28 @@ impl Bound {
     }
 }
 
-fn draw(declared: &TensorSpec, seed: u64) -> TensorData {
+fn draw_declared_tensor(declared: &TensorSpec, seed: u64) -> TensorData {
     let (name, len) = (declared.name, declared.len());
     let spread = |x: f32| (32.0 * x).round().clamp(-128.0, 127.0) as i8;
     match declared.dtype {
         Dtype::F64 => TensorData::F64(random::map_normal_values(seed, name, len, f64::from)),
-        Dtype::F32 => TensorData::F32(random::normal(seed, name, len)),
+        Dtype::F32 => TensorData::F32(random::normal_values(seed, name, len)),
         Dtype::F16 => TensorData::F16(random::map_normal_values(seed, name, len, f16::from_f32)),
         Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, bf16::from_f32)),
-        Dtype::Fp8 => TensorData::I8(random::map_normal_values(seed, name, len, |x| code(x) as i8)),
+        Dtype::Fp8 => {
+            TensorData::I8(random::map_normal_values(seed, name, len, |x| e4m3_code(x) as i8))
+        }
         Dtype::I8 => TensorData::I8(random::map_normal_values(seed, name, len, spread)),
     }
 }
 
-/// A code of e4m3 by the bits of a number: its sign, and magnitudes from 2^-3 to 2^1 without a NaN
-/// among them.
-const fn code(x: f32) -> u8 {
+/// The e4m3 code for the bits of a number: its sign, and magnitudes from 2^-3 to 2^1 without a NaN.
+const fn e4m3_code(x: f32) -> u8 {
     let bits = x.to_bits();
     (bits >> 31 << 7) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
 }
 
-impl Problem for Bound {
+impl Problem for BoundDefinition {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for declared in &self.definition.inputs {
@@ -141,7 +145,7 @@ impl Problem for Bound {
             match kept {
                 Some(tensor) => inputs.insert(declared.name, tensor.clone()),
                 None => {
-                    let drawn = draw(declared, seed);
+                    let drawn = draw_declared_tensor(declared, seed);
                     inputs = inputs.with(declared.name, declared.shape.clone(), drawn);
                 }
             }
@@ -152,25 +156,27 @@ impl Problem for Bound {
     /// Golden outputs belong to the inputs of their file, so other inputs cannot be drawn.
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         match self.definition.reference {
-            Reference::Golden(_) => Tensors::new(),
+            OutputReference::Golden(_) => Tensors::new(),
             _ => self.inputs(seed).select_named(names),
         }
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         match &self.definition.reference {
-            Reference::Code(compute) => compute(inputs),
-            Reference::Golden(_) => self.golden_tensors().map_or(Vec::new(), |(_, outputs)| {
-                let each = outputs.iter().map(|(name, tensor)| {
-                    let values = match tensor.tensor_data() {
-                        TensorData::I8(values) => TensorData::I8(values.clone()),
-                        _ => TensorData::F64(tensor.to_f64(0, tensor.len())),
-                    };
-                    Expected::all(name, tensor.shape().to_vec(), values)
-                });
-                each.collect()
-            }),
-            Reference::None | Reference::Row(_) => Vec::new(),
+            OutputReference::Code(compute) => compute(inputs),
+            OutputReference::Golden(_) => {
+                self.golden_tensors().map_or(Vec::new(), |(_, outputs)| {
+                    let each = outputs.iter().map(|(name, tensor)| {
+                        let values = match tensor.tensor_data() {
+                            TensorData::I8(values) => TensorData::I8(values.clone()),
+                            _ => TensorData::F64(tensor.to_f64(0, tensor.len())),
+                        };
+                        Expected::all(name, tensor.shape().to_vec(), values)
+                    });
+                    each.collect()
+                })
+            }
+            OutputReference::None | OutputReference::Row(_) => Vec::new(),
         }
     }
 
@@ -190,14 +196,14 @@ impl Problem for Bound {
     }
 
     fn reads_files(&self) -> bool {
-        matches!(self.definition.reference, Reference::Golden(_))
+        matches!(self.definition.reference, OutputReference::Golden(_))
     }
 
     fn reference_from(&self) -> ReferenceSource {
         match self.definition.reference {
-            Reference::None => ReferenceSource::Nothing,
-            Reference::Row(row) => ReferenceSource::Row(row),
-            Reference::Code(_) | Reference::Golden(_) => ReferenceSource::Definition,
+            OutputReference::None => ReferenceSource::Nothing,
+            OutputReference::Row(row) => ReferenceSource::Row(row),
+            OutputReference::Code(_) | OutputReference::Golden(_) => ReferenceSource::Definition,
         }
     }
 
@@ -221,9 +227,9 @@ impl Problem for Bound {
             .collect()
     }
 
-    /// Inputs twice, because others replace them, outputs, and both in fp64.
+    /// Host memory for two copies of the inputs, for the outputs, and for both in fp64.
     fn host_bytes(&self) -> u64 {
-        let Definition { inputs, outputs, .. } = &self.definition;
+        let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         let elements: usize = inputs.iter().chain(outputs).map(TensorSpec::len).sum();
         2 * self.device_bytes() + 8 * elements as u64
     }
@@ -236,28 +242,36 @@ mod tests {
     use crate::verify;
     use crate::workload::{Axis, axis};
 
-    fn bound(outputs: &[Dtype], reference: Reference, tolerance: Tolerances) -> Bound {
+    fn bind_definition(
+        outputs: &[Dtype],
+        reference: OutputReference,
+        tolerance: Tolerances,
+    ) -> BoundDefinition {
         let names = ["y", "z"].into_iter().zip(outputs);
         let outputs = names.map(|(name, dtype)| TensorSpec::new(name, [4], *dtype)).collect();
         let inputs = vec![TensorSpec::new("x", [1 << 16], Dtype::Fp8)];
         let work = Work::default();
-        let point = axis::expand(&[Axis::number("n", "")], &["n=1"], &[]).unwrap().remove(0);
-        Bound::new(point, Arc::new([]), Definition { inputs, outputs, reference, work, tolerance })
+        let point = axis::expand_points(&[Axis::number("n", "")], &["n=1"], &[]).unwrap().remove(0);
+        BoundDefinition::new(
+            point,
+            Arc::new([]),
+            ProblemDefinition { inputs, outputs, reference, work, tolerance },
+        )
     }
 
-    fn unverified(outputs: &[Dtype], tolerance: Tolerances) -> Bound {
-        bound(outputs, Reference::None, tolerance)
+    fn bind_unverified(outputs: &[Dtype], tolerance: Tolerances) -> BoundDefinition {
+        bind_definition(outputs, OutputReference::None, tolerance)
     }
 
     #[test]
     fn inputs_in_fp8_are_numbers_and_outputs_in_it_are_refused() {
-        let fp8 = unverified(&[], Tolerances::by_dtype());
+        let fp8 = bind_unverified(&[], Tolerances::by_dtype());
         assert_eq!(fp8.check(), Ok(()));
         let codes: Vec<u8> = fp8.inputs(7).tensor("x").as_bytes().to_vec();
         assert!(codes.iter().all(|code| (0x20..0x40).contains(&(code & 0x7f))));
         let negative = codes.iter().filter(|&&code| code & 0x80 != 0).count();
         assert!((1 << 14..3 << 14).contains(&negative), "{negative} of {}", codes.len());
-        let refused = unverified(&[Dtype::Fp8], Tolerances::by_dtype()).check().unwrap_err();
+        let refused = bind_unverified(&[Dtype::Fp8], Tolerances::by_dtype()).check().unwrap_err();
         assert_eq!(
             refused,
             "output `y` is in fp8, which nothing here compares: declare it as i8, whose bytes are compared exactly, or a wider float that the row converts it to"
@@ -267,11 +281,15 @@ mod tests {
     #[test]
     fn golden_tensors_are_read_anew() {
         let reads_files = |reference| {
-            let bound = bound(&[Dtype::F32], reference, Tolerances::by_dtype());
+            let bound = bind_definition(&[Dtype::F32], reference, Tolerances::by_dtype());
             bound.reads_files()
         };
-        assert!(reads_files(Reference::Golden("nowhere.safetensors".into())));
-        for other in [Reference::code(|_| Vec::new()), Reference::None, Reference::Row("x")] {
+        assert!(reads_files(OutputReference::Golden("nowhere.safetensors".into())));
+        for other in [
+            OutputReference::from_function(|_| Vec::new()),
+            OutputReference::None,
+            OutputReference::Row("x"),
+        ] {
             assert!(!reads_files(other));
         }
     }
@@ -279,7 +297,8 @@ mod tests {
     #[test]
     fn an_undeclared_tolerance_follows_from_the_dtype() {
         let allowed = |dtypes: &[Dtype], tolerance| {
-            let Tolerance { max_error, relative_l2 } = unverified(dtypes, tolerance).tolerance();
+            let Tolerance { max_error, relative_l2 } =
+                bind_unverified(dtypes, tolerance).tolerance();
             (max_error, relative_l2)
         };
         for (dtypes, error) in [
@@ -297,7 +316,7 @@ mod tests {
 
     #[test]
     fn each_output_has_its_own_tolerance() {
-        let mixed = |tolerance| unverified(&[Dtype::Bf16, Dtype::F32], tolerance);
+        let mixed = |tolerance| bind_unverified(&[Dtype::Bf16, Dtype::F32], tolerance);
         let each = |tolerance| {
             let all = mixed(tolerance).tolerances();
             ["y", "z"].map(|name| all[name].max_error)
@@ -311,17 +330,17 @@ mod tests {
         assert_eq!(unknown, "a tolerance of output `x`, which is not declared");
     }
 
-    /// `kernelgate compare` treats a row without a reference like this.
+    /// `kernelgate compare` tolerates one unit in the last place in a row without a reference.
     #[test]
     fn outputs_one_unit_in_the_last_place_apart_are_alike() {
         let ys = |bits: u16| {
             let y = vec![bf16::from_bits(bits), bf16::from_f32(0.5)];
             Tensors::new().with("y", [2], TensorData::Bf16(y))
         };
-        // 1 and its neighbours: 2^-7 above, where units are widest.
+        // The number 1 and its neighbours are 2^-7 apart above 1, where units are widest.
         let base = verify::outputs_as_reference(&ys(0x3f80));
-        let tolerance = unverified(&[Dtype::Bf16], Tolerances::by_dtype()).tolerance();
-        assert!(verify::compare(&ys(0x3f81), &base, tolerance).is_ok());
-        assert!(verify::compare(&ys(0x3f84), &base, tolerance).is_err());
+        let tolerance = bind_unverified(&[Dtype::Bf16], Tolerances::by_dtype()).tolerance();
+        assert!(verify::compare_outputs(&ys(0x3f81), &base, tolerance).is_ok());
+        assert!(verify::compare_outputs(&ys(0x3f84), &base, tolerance).is_err());
     }
 }

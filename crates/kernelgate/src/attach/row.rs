@@ -17,7 +17,7 @@ pub struct At<'a> {
     pub(super) device: &'a Arc<Device>,
 }
 
-pub(super) fn missing(name: &str) -> BackendError {
+pub(super) fn missing_input(name: &str) -> BackendError {
     BackendError::Launch(format!("the definition has no input `{name}`"))
 }
 
@@ -67,7 +67,7 @@ impl At<'_> {
     /// A kernel of CUDA source, compiled by NVRTC.
     ///
     /// # Errors
-    /// Fails if it does not compile or load.
+    /// Fails if the kernel does not compile or load.
     pub fn compile(
         &self,
         source: &'static str,
@@ -79,17 +79,17 @@ impl At<'_> {
     /// Launches of one kernel of CUDA source.
     ///
     /// # Errors
-    /// Fails if it does not compile or load, or cannot be launched with these.
+    /// Fails if the kernel does not compile or load, or cannot be launched with these arguments.
     pub fn launch(
         &self,
         source: &'static str,
         symbol: &'static str,
         dims: Launch,
         parameters: Arguments,
-    ) -> Result<Launches, BackendError> {
+    ) -> Result<RowLaunches, BackendError> {
         let kernel = self.compile(source, symbol)?;
         let launch = PreparedLaunch::new(self.device, kernel, dims, parameters)?;
-        Ok(Launches::new(move || launch.launch()))
+        Ok(RowLaunches::new(move || launch.launch()))
     }
 
     /// The device, for what else a row needs: scratch memory, kernels with headers and macros.
@@ -99,23 +99,23 @@ impl At<'_> {
 }
 
 /// Closures that enqueue one launch and its reset.
-pub struct Launches {
-    pub(super) launch: Enqueue,
-    pub(super) reset: Option<Enqueue>,
+pub struct RowLaunches {
+    pub(super) launch: EnqueueLaunch,
+    pub(super) reset: Option<EnqueueLaunch>,
     /// Inputs that every launch reads; `None` means all.
     pub(super) reads: Option<Vec<String>>,
 }
 
-pub(super) type Enqueue = Box<dyn FnMut() -> Result<(), BackendError>>;
+pub(super) type EnqueueLaunch = Box<dyn FnMut() -> Result<(), BackendError>>;
 
 /// Wraps a closure so that its error keeps the text of the row's own code.
 fn box_enqueue_closure<E: fmt::Display>(
     mut enqueue: impl FnMut() -> Result<(), E> + 'static,
-) -> Enqueue {
+) -> EnqueueLaunch {
     Box::new(move || enqueue().map_err(|error| BackendError::Launch(error.to_string())))
 }
 
-impl Launches {
+impl RowLaunches {
     /// `launch` enqueues everything that overwrites the outputs, and returns without waiting.
     pub fn new<E: fmt::Display>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
         Self { launch: box_enqueue_closure(launch), reset: None, reads: None }
@@ -123,8 +123,8 @@ impl Launches {
 
     /// Names the only inputs that launches read from the harness's memory, because the row packed,
     /// quantised or copied the others while it was prepared. After timing, the named inputs are
-    /// replaced and the others are not; a row that names no input is marked in the record. By
-    /// default every launch reads all inputs.
+    /// replaced and all other inputs stay; the record marks a row that names no input. By default
+    /// every launch reads all inputs.
     pub fn reading(self, inputs: &[&str]) -> Self {
         Self { reads: Some(inputs.iter().map(|&name| name.to_owned()).collect()), ..self }
     }

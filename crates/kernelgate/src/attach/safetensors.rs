@@ -2,8 +2,8 @@
 //!
 //! The format is read here, because its crate would bring four others to every outside package: the
 //! length of a header in eight bytes, the header as JSON with dtype, shape and offsets of each
-//! tensor, then the elements. This module deliberately writes no files, and reads none that are
-//! larger than memory.
+//! tensor, then the elements. This module deliberately writes no safetensors files, and reads none
+//! that are larger than memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,7 +46,7 @@ impl TensorEntry {
 }
 
 /// The start of a name that a message quotes.
-fn short(name: &str) -> String {
+fn shorten_name(name: &str) -> String {
     name.chars().take(100).collect()
 }
 
@@ -61,13 +61,13 @@ fn check_tensor_layout(entries: &BTreeMap<String, TensorEntry>, end: usize) -> R
         if from != at || to < from {
             return Err(format!(
                 "its tensor `{}` lies at {from} to {to}, where the one before ends at {at}",
-                short(name)
+                shorten_name(name)
             ));
         }
         if to > end {
             return Err(format!(
                 "its elements are {end} bytes, and its tensor `{}` ends at {to}",
-                short(name)
+                shorten_name(name)
             ));
         }
         if let Some(bits) = entry.element_bits()
@@ -75,7 +75,7 @@ fn check_tensor_layout(entries: &BTreeMap<String, TensorEntry>, end: usize) -> R
         {
             return Err(format!(
                 "its tensor `{}` has {} bytes, which is not the shape {:?} of {}",
-                short(name),
+                shorten_name(name),
                 to - from,
                 entry.shape,
                 entry.dtype
@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for SafeTensorsHeader {
                 let mut header = BTreeMap::new();
                 while let Some((name, value)) = fields.next_entry::<String, Value>()? {
                     if header.contains_key(&name) {
-                        let twice = format!("it has `{}` twice", short(&name));
+                        let twice = format!("it has `{}` twice", shorten_name(&name));
                         return Err(A::Error::custom(twice));
                     }
                     header.insert(name, value);

@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::definition::{Definition, TensorSpec};
-use super::problem::{AttachedRowKind, Bound, Row};
-use super::row::{self, At, Launches};
+use super::definition::{ProblemDefinition, TensorSpec};
+use super::problem::{AttachedRowKind, BoundDefinition, Row};
+use super::row::{self, At, RowLaunches};
 use crate::backend::cuda::{CudaTask, Device, Input, Output};
 use crate::backend::{BackendError, Implementation, Prepare};
-use crate::suite::{Facts, ScanAlongAxes, Suite};
+use crate::suite::{ScanAlongAxes, Suite, WorkloadFacts};
 use crate::workload::{Axis, AxisError, Point, SelectionLines, Tensors};
 
 /// A workload whose rows are closures, over a raw stream or on the host.
@@ -34,12 +34,12 @@ use crate::workload::{Axis, AxisError, Point, SelectionLines, Tensors};
 /// }
 /// ```
 pub struct Attached {
-    facts: Facts,
+    facts: WorkloadFacts,
     define: Box<DefineProblem>,
     rows: Vec<Row>,
 }
 
-type DefineProblem = dyn Fn(&Point) -> Result<Definition, AxisError> + Send + Sync;
+type DefineProblem = dyn Fn(&Point) -> Result<ProblemDefinition, AxisError> + Send + Sync;
 
 impl Attached {
     /// A workload of that name (`family/operation`, the start of every id), at these points:
@@ -48,9 +48,9 @@ impl Attached {
     pub fn new(
         name: &'static str,
         points: &'static [&'static str],
-        define: impl Fn(&Point) -> Result<Definition, AxisError> + Send + Sync + 'static,
+        define: impl Fn(&Point) -> Result<ProblemDefinition, AxisError> + Send + Sync + 'static,
     ) -> Self {
-        let facts = Facts {
+        let facts = WorkloadFacts {
             name,
             about: "attached",
             revision: None,
@@ -68,8 +68,8 @@ impl Attached {
     }
 
     /// Sets the revision of the workload's definition: results of two revisions are not comparable,
-    /// and references on disk are stored under their revision. Without one they are kept until the
-    /// bench executable changes.
+    /// and references on disk are stored under their revision. Without a revision, stored
+    /// references are kept until the bench executable changes.
     pub fn revision(mut self, revision: u32) -> Self {
         self.facts.revision = Some(revision);
         self
@@ -81,10 +81,10 @@ impl Attached {
         mut self,
         name: &'static str,
         tensors: [&'static str; N],
-        prepare: impl Fn(&At<'_>, [u64; N]) -> Result<Launches, BackendError> + Send + Sync + 'static,
+        prepare: impl Fn(&At<'_>, [u64; N]) -> Result<RowLaunches, BackendError> + Send + Sync + 'static,
     ) -> Self {
-        let prepare = move |bound: &Bound, inputs: &Tensors, device: &Arc<Device>| {
-            task(bound, inputs, device, tensors, &prepare)
+        let prepare = move |bound: &BoundDefinition, inputs: &Tensors, device: &Arc<Device>| {
+            copying_task(bound, inputs, device, tensors, &prepare)
         };
         let (tensors, kind) = (tensors.to_vec(), AttachedRowKind::Stream(Box::new(prepare)));
         self.rows.push(Row { name, tensors, kind });
@@ -113,31 +113,31 @@ impl From<Attached> for Suite {
         let implementation = |row: &Row| Implementation {
             name: row.name,
             about: "attached",
-            supports: |_: &Bound| Ok(()),
+            supports: |_: &BoundDefinition| Ok(()),
             prepare: match row.kind {
-                AttachedRowKind::Host(_) => Prepare::CpuByName(Bound::host_task),
+                AttachedRowKind::Host(_) => Prepare::CpuByName(BoundDefinition::host_task),
                 AttachedRowKind::Stream(_) => Prepare::CudaByName {
-                    device_bytes: Bound::device_bytes,
-                    prepare: Bound::prepare,
+                    device_bytes: BoundDefinition::device_bytes,
+                    prepare: BoundDefinition::prepare,
                 },
             },
         };
         let implementations: Vec<_> = rows.iter().map(implementation).collect();
         let rows: Arc<[Row]> = rows.into();
         Self::new(facts, implementations, move |point| {
-            let bound = Bound::new(point.clone(), Arc::clone(&rows), define(point)?);
+            let bound = BoundDefinition::new(point.clone(), Arc::clone(&rows), define(point)?);
             bound.check_names().map(|()| bound)
         })
     }
 }
 
 /// Copies the inputs, allocates the outputs and prepares a row.
-fn task<const N: usize>(
-    bound: &Bound,
+fn copying_task<const N: usize>(
+    bound: &BoundDefinition,
     inputs: &Tensors,
     device: &Arc<Device>,
     tensors: [&str; N],
-    prepare: impl Fn(&At<'_>, [u64; N]) -> Result<Launches, BackendError>,
+    prepare: impl Fn(&At<'_>, [u64; N]) -> Result<RowLaunches, BackendError>,
 ) -> Result<CudaTask, BackendError> {
     let mut buffers = BTreeMap::new();
     for TensorSpec { name, .. } in &bound.definition.inputs {
@@ -152,10 +152,10 @@ fn task<const N: usize>(
         .extend(specs.iter().zip(&outputs).map(|(spec, output)| (spec.name, output.address())));
     let address = |name| addresses.get(name).copied().unwrap_or_default();
     let launches = prepare(&At { point: &bound.point, device }, tensors.map(address))?;
-    let Launches { mut launch, reset, reads } = launches;
+    let RowLaunches { mut launch, reset, reads } = launches;
     let reads = reads.unwrap_or_else(|| buffers.keys().map(|&name| name.to_owned()).collect());
     let input = |name: &String| {
-        let buffer = buffers.get(name.as_str()).ok_or_else(|| row::missing(name))?;
+        let buffer = buffers.get(name.as_str()).ok_or_else(|| row::missing_input(name))?;
         Ok(Input::new(name, buffer))
     };
     let inputs = reads.iter().map(input).collect::<Result<Vec<_>, BackendError>>()?;
@@ -173,33 +173,33 @@ fn task<const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::definition::{Reference, Tolerances};
+    use super::super::definition::{OutputReference, Tolerances};
     use super::*;
     use crate::backend::BackendKind::Cpu;
-    use crate::backend::Target;
-    use crate::workload::{AxisOverride, Dtype, Effort, Scale, Work};
+    use crate::backend::BenchTarget;
+    use crate::workload::{AxisOverride, DefaultScale, Dtype, Effort, Work};
 
-    fn attached(points: &'static [&'static str], tensors: [&'static str; 2]) -> Suite {
+    fn copying_suite(points: &'static [&'static str], tensors: [&'static str; 2]) -> Suite {
         let define = |_: &Point| {
-            Ok(Definition {
+            Ok(ProblemDefinition {
                 inputs: vec![TensorSpec::new("x", [4], Dtype::F32)],
                 outputs: vec![TensorSpec::new("y", [4], Dtype::F32)],
-                reference: Reference::None,
+                reference: OutputReference::None,
                 work: Work::default(),
                 tolerance: Tolerances::by_dtype(),
             })
         };
-        let row = |_: &At<'_>, _| Ok(Launches::new(|| Ok::<_, String>(())));
+        let row = |_: &At<'_>, _| Ok(RowLaunches::new(|| Ok::<_, String>(())));
         Attached::new("mine/axpy", points, define).row("cuda/theirs", tensors, row).into()
     }
 
     #[test]
     fn axes_are_those_of_the_points() {
-        let suite = attached(&["n=16,32 layout=row", "n=64 layout=column,row"], ["x", "y"]);
+        let suite = copying_suite(&["n=16,32 layout=row", "n=64 layout=column,row"], ["x", "y"]);
         let names: Vec<&str> = suite.axes().iter().map(|axis| axis.name).collect();
         assert_eq!(names, ["n", "layout"]);
         let points = |overrides: &[AxisOverride]| {
-            let points = suite.points(Effort::Default, Scale::Host, overrides)?;
+            let points = suite.points(Effort::Default, DefaultScale::Host, overrides)?;
             Ok::<_, AxisError>(points.iter().map(Point::to_string).collect::<Vec<_>>())
         };
         assert_eq!(points(&[]).unwrap(), ["n16_row", "n32_row", "n64_column", "n64_row"]);
@@ -210,10 +210,10 @@ mod tests {
     #[test]
     fn a_row_on_the_host_computes_from_its_inputs() {
         let define = |_: &Point| {
-            Ok(Definition {
+            Ok(ProblemDefinition {
                 inputs: vec![TensorSpec::new("x", [2], Dtype::F32)],
                 outputs: vec![TensorSpec::new("y", [2], Dtype::F32)],
-                reference: Reference::None,
+                reference: OutputReference::None,
                 work: Work::default(),
                 tolerance: Tolerances::by_dtype(),
             })
@@ -224,10 +224,10 @@ mod tests {
                 pairs.for_each(|(y, x)| *y = 2.0 * x);
             })
             .into();
-        let point = &suite.points(Effort::Default, Scale::Host, &[]).unwrap()[0];
+        let point = &suite.points(Effort::Default, DefaultScale::Host, &[]).unwrap()[0];
         let inputs = Arc::new(Tensors::new().with("x", [2], vec![1.0_f32, 2.5]));
         let bound = suite.bind(point).unwrap();
-        let mut task = bound.prepare(0, inputs, &Target::Cpu).unwrap();
+        let mut task = bound.prepare(0, inputs, &BenchTarget::Cpu).unwrap();
         task.launch().unwrap();
         assert_eq!(task.outputs().unwrap().f32("y"), [2.0, 5.0]);
         assert_eq!((suite.implementations()[0].backend, bound.device_bytes(0)), (Cpu, None));
@@ -235,8 +235,8 @@ mod tests {
 
     #[test]
     fn an_unknown_tensor_is_an_error_without_a_gpu() {
-        let suite = attached(&["n=16"], ["x", "z"]);
-        let point = &suite.points(Effort::Default, Scale::Host, &[]).unwrap()[0];
+        let suite = copying_suite(&["n=16"], ["x", "z"]);
+        let point = &suite.points(Effort::Default, DefaultScale::Host, &[]).unwrap()[0];
         let error = suite.bind(point).map(drop).unwrap_err().to_string();
         let message = "the row `cuda/theirs` takes a tensor `z`, the definition has `x`, `y`";
         assert_eq!(error, message);

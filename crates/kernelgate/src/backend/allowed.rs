@@ -1,10 +1,10 @@
-//! Actions that the launches of a row may take in a timed region, besides enqueueing work on the
-//! timed stream and on streams that are joined with it. The audit (`measure`) refuses every action
-//! that is not permitted here.
+//! Actions, besides enqueueing work on the timed stream and its joined streams, that a row's
+//! launches may take in a timed region. The audit (`measure`) refuses every action that is not
+//! permitted here.
 
 /// Permissions of the code that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowed {
+pub struct AllowedActions {
     /// Allocate device memory.
     pub allocations: bool,
     /// Waits for the GPU. The host's time is then in the samples, and the record states that.
@@ -13,7 +13,7 @@ pub struct Allowed {
     pub contexts: bool,
 }
 
-impl Allowed {
+impl AllowedActions {
     /// Permissions of a row that was written for this harness. A wait or an allocation in it is a
     /// choice of its author, and part of its time.
     pub const OWN_ROW: Self = Self { allocations: true, waits: true, contexts: true };

@@ -82,6 +82,6 @@ impl Executable for CpuTask {
 }
 
 /// Threads that the CPU backend computes with: rayon's pool, `RAYON_NUM_THREADS` or every core.
-pub fn threads() -> usize {
+pub fn available_threads() -> usize {
     rayon::current_num_threads()
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::executable::unknown_input_error;
-use crate::backend::{Allowed, BackendError, Executable, OutputContent};
+use crate::backend::{AllowedActions, BackendError, Executable, OutputContent};
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::driver::stream::thread_state;
@@ -36,7 +36,7 @@ impl Input {
 }
 
 /// Inputs by the workload's names, and the memory that they lie in.
-pub fn inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [Input; N] {
+pub fn named_inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [Input; N] {
     named.map(|(name, buffer)| Input::new(name, buffer))
 }
 
@@ -56,7 +56,7 @@ impl Output {
     /// An output that lies on the device as it does in the workload: row-major, of that dtype.
     ///
     /// # Errors
-    /// Fails if device memory is short.
+    /// Fails if the device has too little free memory for the output.
     pub fn new(
         device: &Device,
         name: &'static str,
@@ -82,7 +82,7 @@ impl Output {
     ///
     /// # Errors
     /// Fails if device memory is short.
-    pub fn encoded(
+    pub fn encoded_output(
         device: &Device,
         name: &'static str,
         shape: impl Into<Vec<usize>>,
@@ -163,12 +163,12 @@ pub struct CudaTask {
     observers: Vec<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    /// ProblemBuffers from which each output is rewritten, once it is needed.
+    /// Memory from which each output is rewritten, once it is needed.
     copies: Vec<OutputCopies>,
     launch: LaunchFunction,
-    state: State,
-    allowed: Allowed,
-    /// Number of launches so far after which the thread's state was checked.
+    state: CudaTaskState,
+    allowed: AllowedActions,
+    /// Number of launches after which the thread's state was checked so far.
     checked: u32,
     memory_uses: Vec<(&'static str, u64)>,
     host: Tensors,
@@ -184,7 +184,7 @@ struct OutputCopies {
 type ResetFunction = Box<dyn FnMut() -> Result<(), BackendError>>;
 
 /// State that a launch leaves for the next launch.
-enum State {
+enum CudaTaskState {
     /// Launches keep no state, so each repeats the one before.
     Absent,
     /// Restored before each launch.
@@ -216,8 +216,8 @@ impl CudaTask {
             outputs,
             copies: Vec::new(),
             launch: Box::new(launch),
-            state: State::Absent,
-            allowed: Allowed::OWN_ROW,
+            state: CudaTaskState::Absent,
+            allowed: AllowedActions::OWN_ROW,
             checked: 0,
             memory_uses: Vec::new(),
             host: Tensors::new(),
@@ -229,7 +229,7 @@ impl CudaTask {
     /// the measured time, and launches are not batched. The reset must not read an input that
     /// launches read: after timing these inputs are replaced between the reset and the launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
-        Self { state: State::BeforeEachLaunch(Box::new(reset)), ..self }
+        Self { state: CudaTaskState::BeforeEachLaunch(Box::new(reset)), ..self }
     }
 
     /// A task whose launches update a state that lies in outputs. Any number of launches may follow
@@ -238,7 +238,10 @@ impl CudaTask {
         self,
         restore: impl FnMut() -> Result<(), BackendError> + 'static,
     ) -> Self {
-        Self { state: State::InOutputs { restore: Box::new(restore), poisoned: false }, ..self }
+        Self {
+            state: CudaTaskState::InOutputs { restore: Box::new(restore), poisoned: false },
+            ..self
+        }
     }
 
     /// Declares the purposes of its device memory: uses such as `weights` or `activations` with
@@ -248,9 +251,9 @@ impl CudaTask {
     }
 
     /// Marks a `launch` that calls other code: it is an error if that code waits, allocates,
-    /// changes the current context or leaves a capture open ([`Allowed::ATTACHED_ROW`]).
+    /// changes the current context or leaves a capture open ([`AllowedActions::ATTACHED_ROW`]).
     pub fn attached(self) -> Self {
-        Self { allowed: Allowed::ATTACHED_ROW, ..self }
+        Self { allowed: AllowedActions::ATTACHED_ROW, ..self }
     }
 
     /// The GPU that an output lies on.
@@ -268,7 +271,7 @@ impl CudaTask {
 
 impl Executable for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
-        if let State::InOutputs { poisoned, .. } = &mut self.state {
+        if let CudaTaskState::InOutputs { poisoned, .. } = &mut self.state {
             *poisoned = true;
         }
         self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison_byte()))?;
@@ -283,7 +286,8 @@ impl Executable for CudaTask {
             };
             self.copies = self.outputs.iter().map(copies_of).collect::<Result<_, _>>()?;
         }
-        if let (State::InOutputs { poisoned, .. }, OutputContent::Poison) = (&mut self.state, with)
+        if let (CudaTaskState::InOutputs { poisoned, .. }, OutputContent::Poison) =
+            (&mut self.state, with)
         {
             *poisoned = true;
         }
@@ -304,9 +308,9 @@ impl Executable for CudaTask {
 
     fn reset(&mut self) -> Result<(), BackendError> {
         match &mut self.state {
-            State::Absent | State::InOutputs { poisoned: false, .. } => Ok(()),
-            State::BeforeEachLaunch(reset) => reset(),
-            State::InOutputs { restore, poisoned } => {
+            CudaTaskState::Absent | CudaTaskState::InOutputs { poisoned: false, .. } => Ok(()),
+            CudaTaskState::BeforeEachLaunch(reset) => reset(),
+            CudaTaskState::InOutputs { restore, poisoned } => {
                 restore()?;
                 *poisoned = false;
                 Ok(())
@@ -315,21 +319,21 @@ impl Executable for CudaTask {
     }
 
     fn carries_state(&self) -> bool {
-        !matches!(self.state, State::Absent)
+        !matches!(self.state, CudaTaskState::Absent)
     }
 
     fn gpus(&self) -> usize {
         self.devices.count()
     }
 
-    fn allowed(&self) -> Allowed {
+    fn allowed(&self) -> AllowedActions {
         self.allowed
     }
 
     fn launch(&mut self) -> Result<(), BackendError> {
         let launched = if !self.allowed.contexts && self.checked < LAUNCHES_WITH_STATE_CHECK {
             self.checked += 1;
-            thread_state::checked(self.devices.one(), || (self.launch)(&self.outputs))
+            thread_state::restore_after_launch(self.devices.one(), || (self.launch)(&self.outputs))
         } else {
             (self.launch)(&self.outputs)
         };

@@ -2,7 +2,7 @@
 
 use kernelgate_cuda::BackendError;
 
-use super::allowed::Allowed;
+use super::allowed::AllowedActions;
 use crate::workload::{Tensor, Tensors};
 
 /// Content of the outputs before a launch.
@@ -10,7 +10,7 @@ use crate::workload::{Tensor, Tensors};
 pub enum OutputContent {
     /// The pattern of [`Executable::poison_outputs`].
     Poison,
-    /// Results of the launch before.
+    /// The outputs hold the results of the previous launch.
     Results,
 }
 
@@ -20,7 +20,7 @@ pub trait Executable {
     /// Overwrites every output with NaN (-128 for integers).
     ///
     /// # Errors
-    /// Fails if the device fails.
+    /// Fails if the device reports an error.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
     /// Writes every output from a copy, of poison or of its own results. The commands are the same
@@ -55,14 +55,14 @@ pub trait Executable {
     }
 
     /// Actions that launches may take in a timed region besides enqueueing work.
-    fn allowed(&self) -> Allowed {
-        Allowed::OWN_ROW
+    fn allowed(&self) -> AllowedActions {
+        AllowedActions::OWN_ROW
     }
 
-    /// Starts the computation once; may return before it has finished.
+    /// Enqueues the computation once; the call may return before the computation has finished.
     ///
     /// # Errors
-    /// Fails if the launch fails.
+    /// Fails if the computation cannot be launched.
     fn launch(&mut self) -> Result<(), BackendError>;
 
     /// Waits until every launch of this computation has finished.
@@ -75,7 +75,7 @@ pub trait Executable {
     /// reference.
     ///
     /// # Errors
-    /// Fails if the device fails, or a launch failed on it.
+    /// Fails if the device reports an error, or an earlier launch failed on it.
     fn reset_and_wait(&mut self) -> Result<(), BackendError> {
         self.reset()?;
         self.synchronize()

@@ -9,7 +9,7 @@ static LAUNCH_WATCHDOG: OnceLock<LaunchWatchdog> = OnceLock::new();
 /// Starts the watch: once launches that are [`watch_host_launches`] take longer than the limit, another thread
 /// calls `ended` with the name of the case, which has to end the process. Only the first call in a
 /// process counts; without a call nothing is watched.
-pub fn start(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
+pub fn start_watchdog(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
     if LAUNCH_WATCHDOG.set(LaunchWatchdog::new(limit)).is_ok()
         && let Some(watch) = LAUNCH_WATCHDOG.get()
     {
@@ -48,12 +48,12 @@ impl Drop for WatchedLaunchGuard {
 
 struct LaunchWatchdog {
     limit: Duration,
-    state: Mutex<State>,
+    state: Mutex<WatchdogState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchdogState {
     case: String,
     /// Time by which running launches must have ended; `None` if no launch runs.
     ends_at: Option<Instant>,
@@ -64,7 +64,7 @@ impl LaunchWatchdog {
         Self { limit, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WatchdogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

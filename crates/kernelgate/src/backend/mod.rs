@@ -11,8 +11,8 @@ mod implementation;
 pub mod program;
 mod target;
 
-pub use allowed::Allowed;
+pub use allowed::AllowedActions;
 pub use executable::{Executable, OutputContent};
 pub use implementation::{Implementation, Prepare, PrepareOnCuda};
 pub use kernelgate_cuda::BackendError;
-pub use target::{BackendKind, Target};
+pub use target::{BackendKind, BenchTarget};

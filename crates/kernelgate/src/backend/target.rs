@@ -4,7 +4,7 @@ use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::launch::used::LoadedKernels;
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
-use crate::workload::Scale;
+use crate::workload::DefaultScale;
 
 /// Kind of device on which an implementation computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,24 +25,24 @@ impl BackendKind {
     }
 
     /// Size of the problems that suit this target.
-    pub const fn scale(self) -> Scale {
+    pub const fn scale(self) -> DefaultScale {
         match self {
-            Self::Cpu => Scale::Host,
-            Self::Cuda => Scale::Accelerator,
+            Self::Cpu => DefaultScale::Host,
+            Self::Cuda => DefaultScale::Accelerator,
         }
     }
 }
 
 /// The device on which a process runs its cases: the CPU, or a set of GPUs.
 #[derive(Clone)]
-pub enum Target {
+pub enum BenchTarget {
     /// The host's cores.
     Cpu,
     /// The GPUs on which cases run.
     Cuda(Devices),
 }
 
-impl Target {
+impl BenchTarget {
     /// Kind of the target.
     pub const fn kind(&self) -> BackendKind {
         match self {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// A duration as text: "1 h 5 min", "3 min", "40 s".
-pub fn text(duration: Duration) -> String {
+pub fn duration_text(duration: Duration) -> String {
     match duration.as_secs() {
         seconds if seconds < 100 => format!("{seconds} s"),
         seconds if seconds < 5400 => format!("{} min", seconds.div_ceil(60)),
@@ -33,7 +33,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::text as shown_as;
+    use super::duration_text as shown_as;
     use super::*;
 
     #[test]

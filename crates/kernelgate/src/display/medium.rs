@@ -1,7 +1,7 @@
 //! Text that others wrote, harmless in the medium that shows it: one type a medium.
 //!
 //! Ids, names of kernels, ranges and files, and messages may hold anything that a medium acts on.
-//! Every output wraps them in the type of its medium. Deliberately absent: HTML's own escapes,
+//! Every output wraps such text in the type of its medium. Deliberately absent: HTML's own escapes,
 //! which `maud` writes, and XML's, which `quick_junit` writes.
 
 use std::fmt::{self, Write as _};
@@ -64,8 +64,7 @@ impl fmt::Display for MarkdownText<'_> {
                 '&' if after.starts_with(['#', '&']) || after.contains(';') => {
                     f.write_str("&amp;")?;
                 }
-                // This escapes mentions of people and references to issues, also of other
-                // repositories.
+                // The zero-width space keeps GitHub from mentioning people and linking issues.
                 '@' => write!(f, "@{ZERO_WIDTH_SPACE}")?,
                 '#' if after.starts_with(|c: char| c.is_ascii_digit()) => {
                     write!(f, "#{ZERO_WIDTH_SPACE}")?

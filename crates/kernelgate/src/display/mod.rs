@@ -7,7 +7,7 @@ pub mod table;
 pub mod terminal;
 
 /// "134 MB": decimal units.
-pub fn bytes(bytes: u64) -> String {
+pub fn byte_text(bytes: u64) -> String {
     let (scale, unit) = match bytes {
         0..1_000 => return format!("{bytes} B"),
         1_000..1_000_000 => (1e3, "kB"),
@@ -18,12 +18,12 @@ pub fn bytes(bytes: u64) -> String {
 }
 
 /// "1 case", "2 cases": a count with its noun, which takes an "s" in the plural.
-pub fn counted(count: usize, noun: &str) -> String {
+pub fn counted_noun(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A time as text with four significant digits: "1.234 ms".
-pub fn time(elapsed_ns: f64) -> String {
+pub fn time_text(elapsed_ns: f64) -> String {
     let (scale, unit) = match elapsed_ns.abs() {
         ns if ns < 1e3 => (1.0, "ns"),
         ns if ns < 1e6 => (1e3, "µs"),
@@ -44,7 +44,7 @@ pub fn joules_text(joules: f64) -> String {
 }
 
 /// "151.2 GFLOP/s" or "22.1 GB/s", for an amount done in that time.
-pub fn rate(amount: u64, unit: &str, elapsed_ns: f64) -> String {
+pub fn amount_rate_text(amount: u64, unit: &str, elapsed_ns: f64) -> String {
     let per_second = amount as f64 / elapsed_ns * 1e9;
     let (scale, prefix) = match per_second {
         rate if rate < 1e9 => (1e6, "M"),
@@ -54,7 +54,7 @@ pub fn rate(amount: u64, unit: &str, elapsed_ns: f64) -> String {
     format!("{:.4} {prefix}{unit}/s", SignificantDigits(per_second / scale))
 }
 
-/// A text by which ids are in the order of their numbers: `s512` before `s1024`.
+/// A sort key for case ids that orders the numbers inside of them by value: `s512` before `s1024`.
 pub fn natural_sort_key(id: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = id;

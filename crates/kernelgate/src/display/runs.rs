@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::table::Table;
-use super::{joules_text, natural_sort_key, rate, time};
+use super::table::TextTable;
+use super::{amount_rate_text, joules_text, natural_sort_key, time_text};
 use crate::measure::audit::reuse;
 use crate::measure::energy::LaunchEnergy;
 use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
 use crate::record::text::{indent_lines, printable_on_terminal};
-use crate::record::{CaseRecord, ProcessRun, Verification};
+use crate::record::{CaseRecord, ProcessRun, VerificationExtent};
 use crate::stats::{self, QuartileSpread};
 
 /// Share of the host's CPU time from which on contention is mentioned.
@@ -29,8 +29,8 @@ const MIN_CEILING_CLOCK_SHARE: f64 = 0.9;
 const SLOW_HOST_FACTOR: f64 = 2.0;
 const SLOW_HOST_EXCESS_NS: f64 = 100_000.0;
 
-/// Whether the host needs longer to start a launch than the GPU to run it, although the samples do
-/// not show it.
+/// Whether the host needs longer to start a launch than the GPU needs to run it, although the
+/// samples hide that.
 fn host_is_slower(case: &CaseRecord) -> bool {
     let launches_ns = case.samples.per_launch_ns();
     case.samples.costs.host_launch_ns.filter(|_| !launches_ns.is_empty()).is_some_and(|host_ns| {
@@ -43,7 +43,7 @@ fn host_is_slower(case: &CaseRecord) -> bool {
 
 const TABLE_REMARKS: [TableRemark; 11] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
-        case.verification.value() == Verification::Unverified
+        case.verification.value() == VerificationExtent::Unverified
     }),
     ("host-bound, the host's launches are in the time", |_, case| {
         case.samples.conditions.host_bound
@@ -92,8 +92,8 @@ const TABLE_REMARKS: [TableRemark; 11] = [
 ];
 
 /// Cases of the runs for a terminal, within its columns if it has a width.
-pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
-    let table = table(runs);
+pub fn results_text(runs: &[ProcessRun], columns: Option<usize>) -> String {
+    let table = results_table(runs);
     let mut out =
         if table.is_empty() { "no case was timed".to_owned() } else { table.text_within(columns) };
     if table.rows().iter().any(|row| row[0].starts_with("* ")) {
@@ -134,7 +134,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
         let ids: Vec<String> = runs.iter().flat_map(of_run).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         if !ids.is_empty() {
-            let _ = write!(out, "\n{what}: {}", shorten(&ids));
+            let _ = write!(out, "\n{what}: {}", shorten_case_ids(&ids));
         }
     }
     for run in runs.iter().filter(|run| !run.delays.is_empty()) {
@@ -150,9 +150,9 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
 
 /// A heading a problem, problems by size; below it its implementations, the fastest first, hot
 /// caches before cold ones.
-fn table(runs: &[ProcessRun]) -> Table {
+fn results_table(runs: &[ProcessRun]) -> TextTable {
     let low_clocks =
-        runs.iter().any(|run| run.cases.values().any(|case| clock(run, case).is_some()));
+        runs.iter().any(|run| run.cases.values().any(|case| clock_cell(run, case).is_some()));
     let mut header = vec!["case", "time", "spread", "rate", "limit", "of limit", "limited by", ""];
     header.extend(low_clocks.then_some("SM clock"));
     let skews = runs.iter().any(|run| run.cases.values().any(|it| !it.samples.skew_ns.is_empty()));
@@ -163,19 +163,19 @@ fn table(runs: &[ProcessRun]) -> Table {
     if networks {
         header.extend(["throughput", "of matmul peak"]);
     }
-    let mut table = Table::new(&header);
-    let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
+    let mut table = TextTable::new(&header);
+    let mut problems: BTreeMap<Vec<(String, u64)>, Vec<TimedTableRow<'_>>> = BTreeMap::new();
     for (run, of) in runs.iter().flat_map(|run| run.cases.iter().map(move |of| (run, of))) {
-        let clock = low_clocks.then(|| clock(run, of.1).unwrap_or_default());
-        let energy = energies.then(|| energy(of.1));
-        let network = networks.then(|| network(run, of.1));
-        let skew = skews.then(|| of.1.samples.typical_skew_ns().map_or("-".to_owned(), time));
-        let timed = Timed { clock, skew, energy, network, ..Timed::new(of) };
+        let clock = low_clocks.then(|| clock_cell(run, of.1).unwrap_or_default());
+        let energy = energies.then(|| energy_cell(of.1));
+        let network = networks.then(|| link_cells(run, of.1));
+        let skew = skews.then(|| of.1.samples.typical_skew_ns().map_or("-".to_owned(), time_text));
+        let timed = TimedTableRow { clock, skew, energy, network, ..TimedTableRow::new(of) };
         problems.entry(natural_sort_key(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
         cases.sort_by(|a, b| {
-            let order = |timed: &Timed<'_>| timed.case.cache == "cold";
+            let order = |timed: &TimedTableRow<'_>| timed.case.cache == "cold";
             order(a).cmp(&order(b)).then(a.spread.median.total_cmp(&b.spread.median))
         });
         if !cases[0].problem.is_empty() {
@@ -190,7 +190,7 @@ fn table(runs: &[ProcessRun]) -> Table {
 }
 
 /// One row of the results table: a timed case.
-struct Timed<'a> {
+struct TimedTableRow<'a> {
     /// Case id without the parts that distinguish cases of a problem; empty if the id has another
     /// form.
     problem: &'a str,
@@ -214,7 +214,7 @@ fn is_network_case(case: &CaseRecord) -> bool {
 }
 
 /// Throughput, and the share of the measured peak of matrix products.
-fn network(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
+fn link_cells(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
     let dash = || "-".to_owned();
     if !is_network_case(case) {
         return [dash(), dash()];
@@ -227,12 +227,12 @@ fn network(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
     let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / launch_ns);
     [
         rate.map_or_else(dash, |rate| case.sample_unit.per_second(rate)),
-        least_ns.map_or_else(dash, |least_ns| share(least_ns / launch_ns)),
+        least_ns.map_or_else(dash, |least_ns| limit_share_cell(least_ns / launch_ns)),
     ]
 }
 
 /// Energy of a launch, with how exact it is, and operations per joule: "1.234 J ±9.1% 512 GFLOP/J".
-fn energy(case: &CaseRecord) -> String {
+fn energy_cell(case: &CaseRecord) -> String {
     match &case.samples.energy {
         None => "-".to_owned(),
         Some(LaunchEnergy::NotResolved(_)) => "not resolved".to_owned(),
@@ -248,11 +248,11 @@ fn energy(case: &CaseRecord) -> String {
 }
 
 /// A clock below this share of the highest one is shown.
-const FULL_CLOCK: f64 = 0.98;
+const FULL_CLOCK_SHARE: f64 = 0.98;
 
 /// Median SM clock of a case that ran clearly below the card's highest clock, with the reason: the
 /// power cap ("1430 MHz cap"), or heat or the hardware ("1290 MHz slowed").
-fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
+fn clock_cell(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
     let highest_mhz = f64::from(run.environment.gpus.one()?.max_clock_mhz);
     let clocks = &case.samples.clock_mhz;
     let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
@@ -261,11 +261,11 @@ fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
         Some(power) if power.at_cap => " cap",
         _ => "",
     };
-    let low = !mark.is_empty() || median_mhz < FULL_CLOCK * highest_mhz;
+    let low = !mark.is_empty() || median_mhz < FULL_CLOCK_SHARE * highest_mhz;
     low.then(|| format!("{median_mhz:.0} MHz{mark}"))
 }
 
-impl<'a> Timed<'a> {
+impl<'a> TimedTableRow<'a> {
     fn new((id, case): (&'a String, &'a CaseRecord)) -> Self {
         let end = format!("/{}/{}", case.implementation, case.cache);
         let problem = id.strip_suffix(&end).unwrap_or_default();
@@ -284,11 +284,11 @@ impl<'a> Timed<'a> {
                 (true, _) => (*name).to_owned(),
                 (_, best) => format!("{} {name}", if best { '*' } else { '-' }),
             },
-            time(spread.median),
+            time_text(spread.median),
             format!("±{:.1}%", 100.0 * spread.relative_half_iqr()),
             case_rate(case, spread.median),
-            limit.map_or_else(dash, |limit| time(limit.time_ns)),
-            fraction.map_or_else(dash, share),
+            limit.map_or_else(dash, |limit| time_text(limit.time_ns)),
+            fraction.map_or_else(dash, limit_share_cell),
             limit.map_or_else(dash, |limit| limit.by.clone()),
             fraction.map_or_else(String::new, bar),
         ];
@@ -301,26 +301,28 @@ impl<'a> Timed<'a> {
 }
 
 /// Above 100 % is a finding, not an error: marked, not hidden.
-fn share(fraction: f64) -> String {
+fn limit_share_cell(fraction: f64) -> String {
     format!("{:.1}%{}", 100.0 * fraction, if fraction > 1.0 { "!" } else { "" })
 }
 
 /// A share drawn as a bar of eight characters, to an eighth of a character.
 fn bar(fraction: f64) -> String {
-    const WIDTH: usize = 8;
+    const BAR_WIDTH: usize = 8;
     const EIGHTH_BLOCKS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-    let eighths = (fraction.clamp(0.0, 1.0) * (8 * WIDTH) as f64).round() as usize;
+    let eighths = (fraction.clamp(0.0, 1.0) * (8 * BAR_WIDTH) as f64).round() as usize;
     let bar = "█".repeat(eighths / 8) + EIGHTH_BLOCKS[eighths % 8];
     // Blanks at the end of a cell would go.
-    format!("{bar:░<WIDTH$}")
+    format!("{bar:░<BAR_WIDTH$}")
 }
 
 fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
     match (case.work.matmul_flops(), case.work.total_bytes()) {
-        (0, _) if case.work.link_bytes > 0 => rate(case.work.link_bytes, "B", elapsed_ns),
+        (0, _) if case.work.link_bytes > 0 => {
+            amount_rate_text(case.work.link_bytes, "B", elapsed_ns)
+        }
         (0, 0) => "-".to_owned(),
-        (0, bytes) => rate(bytes, "B", elapsed_ns),
-        (flops, _) => rate(flops, "FLOP", elapsed_ns),
+        (0, bytes) => amount_rate_text(bytes, "B", elapsed_ns),
+        (flops, _) => amount_rate_text(flops, "FLOP", elapsed_ns),
     }
 }
 
@@ -340,7 +342,7 @@ fn skipped_ids_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec
 /// Largest number of ids on one line.
 const MAX_IDS_PER_LINE: usize = 3;
 
-fn shorten(ids: &[&str]) -> String {
+fn shorten_case_ids(ids: &[&str]) -> String {
     let mut text = ids[..ids.len().min(MAX_IDS_PER_LINE)].join(", ");
     if ids.len() > MAX_IDS_PER_LINE {
         let _ = write!(text, " and {} more", ids.len() - MAX_IDS_PER_LINE);
@@ -355,23 +357,24 @@ mod tests {
     use crate::record::run::AfterTiming;
     use crate::record::{Environment, Provenance, SampleUnit};
 
-    fn case(implementation: &str, cache: &str, elapsed_ns: f64) -> CaseRecord {
+    fn timed_case(implementation: &str, cache: &str, elapsed_ns: f64) -> CaseRecord {
         CaseRecord {
             implementation: implementation.to_owned(),
             cache: cache.to_owned(),
             limit: Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() }),
-            ..CaseRecord::from_samples(vec![elapsed_ns])
+            ..CaseRecord::untimed_samples(vec![elapsed_ns])
         }
     }
 
     #[test]
     fn a_case_without_a_record_of_a_launch_says_so() {
-        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
-        run.cases.insert("w/f/n1/cuda/seen/hot".to_owned(), case("cuda/seen", "hot", 100.0));
-        let mut unseen = case("cuda/unseen", "hot", 100.0);
+        let mut run =
+            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        run.cases.insert("w/f/n1/cuda/seen/hot".to_owned(), timed_case("cuda/seen", "hot", 100.0));
+        let mut unseen = timed_case("cuda/unseen", "hot", 100.0);
         unseen.samples.unrecorded = Some("CUPTI is missing".to_owned());
         run.cases.insert("w/f/n1/cuda/unseen/hot".to_owned(), unseen);
-        let text = text(&[run], None);
+        let text = results_text(&[run], None);
         let line = text.lines().find(|line| line.starts_with("without a record")).unwrap();
         assert_eq!(
             line,
@@ -382,13 +385,13 @@ mod tests {
     #[test]
     fn a_launch_that_is_too_short_to_show_reuse_is_marked() {
         let environment = Environment { device_kind: "cuda".to_owned(), ..Environment::cpu() };
-        let mut run = ProcessRun::start("b", "s", environment, Provenance::default());
+        let mut run = ProcessRun::start_process_run("b", "s", environment, Provenance::default());
         for (name, elapsed_ns) in [("tiny", 1_500.0), ("long", 2_500.0)] {
-            let mut of = case(name, "hot", elapsed_ns);
+            let mut of = timed_case(name, "hot", elapsed_ns);
             of.verification.after = Some(AfterTiming::SAME_BITS_VERIFICATION);
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
-        let text = text(&[run], None);
+        let text = results_text(&[run], None);
         let line = text.lines().find(|line| line.starts_with("too short")).unwrap();
         assert_eq!(
             line,
@@ -398,18 +401,20 @@ mod tests {
 
     #[test]
     fn lines_of_messages_are_indented() {
-        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run =
+            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
         let message = "boom\n\n0 regressed, 3 unchanged";
         run.failed.insert("w/f/a".to_owned(), message.into());
         run.skipped.insert("w/f/b".to_owned(), message.to_owned());
         let expected = "no case was timed\nskipped 1: boom\n    0 regressed, 3 unchanged: w/f/b\n\
                       FAILED w/f/a: boom\n    0 regressed, 3 unchanged";
-        assert_eq!(text(&[run], None), expected);
+        assert_eq!(results_text(&[run], None), expected);
     }
 
     #[test]
     fn a_host_that_needs_longer_than_the_gpu_is_mentioned() {
-        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run =
+            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
         for (name, gpu_ns, host_ns, host_bound) in [
             // Two milliseconds of computing on the host, and a copy.
             ("computes", 200e3, Some(2e6), false),
@@ -418,12 +423,12 @@ mod tests {
             ("shows", 2e6, Some(8e6), true),
             ("unknown", 1e3, None, false),
         ] {
-            let mut of = case(name, "hot", gpu_ns);
+            let mut of = timed_case(name, "hot", gpu_ns);
             (of.samples.costs.host_launch_ns, of.samples.conditions.host_bound) =
                 (host_ns, host_bound);
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
-        let text = text(&[run], None);
+        let text = results_text(&[run], None);
         let line = text.lines().find(|line| line.starts_with("the host needs longer")).unwrap();
         assert_eq!(
             line,
@@ -433,15 +438,16 @@ mod tests {
 
     #[test]
     fn a_network_has_its_rate_and_its_share_of_the_matmul_peak() {
-        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run =
+            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
         run.limits.flops_per_s.insert("matmul bf16".to_owned(), 500e12);
-        let mut network = case("cuda/fused", "hot", 1e6);
+        let mut network = timed_case("cuda/fused", "hot", 1e6);
         network.work.flops.insert("matmul bf16".to_owned(), 250_000_000_000);
         network.computed_samples = Some(2048);
         network.sample_unit = SampleUnit::Tokens;
         run.cases.insert("w/f/n1/cuda/fused/hot".to_owned(), network);
-        run.cases.insert("w/g/n1/cuda/fused/hot".to_owned(), case("cuda/fused", "hot", 1e6));
-        let text = text(&[run], None);
+        run.cases.insert("w/g/n1/cuda/fused/hot".to_owned(), timed_case("cuda/fused", "hot", 1e6));
+        let text = results_text(&[run], None);
         let row = |problem: &str| {
             let mut lines = text.lines().skip_while(|line| !line.contains(problem)).skip(1);
             lines.next().unwrap().split_whitespace().rev().collect::<Vec<_>>()
@@ -452,17 +458,18 @@ mod tests {
 
     #[test]
     fn problems_are_in_order_of_size_and_their_fastest_case_is_marked() {
-        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run =
+            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
         for (id, cached) in [
-            ("w/f/n1024/cpu/hot", case("cpu", "hot", 100.0)),
-            ("w/f/n512/cuda/slow/hot", case("cuda/slow", "hot", 200.0)),
-            ("w/f/n512/cuda/fast/cold", case("cuda/fast", "cold", 60.0)),
-            ("w/f/n512/cuda/fast/hot", case("cuda/fast", "hot", 40.0)),
-            ("another bench's case", case("", "", 80.0)),
+            ("w/f/n1024/cpu/hot", timed_case("cpu", "hot", 100.0)),
+            ("w/f/n512/cuda/slow/hot", timed_case("cuda/slow", "hot", 200.0)),
+            ("w/f/n512/cuda/fast/cold", timed_case("cuda/fast", "cold", 60.0)),
+            ("w/f/n512/cuda/fast/hot", timed_case("cuda/fast", "hot", 40.0)),
+            ("another bench's case", timed_case("", "", 80.0)),
         ] {
             run.cases.insert(id.to_owned(), cached);
         }
-        let text = text(&[run], None);
+        let text = results_text(&[run], None);
         let first =
             |line: &str| line.split("  ").find(|word| !word.trim().is_empty()).map(str::to_owned);
         let firsts: Vec<String> =

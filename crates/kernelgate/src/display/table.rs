@@ -12,12 +12,12 @@ const MIN_FIRST_COLUMN_WIDTH: usize = 8;
 /// A table of cells; the first column is aligned left, the others right. A table row with one cell
 /// is a heading above the rows after it.
 #[derive(Debug, Clone, Default)]
-pub struct Table {
+pub struct TextTable {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// Creates an empty table with these column names.
     pub fn new(header: &[&str]) -> Self {
         Self { header: header.iter().map(ToString::to_string).collect(), rows: Vec::new() }
@@ -55,7 +55,7 @@ impl Table {
     }
 
     /// Prints the table within the width of a terminal, if standard output is one. A first cell
-    /// that is too long for its column gets lines of its own above the rest of its row.
+    /// that is too long for its column is printed on lines of its own above the row's other cells.
     pub fn text_within(&self, columns: Option<usize>) -> String {
         let Some(columns) = columns else { return self.text() };
         let mut table = self.map_cells(on_one_line);
@@ -116,7 +116,7 @@ impl Table {
 }
 
 /// Shortens a text to a number of characters on one line by cutting its middle.
-pub fn shortened(text: &str, most: usize) -> String {
+pub fn shortened_text(text: &str, most: usize) -> String {
     let chars: Vec<char> = on_one_line(text).chars().collect();
     if chars.len() <= most || most < 3 {
         return chars.into_iter().take(most).collect();
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn text_and_markdown_align() {
-        let mut table = Table::new(&["case", "time"]);
+        let mut table = TextTable::new(&["case", "time"]);
         table.row(vec!["a".to_owned(), "1 µs".to_owned()]);
         table.row(vec!["longer".to_owned(), "10 ns".to_owned()]);
         assert_eq!(table.text(), "case     time\na        1 µs\nlonger  10 ns");
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_heading_widens_no_column() {
-        let mut table = Table::new(&["case", "time"]);
+        let mut table = TextTable::new(&["case", "time"]);
         table.add_heading("a heading that is longer".to_owned());
         table.row(vec!["a".to_owned(), "1 µs".to_owned()]);
         let text = "case  time\na heading that is longer\na     1 µs";
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_table_fits_a_terminal_and_keeps_its_ids_whole() {
         let id = "family/operation/s1024_d64_full_f32/cuda/a_long_implementation/hot";
-        let mut table = Table::new(&["case", "time", "limited by"]);
+        let mut table = TextTable::new(&["case", "time", "limited by"]);
         table.row(vec!["a/b".to_owned(), "1 µs".to_owned(), "read".to_owned()]);
         table.row(vec![id.to_owned(), "10 ns".to_owned(), "matmul f32".to_owned()]);
         assert_eq!(table.text_within(None), table.text());
@@ -174,7 +174,7 @@ mod tests {
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
             assert!(text.replace("\n  ", "").contains(id), "{text}");
         }
-        let mut wide = Table::new(&["what", "why"]);
+        let mut wide = TextTable::new(&["what", "why"]);
         wide.row(vec!["x".to_owned(), "a reason ".repeat(30)]);
         let text = wide.text_within(Some(60));
         assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_cell_is_one_line_and_no_markup() {
-        let mut table = Table::new(&["case"]);
+        let mut table = TextTable::new(&["case"]);
         table.row(vec!["a\u{1b}[2J\n| b \\[x](y) <img>".to_owned()]);
         assert_eq!(table.text(), "case\na | b \\[x](y) <img>");
         let row = table.to_markdown().lines().last().map(str::to_owned);

@@ -5,7 +5,7 @@
 const MIN_TERMINAL_COLUMNS: usize = 40;
 
 /// Columns of the terminal on standard output; `None` if standard output is not a terminal.
-pub fn columns() -> Option<usize> {
+pub fn terminal_columns() -> Option<usize> {
     #[cfg(unix)]
     {
         let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
@@ -18,7 +18,7 @@ pub fn columns() -> Option<usize> {
 
 /// Prints a text to standard output; if that is a terminal, lines are broken to its width.
 pub fn print_wrapped(text: &str) {
-    match columns() {
+    match terminal_columns() {
         Some(columns) => println!("{}", wrap_terminal_text(text, columns)),
         None => println!("{text}"),
     }

@@ -9,19 +9,19 @@ use super::running::sampling::{criterion_with_measurement, open_criterion_group}
 use super::running::{bench_run, estimate, test_run, trial, trial_run};
 use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectionChoice};
 use super::selection::filter::CaseFilter;
-use super::selection::place::Place;
+use super::selection::place::BenchPlace;
 use super::selection::{cases, names};
 use super::settings::args::ProcessMode;
 use super::settings::{BenchSettings, process};
 use super::{answer, guard};
-use crate::backend::Target;
-use crate::exit::Exit;
+use crate::backend::BenchTarget;
+use crate::exit::ExitReason;
 use crate::measure::criterion::ElapsedMeasurement;
 use crate::protocol::{
-    self, BenchRequest, BenchResponse, BenchResponseBody, Part, RequestedAction,
+    self, BenchRequest, BenchResponse, BenchResponseBody, RequestedAction, TimingReportPart,
 };
 use crate::record::text::printable_on_terminal;
-use crate::record::{Environment, ProcessRun, ShardPartition, Store, TrialRequest, file};
+use crate::record::{BaselineStore, Environment, ProcessRun, ShardPartition, TrialRequest, file};
 use crate::suite::Suite;
 use crate::workload::Effort;
 use kernelgate_cuda::compiler::source::KernelFile;
@@ -107,8 +107,8 @@ impl Harness {
         self
     }
 
-    /// Its CUDA kernels, as [`kernelgate_cuda::spec::list`] lists rows: what `kernelgate resources`
-    /// compiles.
+    /// CUDA kernels of the bench binary, as [`kernelgate_cuda::spec::list`] lists rows: `kernelgate
+    /// resources` compiles them.
     pub fn kernels(mut self, kernels: Vec<ListedKernel>) -> Self {
         self.kernels = kernels;
         self
@@ -150,8 +150,8 @@ impl Harness {
         self.suites.iter()
     }
 
-    fn run(&self, settings: &BenchSettings) -> Result<Exit, HarnessError> {
-        names::check(self.name, self.all_suites())?;
+    fn run(&self, settings: &BenchSettings) -> Result<ExitReason, HarnessError> {
+        names::check_declared_names(self.name, self.all_suites())?;
         let _session = RangeGuard::new(self.name);
         kernelgate_cuda::layout::pad_heap_for_layout(settings.device.options.variant.layout);
         if let ProcessMode::Respond(path) = &settings.mode {
@@ -170,13 +170,18 @@ impl Harness {
             }
             selected => selected?,
         };
-        let Some(selection) = selected else { return Ok(Exit::Fine) };
-        let store = Store::discover_store();
+        let Some(selection) = selected else { return Ok(ExitReason::Fine) };
+        let store = BaselineStore::discover_store();
         let baselines = &settings.baselines;
         if !matches!(settings.mode, ProcessMode::Test | ProcessMode::Profile) {
-            stored::check(&store, &selection, baselines.load.as_deref(), true)?;
-            stored::check(&store, &selection, baselines.compare.as_deref(), true)?;
-            stored::check(&store, &selection, baselines.compare_if_stored.as_deref(), false)?;
+            stored::check_stored_baseline(&store, &selection, baselines.load.as_deref(), true)?;
+            stored::check_stored_baseline(&store, &selection, baselines.compare.as_deref(), true)?;
+            stored::check_stored_baseline(
+                &store,
+                &selection,
+                baselines.compare_if_stored.as_deref(),
+                false,
+            )?;
         }
         match settings.mode {
             ProcessMode::Test | ProcessMode::Profile => {
@@ -194,11 +199,11 @@ impl Harness {
                         criterion_group.bench_function(case.function(), |_| {});
                     }
                 }
-                Ok(Exit::Fine)
+                Ok(ExitReason::Fine)
             }
             _ => {
                 let (exit, run) =
-                    bench_run::bench(self.name, settings, &place, &selection, &store)?;
+                    bench_run::run_bench_cases(self.name, settings, &place, &selection, &store)?;
                 self.check_any_case_ran(settings, &place, &run).map(|()| exit)
             }
         }
@@ -209,8 +214,8 @@ impl Harness {
         &self,
         settings: &BenchSettings,
         request: BenchRequest,
-    ) -> Result<Exit, HarnessError> {
-        let mut exit = Exit::Fine;
+    ) -> Result<ExitReason, HarnessError> {
+        let mut exit = ExitReason::Fine;
         let answer = match request.action {
             RequestedAction::Trial(request) => {
                 exit = self.trial(settings, *request)?;
@@ -227,19 +232,23 @@ impl Harness {
 
     /// Runs the trial that a request describes; does nothing if this binary has none of the
     /// requested cases.
-    fn trial(&self, settings: &BenchSettings, request: TrialRequest) -> Result<Exit, HarnessError> {
+    fn trial(
+        &self,
+        settings: &BenchSettings,
+        request: TrialRequest,
+    ) -> Result<ExitReason, HarnessError> {
         cases::check_axis_overrides(self.all_suites(), &settings.axes)?;
         let place = settings.device.place(self.own())?;
-        let filter = trial::filter(&request, settings);
-        // Both builds of a comparison divide their cases into shards alike, even if their baselines
+        let filter = trial::trial_case_filter(&request, settings);
+        // Both builds of a comparison divide their cases into equal shards, even if their baselines
         // hold different times. Cases that the request names already belong to one shard.
         let shard = settings.shard.filter(|_| request.cases.is_none());
         let divide = |_: &CaseSelectionResult<'_>| shard.map(ShardPartition::divide_by_hash);
         let Some(mut selection) = self.select(settings, &place, &filter, divide)? else {
-            return Ok(Exit::Fine);
+            return Ok(ExitReason::Fine);
         };
         selection.move_to_front(&request.first);
-        let store = Store::discover_store();
+        let store = BaselineStore::discover_store();
         trial_run::carry_out_trial(self.name, settings, request, &place, &selection, &store)
     }
 
@@ -252,7 +261,7 @@ impl Harness {
             let filter = CaseFilter::parse(filter.as_deref(), false)?;
             let with_files = |kernel: &ListedKernel| kernel.clone().with_files(self.kernel_files);
             let kernels: Vec<_> = self.kernels.iter().map(with_files).collect();
-            return Ok(answer::resources::resources(&kernels, arch, &filter));
+            return Ok(answer::resources::answer_resources(&kernels, arch, &filter));
         }
         let place = settings.device.place(self.own())?;
         let no_gpu = || BenchResponseBody::Refused(format!("no GPU to time: {}", place.otherwise));
@@ -266,11 +275,11 @@ impl Harness {
                 let target = settings.device.open(&place)?;
                 return Ok(BenchResponseBody::Environment(Box::new(Environment::on(&target))));
             }
-            RequestedAction::Timing { part } if *part != Some(Part::Cases) => {
-                let Target::Cuda(devices) = settings.device.open(&place)? else {
+            RequestedAction::Timing { part } if *part != Some(TimingReportPart::Cases) => {
+                let BenchTarget::Cuda(devices) = settings.device.open(&place)? else {
                     return Ok(no_gpu());
                 };
-                let report = answer::timing::timing(&devices, *part)?;
+                let report = answer::timing::timing_report(&devices, *part)?;
                 return Ok(BenchResponseBody::Timing(Box::new(report)));
             }
             _ => {}
@@ -283,21 +292,22 @@ impl Harness {
         Ok(match action {
             RequestedAction::Verify { dump } => {
                 let target = settings.device.open(&place)?;
-                let verified = answer::verify::verify(&selection, seed, target, dump.as_deref());
+                let verified =
+                    answer::verify::verify_cases(&selection, seed, target, dump.as_deref());
                 BenchResponseBody::Verify(verified)
             }
             RequestedAction::Timing { .. } => match settings.device.open(&place)? {
-                Target::Cuda(devices) => {
-                    let report = answer::timing::cases(&selection, seed, &devices)?;
+                BenchTarget::Cuda(devices) => {
+                    let report = answer::timing::timing_cases(&selection, seed, &devices)?;
                     BenchResponseBody::Timing(Box::new(report))
                 }
-                Target::Cpu => no_gpu(),
+                BenchTarget::Cpu => no_gpu(),
             },
             RequestedAction::Profile | RequestedAction::Record(_) => {
                 let target = settings.device.open(&place)?;
                 answer::profile::profile_cases(&selection, seed, &target, action.recorded())?
             }
-            _ => BenchResponseBody::List(answer::list::list(self.own(), &selection, &place)),
+            _ => BenchResponseBody::List(answer::list::list_cases(self.own(), &selection, &place)),
         })
     }
 
@@ -305,7 +315,7 @@ impl Harness {
     fn select_for_request(
         &self,
         settings: &BenchSettings,
-        place: &Place,
+        place: &BenchPlace,
     ) -> Result<CaseSelectionResult<'_>, Box<BenchResponseBody>> {
         let nothing =
             |reason: String, close| Box::new(BenchResponseBody::NoMatch { reason, close });
@@ -337,7 +347,7 @@ impl Harness {
     fn select(
         &self,
         settings: &BenchSettings,
-        place: &Place,
+        place: &BenchPlace,
         filter: &CaseFilter,
         divide: impl FnOnce(&CaseSelectionResult<'_>) -> Option<ShardPartition>,
     ) -> Result<Option<CaseSelectionResult<'_>>, HarnessError> {
@@ -398,12 +408,11 @@ impl Harness {
         }
     }
 
-    /// Reason why no case has the requested axis values, whatever the filter is; `None` if a case
-    /// has them.
+    /// Reason why no case of any filter has the requested axis values; `None` if a case has them.
     fn unmatched_axes_error(
         &self,
         settings: &BenchSettings,
-        place: &Place,
+        place: &BenchPlace,
     ) -> Option<HarnessError> {
         let axes = &settings.axes;
         if axes.is_empty() {
@@ -423,7 +432,7 @@ impl Harness {
     fn check_any_case_ran(
         &self,
         settings: &BenchSettings,
-        place: &Place,
+        place: &BenchPlace,
         run: &ProcessRun,
     ) -> Result<(), HarnessError> {
         let named = settings.filter.text().is_some() || !settings.axes.is_empty();
@@ -448,7 +457,7 @@ impl Harness {
     fn elsewhere(
         &self,
         settings: &BenchSettings,
-        place: &Place,
+        place: &BenchPlace,
         filter: &CaseFilter,
     ) -> Result<CaseSelectionResult<'_>, HarnessError> {
         let axes = &settings.axes;
@@ -464,7 +473,7 @@ fn partition_by_recorded_times(
 ) -> Option<ShardPartition> {
     let shard = settings.shard?;
     let problems: Vec<String> = all.groups.iter().map(ProblemGroup::id).collect();
-    let times = estimate::recorded_problem_times(&Store::discover_store());
+    let times = estimate::recorded_problem_times(&BaselineStore::discover_store());
     Some(ShardPartition::divide_by_time(shard, problems.iter().map(String::as_str), &times))
 }
 
@@ -500,7 +509,7 @@ mod tests {
     #[test]
     fn accepts_filters_for_sibling_binaries_and_rejects_unknown_ones() {
         let harness = Harness::new("spike", own()).siblings(all());
-        let place = Place {
+        let place = BenchPlace {
             kind: BackendKind::Cpu,
             otherwise: "elsewhere".to_owned(),
             l2_bytes: 0,
@@ -520,7 +529,7 @@ mod tests {
         };
         no_combination(select(&["--axis", "n=7", "--axis", "d=64"]).unwrap_err());
         assert!(select(&["spike/sideways"]).is_err());
-        // The error names the axes, not the filter beside them.
+        // The error names the unmatched axes and not the filter.
         for filter in ["forward", "spike/sideways"] {
             no_combination(select(&["--axis", "n=7", "--axis", "d=64", filter]).unwrap_err());
         }

@@ -12,7 +12,7 @@ use kernelgate_cuda::driver::device::DeviceError;
 /// The reason why a bench binary stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
-    /// A flag's value is out of its range.
+    /// The value of a flag is out of its range.
     #[error("{flag} takes {range}")]
     FlagValue {
         /// The flag.
@@ -23,7 +23,7 @@ pub enum HarnessError {
     /// A baseline is to be saved by a run that adds delays.
     #[error("--save-baseline takes no run with {flag}")]
     DelayedBaseline {
-        /// The flag that adds them, with its variable.
+        /// The flag that adds the missing cases, with its environment variable.
         flag: &'static str,
     },
     /// The process has a request of the program, but is not a bench.
@@ -61,7 +61,7 @@ pub enum HarnessError {
         problem: String,
     },
     /// The filter of the command line matches no case.
-    #[error("no case matches `{}`; {}", shorten_for_message(.filter), filter_hint(.suggestions))]
+    #[error("no case matches `{}`; {}", shorten_for_message(.filter), filter_suggestion(.suggestions))]
     NoMatch {
         /// The filter.
         filter: String,
@@ -110,7 +110,7 @@ pub enum HarnessError {
         /// Its fault.
         problem: String,
     },
-    /// A workload refuses a point of its own selection.
+    /// A workload refuses a point that its own selection names.
     #[error("{case}: {problem}")]
     Problem {
         /// Id of the problem.
@@ -200,8 +200,8 @@ pub fn shorten_for_message(text: &str) -> String {
     }
 }
 
-/// The next step after a filter that matches nothing.
-fn filter_hint(suggestions: &[String]) -> String {
+/// Suggests what to try after a filter that matches no case.
+fn filter_suggestion(suggestions: &[String]) -> String {
     match suggestions {
         [] => "`--list` shows the cases".to_owned(),
         close => format!("did you mean {}?", close.join(" or ")),

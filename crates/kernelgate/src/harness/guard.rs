@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
-use crate::exit::Exit;
+use crate::exit::ExitReason;
 
 /// Message and source location of the last panic.
-static LAST: Mutex<Option<String>> = Mutex::new(None);
+static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// Keeps panic messages for [`catch_panic`] instead of printing them, unless the user asked for a
 /// backtrace.
@@ -19,12 +19,12 @@ pub fn keep_panic_messages(backtrace: bool) {
         let text = info.payload_as_str().unwrap_or("no message");
         if let Some((stream, cause)) = failed_print_stream(text) {
             if is_broken_pipe(cause) {
-                std::process::exit(Exit::BROKEN_PIPE_EXIT_CODE);
+                std::process::exit(ExitReason::BROKEN_PIPE_EXIT_CODE);
             }
             if stream == "stdout" {
                 eprintln!("error: failed to write to standard output: {cause}");
             }
-            std::process::exit(Exit::Usage as i32);
+            std::process::exit(ExitReason::Usage as i32);
         }
         if backtrace {
             return print(info);
@@ -33,7 +33,7 @@ pub fn keep_panic_messages(backtrace: bool) {
             .location()
             .map(|place| format!(" ({}:{})", place.file(), place.line()))
             .unwrap_or_default();
-        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{text}{place}"));
+        *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{text}{place}"));
     }));
 }
 
@@ -53,7 +53,7 @@ fn is_broken_pipe(cause: &str) -> bool {
 /// Runs something that may panic; the error is the panic's message.
 pub fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
-        let kept = LAST.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let kept = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
         let text = payload
             .downcast_ref::<&str>()
             .map(ToString::to_string)

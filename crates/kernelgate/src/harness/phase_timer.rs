@@ -48,7 +48,7 @@ impl Drop for TimedActivity {
 }
 
 /// Begins an activity.
-pub fn start(activity: &'static str) -> TimedActivity {
+pub fn start_activity(activity: &'static str) -> TimedActivity {
     PHASE_PROFILE.with_borrow_mut(|profile| {
         profile.charge_innermost();
         profile.open.push(activity);
@@ -56,8 +56,8 @@ pub fn start(activity: &'static str) -> TimedActivity {
     TimedActivity(Instant::now())
 }
 
-/// Time of an activity on this thread so far, including nested activities.
-pub fn whole(activity: &'static str) -> Duration {
+/// Time of an activity on this thread so far, including the activities nested inside it.
+pub fn activity_time(activity: &'static str) -> Duration {
     PHASE_PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
 }
 
@@ -79,20 +79,22 @@ mod tests {
         let pause = Duration::from_millis(20);
         take_phase_times();
         {
-            let _outer = start("outer");
+            let _outer = start_activity("outer");
             {
-                let _inner = start("inner");
+                let _inner = start_activity("inner");
                 std::thread::sleep(pause);
             }
-            let _inner = start("inner");
+            let _inner = start_activity("inner");
             std::thread::sleep(pause);
         }
         std::thread::sleep(pause);
-        assert!(whole("outer") >= 2 * pause && whole("outer") >= whole("inner"));
+        assert!(
+            activity_time("outer") >= 2 * pause && activity_time("outer") >= activity_time("inner")
+        );
         let spent = take_phase_times();
         assert_eq!(spent.keys().copied().collect::<Vec<_>>(), ["inner", "outer"]);
         assert!(spent["inner"] >= 2.0 * pause.as_secs_f64(), "{spent:?}");
         assert!(spent["outer"] < spent["inner"], "{spent:?}");
-        assert!(take_phase_times().is_empty() && whole("outer").is_zero());
+        assert!(take_phase_times().is_empty() && activity_time("outer").is_zero());
     }
 }

@@ -8,42 +8,42 @@ use super::auditing::after_timing::ExecutableFindings;
 use super::recording::recorder::RecordedCaseEvent;
 pub use super::running::case_error::CaseError;
 pub use super::running::execution::check_samples_within_limit;
-use super::running::execution::{CaseExecution, SampleTimer, VerifiedCase};
+use super::running::execution::{CaseExecution, CaseToTime, SampleTimer};
 use super::running::problem::{PreparedProblem, VerifiedExecutable};
 use super::running::progress::BenchProgress;
 use super::running::sampling::ProcessSampler;
-use super::running::session::Session;
-use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase, select};
+use super::running::session::CaseSession;
+use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase, select_cases};
 use super::selection::filter::CaseFilter;
-use super::selection::place::Place;
+use super::selection::place::BenchPlace;
 use super::settings::BenchSettings;
-use crate::backend::Target;
-use crate::measure::Cache;
+use crate::backend::BenchTarget;
+use crate::measure::CacheState;
 use crate::measure::power::PowerMode;
 use crate::record::run::{AfterTiming, VerificationRecord};
-use crate::record::{RecordFileError, Samples, TrialSampling};
+use crate::record::{CaseSamples, RecordFileError, TrialSampling};
 use crate::suite::Suite;
 use crate::verify::{self, OutputComparison};
 use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::CaseFailure;
 
 /// Seed of the inputs.
-const SEED: u64 = 1;
+const INPUT_SEED: u64 = 1;
 
 /// A sampling plan with few samples after a load, for tests.
 pub const SHORT_SAMPLING: TrialSampling =
     TrialSampling { warm_up_s: 0.0, measurement_s: 0.02, fewest: 2, most: 5 };
 
 /// Samples of a case, and its check after timing; or the reason why it has none.
-pub type TimedOutcome = Result<(Samples, AfterTiming), CaseError>;
+pub type TimedOutcome = Result<(CaseSamples, AfterTiming), CaseError>;
 
 /// How a case is chosen and timed.
 #[derive(Clone, Copy)]
 pub struct TestBench<'a> {
     /// Device of the test.
-    pub target: &'a Target,
+    pub target: &'a BenchTarget,
     /// State of the caches.
-    pub cache: Cache,
+    pub cache: CacheState,
     /// Overridden axis values, separated by spaces.
     pub axes: &'a str,
     /// Number of samples.
@@ -53,20 +53,21 @@ pub struct TestBench<'a> {
 impl TestBench<'_> {
     fn select<'s>(&self, suite: &'s Suite) -> Result<CaseSelectionResult<'s>, CaseError> {
         let gpus = match self.target {
-            Target::Cpu => 0,
-            Target::Cuda(devices) => devices.count(),
+            BenchTarget::Cpu => 0,
+            BenchTarget::Cuda(devices) => devices.count(),
         };
-        let place = Place { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0, gpus };
+        let place =
+            BenchPlace { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0, gpus };
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
-        select([suite], Effort::Default, &place, &axes, &CaseFilter::All)
-            .map_err(|error| CaseError::fail(error.to_string()))
+        select_cases([suite], Effort::Default, &place, &axes, &CaseFilter::All)
+            .map_err(|error| CaseError::failed_case(error.to_string()))
     }
 
     /// Verifies and times the first row of a suite.
     ///
     /// # Errors
-    /// The reason why it has no time.
+    /// The error is the reason why the row has no time.
     ///
     /// # Panics
     /// Panics if no case of the suite has these axes.
@@ -74,8 +75,8 @@ impl TestBench<'_> {
         self.time_with_earlier_verification(suite, None)
     }
 
-    /// Times the first row of a suite as if an earlier process had verified its bits: the digest is
-    /// that of the outputs that `verified` computes from the inputs.
+    /// Times the first row of a suite as if an earlier process had verified its bits: the closure
+    /// `verified` computes the outputs for the digest.
     ///
     /// # Errors
     /// The reason why it has no time.
@@ -106,7 +107,7 @@ impl TestBench<'_> {
         let (settings, timer) = (BenchSettings::default_settings(), SampleTimer::new(self.target)?);
         let progress = BenchProgress::new(settings.quiet, 1);
         let (ready, checked) = (&mut ready, &mut ExecutableFindings::default());
-        let timed = VerifiedCase { group, case, ready, verified: &mut verified, checked };
+        let timed = CaseToTime { group, case, ready, verified: &mut verified, checked };
         CaseExecution::new(&session, &settings, self.target.clone(), timer, progress).time(
             timed,
             None,
@@ -118,7 +119,7 @@ impl TestBench<'_> {
     /// each case by id; `None` for a case with a time.
     ///
     /// # Errors
-    /// Fails if the device fails.
+    /// Fails if the device reports an error.
     ///
     /// # Panics
     /// Fails if no case of the suite has these axes.
@@ -148,7 +149,7 @@ impl TestBench<'_> {
         };
         let group = &selection.groups[0];
         let each = |case| {
-            let mut ready = PreparedProblem::new(group, SEED, self.target)?;
+            let mut ready = PreparedProblem::new(group, INPUT_SEED, self.target)?;
             ready.verify(group, case, self.target).map(|(_, comparison)| comparison)
         };
         group.cases.iter().map(each).collect()
@@ -174,13 +175,13 @@ struct OneCaseSession {
     errors: RefCell<BTreeMap<String, Option<CaseFailure>>>,
 }
 
-impl Session for OneCaseSession {
+impl CaseSession for OneCaseSession {
     fn prepare(
         &self,
         group: &ProblemGroup<'_>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<PreparedProblem, CaseError> {
-        PreparedProblem::new(group, SEED, target)
+        PreparedProblem::new(group, INPUT_SEED, target)
     }
 
     fn verify(
@@ -188,7 +189,7 @@ impl Session for OneCaseSession {
         ready: &mut PreparedProblem,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<VerifiedExecutable, CaseError> {
         let Some(verified) = self.verified else {
             return ready.verify_case_once(group, case, target);

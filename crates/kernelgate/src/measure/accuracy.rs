@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use super::audit::cupti::CuptiRecording;
 use super::events::EventTimer;
-use super::{Cache, plausibility, queue};
+use super::{CacheState, plausibility, queue};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 use crate::workload::random;
-use kernelgate_cuda::instruments::bandwidth::Passes;
+use kernelgate_cuda::instruments::bandwidth::BandwidthPasses;
 use kernelgate_cuda::instruments::spin::SpinKernel;
-use kernelgate_cuda::instruments::timing::{Instruments, StreamBlocker};
-use kernelgate_cuda::observe::activity::{Activity, KernelRecord};
-use kernelgate_cuda::observe::cupti::Recorded;
+use kernelgate_cuda::instruments::timing::{StreamBlocker, TimingInstruments};
+use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity};
+use kernelgate_cuda::observe::cupti::RecordingExtent;
 
 /// A spin, timed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -107,24 +107,25 @@ pub struct HotAndColdReadRow {
 const SPIN_LENGTHS_NS: [u64; 8] =
     [20_000, 50_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000];
 /// Launches a row.
-const REPEATS: usize = 15;
+const LAUNCHES_PER_ROW: usize = 15;
 /// Bytes of the copies that are timed both ways: from some microseconds to about a millisecond.
-const COPY_BYTES: [u64; 7] = [8 << 20, 16 << 20, 48 << 20, 96 << 20, 256 << 20, 1 << 30, 4 << 30];
+const COPY_SIZES_BYTES: [u64; 7] =
+    [8 << 20, 16 << 20, 48 << 20, 96 << 20, 256 << 20, 1 << 30, 4 << 30];
 /// Bytes of the reads that are timed hot and cold: all of them fit L2.
-const READ_BYTES: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
+const READ_SIZES_BYTES: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
 /// Bytes of a read that comes from memory: far more than any L2.
 const READ_BYTES_BEYOND_CACHES: u64 = 2 << 30;
 
 /// Times spins.
 ///
 /// # Errors
-/// Fails if the device fails.
+/// Fails if the device reports an error.
 pub fn time_spins(events: &mut EventTimer) -> Result<Vec<TimedSpinRow>, BackendError> {
     let spin = SpinKernel::new(events.device())?;
     let mut time = |wanted_ns| -> Result<(f64, f64), BackendError> {
         let (mut spent, mut timed) = (Vec::new(), Vec::new());
-        for _ in 0..REPEATS {
-            timed.extend(events.launches_ns(1, Cache::Hot, &mut || spin.launch(wanted_ns))?);
+        for _ in 0..LAUNCHES_PER_ROW {
+            timed.extend(events.launches_ns(1, CacheState::Hot, &mut || spin.launch(wanted_ns))?);
             spent.push(spin.spent_time_ns()? as f64);
         }
         Ok((median(&spent), median(&timed)))
@@ -151,9 +152,10 @@ pub fn time_spins(events: &mut EventTimer) -> Result<Vec<TimedSpinRow>, BackendE
 pub fn time_copies_by_events_and_cupti(
     events: &mut EventTimer,
 ) -> Result<Option<Vec<EventAndCuptiTimeRow>>, BackendError> {
-    let passes = passes(events)?;
-    let each =
-        [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPY_BYTES.map(|it| (cache, it)));
+    let passes = measured_passes(events)?;
+    let each = [CacheState::Hot, CacheState::Cold]
+        .into_iter()
+        .flat_map(|cache| COPY_SIZES_BYTES.map(|it| (cache, it)));
     each.map(|(cache, bytes)| {
         let what = format!("copy {} MiB", bytes >> 20);
         time_with_and_without_cupti(events, &what, cache, &mut || passes.copy(bytes))
@@ -176,26 +178,27 @@ pub fn time_case_by_events_and_cupti(
         let why = "launches that carry state on cannot follow each other";
         return Err(BackendError::NotTimed(why.into()));
     }
-    queue::check_launches_fit_queue(events.device(), REPEATS, executable)?;
-    time_with_and_without_cupti(events, what, Cache::Hot, &mut || executable.launch())
+    queue::check_launches_fit_queue(events.device(), LAUNCHES_PER_ROW, executable)?;
+    time_with_and_without_cupti(events, what, CacheState::Hot, &mut || executable.launch())
 }
 
 /// Times a launch with CUDA events alone, and again while CUPTI records it.
 fn time_with_and_without_cupti(
     events: &mut EventTimer,
     what: &str,
-    cache: Cache,
+    cache: CacheState,
     launch: &mut dyn FnMut() -> Result<(), BackendError>,
 ) -> Result<Option<EventAndCuptiTimeRow>, BackendError> {
     events.launches_ns(3, cache, launch)?;
-    let events_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
+    let events_ns = median(&events.launches_ns(LAUNCHES_PER_ROW, cache, launch)?);
     let device = Arc::clone(events.device());
-    let Some(recording) = CuptiRecording::start(&device, Recorded::Operations)? else {
+    let Some(recording) = CuptiRecording::start_recording(&device, RecordingExtent::Operations)?
+    else {
         return Ok(None);
     };
     events.launches_ns(3, cache, launch)?;
-    let events_recorded_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
-    let spans_ns = recorded_launch_times_ns(&recording.end(0)?, REPEATS)
+    let events_recorded_ns = median(&events.launches_ns(LAUNCHES_PER_ROW, cache, launch)?);
+    let spans_ns = recorded_launch_times_ns(&recording.end(0)?, LAUNCHES_PER_ROW)
         .map_err(|why| BackendError::Launch(format!("CUPTI's record of {what}: {why}")))?;
     Ok(Some(EventAndCuptiTimeRow {
         what: what.to_owned(),
@@ -213,18 +216,21 @@ fn time_with_and_without_cupti(
 /// # Errors
 /// A fragment that explains why the record does not hold the same number of operations for each
 /// launch.
-fn recorded_launch_times_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
+fn recorded_launch_times_ns(
+    record: &RecordedActivity,
+    launches: usize,
+) -> Result<Vec<f64>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
     let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) = record
         .kernels
         .iter()
-        .partition(|kernel| name(kernel.name) == Instruments::CLOCK_PROBE_SYMBOL);
+        .partition(|kernel| name(kernel.name) == TimingInstruments::CLOCK_PROBE_SYMBOL);
     let mut probes: Vec<u64> = probes.iter().map(|probe| probe.start).collect();
     probes.sort_unstable();
     let [.., first, last] = probes[..] else {
         return Err(format!("{} of 2 probes around the launches", probes.len()));
     };
-    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, Instruments::FLUSH];
+    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, TimingInstruments::FLUSH];
     let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
     let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
     spans.extend(record.copies.iter().map(|copy| (copy.start, copy.end)));
@@ -253,28 +259,28 @@ fn recorded_launch_times_ns(record: &Activity, launches: usize) -> Result<Vec<f6
 pub fn time_hot_and_cold_reads(
     events: &mut EventTimer,
 ) -> Result<Vec<HotAndColdReadRow>, BackendError> {
-    let passes = passes(events)?;
+    let passes = measured_passes(events)?;
     let memory_ns = events.typical_ns(&mut || passes.read(READ_BYTES_BEYOND_CACHES))?;
     let ns_per_byte = memory_ns / READ_BYTES_BEYOND_CACHES as f64;
     let mut rows = Vec::new();
-    for bytes in READ_BYTES {
+    for bytes in READ_SIZES_BYTES {
         let read = &mut || passes.read(bytes);
-        events.launches_ns(3, Cache::Hot, read)?;
+        events.launches_ns(3, CacheState::Hot, read)?;
         rows.push(HotAndColdReadRow {
             bytes,
-            hot_ns: median(&events.launches_ns(REPEATS, Cache::Hot, read)?),
-            cold_ns: median(&events.launches_ns(REPEATS, Cache::Cold, read)?),
+            hot_ns: median(&events.launches_ns(LAUNCHES_PER_ROW, CacheState::Hot, read)?),
+            cold_ns: median(&events.launches_ns(LAUNCHES_PER_ROW, CacheState::Cold, read)?),
             memory_ns: bytes as f64 * ns_per_byte,
         });
     }
     Ok(rows)
 }
 
-fn passes(events: &EventTimer) -> Result<Passes, BackendError> {
-    let pattern = random::normal(0, "accuracy", 1 << 20);
-    Passes::new(
+fn measured_passes(events: &EventTimer) -> Result<BandwidthPasses, BackendError> {
+    let pattern = random::normal_values(0, "accuracy", 1 << 20);
+    BandwidthPasses::new(
         events.device(),
-        COPY_BYTES[COPY_BYTES.len() - 1] as usize,
+        COPY_SIZES_BYTES[COPY_SIZES_BYTES.len() - 1] as usize,
         bytemuck::cast_slice(&pattern),
     )
 }
@@ -287,7 +293,7 @@ mod tests {
 
     #[test]
     fn launches_are_distinguished_by_their_number_of_operations() {
-        let names = [Instruments::CLOCK_PROBE_SYMBOL, "a", "b"].map(str::to_owned).into();
+        let names = [TimingInstruments::CLOCK_PROBE_SYMBOL, "a", "b"].map(str::to_owned).into();
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
         // Two launches of `a` and `b`, which overlap, between two probes.
         let kernels = vec![
@@ -300,11 +306,11 @@ mod tests {
         ];
         // The copy that reads the probes belongs to no launch.
         let copies = vec![CopyRecord { start: 95, end: 96, ..Default::default() }];
-        let record = Activity { names, kernels, copies, ..Activity::default() };
+        let record = RecordedActivity { names, kernels, copies, ..RecordedActivity::default() };
         assert_eq!(recorded_launch_times_ns(&record, 2), Ok(vec![30.0, 25.0]));
         let uneven = "4 operations in 3 launches, 0 records lost".to_owned();
         assert_eq!(recorded_launch_times_ns(&record, 3), Err(uneven));
         let empty = "0 of 2 probes around the launches".to_owned();
-        assert_eq!(recorded_launch_times_ns(&Activity::default(), 2), Err(empty));
+        assert_eq!(recorded_launch_times_ns(&RecordedActivity::default(), 2), Err(empty));
     }
 }

@@ -6,14 +6,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Cache;
-use super::limits::{CaseWork, Limits};
+use super::CacheState;
+use super::limits::{CaseWork, DeviceLimits};
 use super::plausibility;
 use super::power::PowerMode;
 use crate::backend::BackendError;
 use crate::measure::events::EventTimer;
 use crate::stats::median;
-use crate::workload::{Dtype, Unit, Work};
+use crate::workload::{Dtype, FlopUnit, Work};
 
 /// Bytes read on a GPU, and bytes written: far beyond its L2 cache.
 const GPU_ANCHOR_BYTES: u64 = 512 << 20;
@@ -48,7 +48,8 @@ pub enum AnchorRecord {
 impl AnchorRecord {
     /// Measures the anchor rates of the host.
     pub fn measure_cpu(power: PowerMode) -> Self {
-        let limits = Limits::measure_cpu(&[work(HOST_ANCHOR_BYTES, Dtype::F32)]);
+        let limits =
+            DeviceLimits::measure_cpu_limits(&[anchor_work(HOST_ANCHOR_BYTES, Dtype::F32)]);
         Self::anchors_from_limits(&limits, power)
     }
 
@@ -60,7 +61,7 @@ impl AnchorRecord {
         }
     }
 
-    fn anchors_from_limits(limits: &Limits, power: PowerMode) -> Self {
+    fn anchors_from_limits(limits: &DeviceLimits, power: PowerMode) -> Self {
         let Some(memory) = limits.largest_memory() else {
             return Self::Failed("no memory pass was timed".to_owned());
         };
@@ -84,12 +85,18 @@ impl AnchorRecord {
 }
 
 /// Ceilings of a GPU; of the matmul ceiling, which the power cap varies, the median of several.
-fn gpu_anchor_limits(events: &mut EventTimer, power: PowerMode) -> Result<Limits, BackendError> {
-    let mut limits =
-        Limits::measure_cuda_in(events, &[work(GPU_ANCHOR_BYTES, Dtype::Bf16)], power)?;
+fn gpu_anchor_limits(
+    events: &mut EventTimer,
+    power: PowerMode,
+) -> Result<DeviceLimits, BackendError> {
+    let mut limits = DeviceLimits::measure_cuda_in(
+        events,
+        &[anchor_work(GPU_ANCHOR_BYTES, Dtype::Bf16)],
+        power,
+    )?;
     let mut rates: Vec<f64> = limits.flops_per_s.values().copied().collect();
     for _ in rates.len()..ANCHOR_MATMUL_REPEATS {
-        let again = Limits::measure_cuda_in(events, &[work(0, Dtype::Bf16)], power)?;
+        let again = DeviceLimits::measure_cuda_in(events, &[anchor_work(0, Dtype::Bf16)], power)?;
         rates.extend(again.flops_per_s.values());
     }
     limits.flops_per_s.values_mut().for_each(|rate| *rate = median(&rates));
@@ -97,9 +104,9 @@ fn gpu_anchor_limits(events: &mut EventTimer, power: PowerMode) -> Result<Limits
 }
 
 /// Declared work whose measured ceilings are the anchor rates.
-fn work(bytes: u64, dtype: Dtype) -> CaseWork {
-    let work = Work::bytes(bytes, bytes).with_flops(Unit::Matmul, dtype, 1);
-    CaseWork { work, cache: Cache::Hot }
+fn anchor_work(bytes: u64, dtype: Dtype) -> CaseWork {
+    let work = Work::bytes(bytes, bytes).with_flops(FlopUnit::Matmul, dtype, 1);
+    CaseWork { work, cache: CacheState::Hot }
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ impl SampleClockWatch {
 
 /// Whether a clock shows that the card was slowed down: it is clearly below the settled clock and
 /// `slowed` names heat or a slow-down of the hardware, or reports nothing. Before a case has
-/// settled, any clock may be its own.
+/// settled, no clock is recognised as throttled, because it may be the clock of the load.
 fn is_throttled(
     clock_mhz: f64,
     settled_mhz: Option<f64>,

@@ -25,8 +25,8 @@ impl CpuTimeTicks {
         Self::read(Own::This)
     }
 
-    /// Current CPU times for a process that measures its child processes. This process itself then
-    /// counts as other load.
+    /// Current CPU times for a process that measures its child processes. The time of this process
+    /// itself then counts as other load.
     pub fn cpu_time_of_children() -> Option<Self> {
         Self::read(Own::Children)
     }
@@ -83,7 +83,7 @@ mod tests {
         let later =
             CpuTimeTicks::parse("cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1", &process(150), own)
                 .unwrap();
-        // 150 of 200 busy, 50 of them ours.
+        // In this example 150 of 200 ticks were busy, 50 of them by this process.
         assert_eq!(later.taken_by_others_since(&earlier), Some(0.5));
         assert_eq!(earlier.taken_by_others_since(&earlier), None);
         let system = "cpu  100 0 50 800 10 5 5 30";

@@ -21,7 +21,7 @@ pub struct CriterionDisplayedCase {
 /// loops.
 #[derive(Debug, Clone, Default)]
 pub struct ElapsedMeasurement {
-    formatter: Formatter,
+    formatter: ElapsedFormatter,
 }
 
 impl ElapsedMeasurement {
@@ -62,11 +62,11 @@ impl Measurement for ElapsedMeasurement {
 
 /// Elements are floating-point operations here, bytes are bytes; both in decimal units.
 #[derive(Debug, Clone, Default)]
-struct Formatter {
+struct ElapsedFormatter {
     case: Rc<RefCell<CriterionDisplayedCase>>,
 }
 
-impl ValueFormatter for Formatter {
+impl ValueFormatter for ElapsedFormatter {
     fn format_throughput(&self, throughput: &Throughput, elapsed_ns: f64) -> String {
         let mut rate = [elapsed_ns];
         let unit = self.scale_throughputs(elapsed_ns, throughput, &mut rate);

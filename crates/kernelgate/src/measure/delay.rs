@@ -9,18 +9,18 @@ use std::hint::black_box;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use super::Cache;
+use super::CacheState;
 use super::events::{CasePlan, EventTimer};
-use crate::backend::{Allowed, BackendError, Executable, OutputContent};
+use crate::backend::{AllowedActions, BackendError, Executable, OutputContent};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
-use kernelgate_cuda::instruments::bandwidth::Passes;
+use kernelgate_cuda::instruments::bandwidth::BandwidthPasses;
 use kernelgate_cuda::instruments::spin::SpinKernel;
 
 /// Longest delay that may be asked for: a second.
 const MAX_DELAY_NS: u64 = 1_000_000_000;
 /// Most bytes that are read for it: more than any memory gives in that time.
-const MAX_BYTES: u64 = 100_000 * MAX_DELAY_NS;
+const MAX_TOUCHED_BYTES: u64 = 100_000 * MAX_DELAY_NS;
 /// Maximum bytes that a delaying pass on a GPU reads: more than its L2.
 const MAX_DELAY_PASS_BYTES: u64 = 256 << 20;
 /// Maximum words that a delaying pass on the host reads: more than a core's own caches.
@@ -31,7 +31,8 @@ const MIN_DELAY_READ_BYTES: u64 = 16;
 const ASSUMED_BYTES_PER_NS: f64 = 2000.0;
 /// How often the size of work on the host is corrected.
 const MAX_HOST_CORRECTIONS: usize = 6;
-/// How often a size is measured on a GPU at most, and how close to the delay is enough, as a share.
+/// Maximum number of measurements of a size on a GPU, and the share of the delay within which the
+/// fit ends.
 const MAX_SIZE_MEASUREMENTS: usize = 6;
 const CLOSE_DELAY_ERROR: f64 = 0.05;
 /// Maximum relative error of a fitted delay.
@@ -42,22 +43,22 @@ const TARGET_TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES_PER_TURN: f64 = 50.0;
 /// Turns come in groups of four: without, with, with, without. About how long all of them take,
 /// nanoseconds, and how many groups there are at most. One turn would be too few: a launch after an
-/// idle moment takes a few µs more or less than the next launch, and the clock wanders by 1 %
-/// within some ten milliseconds.
+/// idle moment takes a few µs more or less than the next launch, and the clock drifts by 1 % within
+/// ten milliseconds.
 const TARGET_TURNS_NS: f64 = 1e8;
 const MAX_TURN_GROUPS: f64 = 8.0;
 
 /// A delay for the cases whose id contains a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedDelay {
-    /// The delayed cases: a part of the case id, or all of it.
+    /// The delayed cases: a part of the case id, or the whole id.
     pub case: String,
     /// Delay that is added to each launch, nanoseconds.
     pub delay_ns: u64,
     /// Whether the delay is work instead of a wait.
     pub by_work: bool,
-    /// Fitted size that adds the delay on a GPU: nanoseconds of a spin, or bytes that are read.
-    /// `None` if it was not fitted, and on the host.
+    /// Fitted size that adds the delay on a GPU: nanoseconds of a spin, or bytes that are read. The
+    /// size is `None` before it is fitted, and on the host.
     pub size: Option<u64>,
 }
 
@@ -78,7 +79,7 @@ impl FromStr for InjectedDelay {
             None => (delay, None),
         };
         let (delay_ns, by_work, most) = match delay.strip_suffix(":work") {
-            Some(delay_ns) => (delay_ns, true, MAX_BYTES),
+            Some(delay_ns) => (delay_ns, true, MAX_TOUCHED_BYTES),
             None => (delay, false, MAX_DELAY_NS),
         };
         if size.is_some_and(|size: u64| size > most) {
@@ -98,7 +99,7 @@ impl FromStr for InjectedDelay {
 
 impl InjectedDelay {
     /// Delay of a case: the one for its whole id, else the last one whose text the id contains.
-    pub fn find<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
+    pub fn delay_of_case<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
         exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
     }
@@ -115,12 +116,12 @@ enum DelayMethod {
     Host(Duration),
     HostWork { words: Vec<u64>, count: usize },
     Device { spin: SpinKernel, spin_ns: u64 },
-    DeviceWork { passes: Box<Passes>, count: u64, bytes: u64 },
+    DeviceWork { passes: Box<BandwidthPasses>, count: u64, bytes: u64 },
 }
 
 impl<'a> DelayedExecutable<'a> {
     /// Delays launches that run on the host.
-    pub fn on_host(inner: &'a mut dyn Executable, delay: &InjectedDelay) -> Self {
+    pub fn delayed_on_host(inner: &'a mut dyn Executable, delay: &InjectedDelay) -> Self {
         if !delay.by_work {
             return Self { inner, wait: DelayMethod::Host(Duration::from_nanos(delay.delay_ns)) };
         }
@@ -147,13 +148,14 @@ impl<'a> DelayedExecutable<'a> {
         inner: &'a mut dyn Executable,
         delay: &InjectedDelay,
         events: &mut EventTimer,
-        cache: Cache,
+        cache: CacheState,
     ) -> Result<Self, BackendError> {
         let device = events.device();
         let (wait, per_ns) = if delay.by_work {
             let pattern: Vec<u8> =
                 (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
-            let passes = Box::new(Passes::new(device, MAX_DELAY_PASS_BYTES as usize, &pattern)?);
+            let passes =
+                Box::new(BandwidthPasses::new(device, MAX_DELAY_PASS_BYTES as usize, &pattern)?);
             (
                 DelayMethod::DeviceWork { passes, count: 1, bytes: MIN_DELAY_READ_BYTES },
                 ASSUMED_BYTES_PER_NS,
@@ -178,7 +180,7 @@ impl<'a> DelayedExecutable<'a> {
             );
             return Err(BackendError::Unsupported(why));
         }
-        let (size, added_ns) = fitted(delay_ns, least_ns, per_ns, |size| {
+        let (size, added_ns) = fit_delay_size(delay_ns, least_ns, per_ns, |size| {
             delayed.wait.set_delay_size(size as u64);
             delayed.measured_delay_ns(&mut without, events, cache)
         })?;
@@ -209,7 +211,7 @@ impl<'a> DelayedExecutable<'a> {
         &mut self,
         without: &mut CasePlan,
         events: &mut EventTimer,
-        cache: Cache,
+        cache: CacheState,
     ) -> Result<f64, BackendError> {
         // The captured graph includes the delay that was set at that time.
         let mut with = events.plan(self, cache)?;
@@ -242,7 +244,7 @@ impl<'a> DelayedExecutable<'a> {
 /// Size at which `added_ns` equals the delay; the smallest size adds `least_ns`. The search narrows
 /// an interval between a size that is too small and one that is too large. The added time need not
 /// be proportional; the best measured size is returned, with its added time.
-fn fitted(
+fn fit_delay_size(
     delay_ns: f64,
     least_ns: f64,
     per_ns: f64,
@@ -314,7 +316,7 @@ impl Executable for DelayedExecutable<'_> {
         self.inner.gpus()
     }
 
-    fn allowed(&self) -> Allowed {
+    fn allowed(&self) -> AllowedActions {
         self.inner.allowed()
     }
 
@@ -322,7 +324,7 @@ impl Executable for DelayedExecutable<'_> {
         self.inner.launch()?;
         match &mut self.wait {
             DelayMethod::Host(delay) => {
-                wait(*delay);
+                busy_wait(*delay);
                 Ok(())
             }
             DelayMethod::HostWork { words, count } => {
@@ -358,7 +360,7 @@ impl Executable for DelayedExecutable<'_> {
 }
 
 /// Keeps the host busy for a duration.
-fn wait(delay: Duration) {
+fn busy_wait(delay: Duration) {
     let start = Instant::now();
     while start.elapsed() < delay {
         std::hint::spin_loop();
@@ -392,7 +394,8 @@ mod tests {
     fn delays_are_parsed_and_the_whole_id_wins() {
         let delays: Vec<InjectedDelay> =
             ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
-        let delay_ns = |id: &str| InjectedDelay::find(&delays, id).map(|delay| delay.delay_ns);
+        let delay_ns =
+            |id: &str| InjectedDelay::delay_of_case(&delays, id).map(|delay| delay.delay_ns);
         assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
         assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
         assert_eq!(delay_ns("c"), None);
@@ -414,7 +417,8 @@ mod tests {
     #[test]
     fn a_delayed_launch_takes_at_least_that_long() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
-        let mut delayed = DelayedExecutable::on_host(&mut task, &"a=2000000".parse().unwrap());
+        let mut delayed =
+            DelayedExecutable::delayed_on_host(&mut task, &"a=2000000".parse().unwrap());
         let start = Instant::now();
         delayed.launch().unwrap();
         assert!(start.elapsed() >= Duration::from_millis(2));
@@ -423,7 +427,8 @@ mod tests {
     #[test]
     fn a_launch_delayed_by_work_goes_over_memory() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
-        let mut delayed = DelayedExecutable::on_host(&mut task, &"a=2000000:work".parse().unwrap());
+        let mut delayed =
+            DelayedExecutable::delayed_on_host(&mut task, &"a=2000000:work".parse().unwrap());
         let DelayMethod::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
         assert!(count > 10_000, "{count} words in two milliseconds");
         let sum = |delayed: &DelayedExecutable<'_>| match &delayed.wait {
@@ -439,9 +444,10 @@ mod tests {
 
     /// A task whose launch reads memory for some 100 µs, and whose host code is slow.
     fn slow_host_task(device: &Arc<Device>) -> CudaTask {
-        let passes = Passes::new(device, MAX_DELAY_PASS_BYTES as usize, &[7; 1 << 10]).unwrap();
+        let passes =
+            BandwidthPasses::new(device, MAX_DELAY_PASS_BYTES as usize, &[7; 1 << 10]).unwrap();
         CudaTask::new(device, [], Vec::new(), move |_| {
-            wait(Duration::from_micros(50));
+            busy_wait(Duration::from_micros(50));
             passes.read(MAX_DELAY_PASS_BYTES)
         })
     }
@@ -453,7 +459,7 @@ mod tests {
         for delay_ns in [2_500.0, 3_400.0, 7_000.0, 90_000.0] {
             for per_ns in [1.0, 4.0, 20.0] {
                 let mut measured = 0;
-                let size = fitted(delay_ns, 2_000.0, per_ns, |size| {
+                let size = fit_delay_size(delay_ns, 2_000.0, per_ns, |size| {
                     measured += 1;
                     Ok(added(size))
                 });
@@ -467,10 +473,10 @@ mod tests {
             }
         }
         // If no size makes the launch longer, nothing is added.
-        assert_eq!(fitted(9.0, 9.0, 1.0, |_| Ok(99.0)).unwrap(), (0.0, 9.0));
+        assert_eq!(fit_delay_size(9.0, 9.0, 1.0, |_| Ok(99.0)).unwrap(), (0.0, 9.0));
         // If a size step exceeds the requested delay, the result is the added time.
-        assert_eq!(fitted(50.0, 9.0, 1.0, |_| Ok(99.0)).unwrap().1, 9.0);
-        let fails = fitted(9.0, 1.0, 1.0, |_| Err(BackendError::Lost("gone".to_owned())));
+        assert_eq!(fit_delay_size(50.0, 9.0, 1.0, |_| Ok(99.0)).unwrap().1, 9.0);
+        let fails = fit_delay_size(9.0, 1.0, 1.0, |_| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(fails, Err(BackendError::Lost(_))));
     }
 
@@ -478,7 +484,7 @@ mod tests {
     fn launches_on_a_gpu_are_longer_by_what_was_asked_for_however_slow_the_host_is() {
         let Some((device, _alone)) = gpu() else { return };
         let mut events = EventTimer::new(&device).unwrap();
-        for cache in [Cache::Hot, Cache::Cold] {
+        for cache in [CacheState::Hot, CacheState::Cold] {
             for (delay, wanted_ns) in [("a=8000", 8e3), ("a=8000:work", 8e3), ("a=300000", 3e5)] {
                 let mut slow = slow_host_task(&device);
                 let mut delay: InjectedDelay = delay.parse().unwrap();
@@ -500,7 +506,7 @@ mod tests {
             &mut slow,
             &"a=1".parse().unwrap(),
             &mut events,
-            Cache::Hot,
+            CacheState::Hot,
         );
         let why = short.err().unwrap().to_string();
         assert!(why.contains("a delay of 1 ns cannot be made: a further kernel alone"), "{why}");

@@ -18,7 +18,7 @@ use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 
 /// Shortest time between the first and the last counter step of a measurement.
-const WINDOW: Duration = Duration::from_secs(1);
+const ENERGY_WINDOW: Duration = Duration::from_secs(1);
 /// Time after which a counter without a step is not waited for.
 const MAX_COUNTER_STEP_TIME: Duration = Duration::from_millis(500);
 /// Pause between two readings of the counter.
@@ -88,7 +88,7 @@ impl LaunchEnergy {
 
 /// A step of the energy counter: time and value.
 #[derive(Debug, Clone, Copy)]
-struct Step {
+struct CounterStep {
     at: Duration,
     energy_mj: u64,
 }
@@ -103,8 +103,8 @@ struct EndedLaunchesMark {
 /// Measures the energy of a launch that takes `launch_ns`: about 1.2 s of launches.
 ///
 /// # Errors
-/// Fails if a launch fails.
-pub fn measure(
+/// Fails if a launch of the case fails.
+pub fn measure_launch_energy(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     launch_ns: f64,
@@ -126,7 +126,7 @@ pub fn measure(
         done.store(true, Ordering::Relaxed);
         (marks, watch.join().unwrap_or_default())
     });
-    Ok(energy(&steps, &marks?, launch_ns))
+    Ok(launch_energy(&steps, &marks?, launch_ns))
 }
 
 /// Enqueues groups of launches until `done`; when each group had ended.
@@ -152,14 +152,14 @@ fn watch_energy_counter(
     counter: impl Fn() -> Option<u64>,
     started: Instant,
     done: &AtomicBool,
-) -> Vec<Step> {
-    let (mut steps, mut before) = (Vec::<Step>::new(), counter());
+) -> Vec<CounterStep> {
+    let (mut steps, mut before) = (Vec::<CounterStep>::new(), counter());
     while !done.load(Ordering::Relaxed) {
         thread::sleep(COUNTER_READ_INTERVAL);
         let (at, now) = (started.elapsed(), counter());
         let (Some(energy_mj), Some(last)) = (now, before) else { break };
         if energy_mj > last {
-            steps.push(Step { at, energy_mj });
+            steps.push(CounterStep { at, energy_mj });
             before = now;
         }
         let waited = at.saturating_sub(steps.last().map_or(Duration::ZERO, |step| step.at));
@@ -170,9 +170,12 @@ fn watch_energy_counter(
     steps
 }
 
-fn spans_enough_steps(steps: &[Step]) -> bool {
+fn spans_enough_steps(steps: &[CounterStep]) -> bool {
     steps.len() > MIN_COUNTER_STEPS
-        && steps.first().zip(steps.last()).is_some_and(|(first, last)| last.at - first.at >= WINDOW)
+        && steps
+            .first()
+            .zip(steps.last())
+            .is_some_and(|(first, last)| last.at - first.at >= ENERGY_WINDOW)
 }
 
 /// Launches that had ended at a moment between two marks, evenly spread between both.
@@ -184,10 +187,14 @@ fn launches_ended_at(marks: &[EndedLaunchesMark], at: Duration) -> Option<f64> {
 }
 
 /// Computes the energy of a launch from the counter's steps and the launches between them.
-fn energy(steps: &[Step], marks: &[EndedLaunchesMark], launch_ns: f64) -> LaunchEnergy {
+fn launch_energy(
+    steps: &[CounterStep],
+    marks: &[EndedLaunchesMark],
+    launch_ns: f64,
+) -> LaunchEnergy {
     let not_resolved = |why: String| LaunchEnergy::NotResolved(why);
     // The launches end behind the last step; those before the first mark are not counted.
-    let covered: Vec<(Step, f64)> =
+    let covered: Vec<(CounterStep, f64)> =
         steps.iter().filter_map(|step| Some((*step, launches_ended_at(marks, step.at)?))).collect();
     let (Some((first, from)), Some((last, to))) = (covered.first(), covered.last()) else {
         return not_resolved("NVML's energy counter did not step".to_owned());
@@ -219,9 +226,12 @@ mod tests {
     use super::*;
 
     /// A card of 500 W whose counter steps each 100 ms.
-    fn steps(count: u64) -> Vec<Step> {
+    fn counter_steps(count: u64) -> Vec<CounterStep> {
         (1..=count)
-            .map(|step| Step { at: Duration::from_millis(100 * step), energy_mj: 50_000 * step })
+            .map(|step| CounterStep {
+                at: Duration::from_millis(100 * step),
+                energy_mj: 50_000 * step,
+            })
             .collect()
     }
 
@@ -237,9 +247,9 @@ mod tests {
 
     #[test]
     fn a_window_begins_and_ends_on_a_step() {
-        assert!(!spans_enough_steps(&steps(10)), "from 0.1 s to 1.0 s");
-        assert!(spans_enough_steps(&steps(11)));
-        let energy = energy(&steps(11), &regular_marks(300), 99e3);
+        assert!(!spans_enough_steps(&counter_steps(10)), "from 0.1 s to 1.0 s");
+        assert!(spans_enough_steps(&counter_steps(11)));
+        let energy = launch_energy(&counter_steps(11), &regular_marks(300), 99e3);
         let EnergyMeasurement { launch_j, relative, power_w, window_s } =
             *energy.measured_energy().unwrap();
         assert!((window_s - 1.0).abs() < 1e-9 && (power_w - 500.0).abs() < 1e-9, "{energy:?}");
@@ -249,7 +259,7 @@ mod tests {
 
     #[test]
     fn steps_outside_of_the_launches_do_not_count() {
-        let energy = energy(&steps(40), &regular_marks(300), 99e3);
+        let energy = launch_energy(&counter_steps(40), &regular_marks(300), 99e3);
         assert!((energy.measured_energy().unwrap().window_s - 1.8).abs() < 1e-9, "{energy:?}");
         assert!(
             energy.measured_energy().is_some_and(|energy| (energy.launch_j - 0.05).abs() < 1e-9)
@@ -258,9 +268,15 @@ mod tests {
 
     #[test]
     fn an_idle_device_and_a_counter_without_steps_have_no_energy() {
-        assert!(energy(&steps(11), &regular_marks(150), 99e3).measured_energy().is_none());
-        assert!(energy(&steps(4), &regular_marks(300), 99e3).measured_energy().is_none());
-        assert!(energy(&[], &regular_marks(300), 99e3).measured_energy().is_none());
+        assert!(
+            launch_energy(&counter_steps(11), &regular_marks(150), 99e3)
+                .measured_energy()
+                .is_none()
+        );
+        assert!(
+            launch_energy(&counter_steps(4), &regular_marks(300), 99e3).measured_energy().is_none()
+        );
+        assert!(launch_energy(&[], &regular_marks(300), 99e3).measured_energy().is_none());
         let wrong =
             EnergyMeasurement { launch_j: -1.0, relative: 0.1, power_w: 1.0, window_s: 1.0 };
         let why = LaunchEnergy::Measured(wrong).validate().unwrap_err();

@@ -16,41 +16,41 @@ use std::time::{Duration, Instant};
 
 pub use case::CasePlan;
 
-use self::lanes::Lanes;
-use super::Cache;
+use self::lanes::TimedGpus;
+use super::CacheState;
 use super::audit::TimingRefusal;
 use super::clock::SampleClockWatch;
-use super::limits::Overhead;
-use super::power::{self, CapReading, Load, LoadSample, PowerMeter};
+use super::limits::LaunchOverhead;
+use super::power::{self, CapReading, GpuLoad, LoadSample, PowerMeter};
 use super::queue::{self, FoundBursts, MAX_QUEUED_COMMANDS};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::{Device, Devices};
 
-/// Timeout of the blocking kernel. The burst is then discarded.
+/// Timeout of the blocking kernel. A burst that meets this timeout is discarded.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hot launches shorter than this are captured several to a graph: an event pair would be most of
 /// the interval.
-const SHORT_NS: f64 = 20_000.0;
+const SHORT_LAUNCH_NS: f64 = 20_000.0;
 /// Minimum duration of a graph of short launches. Launches of several commands that take less are
 /// captured, too, hot and cold: the gap between two commands in a stream varies between processes;
 /// in a graph it is shorter and constant.
-const GRAPH_NS: f64 = 100_000.0;
-/// Most short launches in a graph.
-const MAX_GRAPH: f64 = 64.0;
+const GRAPH_TARGET_NS: f64 = 100_000.0;
+/// Maximum number of short launches in a graph.
+const MAX_GRAPH_LAUNCHES: f64 = 64.0;
 /// Launches of a ceiling that show how long one is.
 const FIRST_LAUNCHES: usize = 3;
 /// Attempts a sample before a throttled one is kept.
-const ATTEMPTS: u64 = 4;
+const THROTTLED_ATTEMPTS: u64 = 4;
 /// Resolution of events: no launch takes less.
-const RESOLUTION_NS: f64 = 32.0;
+const EVENT_RESOLUTION_NS: f64 = 32.0;
 
 /// Times launches on the GPUs of a set.
 pub struct EventTimer {
     devices: Devices,
-    lanes: Lanes,
-    overhead: Overhead,
+    lanes: TimedGpus,
+    overhead: LaunchOverhead,
     typical_clock_mhz: Option<f64>,
     clock: SampleClockWatch,
     power: Arc<PowerMeter>,
@@ -58,7 +58,7 @@ pub struct EventTimer {
 }
 
 /// Times of a burst of launches.
-struct Burst {
+struct LaunchBurst {
     /// Nanoseconds between the events around each launch, overhead included; of the slowest GPU.
     intervals_ns: Vec<f64>,
     /// By how much the slowest GPU took longer than the fastest, over all launches, nanoseconds;
@@ -68,12 +68,12 @@ struct Burst {
     clock_mhz: Option<f64>,
     /// Whether the host's launch time may be in the intervals.
     host_bound: bool,
-    /// Whether the only reason is that the blocker timed out before the host released it.
+    /// Whether the burst is invalid only because the blocker timed out before the host released it.
     held_up: bool,
 }
 
-impl Burst {
-    /// Returns the burst if none of its intervals contains the host's time.
+impl LaunchBurst {
+    /// Returns the burst if none of its intervals includes host time.
     fn without_host(self) -> Result<Self, BackendError> {
         if self.host_bound {
             return Err(TimingRefusal::HostHeldUp.into());
@@ -87,10 +87,10 @@ impl Burst {
 /// # Errors
 /// Fails with the errors of a burst.
 fn unless_held_up(
-    mut burst: impl FnMut() -> Result<Burst, BackendError>,
-) -> Result<Burst, BackendError> {
+    mut burst: impl FnMut() -> Result<LaunchBurst, BackendError>,
+) -> Result<LaunchBurst, BackendError> {
     let mut last = burst()?;
-    for _ in 1..ATTEMPTS {
+    for _ in 1..THROTTLED_ATTEMPTS {
         if !last.held_up {
             break;
         }
@@ -100,7 +100,7 @@ fn unless_held_up(
 }
 
 impl EventTimer {
-    /// Compiles its kernels, allocates, and measures the cost of timing.
+    /// Compiles the timer's kernels, allocates memory, and measures the cost of timing.
     ///
     /// # Errors
     /// Fails if the device fails or memory is short; [`BackendError::NotTimed`] if the host is
@@ -108,7 +108,7 @@ impl EventTimer {
     pub fn new(devices: impl Into<Devices>) -> Result<Self, BackendError> {
         let devices: Devices = devices.into();
         let device = devices.one();
-        let nothing = Overhead {
+        let nothing = LaunchOverhead {
             event_pair_ns: 0.0,
             launch_ns: 0.0,
             graph_node_ns: 0.0,
@@ -117,11 +117,11 @@ impl EventTimer {
             around_graph_ns: 0.0,
         };
         let mut timer = Self {
-            lanes: Lanes::new(&devices)?,
+            lanes: TimedGpus::new(&devices)?,
             overhead: nothing,
             typical_clock_mhz: None,
             clock: SampleClockWatch::new(device.facts()),
-            power: Arc::new(PowerMeter::open_all(
+            power: Arc::new(PowerMeter::open_power_meters(
                 device.facts(),
                 devices.iter().skip(1).map(|other| other.facts()),
             )),
@@ -143,7 +143,7 @@ impl EventTimer {
     }
 
     /// The cost of launching and timing, measured when this was made.
-    pub fn overhead(&self) -> Overhead {
+    pub fn overhead(&self) -> LaunchOverhead {
         self.overhead
     }
 
@@ -155,7 +155,7 @@ impl EventTimer {
     pub fn launches_ns(
         &mut self,
         count: usize,
-        cache: Cache,
+        cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
         self.lanes.use_first(1);
@@ -171,25 +171,25 @@ impl EventTimer {
     /// Fails with the errors of [`Self::launches_ns`].
     pub fn ceiling<'a>(
         &'a mut self,
-        cache: Cache,
+        cache: CacheState,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Ceiling<'a>, BackendError> {
+    ) -> Result<CeilingLaunches<'a>, BackendError> {
         self.lanes.use_first(1);
         let first = self.burst(FIRST_LAUNCHES, cache, 1, launch)?;
         self.ceiling_of_set(cache, &first, launch)
     }
 
-    /// Prepares a ceiling as [`Self::ceiling`] does, unless the median of the first launches is more
-    /// than `most_ns`. Returns that median too, nanoseconds.
+    /// Prepares a ceiling as [`Self::ceiling`] does, unless the median of the first launches is
+    /// more than `most_ns`. Also returns the median time of the trial, nanoseconds.
     ///
     /// # Errors
     /// The errors of [`Self::launches_ns`].
     pub fn ceiling_within<'a>(
         &'a mut self,
-        cache: Cache,
+        cache: CacheState,
         most_ns: f64,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Option<(f64, Ceiling<'a>)>, BackendError> {
+    ) -> Result<Option<(f64, CeilingLaunches<'a>)>, BackendError> {
         self.lanes.use_first(1);
         let first = self.burst(FIRST_LAUNCHES, cache, 1, launch)?;
         let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
@@ -197,10 +197,11 @@ impl EventTimer {
             return Ok(None);
         }
         let ceiling = self.ceiling_of_set(cache, &first, launch)?;
-        Ok(Some((first_ns.max(RESOLUTION_NS), ceiling)))
+        Ok(Some((first_ns.max(EVENT_RESOLUTION_NS), ceiling)))
     }
 
-    /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling`] for one.
+    /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling`] does for one
+    /// GPU.
     ///
     /// # Errors
     /// Fails with the errors of [`Self::launches_ns`].
@@ -208,25 +209,27 @@ impl EventTimer {
         &'a mut self,
         gpus: usize,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Ceiling<'a>, BackendError> {
+    ) -> Result<CeilingLaunches<'a>, BackendError> {
         self.lanes.use_first(gpus);
-        let first = self.burst(FIRST_LAUNCHES, Cache::Hot, 1, launch)?;
-        self.ceiling_of_set(Cache::Hot, &first, launch)
+        let first = self.burst(FIRST_LAUNCHES, CacheState::Hot, 1, launch)?;
+        self.ceiling_of_set(CacheState::Hot, &first, launch)
     }
 
     fn ceiling_of_set<'a>(
         &'a mut self,
-        cache: Cache,
-        first: &Burst,
+        cache: CacheState,
+        first: &LaunchBurst,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Ceiling<'a>, BackendError> {
+    ) -> Result<CeilingLaunches<'a>, BackendError> {
         let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
         let batch = match cache {
-            Cache::Hot if first_ns < SHORT_NS => Some(self.capture_batch(first_ns, launch)?),
+            CacheState::Hot if first_ns < SHORT_LAUNCH_NS => {
+                Some(self.capture_batch(first_ns, launch)?)
+            }
             _ => None,
         };
-        let launches = if first_ns > GRAPH_NS { 5 } else { 15 };
-        Ok(Ceiling { timer: self, cache, batch, launch, launches, last: None })
+        let launches = if first_ns > GRAPH_TARGET_NS { 5 } else { 15 };
+        Ok(CeilingLaunches { timer: self, cache, batch, launch, launches, last: None })
     }
 
     /// The median time of a hot launch of one command in the steady power state, nanoseconds.
@@ -237,7 +240,7 @@ impl EventTimer {
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
-        self.ceiling(Cache::Hot, launch)?.settled_ns()
+        self.ceiling(CacheState::Hot, launch)?.settled_ns()
     }
 
     /// SM clock of the last ceiling that was timed, MHz, if its probes are comparable.
@@ -245,46 +248,48 @@ impl EventTimer {
         self.typical_clock_mhz
     }
 
-    /// Captures short launches together, or one launch if it is to be cold. `None` if a launch is
-    /// long enough.
+    /// Captures short launches together, or one launch if it is to be cold. Returns `None` if a
+    /// launch is long enough to be timed alone.
     fn batch(
         &mut self,
-        cache: Cache,
+        cache: CacheState,
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Option<Batch>, BackendError> {
-        if cache == Cache::Cold && commands <= 1 {
+    ) -> Result<Option<CapturedBatch>, BackendError> {
+        if cache == CacheState::Cold && commands <= 1 {
             return Ok(None);
         }
         let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
-            let burst = self.burst(count, Cache::Hot, commands, launch)?;
+            let burst = self.burst(count, CacheState::Hot, commands, launch)?;
             Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
         };
-        let short = if commands > 1 { GRAPH_NS } else { SHORT_NS };
-        // One launch is enough evidence that launches are far from short.
+        let short = if commands > 1 { GRAPH_TARGET_NS } else { SHORT_LAUNCH_NS };
+        // One launch shows reliably that launches are far from short.
         let first_ns = typical_ns(1)?;
         let launch_ns = if first_ns > 50.0 * short { first_ns } else { typical_ns(5)? };
         if launch_ns >= short {
             return Ok(None);
         }
         match cache {
-            Cache::Hot => self.capture_batch(launch_ns, launch).map(Some),
-            Cache::Cold => {
-                let graph = GraphSet::capture_repeated_launches(&self.used(), 1, launch)?;
-                Ok(Some(Batch { graph, launches: 1 }))
+            CacheState::Hot => self.capture_batch(launch_ns, launch).map(Some),
+            CacheState::Cold => {
+                let graph = GraphSet::capture_repeated_launches(&self.timed_devices(), 1, launch)?;
+                Ok(Some(CapturedBatch { graph, launches: 1 }))
             }
         }
     }
 
-    /// Captures as many launches of about this time as make a graph of [`GRAPH_NS`].
+    /// Captures as many launches of about this time as make a graph of [`GRAPH_TARGET_NS`].
     fn capture_batch(
         &self,
         launch_ns: f64,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Batch, BackendError> {
-        let launches = (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(MAX_GRAPH) as u64;
-        let graph = GraphSet::capture_repeated_launches(&self.used(), launches, launch)?;
-        Ok(Batch { graph, launches })
+    ) -> Result<CapturedBatch, BackendError> {
+        let launches = (GRAPH_TARGET_NS / launch_ns.max(EVENT_RESOLUTION_NS))
+            .ceil()
+            .min(MAX_GRAPH_LAUNCHES) as u64;
+        let graph = GraphSet::capture_repeated_launches(&self.timed_devices(), launches, launch)?;
+        Ok(CapturedBatch { graph, launches })
     }
 
     /// Counts the commands of a launch that cannot be captured: the largest burst of it that can be
@@ -296,15 +301,16 @@ impl EventTimer {
         // A launch that carries state on may have room for one only.
         let counts: &[usize] = if executable.carries_state() { &[] } else { &[16, 4] };
         for &count in counts {
-            // A burst that does not fit takes half a second. If another process holds it up, the
-            // count is too high.
-            if !self.burst_once(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
+            // A burst that does not fit takes half a second. The count is too high if another
+            // process delays the burst.
+            if !self.burst_once(count, CacheState::Hot, 1, &mut || executable.launch())?.host_bound
+            {
                 return Ok(MAX_QUEUED_COMMANDS / count);
             }
         }
         let burst = unless_held_up(|| {
             executable.reset()?;
-            self.burst_once(1, Cache::Hot, 1, &mut || executable.launch())
+            self.burst_once(1, CacheState::Hot, 1, &mut || executable.launch())
         })?;
         Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED_COMMANDS })
     }
@@ -317,10 +323,10 @@ impl EventTimer {
     fn burst(
         &mut self,
         count: usize,
-        cache: Cache,
+        cache: CacheState,
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Burst, BackendError> {
+    ) -> Result<LaunchBurst, BackendError> {
         unless_held_up(|| self.burst_once(count, cache, commands, launch))
     }
 
@@ -333,10 +339,10 @@ impl EventTimer {
     fn burst_once(
         &mut self,
         count: usize,
-        cache: Cache,
+        cache: CacheState,
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Burst, BackendError> {
+    ) -> Result<LaunchBurst, BackendError> {
         let hidden = queue::fits_queue(commands, count);
         let begun = self.lanes.begin(hidden.then_some(BLOCKER_TIMEOUT));
         let enqueued = begun.and_then(|()| self.lanes.enqueue(count, cache, launch));
@@ -344,30 +350,36 @@ impl EventTimer {
         enqueued?;
         // The hold times out if the host is delayed for half a second.
         let held_up = self.lanes.finish()? == Some(false);
-        let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
+        let at = |i: usize| if cache == CacheState::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
         let (intervals_ns, skew_ns) = self.lanes.intervals((0..count).map(at))?;
         let clock_mhz = self.lanes.clock_mhz()?;
-        Ok(Burst { intervals_ns, skew_ns, clock_mhz, host_bound: !hidden || held_up, held_up })
+        Ok(LaunchBurst {
+            intervals_ns,
+            skew_ns,
+            clock_mhz,
+            host_bound: !hidden || held_up,
+            held_up,
+        })
     }
 
     /// The GPUs whose streams are timed now.
-    fn used(&self) -> Devices {
+    fn timed_devices(&self) -> Devices {
         self.devices.first(self.lanes.used())
     }
 }
 
 /// The launches of a ceiling, burst after burst.
-pub struct Ceiling<'a> {
+pub struct CeilingLaunches<'a> {
     timer: &'a mut EventTimer,
-    cache: Cache,
-    batch: Option<Batch>,
+    cache: CacheState,
+    batch: Option<CapturedBatch>,
     launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    /// Launches, or graphs of them, in a burst.
+    /// Number of launches, or of graphs of launches, in a burst.
     launches: usize,
-    last: Option<Burst>,
+    last: Option<LaunchBurst>,
 }
 
-impl Ceiling<'_> {
+impl CeilingLaunches<'_> {
     /// Median time of a launch in one burst, nanoseconds.
     ///
     /// # Errors
@@ -386,7 +398,7 @@ impl Ceiling<'_> {
         };
         let burst = last.insert(burst.without_host()?);
         timer.typical_clock_mhz = burst.clock_mhz;
-        let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS);
+        let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(EVENT_RESOLUTION_NS);
         Ok(elapsed_ns / launches as f64)
     }
 
@@ -405,12 +417,12 @@ impl Ceiling<'_> {
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn fastest_window_ns(&mut self) -> Result<f64, BackendError> {
-        const WINDOWS: usize = 4;
+        const BURST_WINDOWS: usize = 4;
         power::wait_until_steady(self)?;
         let mut fastest_ns = f64::INFINITY;
-        for _ in 0..WINDOWS {
+        for _ in 0..BURST_WINDOWS {
             let (begun, mut total_ns, mut bursts) = (Instant::now(), 0.0, 0.0);
-            while begun.elapsed() < power::WINDOW {
+            while begun.elapsed() < power::SETTLING_WINDOW {
                 total_ns += self.burst_ns()?;
                 bursts += 1.0;
             }
@@ -426,7 +438,7 @@ impl Ceiling<'_> {
     }
 }
 
-impl Load for Ceiling<'_> {
+impl GpuLoad for CeilingLaunches<'_> {
     fn sample(&mut self) -> Result<LoadSample, BackendError> {
         self.burst_ns()?;
         let intervals_ns = self.last.as_ref().map(|burst| &burst.intervals_ns[..]);
@@ -448,7 +460,7 @@ impl Load for Ceiling<'_> {
 }
 
 /// Short launches, captured together.
-struct Batch {
+struct CapturedBatch {
     graph: GraphSet,
     launches: u64,
 }
@@ -457,9 +469,9 @@ struct Batch {
 mod tests {
     use super::*;
 
-    const fn burst(hidden: bool, released: bool) -> Burst {
+    const fn burst(hidden: bool, released: bool) -> LaunchBurst {
         let held_up = hidden && !released;
-        Burst {
+        LaunchBurst {
             intervals_ns: Vec::new(),
             skew_ns: None,
             clock_mhz: None,
@@ -480,16 +492,18 @@ mod tests {
         };
         assert_eq!(bursts(true, 0), (1, false));
         assert_eq!(bursts(true, 2), (3, false));
-        assert_eq!(bursts(true, ATTEMPTS), (ATTEMPTS, true));
-        assert_eq!(bursts(false, ATTEMPTS), (1, true));
+        assert_eq!(bursts(true, THROTTLED_ATTEMPTS), (THROTTLED_ATTEMPTS, true));
+        assert_eq!(bursts(false, THROTTLED_ATTEMPTS), (1, true));
         let failed = unless_held_up(|| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(failed, Err(BackendError::Lost(_))));
     }
 
     #[test]
     fn a_burst_with_the_hosts_time_is_no_figure() {
-        let burst =
-            |host_bound: bool| Burst { intervals_ns: vec![1.0, 2.0], ..burst(!host_bound, true) };
+        let burst = |host_bound: bool| LaunchBurst {
+            intervals_ns: vec![1.0, 2.0],
+            ..burst(!host_bound, true)
+        };
         assert_eq!(burst(false).without_host().unwrap().intervals_ns, [1.0, 2.0]);
         let error = burst(true).without_host().err().unwrap();
         assert_eq!(

@@ -29,14 +29,14 @@ pub use kernelgate_cuda::observe::range;
 /// State of the caches when a launch begins: part of a case's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cache {
+pub enum CacheState {
     /// Hot caches hold the data that the previous launch left there.
     Hot,
     /// Cold caches are filled with other data before each launch: the L2 cache holds no inputs.
     Cold,
 }
 
-impl Cache {
+impl CacheState {
     /// The name used in ids and files.
     pub const fn name(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ impl SampleConditions {
 
 /// Result of one more run of the timed graph or launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Replay {
+pub struct ReplayResult {
     /// How long it took, nanoseconds: of the GPU, or of all the host's threads.
     pub elapsed_ns: f64,
     /// SM clock during the replayed launch, MHz, if the device reports it.
@@ -135,7 +135,7 @@ pub struct Replay {
     pub allowed_ns: f64,
 }
 
-impl Replay {
+impl ReplayResult {
     /// Whether this replay did more than the next one, which ran with the same caches: the clock of
     /// the next replay counts, because the clock sinks while the host is busy.
     pub fn did_more_than_next(&self, next: &Self) -> bool {
@@ -169,8 +169,11 @@ pub trait Stopwatch {
     /// the host's.
     ///
     /// # Errors
-    /// Fails if a launch fails.
-    fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError>;
+    /// Fails if a launch of the case fails.
+    fn replay(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<Option<ReplayResult>, BackendError>;
 
     /// Runs one launch of a case whose launches are short, alone and with caches that hold other
     /// data. Returns its time, nanoseconds; `None` for long launches, on the host, if launches
@@ -219,8 +222,8 @@ pub trait Stopwatch {
     /// Conditions that the timer sets: how launches are timed together, and by what.
     fn conditions(&self) -> SampleConditions;
 
-    /// Commands that a launch puts into the device's queue: the nodes of its graph. `None` if they
-    /// cannot be counted, and on the host.
+    /// Commands that a launch puts into the device's queue: the nodes of its graph. The number is
+    /// `None` if commands cannot be counted, and on the host.
     fn commands(&self) -> Option<u64> {
         None
     }
@@ -232,9 +235,13 @@ mod tests {
 
     #[test]
     fn a_replay_that_does_more_takes_longer_at_the_same_clock() {
-        let replay =
-            |elapsed_ns| Replay { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 };
-        let at = |elapsed_ns, clock| Replay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
+        let replay = |elapsed_ns| ReplayResult {
+            elapsed_ns,
+            clock_mhz: None,
+            launches: 10,
+            allowed_ns: 10e3,
+        };
+        let at = |elapsed_ns, clock| ReplayResult { clock_mhz: Some(clock), ..replay(elapsed_ns) };
         assert!(!replay(109.9e3).did_more_than_next(&replay(100e3)));
         assert!(replay(110.1e3).did_more_than_next(&replay(100e3)));
         assert!(!at(200e3, 990.0).did_more_than_next(&at(100e3, 1980.0)));

@@ -1,5 +1,5 @@
 //! Plausible ranges of measured numbers: a value outside is a mistake, or was written into a file
-//! by hand. The bounds are wide; they decide no verdict.
+//! by hand. The plausible ranges are wide; they decide no verdict.
 
 use std::ops::RangeInclusive;
 
@@ -12,7 +12,7 @@ const PLAUSIBLE_CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
 /// Wall times of processes: up to thirty years, seconds.
 const PLAUSIBLE_SECONDS: RangeInclusive<f64> = 0.0..=1e9;
 /// Shares of a whole.
-const SHARE: RangeInclusive<f64> = 0.0..=1.0;
+const PLAUSIBLE_SHARE: RangeInclusive<f64> = 0.0..=1.0;
 /// Clock cycles of a launch; 0 if a device reports a clock of 0.
 const PLAUSIBLE_CYCLES: RangeInclusive<f64> = 0.0..=1e18;
 /// Sizes of memory and files, bytes: up to an exbibyte, so that sums of them are numbers.
@@ -24,7 +24,7 @@ const PLAUSIBLE_TIME_RATIO: RangeInclusive<f64> = 1e-12..=1e12;
 /// Spreads of samples, relative to their median.
 const PLAUSIBLE_SPREAD: RangeInclusive<f64> = 0.0..=1e24;
 /// Plausible rates: bytes or operations a second.
-const RATE: RangeInclusive<f64> = 1.0..=1e21;
+const PLAUSIBLE_RATE: RangeInclusive<f64> = 1.0..=1e21;
 /// Cost of launching, nanoseconds: a difference of times, which noise may make negative.
 const PLAUSIBLE_COST_NS: RangeInclusive<f64> = -1e12..=1e12;
 
@@ -33,7 +33,9 @@ const PLAUSIBLE_COST_NS: RangeInclusive<f64> = -1e12..=1e12;
 /// # Errors
 /// The error is a fragment of a message that names the impossible time.
 pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_LAUNCH_NS, ns, || format!("{what} of {} ns a launch", number(ns)))
+    check_in_range(&PLAUSIBLE_LAUNCH_NS, ns, || {
+        format!("{what} of {} ns a launch", short_number(ns))
+    })
 }
 
 /// Accepts the time of the host to start a launch.
@@ -41,7 +43,7 @@ pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible time.
 pub fn check_host_ns(ns: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_HOST_NS, ns, || format!("a host launch of {} ns", number(ns)))
+    check_in_range(&PLAUSIBLE_HOST_NS, ns, || format!("a host launch of {} ns", short_number(ns)))
 }
 
 /// Accepts a clock.
@@ -49,7 +51,7 @@ pub fn check_host_ns(ns: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible clock.
 pub fn check_clock_mhz(mhz: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_CLOCK_MHZ, mhz, || format!("a clock of {} MHz", number(mhz)))
+    check_in_range(&PLAUSIBLE_CLOCK_MHZ, mhz, || format!("a clock of {} MHz", short_number(mhz)))
 }
 
 /// Accepts bytes or operations a second; `what` begins the error: "a bandwidth".
@@ -57,7 +59,7 @@ pub fn check_clock_mhz(mhz: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible rate.
 pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
-    check(&RATE, rate, || format!("{what} of {} a second", number(rate)))
+    check_in_range(&PLAUSIBLE_RATE, rate, || format!("{what} of {} a second", short_number(rate)))
 }
 
 /// Accepts what launching costs.
@@ -65,7 +67,7 @@ pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible time.
 pub fn check_cost_ns(ns: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_COST_NS, ns, || format!("an overhead of {} ns", number(ns)))
+    check_in_range(&PLAUSIBLE_COST_NS, ns, || format!("an overhead of {} ns", short_number(ns)))
 }
 
 /// Accepts a wall time; `what` begins the error: "wall_s".
@@ -73,7 +75,7 @@ pub fn check_cost_ns(ns: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible time.
 pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_SECONDS, seconds, || format!("{what} of {} s", number(seconds)))
+    check_in_range(&PLAUSIBLE_SECONDS, seconds, || format!("{what} of {} s", short_number(seconds)))
 }
 
 /// Accepts a share of a whole, 0 to 1; `what` begins the error: "contention".
@@ -81,7 +83,7 @@ pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible share.
 pub fn check_share(what: &str, share: f64) -> Result<(), String> {
-    check(&SHARE, share, || format!("{what} of {}", number(share)))
+    check_in_range(&PLAUSIBLE_SHARE, share, || format!("{what} of {}", short_number(share)))
 }
 
 /// Accepts a size in bytes; `what` begins the error: "device_bytes".
@@ -89,7 +91,7 @@ pub fn check_share(what: &str, share: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible size.
 pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
-    check(&PLAUSIBLE_BYTES, bytes, || format!("{what} of {bytes} bytes"))
+    check_in_range(&PLAUSIBLE_BYTES, bytes, || format!("{what} of {bytes} bytes"))
 }
 
 /// Accepts a plausible count; `what` begins the error: "commands".
@@ -97,7 +99,7 @@ pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible count.
 pub fn check_count(what: &str, count: u64) -> Result<(), String> {
-    check(&PLAUSIBLE_COUNT, count, || format!("{what} of {count}"))
+    check_in_range(&PLAUSIBLE_COUNT, count, || format!("{what} of {count}"))
 }
 
 /// Accepts the ratio of two times; `what` begins the error: "of_limit".
@@ -105,7 +107,7 @@ pub fn check_count(what: &str, count: u64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible ratio.
 pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_TIME_RATIO, ratio, || format!("{what} of {}", number(ratio)))
+    check_in_range(&PLAUSIBLE_TIME_RATIO, ratio, || format!("{what} of {}", short_number(ratio)))
 }
 
 /// Accepts a plausible relative spread of samples.
@@ -113,7 +115,7 @@ pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible spread.
 pub fn check_spread(spread: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_SPREAD, spread, || format!("a spread of {}", number(spread)))
+    check_in_range(&PLAUSIBLE_SPREAD, spread, || format!("a spread of {}", short_number(spread)))
 }
 
 /// Accepts the shortest and the longest time of a window, relative to the median sample.
@@ -131,17 +133,19 @@ pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
 /// # Errors
 /// The error is a fragment of a message that names the impossible cycles.
 pub fn check_cycles(cycles: f64) -> Result<(), String> {
-    check(&PLAUSIBLE_CYCLES, cycles, || format!("{} cycles a launch", number(cycles)))
+    check_in_range(&PLAUSIBLE_CYCLES, cycles, || {
+        format!("{} cycles a launch", short_number(cycles))
+    })
 }
 
 /// Formats a number without hundreds of zeros.
-fn number(value: f64) -> String {
+fn short_number(value: f64) -> String {
     let plain = !value.is_normal() || (1e-9..1e21).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
 /// NaN lies in no range, so it is refused.
-fn check<T: PartialOrd>(
+fn check_in_range<T: PartialOrd>(
     range: &RangeInclusive<T>,
     value: T,
     problem: impl FnOnce() -> String,

@@ -3,7 +3,7 @@
 //!
 //! A card at its power cap lowers its clock some tens of milliseconds after a load begins. A short
 //! sample behind a pause therefore runs above the sustained clock. In the steady state a case is
-//! launched, the way it is sampled, until its time no longer changes: [`Settling`] decides when.
+//! launched, the way it is sampled, until its time no longer changes: [`SettlingWindows`] decides when.
 //! Deliberately absent: how launches are timed, how many samples follow.
 
 use std::time::{Duration, Instant, SystemTime};
@@ -16,28 +16,28 @@ use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry, names_slowdown};
 
 /// Length of the windows of a load that are compared.
-pub const WINDOW: Duration = Duration::from_millis(100);
+pub const SETTLING_WINDOW: Duration = Duration::from_millis(100);
 /// Length of the windows of samples that are compared. The clock of a capped card may dip for a
 /// tenth of a second, which longer windows average away.
 const SAMPLE_WINDOW: Duration = Duration::from_millis(50);
-/// Least load of a case at the power cap.
-const LEAST_LOAD: Duration = Duration::from_millis(150);
+/// Shortest load of a case at the power cap.
+const LEAST_LOAD_TIME: Duration = Duration::from_millis(150);
 /// Time after which a case is called unsettled.
-pub const MAX_SETTLING: Duration = Duration::from_secs(1);
+pub const MAX_SETTLING_TIME: Duration = Duration::from_secs(1);
 /// Longest time to wait for a hot card to cool.
-const MAX_COOLING: Duration = Duration::from_secs(10);
+const MAX_COOLING_TIME: Duration = Duration::from_secs(10);
 /// Degrees below the temperature of the slow-down at which a load begins again.
-const COOLER_C: u32 = 10;
+const COOLED_DEGREES: u32 = 10;
 /// Times that a load begins again because heat slowed the card down.
-const COOLINGS: u32 = 2;
+const MAX_COOLINGS: u32 = 2;
 /// Largest relative difference of two successive windows of a settled load.
-const AGREEMENT: f64 = 0.015;
+const WINDOW_AGREEMENT: f64 = 0.015;
 /// Largest relative difference of any two windows of the samples of a settled case. On an H100, 80
 /// timings of 20 attention cases at the cap: medians of a case that settled by it differ by at most
 /// 1.6 %, with windows of 100 ms by 6.4 %.
 const SAMPLE_AGREEMENT: f64 = 0.02;
 /// A clock below this share of the highest one may be due to the power cap.
-const FULL_CLOCK: f64 = 0.98;
+const FULL_CLOCK_RATIO: f64 = 0.98;
 /// Reason why a MIG partition has no power state.
 const MIG: &str = "a MIG partition shares the card's power with others";
 /// NVML's name of the power cap among the throttle reasons.
@@ -70,7 +70,7 @@ impl PowerMode {
 pub enum PowerState {
     /// The time no longer changed under the load, or the card was below its power cap.
     Steady,
-    /// The time still changed after [`MAX_SETTLING`], or while samples were taken.
+    /// The time still changed after [`MAX_SETTLING_TIME`], or while samples were taken.
     Unsettled,
     /// Pauses between samples kept the average power below the cap.
     Burst,
@@ -167,11 +167,11 @@ impl PowerRecord {
 /// Why settling ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettlingEnd {
-    /// The card is below its power cap.
+    /// The average power of the card is below its cap.
     BelowCap,
     /// Two successive windows at the cap agree.
     AtCap,
-    /// No two successive windows agreed within [`MAX_SETTLING`].
+    /// No two successive windows agreed within [`MAX_SETTLING_TIME`].
     Unsettled,
 }
 
@@ -187,11 +187,11 @@ pub struct LoadSample {
 }
 
 /// Launches of a case or of a ceiling, one sample after the other without a pause.
-pub trait Load {
+pub trait GpuLoad {
     /// Takes the next sample.
     ///
     /// # Errors
-    /// Fails if a launch fails.
+    /// Fails if a launch of the load fails.
     fn sample(&mut self) -> Result<LoadSample, BackendError>;
 
     /// Reads the card at the end of a window whose last sample had this clock.
@@ -206,8 +206,10 @@ pub trait Load {
 ///
 /// # Errors
 /// Fails if a launch fails.
-pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, SettlingEnd), BackendError> {
-    let mut settling = Settling::default();
+pub fn wait_until_steady(
+    load: &mut dyn GpuLoad,
+) -> Result<(SettlingWindows, SettlingEnd), BackendError> {
+    let mut settling = SettlingWindows::default();
     let mut coolings = 0;
     loop {
         let started = Instant::now();
@@ -216,10 +218,10 @@ pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, SettlingEnd),
             continue;
         }
         let reading = load.cap_reading(clock_mhz);
-        if reading.slowed == Some(true) && coolings < COOLINGS {
+        if reading.slowed == Some(true) && coolings < MAX_COOLINGS {
             coolings += 1;
             load.cool();
-            settling = Settling::default();
+            settling = SettlingWindows::default();
         } else if let Some(settled) = settling.decide(&reading) {
             return Ok((settling, settled));
         }
@@ -232,13 +234,14 @@ pub struct PowerMeter {
     telemetry: Option<CardTelemetry>,
     /// Telemetry of the other cards of the set.
     others: Vec<CardTelemetry>,
-    /// Reason why the card's power is not that of one process alone, if this is known without NVML.
+    /// Reason why the card's power is not that of one process alone, if the reason is known without
+    /// NVML.
     shared: Option<&'static str>,
 }
 
 impl PowerMeter {
     /// Opens NVML for a card; a card without it has a meter that reads clocks only.
-    pub fn open(facts: &DeviceFacts) -> Self {
+    pub fn open_power_meter(facts: &DeviceFacts) -> Self {
         Self {
             highest_mhz: f64::from(facts.max_clock_mhz),
             telemetry: CardTelemetry::open(&facts.uuid),
@@ -251,19 +254,19 @@ impl PowerMeter {
         }
     }
 
-    /// Opens NVML for the cards of a set: power and energy are those of the first, heat and other
-    /// processes those of all.
-    pub fn open_all<'a>(
+    /// Opens NVML for the cards of a set: power and energy are read from the first card, heat and
+    /// other processes from all cards.
+    pub fn open_power_meters<'a>(
         first: &DeviceFacts,
         others: impl Iterator<Item = &'a DeviceFacts>,
     ) -> Self {
         let others = others.filter_map(|facts| CardTelemetry::open(&facts.uuid)).collect();
-        Self { others, ..Self::open(first) }
+        Self { others, ..Self::open_power_meter(first) }
     }
 
     /// Creates a power meter for a card without NVML, which reads nothing.
     #[cfg(test)]
-    pub const fn blind(shared: Option<&'static str>) -> Self {
+    pub const fn without_nvml(shared: Option<&'static str>) -> Self {
         Self { highest_mhz: 1980.0, telemetry: None, others: Vec::new(), shared }
     }
 
@@ -286,10 +289,10 @@ impl PowerMeter {
         let Some(telemetry) = &self.telemetry else { return };
         let Some(hot_c) = telemetry.temperature_c() else { return };
         let started = Instant::now();
-        while started.elapsed() < MAX_COOLING
-            && telemetry.temperature_c().is_some_and(|now_c| now_c + COOLER_C > hot_c)
+        while started.elapsed() < MAX_COOLING_TIME
+            && telemetry.temperature_c().is_some_and(|now_c| now_c + COOLED_DEGREES > hot_c)
         {
-            std::thread::sleep(WINDOW);
+            std::thread::sleep(SETTLING_WINDOW);
         }
     }
 
@@ -302,8 +305,8 @@ impl PowerMeter {
         (!counts.is_empty()).then(|| counts.into_iter().sum())
     }
 
-    /// Reads all quantities that NVML reports for the card. This call takes some
-    /// milliseconds, so it is never made while samples are taken.
+    /// Reads all quantities that NVML reports for the card. Reading NVML takes some milliseconds,
+    /// so it is never done while samples are taken.
     pub fn reading(&self) -> Option<CardReading> {
         self.telemetry.as_ref().map(CardTelemetry::read)
     }
@@ -336,14 +339,14 @@ impl PowerMeter {
 impl PowerRecord {
     /// Power state of samples that were taken behind a load. `sampled_ns` holds the time of a launch
     /// in each whole window of the samples, `median_ns` their median.
-    pub fn behind_load(
-        (settling, settled): &(Settling, SettlingEnd),
+    pub fn power_behind_load(
+        (settling, settled): &(SettlingWindows, SettlingEnd),
         sampled_ns: &[f64],
         median_ns: f64,
         meter: &PowerMeter,
     ) -> Self {
         let reading = meter.reading().unwrap_or_default();
-        let stayed = *settled == SettlingEnd::BelowCap || stayed_settled(sampled_ns);
+        let stayed = *settled == SettlingEnd::BelowCap || samples_stayed_settled(sampled_ns);
         let at_cap =
             names_power_cap(&reading) || (*settled != SettlingEnd::BelowCap && !reading.slowed());
         let limitation = meter.limitation();
@@ -382,18 +385,18 @@ impl PowerRecord {
 
 /// Decides from windows of a running load when its samples may begin.
 #[derive(Debug)]
-pub struct Settling {
+pub struct SettlingWindows {
     /// Length of a window.
     window: Duration,
     /// Time of a launch in each whole window, nanoseconds.
     windows_ns: Vec<f64>,
-    open: Window,
+    open: LoadWindow,
     elapsed: Duration,
 }
 
 /// A time window of the load that has not ended yet.
 #[derive(Debug, Default)]
-struct Window {
+struct LoadWindow {
     wall: Duration,
     launches: u64,
     busy_ns: f64,
@@ -414,10 +417,10 @@ pub struct CapReading {
 }
 
 impl CapReading {
-    /// Whether the power cap may hold the clock down: This is so if NVML names the cap, if NVML
-    /// reports nothing, or if the clock is clearly below the highest one.
+    /// Whether the power cap may hold the clock down: The power cap may hold the clock down if NVML
+    /// names it, if NVML reports nothing, or if the clock is clearly below the highest one.
     pub fn may_be_capped(&self) -> bool {
-        let low = self.clock_mhz.is_some_and(|clock| clock < FULL_CLOCK * self.highest_mhz);
+        let low = self.clock_mhz.is_some_and(|clock| clock < FULL_CLOCK_RATIO * self.highest_mhz);
         low || self.capped.unwrap_or(self.clock_mhz.is_none())
     }
 }
@@ -427,15 +430,20 @@ pub fn names_power_cap(reading: &CardReading) -> bool {
     reading.throttle.iter().any(|reason| reason == POWER_CAP)
 }
 
-impl Default for Settling {
+impl Default for SettlingWindows {
     fn default() -> Self {
-        Self::in_windows(WINDOW)
+        Self::in_windows(SETTLING_WINDOW)
     }
 }
 
-impl Settling {
+impl SettlingWindows {
     fn in_windows(window: Duration) -> Self {
-        Self { window, windows_ns: Vec::new(), open: Window::default(), elapsed: Duration::ZERO }
+        Self {
+            window,
+            windows_ns: Vec::new(),
+            open: LoadWindow::default(),
+            elapsed: Duration::ZERO,
+        }
     }
 
     /// Settling during the samples after the load, in shorter windows.
@@ -461,7 +469,7 @@ impl Settling {
             return false;
         }
         self.windows_ns.push(self.open.busy_ns / self.open.launches.max(1) as f64);
-        self.open = Window::default();
+        self.open = LoadWindow::default();
         true
     }
 
@@ -470,13 +478,13 @@ impl Settling {
         if !reading.may_be_capped() {
             return Some(SettlingEnd::BelowCap);
         }
-        if self.elapsed >= LEAST_LOAD
+        if self.elapsed >= LEAST_LOAD_TIME
             && let [.., before, last] = self.windows_ns[..]
-            && agree(before, last, AGREEMENT)
+            && times_agree(before, last, WINDOW_AGREEMENT)
         {
             return Some(SettlingEnd::AtCap);
         }
-        (self.elapsed >= MAX_SETTLING).then_some(SettlingEnd::Unsettled)
+        (self.elapsed >= MAX_SETTLING_TIME).then_some(SettlingEnd::Unsettled)
     }
 
     /// Load so far.
@@ -502,13 +510,13 @@ impl Settling {
 
 /// Whether windows of the samples at the cap agree with each other, so that the case stayed settled
 /// while it was sampled.
-pub fn stayed_settled(sampled_ns: &[f64]) -> bool {
+pub fn samples_stayed_settled(sampled_ns: &[f64]) -> bool {
     let low = sampled_ns.iter().copied().fold(f64::INFINITY, f64::min);
     let high = sampled_ns.iter().copied().fold(0.0, f64::max);
-    sampled_ns.is_empty() || agree(low, high, SAMPLE_AGREEMENT)
+    sampled_ns.is_empty() || times_agree(low, high, SAMPLE_AGREEMENT)
 }
 
-fn agree(one_ns: f64, other_ns: f64, tolerance: f64) -> bool {
+fn times_agree(one_ns: f64, other_ns: f64, tolerance: f64) -> bool {
     (one_ns - other_ns).abs() <= tolerance * one_ns.min(other_ns)
 }
 
@@ -516,7 +524,7 @@ fn agree(one_ns: f64, other_ns: f64, tolerance: f64) -> bool {
 mod tests {
     use super::*;
 
-    const CAPPED: CapReading = CapReading {
+    const CAPPED_READING: CapReading = CapReading {
         clock_mhz: Some(1430.0),
         highest_mhz: 1980.0,
         capped: Some(true),
@@ -525,9 +533,9 @@ mod tests {
 
     /// Windows of one sample each; the time after which settling ended, and why.
     fn settling_time(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<SettlingEnd>) {
-        let mut settling = Settling::default();
+        let mut settling = SettlingWindows::default();
         for &window_ns in windows_ns {
-            assert!(settling.add(WINDOW, 10, 10.0 * window_ns, None));
+            assert!(settling.add(SETTLING_WINDOW, 10, 10.0 * window_ns, None));
             if let Some(settled) = settling.decide(reading) {
                 return (settling.elapsed().as_millis(), Some(settled));
             }
@@ -537,7 +545,7 @@ mod tests {
 
     #[test]
     fn a_case_below_the_cap_goes_on_after_one_window() {
-        let below = CapReading { clock_mhz: Some(1980.0), capped: None, ..CAPPED };
+        let below = CapReading { clock_mhz: Some(1980.0), capped: None, ..CAPPED_READING };
         assert_eq!(settling_time(&[1.0], &below), (100, Some(SettlingEnd::BelowCap)));
         let named = CapReading { capped: Some(true), ..below };
         assert_eq!(settling_time(&[1.0], &named), (100, None));
@@ -553,15 +561,15 @@ mod tests {
         coolings: u32,
     }
 
-    impl Load for HotCard {
+    impl GpuLoad for HotCard {
         fn sample(&mut self) -> Result<LoadSample, BackendError> {
-            std::thread::sleep(WINDOW / 2);
+            std::thread::sleep(SETTLING_WINDOW / 2);
             Ok(LoadSample { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
         }
 
         fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
             let slowed = Some(self.coolings < self.needs);
-            CapReading { clock_mhz, capped: Some(false), slowed, ..CAPPED }
+            CapReading { clock_mhz, capped: Some(false), slowed, ..CAPPED_READING }
         }
 
         fn cool(&mut self) {
@@ -571,7 +579,7 @@ mod tests {
 
     #[test]
     fn a_load_begins_again_when_a_hot_card_has_cooled() {
-        for (needs, coolings) in [(0, 0), (1, 1), (5, COOLINGS)] {
+        for (needs, coolings) in [(0, 0), (1, 1), (5, MAX_COOLINGS)] {
             let mut card = HotCard { needs, coolings: 0 };
             let (settling, settled) = wait_until_steady(&mut card).unwrap();
             assert_eq!((card.coolings, settled), (coolings, SettlingEnd::BelowCap));
@@ -596,24 +604,24 @@ mod tests {
     fn attention_settles_behind_its_burst() {
         // An H100 after a pause: the first 100 ms are a burst.
         let attention = [0.92, 0.995, 1.0, 1.0];
-        assert_eq!(settling_time(&attention, &CAPPED), (300, Some(SettlingEnd::AtCap)));
-        assert_eq!(settling_time(&[1.0, 1.0], &CAPPED), (200, Some(SettlingEnd::AtCap)));
+        assert_eq!(settling_time(&attention, &CAPPED_READING), (300, Some(SettlingEnd::AtCap)));
+        assert_eq!(settling_time(&[1.0, 1.0], &CAPPED_READING), (200, Some(SettlingEnd::AtCap)));
     }
 
     #[test]
     fn a_load_that_wanders_is_unsettled_after_a_second() {
         let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
-        assert_eq!(settling_time(&gemm, &CAPPED), (1000, Some(SettlingEnd::Unsettled)));
-        let mut settling = Settling::default();
+        assert_eq!(settling_time(&gemm, &CAPPED_READING), (1000, Some(SettlingEnd::Unsettled)));
+        let mut settling = SettlingWindows::default();
         for window_ns in gemm {
-            settling.add(WINDOW, 1, window_ns, None);
+            settling.add(SETTLING_WINDOW, 1, window_ns, None);
         }
         assert_eq!(settling.range(1.0, &[1.2]), Some([0.99, 1.2]));
     }
 
     #[test]
     fn windows_hold_whole_samples() {
-        let mut settling = Settling::default();
+        let mut settling = SettlingWindows::default();
         assert!(!settling.add(Duration::from_millis(60), 3, 30.0, None));
         assert!(settling.add(Duration::from_millis(60), 1, 14.0, Some(1500.0)));
         assert_eq!(settling.windows_ns(), [11.0]);
@@ -624,10 +632,10 @@ mod tests {
     #[test]
     fn a_launch_longer_than_a_window_is_one() {
         let settling_time = |launches_ns: &[f64]| {
-            let mut settling = Settling::default();
+            let mut settling = SettlingWindows::default();
             for &launch_ns in launches_ns {
                 assert!(settling.add(Duration::from_millis(400), 1, launch_ns, Some(1430.0)));
-                if let Some(settled) = settling.decide(&CAPPED) {
+                if let Some(settled) = settling.decide(&CAPPED_READING) {
                     return (settling.elapsed().as_millis(), Some(settled));
                 }
             }
@@ -641,22 +649,22 @@ mod tests {
     #[test]
     fn cards_whose_power_cannot_be_read_have_no_state() {
         let record = |meter: &PowerMeter| {
-            let load = (Settling::default(), SettlingEnd::Unsettled);
-            PowerRecord::behind_load(&load, &[1.0, 2.0], 1.5, meter)
+            let load = (SettlingWindows::default(), SettlingEnd::Unsettled);
+            PowerRecord::power_behind_load(&load, &[1.0, 2.0], 1.5, meter)
         };
         for (shared, reason) in [(None, "NVML is missing"), (Some(MIG), "a MIG partition")] {
             let PowerRecord { state, reason: found, at_cap, range, .. } =
-                record(&PowerMeter::blind(shared));
+                record(&PowerMeter::without_nvml(shared));
             assert_eq!((state, at_cap, range), (PowerState::NotApplicable, false, None));
             assert!(found.is_some_and(|found| found.starts_with(reason)), "{reason}");
         }
-        assert_eq!(PowerMeter::blind(Some(MIG)).energy_mj(), None);
+        assert_eq!(PowerMeter::without_nvml(Some(MIG)).energy_mj(), None);
     }
 
     #[test]
     fn samples_that_drift_apart_are_unsettled() {
-        assert!(stayed_settled(&[]) && stayed_settled(&[1.0, 1.01]));
-        assert!(!stayed_settled(&[1.0, 1.01, 1.025]));
+        assert!(samples_stayed_settled(&[]) && samples_stayed_settled(&[1.0, 1.01]));
+        assert!(!samples_stayed_settled(&[1.0, 1.01, 1.025]));
     }
 
     /// Launches of 5 ms behind a load that had settled, as an H100 took them: the clock dips for a
@@ -664,15 +672,15 @@ mod tests {
     #[test]
     fn a_dip_of_the_clock_while_sampling_is_unsettled() {
         let launches = [4.92, 4.96, 5.15, 5.15, 5.24, 5.15, 5.05, 5.0, 4.98, 4.98];
-        let windows = |mut windows: Settling| {
+        let windows = |mut windows: SettlingWindows| {
             for launch_ms in launches.into_iter().flat_map(|launch_ms| [launch_ms; 4]) {
                 let wall = Duration::from_secs_f64(launch_ms * 1.03e-3);
                 windows.add(wall, 1, launch_ms * 1e6, None);
             }
             windows
         };
-        assert!(stayed_settled(windows(Settling::default()).windows_ns()));
-        assert!(!stayed_settled(windows(Settling::while_sampling()).windows_ns()));
+        assert!(samples_stayed_settled(windows(SettlingWindows::default()).windows_ns()));
+        assert!(!samples_stayed_settled(windows(SettlingWindows::while_sampling()).windows_ns()));
     }
 
     #[test]

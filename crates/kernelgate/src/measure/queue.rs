@@ -33,14 +33,14 @@ pub struct OrderedGraphs {
     pub nodes: usize,
 }
 
-/// How many replays of such graphs fit the queue, as trials have found it. A trial that does not
-/// fit takes half a second.
+/// Number of replays of graphs with the same commands that fit the queue, as trials have shown. A
+/// trial that does not fit takes half a second.
 #[derive(Debug, Default)]
 pub struct FoundBursts(Vec<(OrderedGraphs, usize)>);
 
 impl FoundBursts {
-    /// The longest burst of these graphs: `longest`, halved until `fits`, which tries a burst, agrees.
-    /// A graph with more nodes has no longer burst.
+    /// Finds the longest burst of these graphs that fits the queue: `longest`, halved until `fits`,
+    /// which tries a burst, agrees. A graph with more nodes has no longer burst.
     ///
     /// # Errors
     /// Those of a trial.
@@ -70,8 +70,8 @@ impl FoundBursts {
 /// its own.
 ///
 /// # Errors
-/// Fails if the GPU is lost.
-pub fn captured(
+/// Fails if the GPU stopped responding.
+pub fn capture_launch(
     devices: &Devices,
     executable: &mut dyn Executable,
 ) -> Result<Option<GraphSet>, BackendError> {
@@ -93,7 +93,8 @@ pub fn check_launches_fit_queue(
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {
     executable.synchronize()?;
-    let commands = captured(&Devices::from(device), executable)?.map_or(1, |graph| graph.nodes());
+    let commands =
+        capture_launch(&Devices::from(device), executable)?.map_or(1, |graph| graph.nodes());
     if fits_queue(commands, launches) {
         return Ok(());
     }

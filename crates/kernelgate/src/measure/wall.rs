@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{LaunchSample, Replay, SampleConditions, Stopwatch};
+use super::{LaunchSample, ReplayResult, SampleConditions, Stopwatch};
 use crate::backend::{BackendError, Executable, cpu, host_timeout};
 
 /// How much more CPU time a replay may take than the next one: of a launch, as caches differ, and for
@@ -48,7 +48,10 @@ impl Stopwatch for WallClock {
         })
     }
 
-    fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+    fn replay(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<Option<ReplayResult>, BackendError> {
         // CPU time is compared, not wall time: other processes may hold up one replay and not the
         // next.
         let _watched = host_timeout::watch_host_launches();
@@ -60,8 +63,8 @@ impl Stopwatch for WallClock {
         Ok(spent.map(|spent| {
             let elapsed_ns = spent.as_nanos() as f64;
             let allowed_ns = REPLAY_TOLERANCE_OF_LAUNCH * elapsed_ns
-                + REPLAY_TOLERANCE_NS * cpu::threads() as f64;
-            Replay { elapsed_ns, clock_mhz: None, launches: 1, allowed_ns }
+                + REPLAY_TOLERANCE_NS * cpu::available_threads() as f64;
+            ReplayResult { elapsed_ns, clock_mhz: None, launches: 1, allowed_ns }
         }))
     }
 

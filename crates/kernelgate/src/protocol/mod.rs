@@ -1,7 +1,7 @@
 //! Protocol between the program and a bench executable: one request in a file, one response in a
 //! file.
 //!
-//! The program starts the executable with [`VARIABLE`] naming the request; the same flags and
+//! The program starts the executable with [`REQUEST_VARIABLE`] naming the request; the same flags and
 //! variables as in `cargo bench` select cases. An executable answers the argument [`VERSION_QUESTION`] with
 //! its protocol versions, so that the two sides of a comparison may use different releases.
 //!
@@ -14,16 +14,16 @@ mod request;
 mod response;
 
 pub use recording::{CaseRecording, RecordedPart, RecordedStages};
-pub use request::{BenchRequest, Part, RecordedLaunches, RequestedAction};
+pub use request::{BenchRequest, RecordedLaunches, RequestedAction, TimingReportPart};
 pub use response::{
     BenchListing, BenchResponse, BenchResponseBody, CaseStatus, ListedCase, ListedProblem,
     ListedRow, PeerProgram, ProfiledCase, ResourcesReport, TimingReport, VerifiedCase,
 };
 
 /// Names the request's file, or asks [`VERSION_QUESTION`].
-pub const VARIABLE: &str = "KERNELGATE_REQUEST";
+pub const REQUEST_VARIABLE: &str = "KERNELGATE_REQUEST";
 
-/// Value of [`VARIABLE`] that asks only which versions an executable speaks.
+/// Value of [`REQUEST_VARIABLE`] that asks only which versions an executable speaks.
 pub const VERSION_QUESTION: &str = "protocol";
 
 /// Oldest and newest version that this library speaks.
@@ -33,13 +33,13 @@ pub const SUPPORTED_VERSIONS: (u64, u64) = (1, 1);
 const VERSION_LINE_PREFIX: &str = "kernelgate-protocol ";
 
 /// A text in the file of every bench executable, by which the program `kernelgate` recognises it
-/// without running it. The NUL bytes keep it out of scripts and other text.
-pub const MARK: &str = "\0kernelgate bench executable\0";
+/// without running it. The NUL bytes keep this mark out of scripts and other text.
+pub const BENCH_MARK: &str = "\0kernelgate bench executable\0";
 
-/// Makes sure that the compiler and the linker leave [`MARK`] in the executable.
+/// Makes sure that the compiler and the linker leave [`BENCH_MARK`] in the executable.
 pub fn keep_executable_mark() {
-    // The pointer may be read: it cannot be optimised away.
-    std::hint::black_box(MARK.as_ptr());
+    // Reading the mark through its pointer keeps the compiler from removing it.
+    std::hint::black_box(BENCH_MARK.as_ptr());
 }
 
 /// The newest version that an executable of these versions and this library speak.
@@ -102,7 +102,7 @@ mod tests {
         use crate::record::file::RecordType;
 
         #[derive(Debug, PartialEq, Serialize, Deserialize)]
-        pub struct Request {
+        pub struct RequestFile {
             pub response: std::path::PathBuf,
             pub action: serde_json::Value,
             /// A field that version 1 of the protocol lacks.
@@ -110,10 +110,10 @@ mod tests {
             pub priority: u32,
         }
 
-        impl RecordType for Request {
+        impl RecordType for RequestFile {
             const SCHEMA: &'static str = "kernelgate-request";
-            const VERSION: u64 = 2;
-            const KIND: &'static str = "request";
+            const SCHEMA_VERSION: u64 = 2;
+            const FILE_KIND: &'static str = "request";
 
             fn validate(&self) -> Result<(), String> {
                 Ok(())
@@ -130,18 +130,18 @@ mod tests {
         file::write(&path, &request).unwrap();
         // The later program and the bench of version 1, and the other way round: both write
         // version 1, which the later one reads with its defaults.
-        let later: next::Request = file::read(&path).unwrap();
+        let later: next::RequestFile = file::read(&path).unwrap();
         assert_eq!((later.priority, later.action.clone()), (0, "list".into()));
         // A newer executable writes version 1 with a field that version 1 ignores.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replacen('{', "{\n  \"priority\": 7,", 1)).unwrap();
         assert_eq!(file::read::<BenchRequest>(&path).unwrap(), request);
-        assert_eq!(file::read::<next::Request>(&path).unwrap().priority, 7);
+        assert_eq!(file::read::<next::RequestFile>(&path).unwrap().priority, 7);
         // A version 1 that reads and writes it drops the field: it must not carry a meaning that
         // others rely on. A field that does raises the version, and is refused.
         file::write(&path, &file::read::<BenchRequest>(&path).unwrap()).unwrap();
-        assert_eq!(file::read::<next::Request>(&path).unwrap().priority, 0);
-        file::write(&path, &next::Request { priority: 7, ..later }).unwrap();
+        assert_eq!(file::read::<next::RequestFile>(&path).unwrap().priority, 0);
+        file::write(&path, &next::RequestFile { priority: 7, ..later }).unwrap();
         let refused = file::read::<BenchRequest>(&path).unwrap_err().to_string();
         let reason = "written by a newer kernelgate (schema 2, this one reads up to 1)";
         assert_eq!(refused, format!("read {}: {reason}", path.display()));

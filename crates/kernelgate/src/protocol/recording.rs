@@ -1,6 +1,6 @@
 //! Recording of a case. A recording may also be a file of its own, which `kernelgate_trace` reads.
 
-use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
+use kernelgate_cuda::observe::activity::{RecordedActivity, RecordedDevice};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::limits::TimeLimit;
@@ -40,7 +40,7 @@ pub struct CaseRecording {
     /// Parts of the network for which tables have rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<RecordedPart>,
-    /// Stages inside the case's kernels, where their rows name some.
+    /// Stages inside the case's kernels, if their rows name stages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<RecordedStages>,
     /// Purposes of the case's device memory, with bytes.
@@ -52,10 +52,10 @@ pub struct CaseRecording {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_devices: Vec<RecordedDevice>,
     /// Recorded operations, and the allocations since the preparation began.
-    pub trace: Activity,
+    pub trace: RecordedActivity,
 }
 
-/// A part of a problem, as [`crate::workload::Part`], with the ceiling that bounds it on this
+/// A part of a problem, as [`crate::workload::BreakdownPart`], with the ceiling that bounds it on this
 /// device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedPart {
@@ -63,7 +63,7 @@ pub struct RecordedPart {
     pub table: String,
     /// Name of this part in tables.
     pub label: String,
-    /// End of the paths of its ranges.
+    /// End of the paths of the part's ranges.
     pub range: String,
     /// The least times of the declared work in one launch, hot.
     pub limits: Vec<TimeLimit>,
@@ -88,15 +88,15 @@ pub struct RecordedStages {
 
 impl CaseRecording {
     /// Name of the range around each recorded launch.
-    pub const STEP: &str = "step";
+    pub const STEP_RANGE: &str = "step";
 }
 
 impl RecordType for CaseRecording {
     const SCHEMA: &'static str = "kernelgate-recording";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "recording";
-    const FREE_TEXT: &'static [&'static str] = &["names"];
-    const LINES: &'static [&'static str] = &[
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "recording";
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &["names"];
+    const ONE_LINE_FIELDS: &'static [&'static str] = &[
         "kernels",
         "copies",
         "sets",

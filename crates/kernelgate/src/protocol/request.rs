@@ -41,8 +41,8 @@ pub enum RequestedAction {
     },
     /// Measure how good event timing is on the GPU.
     Timing {
-        /// Part of the report to measure; all of them if absent.
-        part: Option<Part>,
+        /// Part of the report to measure; all parts if absent.
+        part: Option<TimingReportPart>,
     },
     /// Report the device on which cases would run.
     Environment,
@@ -67,14 +67,14 @@ impl RequestedAction {
 pub struct RecordedLaunches {
     /// Number of launches before the recorded ones; the bench chooses it if absent.
     pub warm_up: Option<u32>,
-    /// Number of launches to record; the bench chooses it if absent.
+    /// Number of launches to record; the bench chooses the number if absent.
     pub steps: Option<u32>,
 }
 
 /// A part of [`RequestedAction::Timing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum TimingReportPart {
     /// Spins of known length.
     Spins,
     /// Copies, against CUPTI's record of the same launches.
@@ -89,9 +89,9 @@ pub enum Part {
 
 impl RecordType for BenchRequest {
     const SCHEMA: &'static str = "kernelgate-request";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "request";
-    const FREE_TEXT: &'static [&'static str] =
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "request";
+    const FREE_TEXT_FIELDS: &'static [&'static str] =
         &["response", "dump", "record", "verified", "inputs", "keep_outputs", "base_outputs"];
 
     fn validate(&self) -> Result<(), String> {

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::recording::CaseRecording;
 use crate::measure::accuracy::{EventAndCuptiTimeRow, HotAndColdReadRow, TimedSpinRow};
-use crate::measure::limits::{Limits, Overhead};
+use crate::measure::limits::{DeviceLimits, LaunchOverhead};
 use crate::measure::plausibility;
 use crate::record::Environment;
 use crate::record::file::RecordType;
-use crate::record::resources::Resources;
+use crate::record::resources::RunResources;
 use crate::record::text::check_case_id;
 use crate::trace::{HostPhaseTime, RecordedIntervalSummary};
 use crate::verify::OutputErrors;
@@ -52,7 +52,7 @@ pub enum BenchResponseBody {
     Environment(Box<Environment>),
     /// Programs for peers.
     Peers(Vec<PeerProgram>),
-    /// The trial is done; its run is at the requested path.
+    /// The trial ended, and its run record is at the requested path.
     Trial,
 }
 
@@ -60,7 +60,7 @@ pub enum BenchResponseBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResourcesReport {
     /// Resources of the kernels that the architecture runs.
-    pub resources: Resources,
+    pub resources: RunResources,
     /// Builds that the architecture cannot run, each with its requirement.
     pub left_out: Vec<String>,
     /// Hash of each kernel's machine code, by build and symbol.
@@ -221,9 +221,9 @@ pub struct TimingReport {
     /// Readings of the card, before and after.
     pub telemetry: Vec<CardReading>,
     /// Measured cost of launching and timing.
-    pub overhead: Overhead,
+    pub overhead: LaunchOverhead,
     /// Ceilings.
-    pub limits: Option<Limits>,
+    pub limits: Option<DeviceLimits>,
     /// Comparison of CUDA events with spin kernels of known length.
     pub spins: Option<Vec<TimedSpinRow>>,
     /// Cold against hot.
@@ -247,11 +247,11 @@ pub struct PeerProgram {
 
 impl RecordType for BenchResponse {
     const SCHEMA: &'static str = "kernelgate-response";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "response";
-    const FREE_TEXT: &'static [&'static str] =
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "response";
+    const FREE_TEXT_FIELDS: &'static [&'static str] =
         &["reason", "close", "refused", "otherwise", "notes", "files", "names"];
-    const LINES: &'static [&'static str] = CaseRecording::LINES;
+    const ONE_LINE_FIELDS: &'static [&'static str] = CaseRecording::ONE_LINE_FIELDS;
 
     fn validate(&self) -> Result<(), String> {
         match &self.answer {
@@ -321,7 +321,7 @@ impl TimingReport {
     fn validate(&self) -> Result<(), String> {
         self.environment.validate()?;
         self.overhead.validate()?;
-        self.limits.as_ref().map_or(Ok(()), Limits::validate)?;
+        self.limits.as_ref().map_or(Ok(()), DeviceLimits::validate)?;
         self.spins.iter().flatten().try_for_each(TimedSpinRow::validate)?;
         self.cold.iter().flatten().try_for_each(HotAndColdReadRow::validate)?;
         self.cupti.iter().flatten().try_for_each(EventAndCuptiTimeRow::validate)

@@ -74,7 +74,7 @@ impl Baseline {
     ///
     /// # Errors
     /// Fails if the file exists and cannot be used.
-    pub fn open(path: &Path, name: &str) -> Result<Self, RecordFileError> {
+    pub fn open_baseline(path: &Path, name: &str) -> Result<Self, RecordFileError> {
         match file::read(path) {
             Err(error) if error.is_not_found() => Ok(Self::new(name)),
             // The file may have been copied under another name.
@@ -121,8 +121,8 @@ impl Baseline {
             || (there.is_same_build(here) && there.has_same_inputs_and_environment(here))
     }
 
-    /// States the first difference between a run of the baseline and a run that does not belong to
-    /// it.
+    /// States the first difference between a run of the baseline and another run that does not
+    /// match it.
     fn first_difference(&self, key: &str, run: &ProcessRun) -> String {
         let there = &self.runs[key];
         let commit = there.provenance.short_commit();
@@ -366,14 +366,14 @@ impl From<&CaseRecord> for BaselineCase {
 
 impl RecordType for Baseline {
     const SCHEMA: &'static str = "kernelgate-baseline";
-    const VERSION: u64 = 3;
-    const OLDEST: u64 = 3;
-    const KIND: &'static str = "baseline";
+    const SCHEMA_VERSION: u64 = 3;
+    const OLDEST_VERSION: u64 = 3;
+    const FILE_KIND: &'static str = "baseline";
     const HAS_CHECKSUM: bool = true;
-    const LINES: &'static [&'static str] = &["runs", "numerics"];
+    const ONE_LINE_FIELDS: &'static [&'static str] = &["runs", "numerics"];
 
     fn validate(&self) -> Result<(), String> {
-        text::check_name(&self.name).map_err(|problem| format!("name {problem}"))?;
+        text::check_plain_name(&self.name).map_err(|problem| format!("name {problem}"))?;
         for (key, run) in &self.runs {
             run.validate().map_err(|problem| format!("run {key}: {problem}"))?;
         }
@@ -409,7 +409,7 @@ impl RecordType for Baseline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::limits::{Limits, TimeLimit};
+    use crate::measure::limits::{DeviceLimits, TimeLimit};
     use crate::record::{Environment, Provenance};
 
     fn run(session: &str, commit: &str, executable: Option<&str>) -> ProcessRun {
@@ -422,13 +422,18 @@ mod tests {
             executable: executable.map(str::to_owned),
             started: format!("2026-01-0{session}T00:00:00Z"),
             cases: ["a", "b"]
-                .map(|id| (id.to_owned(), CaseRecord::from_samples(vec![100.0])))
+                .map(|id| (id.to_owned(), CaseRecord::untimed_samples(vec![100.0])))
                 .into(),
-            ..ProcessRun::start("bench", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_process_run(
+                "bench",
+                session,
+                Environment::cpu(),
+                Provenance::default(),
+            )
         }
     }
 
-    fn keys(baseline: &Baseline) -> Vec<&String> {
+    fn run_keys(baseline: &Baseline) -> Vec<&String> {
         baseline.cases["a"].runs.keys().collect()
     }
 
@@ -444,7 +449,7 @@ mod tests {
                 .map(ToString::to_string)
                 .collect();
             baseline.merge_run(second);
-            (keys(&baseline).len(), messages)
+            (run_keys(&baseline).len(), messages)
         };
         assert_eq!(with(&run("2", "aaaa", Some("x"))), (2, vec![]));
         let replaced = |second: &ProcessRun, of: &str| {
@@ -456,7 +461,7 @@ mod tests {
         replaced(&run("2", "aaaa", None), "another executable of aaaa");
         let reseeded = ProcessRun { seed: 2, ..run("2", "aaaa", Some("x")) };
         replaced(&reseeded, "aaaa in another environment or with another seed");
-        // The new session has a name that a session of other code had too.
+        // The new session has a name that another session, of other code, also had.
         replaced(&run("1", "bbbb", Some("x")), "aaaa");
     }
 
@@ -467,7 +472,7 @@ mod tests {
         let mut second = run("1", "bbbb", Some("y"));
         second.cases.remove("b");
         baseline.merge_run(&second);
-        assert_eq!(keys(&baseline), ["1-2/bench"]);
+        assert_eq!(run_keys(&baseline), ["1-2/bench"]);
         let commit = |key: &str| baseline.runs[key].provenance.short_commit();
         assert_eq!((commit("1/bench"), commit("1-2/bench")), ("aaaa".into(), "bbbb".into()));
         assert!(baseline.has(&run("1", "aaaa", Some("x"))) && !baseline.has(&second));
@@ -478,8 +483,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("main.json");
         let limit = TimeLimit { time_ns: 50.0, by: "memory".to_owned() };
-        let limits =
-            Limits { flops_per_s: [("matmul f32".to_owned(), 1e12)].into(), ..Limits::default() };
+        let limits = DeviceLimits {
+            flops_per_s: [("matmul f32".to_owned(), 1e12)].into(),
+            ..DeviceLimits::default()
+        };
         let mut measured = ProcessRun { limits: limits.clone(), ..run("1", "aaaa", Some("x")) };
         measured.cases.get_mut("a").unwrap().limit = Some(limit.clone());
         let mut baseline = Baseline::new("main");
@@ -495,7 +502,7 @@ mod tests {
             file::write(&path, &changed).map(|()| std::fs::read_to_string(&path).unwrap())
         };
         let older = written(|baseline| {
-            baseline.runs.values_mut().for_each(|run| run.limits = Limits::default());
+            baseline.runs.values_mut().for_each(|run| run.limits = DeviceLimits::default());
             let runs = baseline.cases.values_mut().flat_map(|case| case.runs.values_mut());
             runs.for_each(|run| run.limit = None);
         });
@@ -513,7 +520,7 @@ mod tests {
         let by_hand =
             file::record_text(&read).replace("\"limit.time_ns\":50", "\"limit.time_ns\":0");
         std::fs::write(&path, by_hand).unwrap();
-        let refused = file::read_unsealed::<Baseline>(&path).unwrap_err().to_string();
+        let refused = file::read_without_checksum::<Baseline>(&path).unwrap_err().to_string();
         assert_eq!(refused, format!("read {}: {reason}", path.display()));
     }
 
@@ -526,6 +533,6 @@ mod tests {
         assert_eq!(field(run("2", "aaaa+changes", Some("x"))), Ok(()));
         assert_eq!(field(run("3", "aaaa+changes", Some("y"))), Err("executable"));
         assert_eq!(field(run("3", "aaaa", Some("x"))), Err("commit"));
-        assert_eq!(keys(&baseline).len(), 2);
+        assert_eq!(run_keys(&baseline).len(), 2);
     }
 }

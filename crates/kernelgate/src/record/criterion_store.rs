@@ -1,9 +1,9 @@
 //! Criterion's store: the results that a process wrote for each case.
 //!
 //! A case has a folder, whose name is its id in a form that is valid, short and unique in a file
-//! system. In it `new/benchmark.json` has the original id and `new/sample.json` the samples.
-//! Criterion's store does not state the unit of its times: nanoseconds are assumed, unless the
-//! bench set another measurement. Deliberately absent: Criterion's own estimates are not read,
+//! system. In the folder, `new/benchmark.json` has the original id and `new/sample.json` the
+//! samples. Criterion's store does not state the unit of its times: nanoseconds are assumed, unless
+//! the bench set another measurement. Deliberately absent: Criterion's own estimates are not read,
 //! because they resample one process.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::files::file as record_file;
 use super::files::text::on_one_line;
-use super::{CaseRecord, Samples};
+use super::{CaseRecord, CaseSamples};
 use crate::verify::OutputComparison;
 use crate::workload::{SampleUnit, Work};
 
@@ -42,7 +42,7 @@ pub struct StoredCriterionCase {
 
 impl StoredCriterionCase {
     /// The record of the case with those samples: no work is declared, no output was compared.
-    pub fn record(&self, samples: Samples) -> CaseRecord {
+    pub fn record(&self, samples: CaseSamples) -> CaseRecord {
         CaseRecord {
             workload: on_one_line(&self.group),
             revision: 0,
@@ -99,14 +99,14 @@ struct CriterionSampleFile {
 /// Reads a store; a folder that does not exist is empty.
 ///
 /// # Errors
-/// Fails if something in it is not as Criterion writes it.
+/// Fails if a file in the store differs from Criterion's format.
 pub fn read(store: &Path) -> Result<CriterionStoreResults, StoreError> {
     let mut stored = CriterionStoreResults::default();
     let mut found = Vec::new();
     for folder in case_folders_below(store)? {
-        let benchmark: CriterionBenchmarkFile = file(&folder.join("benchmark.json"))?;
+        let benchmark: CriterionBenchmarkFile = read_store_file(&folder.join("benchmark.json"))?;
         let path = folder.join("sample.json");
-        let sample: CriterionSampleFile = file(&path)?;
+        let sample: CriterionSampleFile = read_store_file(&path)?;
         let written = std::fs::metadata(&path).and_then(|metadata| metadata.modified()).ok();
         found.push((benchmark, sample, written));
     }
@@ -156,7 +156,7 @@ fn case_folders_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
             Err(cause) => return Err(StoreError::Io(folder, cause)),
         };
         for entry in entries.flatten() {
-            // Symbolic links are not followed.
+            // Symbolic links in the store are not followed.
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }
@@ -173,7 +173,7 @@ fn case_folders_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
     Ok(cases)
 }
 
-fn file<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
+fn read_store_file<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
     let io = |cause| StoreError::Io(path.to_owned(), cause);
     let text = record_file::read_untrusted_text(path, MAX_CRITERION_FILE_BYTES).map_err(io)?;
     serde_json::from_str(&text).map_err(|cause| StoreError::Json(path.to_owned(), cause))

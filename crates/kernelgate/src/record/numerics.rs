@@ -28,7 +28,7 @@ impl DataSetsByCase {
         self.0.entry(case.to_owned()).or_default().insert(data_set.to_owned())
     }
 
-    /// Whether a case had one data set in all.
+    /// Whether all seeds of a case gave one data set.
     pub fn has_one_data_set(&self, case: &str) -> bool {
         self.0.get(case).is_some_and(|sets| sets.len() == 1)
     }
@@ -75,8 +75,8 @@ pub struct CaseNumerics {
     /// Errors of each output, if several outputs are compared within bounds and every seed has
     /// them.
     pub by_output: BTreeMap<String, SeedErrors>,
-    /// Whether all seeds have the same inputs or the same reference, so that one entry of errors is
-    /// enough.
+    /// Whether all seeds have the same inputs or the same reference, so that one entry of errors
+    /// covers them.
     pub one_data_set: bool,
 }
 
@@ -242,12 +242,12 @@ impl CaseNumerics {
 
 impl RecordType for Numerics {
     const SCHEMA: &'static str = "kernelgate-errors";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "record of errors";
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "record of errors";
 
     fn validate(&self) -> Result<(), String> {
         // The bench's name becomes a file name.
-        text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
+        text::check_plain_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
         text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;
         self.cases

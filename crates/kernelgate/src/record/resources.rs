@@ -17,7 +17,7 @@ use kernelgate_cuda::spec::ListedKernel;
 
 /// Compiler output of every kernel: registers, spills, shared memory, occupancy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Resources {
+pub struct RunResources {
     /// Architecture: "sm_90a".
     pub arch: String,
     /// Version of NVRTC: "13.0".
@@ -47,14 +47,14 @@ pub struct KernelResources {
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompiledKernels {
     /// Compiler output of all kernels.
-    pub resources: Resources,
+    pub resources: RunResources,
     /// Hash of the machine code of each, by build and symbol.
     pub code: BTreeMap<String, String>,
     /// Hash of what each is compiled from, and by which compiler, by build and symbol.
     pub sources: BTreeMap<String, String>,
 }
 
-/// [`Resources`] as a file, with numbers in place of repeated names, and without what follows from
+/// [`RunResources`] as a file, with numbers in place of repeated names, and without what follows from
 /// others: the sum of the instructions and the occupancy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResourceRecord {
@@ -100,8 +100,8 @@ pub struct RecordedKernel {
     pub performance_loss: Option<String>,
 }
 
-impl From<&Resources> for ResourceRecord {
-    fn from(resources: &Resources) -> Self {
+impl From<&RunResources> for ResourceRecord {
+    fn from(resources: &RunResources) -> Self {
         let mixes = resources.kernels.values().flat_map(|kernel| kernel.facts.mix.keys());
         let classes: Vec<String> = mixes.collect::<BTreeSet<_>>().into_iter().cloned().collect();
         let kernel = |kernel: &KernelResources| {
@@ -135,7 +135,7 @@ impl From<&Resources> for ResourceRecord {
     }
 }
 
-impl From<ResourceRecord> for Resources {
+impl From<ResourceRecord> for RunResources {
     fn from(record: ResourceRecord) -> Self {
         let ResourceRecord { arch, compiler, classes, kernels, left_out } = record;
         let kernel = |kernel: RecordedKernel| {
@@ -166,10 +166,10 @@ impl From<ResourceRecord> for Resources {
 
 impl RecordType for ResourceRecord {
     const SCHEMA: &'static str = "kernelgate-resources";
-    const VERSION: u64 = 2;
-    const OLDEST: u64 = 2;
-    const KIND: &'static str = "resource record";
-    const LINES: &'static [&'static str] = &["kernels"];
+    const SCHEMA_VERSION: u64 = 2;
+    const OLDEST_VERSION: u64 = 2;
+    const FILE_KIND: &'static str = "resource record";
+    const ONE_LINE_FIELDS: &'static [&'static str] = &["kernels"];
 
     fn validate(&self) -> Result<(), String> {
         if self.classes.len() > MAX_INSTRUCTION_CLASSES {
@@ -189,11 +189,11 @@ impl RecordType for ResourceRecord {
                 return problem("a mix that does not fit the classes".to_owned());
             }
         }
-        Resources::from(self.clone()).validate()
+        RunResources::from(self.clone()).validate()
     }
 }
 
-impl Resources {
+impl RunResources {
     /// Reads the recorded kernel resources of an architecture.
     ///
     /// # Errors
@@ -273,7 +273,7 @@ pub enum ResourcesError {
         /// Build.
         build: String,
     },
-    /// A row is about a kernel that its file does not hold.
+    /// A row names a kernel that is missing in its compiled file.
     #[error("{build} holds no kernel {symbol}, which a row is about")]
     NoCode {
         /// Name of the kernel.
@@ -293,7 +293,7 @@ pub fn compile_resources(
     kernels: &[ListedKernel],
     arch: &str,
 ) -> Result<CompiledKernels, ResourcesError> {
-    let (major, minor) = nvrtc::version()?;
+    let (major, minor) = nvrtc::installed_nvrtc_version()?;
     let mut builds: BTreeMap<&KernelBuild, Vec<&ListedKernel>> = BTreeMap::new();
     for kernel in kernels {
         builds.entry(&kernel.build).or_default().push(kernel);
@@ -307,9 +307,9 @@ pub fn compile_resources(
     });
     let compiled: Vec<_> = builds
         .par_iter()
-        .map(|(build, kernels)| Ok((*build, kernels, nvrtc::compile(build, arch)?)))
+        .map(|(build, kernels)| Ok((*build, kernels, nvrtc::compile_to_cubin(build, arch)?)))
         .collect::<Result<_, CompileError>>()?;
-    let mut resources = Resources {
+    let mut resources = RunResources {
         arch: arch.to_owned(),
         compiler: format!("{major}.{minor}"),
         kernels: BTreeMap::new(),
@@ -382,7 +382,7 @@ mod tests {
         let left_out = ["c", "d"].map(|build| (build.to_owned(), "needs sm_100a".to_owned()));
         let (arch, compiler) = ("sm_90a".to_owned(), "13.0".to_owned());
         let (kernels, left_out) = (kernels.into(), left_out.into());
-        let resources = Resources { arch, compiler, kernels, left_out };
+        let resources = RunResources { arch, compiler, kernels, left_out };
         let record = ResourceRecord::from(&resources);
         assert_eq!(record.classes, ["control", "fp32", "warp"]);
         assert_eq!(
@@ -392,12 +392,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sm_90a.json");
         resources.write(&path).unwrap();
-        assert_eq!(Resources::read(&path).unwrap(), resources);
+        assert_eq!(RunResources::read(&path).unwrap(), resources);
         // An older format is refused by its version.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("\"schema_version\": 2", "\"schema_version\": 1"))
             .unwrap();
-        let error = Resources::read(&path).unwrap_err().to_string();
+        let error = RunResources::read(&path).unwrap_err().to_string();
         assert!(error.contains("written by an older kernelgate (schema 1"), "{error}");
     }
 

@@ -16,7 +16,7 @@ use super::work::WorkRecord;
 use crate::measure::SampleConditions;
 use crate::measure::anchors::AnchorRecord;
 use crate::measure::energy::LaunchEnergy;
-use crate::measure::limits::{Limits, TimeLimit};
+use crate::measure::limits::{DeviceLimits, TimeLimit};
 use crate::measure::plausibility;
 use crate::measure::power::PowerRecord;
 use crate::workload::SampleUnit;
@@ -72,7 +72,7 @@ pub struct ProcessRun {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchors: Option<AnchorRecord>,
     /// The device's ceilings, as measured by this process.
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     /// Delays added to launches on purpose to test the gate: nanoseconds by case id. Times with a
     /// delay do not describe the code.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -133,7 +133,7 @@ pub struct CaseRecord {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kernels: UsedKernels,
     /// Raw timings.
-    pub samples: Samples,
+    pub samples: CaseSamples,
 }
 
 /// Costs of a launch other than device time. An absent cost is unknown or does not apply.
@@ -154,7 +154,7 @@ pub struct LaunchCosts {
     /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_launch_ns: Option<f64>,
-    /// Energy of a launch, joules; absent in samples, which have [`Samples::energy`].
+    /// Energy of a launch, joules; absent in samples, which have [`CaseSamples::energy`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch_j: Option<f64>,
 }
@@ -191,7 +191,7 @@ impl LaunchCosts {
 
 /// Raw timings, one entry a sample in both lists.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Samples {
+pub struct CaseSamples {
     /// Launches in the sample.
     #[serde(deserialize_with = "deserialize_exact_capacity")]
     pub launches: Vec<u64>,
@@ -245,7 +245,7 @@ fn deserialize_exact_capacity<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     Ok(items)
 }
 
-impl Samples {
+impl CaseSamples {
     /// Costs of a launch, with its energy.
     pub fn costs_with_energy(&self) -> LaunchCosts {
         let launch_j =
@@ -322,7 +322,7 @@ impl Samples {
 
 impl ProcessRun {
     /// A run that starts now and has measured nothing yet, of effort default and seed 1.
-    pub fn start(
+    pub fn start_process_run(
         bench: &str,
         session: &str,
         environment: Environment,
@@ -344,7 +344,7 @@ impl ProcessRun {
             provenance,
             stated_commit: false,
             anchors: None,
-            limits: Limits::default(),
+            limits: DeviceLimits::default(),
             delays: BTreeMap::new(),
             executable: None,
             spent_s: BTreeMap::new(),
@@ -422,7 +422,7 @@ impl CaseRecord {
 
     /// A case of nothing in particular with these samples, of one launch each: for tests of what
     /// reads records.
-    pub fn from_samples(elapsed_ns: Vec<f64>) -> Self {
+    pub fn untimed_samples(elapsed_ns: Vec<f64>) -> Self {
         Self {
             workload: "w/f".to_owned(),
             revision: 1,
@@ -439,10 +439,10 @@ impl CaseRecord {
                 ..VerificationRecord::default()
             },
             kernels: UsedKernels::new(),
-            samples: Samples {
+            samples: CaseSamples {
                 launches: vec![1; elapsed_ns.len()],
                 elapsed_ns,
-                ..Samples::default()
+                ..CaseSamples::default()
             },
         }
     }
@@ -450,14 +450,14 @@ impl CaseRecord {
 
 impl RecordType for ProcessRun {
     const SCHEMA: &'static str = "kernelgate-run";
-    const VERSION: u64 = 3;
-    const OLDEST: u64 = 3;
-    const KIND: &'static str = "run";
-    const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
+    const SCHEMA_VERSION: u64 = 3;
+    const OLDEST_VERSION: u64 = 3;
+    const FILE_KIND: &'static str = "run";
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &["failed", "skipped"];
 
     fn validate(&self) -> Result<(), String> {
         // The bench's name becomes a part of file names.
-        text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
+        text::check_plain_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
         if !text::is_plain_file_name(&self.session) {
             return Err(format!(
                 "session `{}` is no plain name",

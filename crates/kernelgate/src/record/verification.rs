@@ -24,7 +24,7 @@ pub struct VerificationRecord {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_base: bool,
     /// Relative error from rounding the outputs to their dtypes; 0 if rounding is exact.
-    #[serde(default, skip_serializing_if = "verify::is_nothing")]
+    #[serde(default, skip_serializing_if = "verify::is_zero_error")]
     pub rounding: f64,
     /// Errors of each output, by name, if several outputs are compared within bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -80,12 +80,12 @@ impl VerificationRecord {
     }
 
     /// Which part of the outputs was verified.
-    pub const fn value(&self) -> Verification {
+    pub const fn value(&self) -> VerificationExtent {
         let Self { checked, total, .. } = *self;
         match (checked, self.with_base) {
-            (0, _) => Verification::Unverified,
-            (_, true) => Verification::ComparedWithBase { checked, total },
-            (_, false) => Verification::Verified { checked, total },
+            (0, _) => VerificationExtent::Unverified,
+            (_, true) => VerificationExtent::ComparedWithBase { checked, total },
+            (_, false) => VerificationExtent::Verified { checked, total },
         }
     }
 
@@ -99,7 +99,7 @@ impl VerificationRecord {
 /// How far the outputs of a case were verified.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Verification {
+pub enum VerificationExtent {
     /// Compared with the reference.
     Verified {
         /// Elements that were compared.
@@ -121,13 +121,13 @@ pub enum Verification {
     Unknown,
 }
 
-impl Verification {
+impl VerificationExtent {
     /// Whether the outputs were compared with the reference, at least in part.
     pub const fn is_verified(self) -> bool {
         matches!(self, Self::Verified { .. })
     }
 
-    /// Whether it is unknown if the outputs were verified.
+    /// Whether it is unknown that the outputs were verified.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_unknown(&self) -> bool {
         *self == Self::Unknown
@@ -173,7 +173,7 @@ impl Verification {
 }
 
 /// Prints a verification as "1 of 1600 elements verified".
-impl fmt::Display for Verification {
+impl fmt::Display for VerificationExtent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Verified { checked, total } if checked == total => {
@@ -271,7 +271,7 @@ impl From<OutputComparison> for VerificationRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Verification::{ComparedWithBase, Unknown, Unverified, Verified};
+    use VerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
 
     #[test]
     fn a_smaller_share_of_compared_elements_is_less() {

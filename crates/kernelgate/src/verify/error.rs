@@ -38,15 +38,15 @@ pub enum VerifyError {
         relative_l2: f64,
         /// Allowed errors.
         tolerance: Tolerance,
-        /// Row-major index of the element with the largest error.
+        /// Row-major index of the output element with the largest error.
         worst: usize,
         /// Value of the element with the largest error.
         actual: f64,
         /// The reference.
         expected: f64,
     },
-    /// The errors are within the tolerance, but about as large as those of a lower precision than
-    /// the declared one.
+    /// The output's errors are within the tolerance, but about as large as those of a lower
+    /// precision than the declared one.
     #[error(
         "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {allowed:.1e}: a \
          quarter of what rounding the inputs to {bits} significant bits costs): it computes in a \
@@ -77,7 +77,7 @@ pub enum VerifyError {
         count: u64,
         /// Number of compared elements.
         checked: u64,
-        /// Row-major index of the first such element.
+        /// Row-major index of the first element that is not finite.
         first: usize,
         /// Value of the first wrong element.
         actual: f64,

@@ -18,7 +18,7 @@ pub use precision::{ErrorBounds, PrecisionLimit};
 /// Largest relative error that a file may hold: products of two are finite.
 const MAX_RECORDED_ERROR: f64 = 1e100;
 
-/// How far outputs, or one of them, are from the reference.
+/// Errors of all outputs, or of one output, against the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct OutputErrors {
     /// Largest |out - ref| over the largest |ref| of the same output; of several, the worst.
@@ -27,13 +27,13 @@ pub struct OutputErrors {
     pub relative_l2: f64,
     /// Unit roundoff of the output's dtype (the largest one if there are several): the relative
     /// error from rounding an output. 0 for integers.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "is_zero_error")]
     pub rounding: f64,
 }
 
 /// Whether an error is 0, which files do not store.
 #[allow(clippy::trivially_copy_pass_by_ref)]
-pub(crate) fn is_nothing(error: &f64) -> bool {
+pub(crate) fn is_zero_error(error: &f64) -> bool {
     *error == 0.0
 }
 
@@ -83,19 +83,19 @@ pub struct OutputComparison {
 ///
 /// # Errors
 /// Fails if a launch fails or an output is wrong.
-pub fn verify(
+pub fn launch_and_verify(
     executable: &mut dyn Executable,
     expected: &[Expected],
     bounds: impl Into<ErrorBounds>,
 ) -> Result<OutputComparison, VerifyError> {
     launch_on_poisoned_outputs(executable)?;
-    compare(executable.outputs()?, expected, bounds)
+    compare_outputs(executable.outputs()?, expected, bounds)
 }
 
 /// Launches, poisons the outputs and launches again; the outputs are then ready to be compared.
 ///
 /// # Errors
-/// Fails if a launch fails.
+/// Fails if a launch of the executable fails.
 pub fn launch_on_poisoned_outputs(executable: &mut dyn Executable) -> Result<(), BackendError> {
     let _watched = host_timeout::watch_host_launches();
     executable.reset()?;
@@ -110,7 +110,7 @@ pub fn launch_on_poisoned_outputs(executable: &mut dyn Executable) -> Result<(),
 /// Checks outputs without a reference: every element must be finite. No element is compared.
 ///
 /// # Errors
-/// [`VerifyError::NotFinite`]: not written, or overflowed.
+/// Fails with [`VerifyError::NotFinite`] if an output was not written, or overflowed.
 pub fn check_finite_outputs(outputs: &Tensors) -> Result<OutputComparison, VerifyError> {
     let mut comparison = OutputComparison::default();
     for (name, output) in outputs.iter() {
@@ -147,7 +147,7 @@ pub fn digest_of_outputs(outputs: &Tensors) -> String {
 /// additions is fixed.
 ///
 /// # Errors
-/// Fails if the launch fails.
+/// Fails if a launch of the executable fails.
 pub fn repeats_bit_by_bit(executable: &mut dyn Executable) -> Result<bool, BackendError> {
     let before = executable.outputs()?.clone();
     let _watched = host_timeout::watch_host_launches();
@@ -166,7 +166,7 @@ pub fn repeats_bit_by_bit(executable: &mut dyn Executable) -> Result<bool, Backe
 /// # Errors
 /// Fails if an output is missing, misshapen, unknown to the reference, not finite, or further away
 /// than the tolerance or the declared precision, or if the reference itself is empty or malformed.
-pub fn compare(
+pub fn compare_outputs(
     outputs: &Tensors,
     expected: &[Expected],
     bounds: impl Into<ErrorBounds>,
@@ -231,7 +231,7 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
         let held = match &one.values {
             TensorData::F64(values) => {
                 let finite = |piece: &[f64]| piece.iter().fold(true, |all, x| all & x.is_finite());
-                if !values.par_chunks(PIECE).all(finite) {
+                if !values.par_chunks(PIECE_ELEMENTS).all(finite) {
                     let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
                     return Err(error(format!("value {at} is {}", values[at])));
                 }
@@ -281,27 +281,27 @@ fn output_with_expected_shape<'a>(
 }
 
 /// Number of elements that one task compares.
-const PIECE: usize = 1 << 16;
+const PIECE_ELEMENTS: usize = 1 << 16;
 
 /// Consecutive elements of an output and their expected values.
-struct Piece<'a, T> {
+struct ReferencePiece<'a, T> {
     from: usize,
     expected: &'a [T],
 }
 
 /// The reference in pieces: whole rows if only some are sampled, else any cut.
-fn pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<Piece<'a, T>> {
+fn reference_pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<ReferencePiece<'a, T>> {
     match &expected.rows {
         None => values
-            .chunks(PIECE)
+            .chunks(PIECE_ELEMENTS)
             .enumerate()
-            .map(|(i, expected)| Piece { from: i * PIECE, expected })
+            .map(|(i, expected)| ReferencePiece { from: i * PIECE_ELEMENTS, expected })
             .collect(),
         Some(rows) => {
             let row_len = expected.row_elements();
             rows.iter()
                 .zip(values.chunks(row_len.max(1)))
-                .map(|(row, expected)| Piece { from: row * row_len, expected })
+                .map(|(row, expected)| ReferencePiece { from: row * row_len, expected })
                 .collect()
         }
     }
@@ -315,9 +315,9 @@ fn compare_expected_rows(
     let name = || expected.name.clone();
     match &expected.values {
         TensorData::I8(values) => {
-            let found: Vec<IntegerDifferences> = pieces(expected, values)
+            let found: Vec<IntegerDifferences> = reference_pieces(expected, values)
                 .par_iter()
-                .map(|piece| IntegerDifferences::count(output, piece))
+                .map(|piece| IntegerDifferences::count_differences(output, piece))
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
@@ -333,12 +333,12 @@ fn compare_expected_rows(
             }
         }
         TensorData::F64(values) => {
-            let parts: Vec<Sums> = pieces(expected, values)
+            let parts: Vec<ErrorSums> = reference_pieces(expected, values)
                 .par_iter()
-                .map(|piece| Sums::compare(output, piece))
+                .map(|piece| ErrorSums::compare(output, piece))
                 .collect();
             // In order, so that the thread count changes no bit of the result.
-            let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
+            let sums = parts.into_iter().fold(ErrorSums::default(), ErrorSums::plus);
             let (max_error, relative_l2) = sums.errors(values.len());
             // Written so that a NaN in either figure fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
@@ -363,11 +363,11 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     if matches!(output.tensor_data(), TensorData::I8(_)) {
         return Ok(());
     }
-    let starts: Vec<usize> = (0..output.len()).step_by(PIECE).collect();
+    let starts: Vec<usize> = (0..output.len()).step_by(PIECE_ELEMENTS).collect();
     let found: Vec<(u64, Option<usize>)> = starts
         .par_iter()
         .map(|&from| {
-            let len = PIECE.min(output.len() - from);
+            let len = PIECE_ELEMENTS.min(output.len() - from);
             if output.are_all_finite(from, len) {
                 return (0, None);
             }
@@ -387,7 +387,8 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     }
 }
 
-/// Whether integers are anything but poison: they are all finite.
+/// Checks that integers were overwritten: they are all finite, so only the poison value shows a
+/// missing write.
 fn check_not_poison(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     match output.tensor_data() {
         TensorData::I8(values)
@@ -407,7 +408,10 @@ struct IntegerDifferences {
 }
 
 impl IntegerDifferences {
-    fn count(output: &Tensor, &Piece { from, expected }: &Piece<'_, i8>) -> Self {
+    fn count_differences(
+        output: &Tensor,
+        &ReferencePiece { from, expected }: &ReferencePiece<'_, i8>,
+    ) -> Self {
         let TensorData::I8(values) = output.tensor_data() else {
             unreachable!("`shaped` refuses other outputs")
         };
@@ -427,7 +431,7 @@ impl IntegerDifferences {
 }
 
 #[derive(Default)]
-struct Sums {
+struct ErrorSums {
     error_squared: f64,
     reference_squared: f64,
     largest_error: f64,
@@ -437,8 +441,8 @@ struct Sums {
     worst_expected: f64,
 }
 
-impl Sums {
-    fn compare(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
+impl ErrorSums {
+    fn compare(output: &Tensor, piece: &ReferencePiece<'_, f64>) -> Self {
         let mut sums = Self::default();
         output.for_each_f64_block(piece.from, piece.expected.len(), &mut |start, actual| {
             sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);

@@ -12,8 +12,8 @@ use half::{bf16, f16};
 use crate::workload::{Dtype, Expected, Problem, Tensor, TensorData, Tensors, Tolerance};
 
 /// Allowed part of the error of the next lower precision. A row that rounds all its operands to the
-/// lower precision has the whole error; a row that rounds one of two operands has 0.7 of it.
-const SHARE: f64 = 0.25;
+/// lower precision has all of that error; a row that rounds one of two operands has 0.7 of it.
+const LOWER_PRECISION_SHARE: f64 = 0.25;
 /// Values of an output from which on what rounding moves them by is about the same for other inputs; of
 /// fewer it may be next to nothing by chance.
 const FEW: usize = 64;
@@ -116,8 +116,8 @@ pub struct PrecisionLimit {
 }
 
 /// Significant bits of the most precise floating-point format below a dtype: f32 below f64, tf32
-/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. `None` for fp8, which has no format
-/// below it, and for integers.
+/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. The bits are `None` for fp8, which has
+/// no format below it, and for integers.
 pub const fn next_lower_precision_bits(dtype: Dtype) -> Option<u32> {
     match dtype {
         Dtype::F64 => Some(24),
@@ -130,21 +130,23 @@ pub const fn next_lower_precision_bits(dtype: Dtype) -> Option<u32> {
 
 /// Rounds every floating-point value of the inputs to `bits` significant bits, to nearest, ties to
 /// even. Integers, and values that would overflow, are not rounded.
-pub fn rounded(inputs: &Tensors, bits: u32) -> Tensors {
+pub fn round_inputs(inputs: &Tensors, bits: u32) -> Tensors {
     let mut all = Tensors::new();
     for (name, tensor) in inputs.iter() {
         let data = match tensor.tensor_data() {
-            TensorData::F64(values) => TensorData::F64(each(values, |x| round(x, bits))),
-            TensorData::F32(values) => TensorData::F32(each(values, |x| {
-                let y = round(x.into(), bits) as f32;
+            TensorData::F64(values) => {
+                TensorData::F64(round_each(values, |x| round_to_bits(x, bits)))
+            }
+            TensorData::F32(values) => TensorData::F32(round_each(values, |x| {
+                let y = round_to_bits(x.into(), bits) as f32;
                 if y.is_finite() { y } else { x }
             })),
-            TensorData::F16(values) => TensorData::F16(each(values, |x| {
-                let y = f16::from_f64(round(x.to_f64(), bits));
+            TensorData::F16(values) => TensorData::F16(round_each(values, |x| {
+                let y = f16::from_f64(round_to_bits(x.to_f64(), bits));
                 if y.is_finite() { y } else { x }
             })),
-            TensorData::Bf16(values) => TensorData::Bf16(each(values, |x| {
-                let y = bf16::from_f64(round(x.to_f64(), bits));
+            TensorData::Bf16(values) => TensorData::Bf16(round_each(values, |x| {
+                let y = bf16::from_f64(round_to_bits(x.to_f64(), bits));
                 if y.is_finite() { y } else { x }
             })),
             TensorData::I8(values) => TensorData::I8(values.clone()),
@@ -154,12 +156,12 @@ pub fn rounded(inputs: &Tensors, bits: u32) -> Tensors {
     all
 }
 
-fn each<T: Copy>(values: &[T], rounded: impl Fn(T) -> T) -> Vec<T> {
+fn round_each<T: Copy>(values: &[T], rounded: impl Fn(T) -> T) -> Vec<T> {
     values.iter().map(|&value| rounded(value)).collect()
 }
 
 /// Rounds a number to `bits` significant bits.
-fn round(x: f64, bits: u32) -> f64 {
+fn round_to_bits(x: f64, bits: u32) -> f64 {
     // The fraction has 52 bits, one less than the significand.
     let dropped = 53 - bits;
     let (raw, half) = (x.to_bits(), 1u64 << (dropped - 1));
@@ -169,7 +171,7 @@ fn round(x: f64, bits: u32) -> f64 {
 }
 
 /// Error limit of a declared precision, computed from the reference of the inputs and that of
-/// [`rounded`] inputs: `None` if rounding changes no output, so that errors cannot distinguish
+/// [`round_inputs`] inputs: `None` if rounding changes no output, so that errors cannot distinguish
 /// precisions.
 pub fn precision_error_limit(
     declared: Dtype,
@@ -184,7 +186,7 @@ pub fn precision_error_limit(
         };
         let squared: f64 = values.iter().map(|x| x * x).sum();
         let off: f64 = values.iter().zip(moved).map(|(x, y)| (x - y) * (x - y)).sum();
-        let allowed = SHARE * (off / squared).sqrt();
+        let allowed = LOWER_PRECISION_SHARE * (off / squared).sqrt();
         if allowed.is_finite() && allowed > 0.0 {
             // Rounding inputs may change some rows of an output more than others.
             let worst = relative_l2.entry(one.name.clone()).or_default();
@@ -210,15 +212,21 @@ mod tests {
         for i in 0..2000u32 {
             let x = f64::from(i).mul_add(0.037, -31.0).exp2() * if i % 2 == 0 { 1.0 } else { -1.0 };
             let x = f64::from(x as f32);
-            assert_eq!(round(x, 24), f64::from(x as f32));
-            assert_eq!(round(x, 8), bf16::from_f64(x).to_f64(), "{x}");
+            assert_eq!(round_to_bits(x, 24), f64::from(x as f32));
+            assert_eq!(round_to_bits(x, 8), bf16::from_f64(x).to_f64(), "{x}");
             if x.abs() > 1e-4 && x.abs() < 6e4 {
-                assert_eq!(round(x, 11), f16::from_f64(x).to_f64(), "{x}");
+                assert_eq!(round_to_bits(x, 11), f16::from_f64(x).to_f64(), "{x}");
             }
         }
         // A tie goes to the even neighbour, up and down.
-        assert_eq!([round(1.0 + 0.0625, 4), round(1.0 + 3.0 * 0.0625, 4)], [1.0, 1.25]);
-        assert_eq!([round(0.0, 4), round(-0.0, 4), round(f64::MAX, 4)], [0.0, -0.0, f64::MAX]);
+        assert_eq!(
+            [round_to_bits(1.0 + 0.0625, 4), round_to_bits(1.0 + 3.0 * 0.0625, 4)],
+            [1.0, 1.25]
+        );
+        assert_eq!(
+            [round_to_bits(0.0, 4), round_to_bits(-0.0, 4), round_to_bits(f64::MAX, 4)],
+            [0.0, -0.0, f64::MAX]
+        );
     }
 
     #[test]

@@ -7,9 +7,9 @@ use crate::backend::cpu::CpuTask;
 
 const LOOSE_TOLERANCE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
 
-fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparison, VerifyError> {
+fn compare_values(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparison, VerifyError> {
     let shape = [actual.len() / 2, 2];
-    compare(
+    compare_outputs(
         &Tensors::new().with("y", shape, actual),
         &[Expected::all("y", shape, expected)],
         LOOSE_TOLERANCE,
@@ -18,7 +18,7 @@ fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparison, Verif
 
 #[test]
 fn close_outputs_pass_with_their_errors() {
-    let comparison = check(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
+    let comparison = compare_values(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
     assert!((comparison.errors.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
     assert_eq!((comparison.checked, comparison.total), (4, 4));
 }
@@ -27,15 +27,15 @@ fn close_outputs_pass_with_their_errors() {
 #[test]
 fn against_a_reference_of_zeros_errors_are_absolute_and_their_number_does_not_count() {
     for count in [4, 1 << 20] {
-        let found = check(vec![9e-4; count], vec![0.0; count]).unwrap();
+        let found = compare_values(vec![9e-4; count], vec![0.0; count]).unwrap();
         assert!((found.errors.max_error - 9e-4).abs() < 1e-9, "{found:?}");
         assert!((found.errors.relative_l2 - 9e-4).abs() < 1e-9, "{found:?}");
-        assert!(check(vec![1.1e-3; count], vec![0.0; count]).is_err());
+        assert!(compare_values(vec![1.1e-3; count], vec![0.0; count]).is_err());
     }
     let mut one = vec![0.0; 1 << 20];
     for wrong in [1.1e-3, f32::NAN] {
         one[7] = wrong;
-        assert!(check(one.clone(), vec![0.0; 1 << 20]).is_err(), "{wrong}");
+        assert!(compare_values(one.clone(), vec![0.0; 1 << 20]).is_err(), "{wrong}");
     }
 }
 
@@ -52,19 +52,20 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
         Expected::all("codes", [1, 1], vec![3i8]),
     ];
     let loose = Tolerance { max_error: 1e-2, relative_l2: 1e-2 };
-    let found = compare(&outputs(1.00002, 3), &expected, loose).unwrap();
+    let found = compare_outputs(&outputs(1.00002, 3), &expected, loose).unwrap();
     // Integer outputs have no errors, so none are recorded.
     assert_eq!(found.by_output.keys().collect::<Vec<_>>(), ["coarse", "fine"]);
     let [coarse, fine] = [found.by_output["coarse"], found.by_output["fine"]];
     assert!((fine.max_error - 1e-5).abs() < 1e-7 && coarse.max_error > 1e-3, "{found:?}");
     assert_eq!((fine.rounding, coarse.rounding), (0.5f64.powi(24), 0.5f64.powi(8)));
     assert_eq!(found.errors, coarse.larger_of_each_error(fine));
-    assert!(compare(&outputs(1.00002, 4), &expected, loose).is_err());
+    assert!(compare_outputs(&outputs(1.00002, 4), &expected, loose).is_err());
 
     let tight = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
     let bounds = ErrorBounds { by_output: [("fine".to_owned(), tight)].into(), ..loose.into() };
-    assert!(compare(&outputs(1.0, 3), &expected, &bounds).is_ok());
-    let refused = compare(&outputs(1.00002, 3), &expected, &bounds).unwrap_err().to_string();
+    assert!(compare_outputs(&outputs(1.0, 3), &expected, &bounds).is_ok());
+    let refused =
+        compare_outputs(&outputs(1.00002, 3), &expected, &bounds).unwrap_err().to_string();
     assert_eq!(
         refused,
         "output `fine`: max error 1.00e-5 (allowed 1e-6), relative L2 8.96e-6 (allowed 1e-6); worst at 0: 1.0000200271606445 against 1"
@@ -73,8 +74,9 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
     let relative_l2 = [("fine".to_owned(), 1e-6), ("coarse".to_owned(), 1e-2)].into();
     let precision = Some(PrecisionLimit { declared: Dtype::F32, relative_l2 });
     let declared = ErrorBounds { precision, ..loose.into() };
-    assert!(compare(&outputs(1.0, 3), &expected, &declared).is_ok());
-    let lower = compare(&outputs(1.00002, 3), &expected, &declared).unwrap_err().to_string();
+    assert!(compare_outputs(&outputs(1.0, 3), &expected, &declared).is_ok());
+    let lower =
+        compare_outputs(&outputs(1.00002, 3), &expected, &declared).unwrap_err().to_string();
     let prefix = "output `fine`: relative L2 8.96e-6 (the declared f32 allows 1.0e-6:";
     assert!(lower.starts_with(prefix), "{lower}");
 }
@@ -99,11 +101,11 @@ fn a_digest_is_of_names_shapes_and_bits() {
 #[test]
 fn nan_and_infinity_never_pass() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let error = check(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0]).unwrap_err();
+        let error = compare_values(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0]).unwrap_err();
         assert!(matches!(error, VerifyError::NotFinite { count: 1, first: 2, .. }), "{error}");
     }
     // A reference that is itself NaN must not pass either.
-    let error = check(vec![1.0, 2.0], vec![1.0, f64::NAN]).unwrap_err();
+    let error = compare_values(vec![1.0, 2.0], vec![1.0, f64::NAN]).unwrap_err();
     assert_eq!(error.to_string(), "reference of output `y`: value 1 is NaN");
 }
 
@@ -111,15 +113,15 @@ fn nan_and_infinity_never_pass() {
 fn one_wrong_element_among_many_is_found_and_named() {
     let mut actual = vec![1.0f32; 10_000];
     actual[7777] = 1.01;
-    let error = check(actual, vec![1.0; 10_000]).unwrap_err();
+    let error = compare_values(actual, vec![1.0; 10_000]).unwrap_err();
     assert!(matches!(error, VerifyError::TooFar { worst: 7777, .. }), "{error}");
 }
 
 #[test]
 fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
     let sampled = |actual: Vec<f32>| {
-        let expected = Expected::sampled("y", [3, 2], vec![1], vec![3.0, 4.0]);
-        compare(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE_TOLERANCE)
+        let expected = Expected::sampled_rows("y", [3, 2], vec![1], vec![3.0, 4.0]);
+        compare_outputs(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE_TOLERANCE)
     };
     let comparison = sampled(vec![9.0, 9.0, 3.0, 4.0, 9.0, 9.0]).unwrap();
     assert_eq!((comparison.checked, comparison.total), (2, 6));
@@ -136,14 +138,22 @@ fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
 #[test]
 fn several_references_of_one_output_count_its_elements_once() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
-    let part = |row: usize, values: Vec<f64>| Expected::sampled("y", [2, 2], vec![row], values);
-    let comparison =
-        compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])], LOOSE_TOLERANCE)
-            .unwrap();
+    let part =
+        |row: usize, values: Vec<f64>| Expected::sampled_rows("y", [2, 2], vec![row], values);
+    let comparison = compare_outputs(
+        &outputs,
+        &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])],
+        LOOSE_TOLERANCE,
+    )
+    .unwrap();
     assert_eq!((comparison.checked, comparison.total), (4, 4));
     assert!(
-        compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])], LOOSE_TOLERANCE)
-            .is_err()
+        compare_outputs(
+            &outputs,
+            &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])],
+            LOOSE_TOLERANCE
+        )
+        .is_err()
     );
 }
 
@@ -151,7 +161,7 @@ fn several_references_of_one_output_count_its_elements_once() {
 fn integers_are_exact_and_poison_is_a_mismatch() {
     let spikes = |actual: Vec<i8>| {
         let expected = Expected::all("s", [1, 3], vec![0i8, 1, -1]);
-        compare(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE_TOLERANCE)
+        compare_outputs(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE_TOLERANCE)
     };
     assert!(spikes(vec![0, 1, -1]).is_ok());
     let error = spikes(vec![0, 0x7f, -1]).unwrap_err();
@@ -163,7 +173,7 @@ fn missing_and_misshapen_outputs_are_errors() {
     let expected = [Expected::all("y", [2, 1], vec![1.0, 2.0])];
     for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
         assert!(matches!(
-            compare(&outputs, &expected, LOOSE_TOLERANCE),
+            compare_outputs(&outputs, &expected, LOOSE_TOLERANCE),
             Err(VerifyError::Shape { .. })
         ));
     }
@@ -171,7 +181,7 @@ fn missing_and_misshapen_outputs_are_errors() {
 #[test]
 fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
     let message = |outputs: Tensors, expected: Expected| {
-        compare(&outputs, &[expected], LOOSE_TOLERANCE).unwrap_err().to_string()
+        compare_outputs(&outputs, &[expected], LOOSE_TOLERANCE).unwrap_err().to_string()
     };
     let floats = || Tensors::new().with("y", [1, 2], vec![1.0f32, 0.0]);
     let integers = || Tensors::new().with("y", [1, 2], vec![1i8, 0]);
@@ -194,10 +204,11 @@ fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
 fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let message = |expected: &[Expected]| {
-        compare(&outputs, expected, LOOSE_TOLERANCE).unwrap_err().to_string()
+        compare_outputs(&outputs, expected, LOOSE_TOLERANCE).unwrap_err().to_string()
     };
-    let sampled = |rows: Vec<usize>, values: Vec<f64>| Expected::sampled("y", [2, 2], rows, values);
-    assert_eq!(compare(&Tensors::new(), &[], LOOSE_TOLERANCE), Err(VerifyError::Nothing));
+    let sampled =
+        |rows: Vec<usize>, values: Vec<f64>| Expected::sampled_rows("y", [2, 2], rows, values);
+    assert_eq!(compare_outputs(&Tensors::new(), &[], LOOSE_TOLERANCE), Err(VerifyError::Nothing));
     assert_eq!(message(&[sampled(vec![], vec![])]), VerifyError::Nothing.to_string());
     assert_eq!(
         message(&[Expected::all("y", [2, 2], vec![1.0])]),
@@ -228,7 +239,7 @@ fn an_implementation_that_writes_nothing_or_only_once_fails() {
     let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
     let mut idle = CpuTask::new(Arc::default(), outputs(), |_, _| {});
     assert!(matches!(
-        verify(&mut idle, &expected, LOOSE_TOLERANCE),
+        launch_and_verify(&mut idle, &expected, LOOSE_TOLERANCE),
         Err(VerifyError::NotFinite { count: 2, .. })
     ));
     let mut launches = 0;
@@ -239,11 +250,11 @@ fn an_implementation_that_writes_nothing_or_only_once_fails() {
         }
     });
     assert!(matches!(
-        verify(&mut once, &expected, LOOSE_TOLERANCE),
+        launch_and_verify(&mut once, &expected, LOOSE_TOLERANCE),
         Err(VerifyError::NotFinite { count: 2, .. })
     ));
     let mut sound = CpuTask::new(Arc::default(), outputs(), |_, outputs| {
         outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0])
     });
-    assert_eq!(verify(&mut sound, &expected, LOOSE_TOLERANCE).unwrap().checked, 2);
+    assert_eq!(launch_and_verify(&mut sound, &expected, LOOSE_TOLERANCE).unwrap().checked, 2);
 }

@@ -2,8 +2,8 @@
 //!
 //! A workload lists its [`Axis`]es and writes its selections as lines such as `"s=512,1024 d=64
 //! mask=full dtype=f32"`. A line is the Cartesian product of its values; each [`Point`] has one
-//! value for each axis and names a problem (`s512_d64_full_f32`). The workload's `bind` gives the
-//! values their meaning.
+//! value for each axis and names a problem (`s512_d64_full_f32`). The workload's `bind` function
+//! interprets the values of the axes.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,26 +14,26 @@ pub struct Axis {
     /// Short name of the axis, unique in the workload: `s`, `d`, `dtype`.
     pub name: &'static str,
     /// Which values are valid.
-    pub values: Values,
+    pub values: AxisValues,
     /// Description of the axis in one line of `kernelgate list`, with its unit.
     pub about: &'static str,
 }
 
 /// The valid values of an axis: numbers or words.
 #[derive(Debug, Clone, Copy)]
-pub enum Values {
+pub enum AxisValues {
     /// The axis accepts any whole number from 1.
     Number,
     /// The axis accepts these words or numbers.
     OneOf(&'static [&'static str]),
-    /// The axis accepts the words that the lines of [`expand`] contain.
+    /// The axis accepts the words that the lines of [`expand_points`] contain.
     InLines(&'static [&'static str]),
 }
 
 impl Axis {
     /// An axis of whole numbers from 1.
     pub const fn number(name: &'static str, about: &'static str) -> Self {
-        Self { name, values: Values::Number, about }
+        Self { name, values: AxisValues::Number, about }
     }
 
     /// Makes an axis whose values are words.
@@ -42,18 +42,18 @@ impl Axis {
         values: &'static [&'static str],
         about: &'static str,
     ) -> Self {
-        Self { name, values: Values::OneOf(values), about }
+        Self { name, values: AxisValues::OneOf(values), about }
     }
 
-    /// The axes of lines of [`expand`], in their order. An axis whose values are all numbers
-    /// accepts any number; another axis accepts only the words of the lines.
+    /// The names of the axes in lines of [`expand_points`], in their order. An axis whose values
+    /// are all numbers accepts any number; another axis accepts only the words of the lines.
     pub fn axes_in_lines(lines: &'static [&'static str]) -> Vec<Self> {
         let mut axes: Vec<Self> = Vec::new();
         for (name, _) in line_items(lines) {
             if axes.iter().any(|axis| axis.name == name) {
                 continue;
             }
-            let axis = Self { name, values: Values::InLines(lines), about: "" };
+            let axis = Self { name, values: AxisValues::InLines(lines), about: "" };
             let numbers = axis.words().iter().flatten().all(|word| word.parse::<u64>().is_ok());
             axes.push(if numbers { Self::number(name, "") } else { axis });
         }
@@ -63,9 +63,9 @@ impl Axis {
     /// Valid words of the axis; `None` if it takes any number.
     pub fn words(&self) -> Option<Vec<&'static str>> {
         match self.values {
-            Values::Number => None,
-            Values::OneOf(words) => Some(words.to_vec()),
-            Values::InLines(lines) => {
+            AxisValues::Number => None,
+            AxisValues::OneOf(words) => Some(words.to_vec()),
+            AxisValues::InLines(lines) => {
                 let own = line_items(lines).filter(|(name, _)| *name == self.name);
                 let mut words = Vec::new();
                 for word in own.flat_map(|(_, values)| values.split(',')) {
@@ -103,7 +103,7 @@ impl Axis {
     }
 }
 
-/// Axes of lines and their values, not yet apart.
+/// The items `axis=values` of selection lines, before they are parsed.
 fn line_items(
     lines: &'static [&'static str],
 ) -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -232,7 +232,7 @@ impl std::str::FromStr for AxisOverride {
 ///
 /// # Errors
 /// Fails if an axis is unknown, a value invalid or a line malformed.
-pub fn expand(
+pub fn expand_points(
     axes: &[Axis],
     lines: &[&str],
     overrides: &[AxisOverride],
@@ -310,7 +310,7 @@ fn find_axis<'a>(axes: &'a [Axis], name: &str) -> Result<&'a Axis, AxisError> {
 mod tests {
     use super::*;
 
-    const AXES: &[Axis] = &[
+    const EXAMPLE_AXES: &[Axis] = &[
         Axis::number("s", "sequence length"),
         Axis::one_of("d", &["64", "128"], "head dimension"),
         Axis::one_of("mask", &["full", "causal"], "mask"),
@@ -318,7 +318,10 @@ mod tests {
 
     fn ids(lines: &[&str], overrides: &[&str]) -> Result<Vec<String>, AxisError> {
         let overrides = overrides.iter().map(|item| item.parse()).collect::<Result<Vec<_>, _>>()?;
-        Ok(expand(AXES, lines, &overrides)?.iter().map(ToString::to_string).collect())
+        Ok(expand_points(EXAMPLE_AXES, lines, &overrides)?
+            .iter()
+            .map(ToString::to_string)
+            .collect())
     }
 
     #[test]
@@ -338,7 +341,7 @@ mod tests {
     fn an_override_replaces_values_and_drops_lines_without_the_axis() {
         assert_eq!(ids(&["s=128 d=64", "d=128"], &["s=777"]).unwrap(), ["s777_d64"]);
         assert_eq!(ids(&["s=128,256 d=64"], &["s=1"]).unwrap(), ["s1_d64"]);
-        // Several of one axis select all of their values, once each.
+        // Several overrides of one axis select all of their values, once each.
         let several = ids(&["s=128 d=64"], &["s=777", "d=128", "s=3,777"]).unwrap();
         assert_eq!(several, ["s777_d128", "s3_d128"]);
     }

@@ -14,7 +14,7 @@ pub struct Breakdown {
     /// Unit of a sample of this workload.
     pub unit: SampleUnit,
     /// The parts, in the order of the tables.
-    pub parts: Vec<Part>,
+    pub parts: Vec<BreakdownPart>,
 }
 
 /// The unit in which throughput is counted, such as images or tokens.
@@ -45,7 +45,7 @@ impl SampleUnit {
 
 /// A named part of a problem's execution, such as a layer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct BreakdownPart {
     /// The table that has the part, such as `component` or `layer`.
     pub table: &'static str,
     /// Label in the table.

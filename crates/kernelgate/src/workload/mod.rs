@@ -14,11 +14,11 @@ pub mod work;
 
 pub use kernelgate_numerics::{random, tensor};
 
-pub use axis::{Axis, AxisError, AxisOverride, Point, Values};
-pub use breakdown::{Breakdown, Part, SampleUnit};
+pub use axis::{Axis, AxisError, AxisOverride, AxisValues, Point};
+pub use breakdown::{Breakdown, BreakdownPart, SampleUnit};
 pub use symmetry::Symmetry;
 pub use tensor::{Dtype, Tensor, TensorData, Tensors};
-pub use work::{GpuLinkWork, Unit, Work};
+pub use work::{FlopUnit, GpuLinkWork, Work};
 
 /// A workload with its shape, dtype and parameters bound.
 ///
@@ -132,7 +132,7 @@ pub trait Problem: Send + Sync + 'static {
 pub enum ReferenceSource {
     /// [`Problem::reference`].
     Definition,
-    /// The expected outputs are those of another implementation for the same inputs. That
+    /// The expected outputs are those of another implementation for the same inputs. The other
     /// implementation itself is unverified.
     Row(&'static str),
     /// Outputs are not compared: every row is timed, and marked as unverified.
@@ -167,7 +167,7 @@ impl Expected {
     }
 
     /// Expected values of some rows of an output, if computing the whole output is too expensive.
-    pub fn sampled(
+    pub fn sampled_rows(
         name: &str,
         shape: impl Into<Vec<usize>>,
         rows: Vec<usize>,
@@ -233,7 +233,7 @@ pub struct Workload<P> {
     pub revision: u32,
     /// Axes of the workload.
     pub axes: &'static [Axis],
-    /// The few problems that are timed by default: lines of [`axis::expand`].
+    /// The few problems that are timed by default: lines of [`axis::expand_points`].
     pub default: &'static [&'static str],
     /// Selection lines for a device a thousand times faster, whose memory and caches need larger
     /// problems; empty if the default problems suit it.
@@ -258,7 +258,7 @@ pub enum Effort {
 
 /// Whether default problems are sized for a CPU or for an accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Scale {
+pub enum DefaultScale {
     /// Sizes for the cores of a host.
     #[default]
     Host,
@@ -277,7 +277,7 @@ impl Effort {
     }
 }
 
-/// Selection lines of each effort, which [`axis::expand`] turns into points.
+/// Selection lines of each effort, which [`axis::expand_points`] turns into points.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SelectionLines {
     /// Selection lines of the default effort.
@@ -291,9 +291,9 @@ pub struct SelectionLines {
 
 impl SelectionLines {
     /// The selection lines that an effort uses.
-    pub fn select(&self, effort: Effort, scale: Scale) -> Vec<&'static str> {
+    pub fn select(&self, effort: Effort, scale: DefaultScale) -> Vec<&'static str> {
         match (effort, scale) {
-            (Effort::Quick | Effort::Default, Scale::Accelerator)
+            (Effort::Quick | Effort::Default, DefaultScale::Accelerator)
                 if !self.accelerator.is_empty() =>
             {
                 self.accelerator.to_vec()
@@ -320,9 +320,9 @@ impl<P> Workload<P> {
     pub fn points(
         &self,
         effort: Effort,
-        scale: Scale,
+        scale: DefaultScale,
         overrides: &[AxisOverride],
     ) -> Result<Vec<Point>, AxisError> {
-        axis::expand(self.axes, &self.lines().select(effort, scale), overrides)
+        axis::expand_points(self.axes, &self.lines().select(effort, scale), overrides)
     }
 }

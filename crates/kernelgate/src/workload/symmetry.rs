@@ -85,17 +85,18 @@ impl Symmetry {
 /// whose reference holds every row. Returns how many symmetries there were to check.
 ///
 /// # Errors
-/// The first output that is further away than `tolerated`, relative to its largest value.
-pub fn check(problem: &dyn Problem, seed: u64, tolerated: f64) -> Result<usize, String> {
+/// The error names the first output that differs by more than `tolerated`, relative to its largest
+/// value.
+pub fn check_symmetries(problem: &dyn Problem, seed: u64, tolerated: f64) -> Result<usize, String> {
     let inputs = problem.inputs(seed);
     let expected = problem.reference(&inputs);
     let mut checked = 0;
     for symmetry in problem.symmetries() {
         let Some(changed) = symmetry.changed_inputs(&inputs) else { continue };
-        let outputs = whole(&problem.reference(&inputs.replaced_by(&changed)))?;
+        let outputs = whole_outputs(&problem.reference(&inputs.replaced_by(&changed)))?;
         let undone = symmetry.undo_on_outputs(&outputs);
         let undone = undone.ok_or_else(|| format!("{symmetry:?} does not know every output"))?;
-        for (name, old) in whole(&expected)?.iter() {
+        for (name, old) in whole_outputs(&expected)?.iter() {
             let old = old.to_f64(0, old.len());
             let new = undone.tensor(name).to_f64(0, old.len());
             let largest = old.iter().fold(0.0f64, |most, x| most.max(x.abs()));
@@ -109,8 +110,8 @@ pub fn check(problem: &dyn Problem, seed: u64, tolerated: f64) -> Result<usize, 
     Ok(checked)
 }
 
-/// The outputs that a reference is of, put together from their rows.
-fn whole(expected: &[Expected]) -> Result<Tensors, String> {
+/// Joins the rows of expected outputs to whole tensors.
+fn whole_outputs(expected: &[Expected]) -> Result<Tensors, String> {
     let mut outputs = Tensors::new();
     for one in expected {
         let dtype = if matches!(one.values, TensorData::I8(_)) { Dtype::I8 } else { Dtype::F64 };
@@ -151,34 +152,37 @@ fn roll_axis(tensor: &Tensor, axis: usize, by: usize) -> Option<Tensor> {
         let rows = rolled.as_bytes_mut().par_chunks_mut(row).zip(from.par_chunks(row));
         rows.for_each(|(to, from)| {
             let (around, straight) = to.split_at_mut(by);
-            rayon::join(|| copy(straight, &from[..row - by]), || copy(around, &from[row - by..]));
+            rayon::join(
+                || copy_in_parallel(straight, &from[..row - by]),
+                || copy_in_parallel(around, &from[row - by..]),
+            );
         });
     }
     Some(rolled)
 }
 
 /// Copies a slice to another of the same length, on all cores: there may be a single long row.
-fn copy(to: &mut [u8], from: &[u8]) {
-    const PIECE: usize = 1 << 19;
-    let pieces = to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
+fn copy_in_parallel(to: &mut [u8], from: &[u8]) {
+    const PIECE_BYTES: usize = 1 << 19;
+    let pieces = to.par_chunks_mut(PIECE_BYTES).zip(from.par_chunks(PIECE_BYTES));
     pieces.for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 fn negate_tensor(tensor: &Tensor) -> Tensor {
     let mut negated = Tensor::zeroed(tensor.shape(), tensor.dtype());
     match (negated.tensor_data_mut(), tensor.tensor_data()) {
-        (TensorData::F64(to), TensorData::F64(from)) => each(to, from, |x| -x),
-        (TensorData::F32(to), TensorData::F32(from)) => each(to, from, |x| -x),
-        (TensorData::F16(to), TensorData::F16(from)) => each(to, from, |x| -x),
-        (TensorData::Bf16(to), TensorData::Bf16(from)) => each(to, from, |x| -x),
-        (TensorData::I8(to), TensorData::I8(from)) => each(to, from, i8::wrapping_neg),
+        (TensorData::F64(to), TensorData::F64(from)) => map_in_parallel(to, from, |x| -x),
+        (TensorData::F32(to), TensorData::F32(from)) => map_in_parallel(to, from, |x| -x),
+        (TensorData::F16(to), TensorData::F16(from)) => map_in_parallel(to, from, |x| -x),
+        (TensorData::Bf16(to), TensorData::Bf16(from)) => map_in_parallel(to, from, |x| -x),
+        (TensorData::I8(to), TensorData::I8(from)) => map_in_parallel(to, from, i8::wrapping_neg),
         _ => unreachable!("both have the dtype of the tensor"),
     }
     negated
 }
 
 /// Fills one slice from another of the same length, on all cores.
-fn each<T: Copy + Send + Sync>(to: &mut [T], from: &[T], f: impl Fn(T) -> T + Sync) {
+fn map_in_parallel<T: Copy + Send + Sync>(to: &mut [T], from: &[T], f: impl Fn(T) -> T + Sync) {
     const PIECE: usize = 1 << 16;
     let pieces = to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
     pieces.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, &from)| *to = f(from)));
@@ -195,7 +199,7 @@ mod tests {
         Tensor::new(shape, TensorData::F64((0..len).map(|i| i as f64).collect()))
     }
 
-    fn values(tensor: &Tensor) -> Vec<f64> {
+    fn tensor_values(tensor: &Tensor) -> Vec<f64> {
         tensor.to_f64(0, tensor.len())
     }
 
@@ -204,7 +208,7 @@ mod tests {
         let mut inputs = Tensors::new();
         inputs.insert("x", counted_tensor([2, 4, 1]));
         let changed = ROLL_HEADS.changed_inputs(&inputs).unwrap();
-        assert_eq!(values(changed.tensor("x")), [3.0, 0.0, 1.0, 2.0, 7.0, 4.0, 5.0, 6.0]);
+        assert_eq!(tensor_values(changed.tensor("x")), [3.0, 0.0, 1.0, 2.0, 7.0, 4.0, 5.0, 6.0]);
     }
 
     #[test]

@@ -5,14 +5,14 @@ use super::tensor::Dtype;
 
 /// Hardware unit that executes floating-point operations: matrix or vector unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unit {
+pub enum FlopUnit {
     /// GEMMs.
     Matmul,
     /// All operations besides GEMMs: element-wise work, reductions, exponentials.
     Vector,
 }
 
-impl Unit {
+impl FlopUnit {
     /// Name of the hardware unit in files.
     pub const fn name(self) -> &'static str {
         match self {
@@ -26,7 +26,7 @@ impl Unit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flops {
     /// Hardware unit that executes the operations.
-    pub unit: Unit,
+    pub unit: FlopUnit,
     /// Dtype of the operands.
     pub dtype: Dtype,
     /// How many.
@@ -34,7 +34,7 @@ pub struct Flops {
 }
 
 impl Flops {
-    /// Name of their unit and dtype among the ceilings: "matmul f32".
+    /// Key of the operations' unit and dtype among the ceilings: "matmul f32".
     pub fn key(&self) -> String {
         format!("{} {}", self.unit.name(), self.dtype.name())
     }
@@ -72,7 +72,7 @@ impl Work {
     }
 
     /// Adds operations, for chaining.
-    pub fn with_flops(mut self, unit: Unit, dtype: Dtype, count: u64) -> Self {
+    pub fn with_flops(mut self, unit: FlopUnit, dtype: Dtype, count: u64) -> Self {
         self.flops.push(Flops { unit, dtype, count });
         self
     }
@@ -85,7 +85,11 @@ impl Work {
 
     /// Number of GEMM operations of all dtypes.
     pub fn matmul_flops(&self) -> u64 {
-        self.flops.iter().filter(|flops| flops.unit == Unit::Matmul).map(|flops| flops.count).sum()
+        self.flops
+            .iter()
+            .filter(|flops| flops.unit == FlopUnit::Matmul)
+            .map(|flops| flops.count)
+            .sum()
     }
 
     /// Bytes read and written.

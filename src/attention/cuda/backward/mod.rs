@@ -19,7 +19,7 @@ use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, row_statistics_bytes};
 use saved_forward::{BackwardInputs, save_forward_outputs};
@@ -174,12 +174,12 @@ fn naive(
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
             let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads_argument()];
-            within("delta", || sum.launch(&sums))?;
+            within_range("delta", || sum.launch(&sums))?;
             let operands = [q, k, v, grad_out, lse, &delta, &p, &ds].map(at);
-            within("scores", || score.launch(&[&operands[..], &[s()]].concat()))?;
-            within("dq", || query.launch(&[at(&ds), at(k), grad_q, s()]))?;
+            within_range("scores", || score.launch(&[&operands[..], &[s()]].concat()))?;
+            within_range("dq", || query.launch(&[at(&ds), at(k), grad_q, s()]))?;
             let keys = [at(&p), at(&ds), at(q), at(grad_out), grad_k, grad_v, s()];
-            within("dkv", || key.launch(&keys))
+            within_range("dkv", || key.launch(&keys))
         },
     ))
 }

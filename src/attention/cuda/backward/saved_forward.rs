@@ -32,7 +32,7 @@ impl BackwardInputs {
     /// The only input that the harness may replace between launches: grad_out. The saved output and
     /// normalisers are functions of q, k and v, so these stay.
     pub fn inputs_of_every_launch(&self) -> [Input; 1] {
-        cuda::inputs([("grad_out", &self.grad_out)])
+        cuda::named_inputs([("grad_out", &self.grad_out)])
     }
 
     /// Uploads the inputs; the saved outputs of the forward pass hold arbitrary values.

@@ -318,7 +318,7 @@ mod tests {
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::gpu;
     use kernelgate::backend::Executable;
-    use kernelgate::verify::verify;
+    use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::{Dtype, Problem};
 
     #[test]
@@ -392,7 +392,7 @@ mod tests {
                     Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
                 let mut task = task(&backward, &problem, &inputs, &device).unwrap();
                 let mut launch = || {
-                    verify(&mut task, &expected, problem.tolerance())
+                    launch_and_verify(&mut task, &expected, problem.tolerance())
                         .unwrap_or_else(|error| panic!("{attention:?}: {error}"));
                     task.outputs().unwrap().clone()
                 };
@@ -424,7 +424,7 @@ mod tests {
                     Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
                 let mut task = task(&backward, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
-                    let result = verify(&mut task, &expected, problem.tolerance());
+                    let result = launch_and_verify(&mut task, &expected, problem.tolerance());
                     let name = format!("{attention:?}, {heads} heads, launch {launch}");
                     assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
                 }

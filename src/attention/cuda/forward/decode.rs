@@ -11,7 +11,7 @@ use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
 /// The decode kernel, and a build of it for cards with less shared memory.
@@ -199,7 +199,7 @@ fn decode_launcher(
     let alive = [q, k, v, sums, arrived];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = &alive;
-        within("forward", || launch.launch())
+        within_range("forward", || launch.launch())
     }))
 }
 
@@ -209,7 +209,7 @@ mod tests {
     use crate::attention::cuda::tests::bf16_attention;
     use crate::attention::definition::Attention;
     use crate::gpu_tests::gpu;
-    use kernelgate::verify::verify;
+    use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
 
     #[test]
@@ -253,7 +253,8 @@ mod tests {
             let inputs = problem.inputs(25);
             let mut task =
                 decode_launcher(&SMALL, SMALL_DECODE_TILE, &problem, &inputs, &device).unwrap();
-            let result = verify(&mut task, &problem.reference(&inputs), problem.tolerance());
+            let result =
+                launch_and_verify(&mut task, &problem.reference(&inputs), problem.tolerance());
             assert!(result.is_ok(), "{attention:?}: {}", result.unwrap_err());
         }
     }

@@ -16,7 +16,7 @@ use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::FLASH_MMA_KERNEL;
 use wgmma::FLASH_WGMMA_KERNEL;
@@ -165,11 +165,11 @@ fn prepare_naive(
         move |outputs| {
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
-            within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
+            within_range("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
             let rows = [at(&scores), at(&probabilities), NULL_ADDRESS, s()];
-            within("softmax", || normalize.launch(&rows))?;
+            within_range("softmax", || normalize.launch(&rows))?;
             let out = outputs[0].argument();
-            within("values", || weigh.launch(&[at(&probabilities), at(&v), out, s()]))
+            within_range("values", || weigh.launch(&[at(&probabilities), at(&v), out, s()]))
         },
     ))
 }
@@ -192,10 +192,10 @@ fn tiled(
         move |outputs| {
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
-            within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
-            within("softmax", || normalize.launch(&[at(&scores), NULL_ADDRESS, s()]))?;
+            within_range("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
+            within_range("softmax", || normalize.launch(&[at(&scores), NULL_ADDRESS, s()]))?;
             let out = outputs[0].argument();
-            within("values", || weigh.launch(&[at(&scores), at(&v), out, s()]))
+            within_range("values", || weigh.launch(&[at(&scores), at(&v), out, s()]))
         },
     ))
 }
@@ -216,7 +216,7 @@ fn prepare_flash(
             let [q, k, v] = [&q, &k, &v].map(KernelArgument::from);
             let arguments =
                 [q, k, v, outputs[0].argument(), NULL_ADDRESS, extents.sequence_length_argument()];
-            within("forward", || step.launch(&arguments))
+            within_range("forward", || step.launch(&arguments))
         },
     ))
 }

@@ -13,7 +13,7 @@ use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{
     Arguments, Device, DeviceBuffer, KernelArgument, KernelSpec, RequiredArchitecture,
 };
@@ -387,8 +387,8 @@ fn prepare_flash_wgmma_fp8(
             KernelArgument::from(&transposed),
             extents.sequence_length_argument(),
         ];
-        within("transpose", || first.launch(&arguments))?;
-        within("forward", || main.launch())
+        within_range("transpose", || first.launch(&arguments))?;
+        within_range("forward", || main.launch())
     }))
 }
 

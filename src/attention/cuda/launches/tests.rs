@@ -5,7 +5,7 @@ use crate::attention::cuda::tests::bf16_attention;
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
 use crate::gpu_tests::gpu;
-use kernelgate::verify::compare;
+use kernelgate::verify::compare_outputs;
 use kernelgate::workload::{Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
 use kernelgate_cuda::DeviceBuffer;
 use kernelgate_cuda::driver::graph::ExecutableGraph;
@@ -165,7 +165,7 @@ fn assert_rest_untouched(memory: &[u8], places: &[TensorPlace], name: &str) {
 }
 
 fn assert_agrees(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance, name: &str) {
-    let result = compare(outputs, expected, tolerance);
+    let result = compare_outputs(outputs, expected, tolerance);
     assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
 }
 

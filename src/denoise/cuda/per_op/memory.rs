@@ -109,7 +109,7 @@ pub fn encoded_layer(
 ) -> [Pointer; 2] {
     let (codes, scales) = encoded_bytes(writer.run, matrix);
     let (first, depth) = (writer.program.at(matrix.name), writer.run.shape.model.depth);
-    [first.plus(layer * codes), first.plus(depth * codes + layer * scales)]
+    [first.offset_by(layer * codes), first.offset_by(depth * codes + layer * scales)]
 }
 
 fn activation_regions(run: &ExpertRun) -> Vec<NamedRegion> {

@@ -3,7 +3,7 @@
 use super::row::SMALL;
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
-use kernelgate::backend::program::{Operand, Operands, Pointer, boxes, int_operands};
+use kernelgate::backend::program::{Operand, Operands, Pointer, int_operands, tensor_boxes};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::KernelSpec;
 use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
@@ -223,7 +223,7 @@ impl EpilogueGemm {
                 strides: [matrices * rows * d, rows * d, d],
                 box_rows: box_rows as u32,
             };
-            boxes(at, tensor)
+            tensor_boxes(at, tensor)
         };
         [map(x, [1, self.shape.tokens()], tile.rows), map(w, extents, tile.columns / 2)]
     }

@@ -14,19 +14,19 @@ mod row;
 pub mod softmax;
 pub mod swiglu;
 
-use kernelgate_cuda::spec::{ListedKernel, list};
+use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
 /// Every kernel of this folder.
 pub fn kernels() -> Vec<ListedKernel> {
     [
-        list(embedding::KERNELS),
-        list(norm::KERNELS),
-        list(rope::KERNELS),
-        list(swiglu::KERNELS),
-        list(softmax::KERNELS),
-        list(gemm::KERNELS),
-        list(loss::KERNELS),
-        list(adamw::KERNELS),
+        list_kernel_rows(embedding::KERNELS),
+        list_kernel_rows(norm::KERNELS),
+        list_kernel_rows(rope::KERNELS),
+        list_kernel_rows(swiglu::KERNELS),
+        list_kernel_rows(softmax::KERNELS),
+        list_kernel_rows(gemm::KERNELS),
+        list_kernel_rows(loss::KERNELS),
+        list_kernel_rows(adamw::KERNELS),
     ]
     .concat()
 }

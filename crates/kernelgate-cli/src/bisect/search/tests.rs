@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::*;
 use crate::gate::Verdict;
 use crate::gate::calibration::{Calibration, ComparisonKind};
-use crate::gate::paired::{Block, BlocksByCase, CaseTiming, PairedDecision, decide};
+use crate::gate::paired::{BlocksByCase, CaseTiming, PairedDecision, TrialBlock, decide_all};
 use kernelgate::record::file;
 
 const TEN_PERCENT_SLOWER: CommitTimeRatio = CommitTimeRatio { ratio: 1.1, low: 1.05, high: 1.15 };
@@ -18,26 +18,28 @@ fn search_without_noise(
     last: usize,
     first_bad: usize,
     unusable: &[usize],
-) -> (Ended, Vec<Question>) {
+) -> (SearchEnd, Vec<BisectionQuestion>) {
     let mut asked = Vec::new();
-    let compare = |question: &Question| -> Result<Answer, Infallible> {
+    let compare = |question: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
         asked.push(*question);
         let slow = |place: usize| place >= first_bad;
         Ok(match question {
-            Question { head, .. } if unusable.contains(head) => Answer::Unusable("why".to_owned()),
-            Question { base, head, .. } if !slow(*base) && slow(*head) => {
-                Answer::Slower(TEN_PERCENT_SLOWER)
+            BisectionQuestion { head, .. } if unusable.contains(head) => {
+                BisectionAnswer::Unusable("why".to_owned())
             }
-            _ => Answer::NotSlower(TEN_PERCENT_SLOWER),
+            BisectionQuestion { base, head, .. } if !slow(*base) && slow(*head) => {
+                BisectionAnswer::Slower(TEN_PERCENT_SLOWER)
+            }
+            _ => BisectionAnswer::NotSlower(TEN_PERCENT_SLOWER),
         })
     };
     let Ok(ended) = search(last, 96, compare);
     (ended, asked)
 }
 
-fn expect_slowdown_found(ended: Ended) -> SlowdownRange {
+fn expect_slowdown_found(ended: SearchEnd) -> SlowdownRange {
     match ended {
-        Ended::Found(found) => found,
+        SearchEnd::Found(found) => found,
         other => panic!("{other:?}"),
     }
 }
@@ -75,22 +77,22 @@ fn unusable_commits_are_searched_around_or_reported_as_a_range() {
         expect_slowdown_found(search_without_noise(10, 6, &[5]).0).left_out,
         [(5, "why".to_owned())]
     );
-    assert_eq!(search_without_noise(10, 6, &[10]).0, Ended::EndUnusable("why".to_owned()));
-    assert_eq!(search_without_noise(10, 11, &[]).0, Ended::NoDifference(TEN_PERCENT_SLOWER));
+    assert_eq!(search_without_noise(10, 6, &[10]).0, SearchEnd::EndUnusable("why".to_owned()));
+    assert_eq!(search_without_noise(10, 11, &[]).0, SearchEnd::NoDifference(TEN_PERCENT_SLOWER));
 }
 
 #[test]
 fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
     let mut asked = Vec::new();
-    let compare = |question: &Question| -> Result<Answer, Infallible> {
+    let compare = |question: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
         asked.push(*question);
         Ok(match question.head {
-            4 => Answer::Slower(TEN_PERCENT_SLOWER),
-            2 => Answer::Undecided("noise".to_owned()),
-            // Here the second attempt decides.
-            1 if question.attempt == 0 => Answer::Undecided("noise".to_owned()),
-            1 => Answer::NotSlower(TEN_PERCENT_SLOWER),
-            _ => Answer::Slower(TEN_PERCENT_SLOWER),
+            4 => BisectionAnswer::Slower(TEN_PERCENT_SLOWER),
+            2 => BisectionAnswer::Undecided("noise".to_owned()),
+            // In this test the second attempt decides.
+            1 if question.attempt == 0 => BisectionAnswer::Undecided("noise".to_owned()),
+            1 => BisectionAnswer::NotSlower(TEN_PERCENT_SLOWER),
+            _ => BisectionAnswer::Slower(TEN_PERCENT_SLOWER),
         })
     };
     let Ok(ended) = search(4, 10, compare);
@@ -105,28 +107,29 @@ fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
     let plan = asked[1].plan.unwrap();
     assert_eq!((plan.absolute_ns, plan.tolerated), (0.0, plan.relative));
     assert!((plan.relative - 0.0488).abs() < 1e-3, "half of 10 %: {}", plan.relative);
-    let Ok(ends) = search(4, 10, |_| Ok::<_, Infallible>(Answer::Undecided("noise".to_owned())));
-    assert_eq!(ends, Ended::EndsUndecided("noise".to_owned()));
+    let Ok(ends) =
+        search(4, 10, |_| Ok::<_, Infallible>(BisectionAnswer::Undecided("noise".to_owned())));
+    assert_eq!(ends, SearchEnd::EndsUndecided("noise".to_owned()));
 }
 
 #[test]
 fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
-    // Each commit is one per cent slower: the commit at half of the effect is not slower by that
-    // much than the one before.
-    let compare = |Question { base, head, plan, .. }: &Question| -> Result<Answer, Infallible> {
+    // Each commit is one per cent slower than the commit before, which is less than half of the
+    // searched effect.
+    let compare = |BisectionQuestion { base, head, plan, .. }: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
         let ratio = 1.01f64.powi(i32::try_from(head - base).unwrap());
         let times = CommitTimeRatio { ratio, low: ratio, high: ratio };
         let slower = ratio > 1.0 + plan.map_or(0.01, |plan| plan.relative);
-        Ok(if slower { Answer::Slower(times) } else { Answer::NotSlower(times) })
+        Ok(if slower { BisectionAnswer::Slower(times) } else { BisectionAnswer::NotSlower(times) })
     };
     let Ok(ended) = search(16, 10, compare);
     assert!(!expect_slowdown_found(ended).is_confirmed());
 }
 
 /// Every block of A/A comparisons of a case that a device recorded.
-fn recorded() -> Vec<Block> {
-    const FILE: &str = "../../docs/calibrations/h200.json";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+fn recorded_blocks() -> Vec<TrialBlock> {
+    const CALIBRATION_FILE: &str = "../../docs/calibrations/h200.json";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CALIBRATION_FILE);
     let calibration: Calibration = file::read(&path).unwrap();
     let case = calibration.cases.keys().next().unwrap();
     let comparisons =
@@ -134,14 +137,14 @@ fn recorded() -> Vec<Block> {
     comparisons.flat_map(|series| series.blocks()).collect()
 }
 
-fn longer(timing: &mut CaseTiming, ratio: f64) {
+fn lengthen_timing(timing: &mut CaseTiming, ratio: f64) {
     timing.time_ns *= ratio;
     timing.cycles = timing.cycles.map(|cycles| cycles * ratio);
 }
 
 /// Simulates one round: blocks are added until the case is decided, as in `compare`.
-fn round(
-    noise: &[Block],
+fn simulate_round(
+    noise: &[TrialBlock],
     [base, head]: [f64; 2],
     plan: &TestPlan,
     random: &mut impl Rng,
@@ -150,11 +153,11 @@ fn round(
     loop {
         let blocks = observed.get_mut("case").unwrap();
         let mut block = noise[random.random_range(0..noise.len())];
-        block.base.iter_mut().for_each(|timing| longer(timing, base));
-        block.head.iter_mut().for_each(|timing| longer(timing, head));
+        block.base.iter_mut().for_each(|timing| lengthen_timing(timing, base));
+        block.head.iter_mut().for_each(|timing| lengthen_timing(timing, head));
         blocks.push(block);
         let ended = blocks.len() >= plan.max_blocks;
-        let outcome = decide(&observed, plan, ended);
+        let outcome = decide_all(&observed, plan, ended);
         if outcome.undecided.is_empty() {
             return outcome.decisions.into_iter().next().unwrap();
         }
@@ -162,16 +165,25 @@ fn round(
 }
 
 /// The answer of a comparison with both rounds.
-fn answer(noise: &[Block], sides: [f64; 2], plan: &TestPlan, random: &mut impl Rng) -> Answer {
-    let first = round(noise, sides, plan, random);
+fn simulate_answer(
+    noise: &[TrialBlock],
+    sides: [f64; 2],
+    plan: &TestPlan,
+    random: &mut impl Rng,
+) -> BisectionAnswer {
+    let first = simulate_round(noise, sides, plan, random);
     let ratio = first.ratio;
     let times = CommitTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
     match first.verdict {
-        Verdict::Regressed if round(noise, sides, plan, random).verdict == Verdict::Regressed => {
-            Answer::Slower(times)
+        Verdict::Regressed
+            if simulate_round(noise, sides, plan, random).verdict == Verdict::Regressed =>
+        {
+            BisectionAnswer::Slower(times)
         }
-        Verdict::Regressed | Verdict::Inconclusive => Answer::Undecided("noise".to_owned()),
-        _ => Answer::NotSlower(times),
+        Verdict::Regressed | Verdict::Inconclusive => {
+            BisectionAnswer::Undecided("noise".to_owned())
+        }
+        _ => BisectionAnswer::NotSlower(times),
     }
 }
 
@@ -181,17 +193,17 @@ fn answer(noise: &[Block], sides: [f64; 2], plan: &TestPlan, random: &mut impl R
 fn a_slow_commit_is_found_in_recorded_noise() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(20);
-    let noise = recorded();
+    let noise = recorded_blocks();
     let right = |seed: u64| {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let first_slow = random.random_range(1..=64);
-        let compare = |question: &Question| -> Result<Answer, Infallible> {
+        let compare = |question: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
             let time = |place: usize| if place >= first_slow { 1.1 } else { 1.0 };
             let blocks = TestPlan::default().max_blocks << question.attempt;
             let default = TestPlan { max_blocks: blocks, ..TestPlan::default() };
             let plan = question.plan.unwrap_or(default);
             let sides = [time(question.base), time(question.head)];
-            Ok(answer(&noise, sides, &plan, &mut random))
+            Ok(simulate_answer(&noise, sides, &plan, &mut random))
         };
         let Ok(ended) = search(64, TestPlan::default().max_blocks, compare);
         let found = expect_slowdown_found(ended);

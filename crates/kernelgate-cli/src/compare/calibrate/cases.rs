@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::compare::engine::ComparisonEngine;
-use crate::compare::session::{PreparedSides, Session};
+use crate::compare::session::{ComparisonSession, PreparedSides};
 use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::calibration::Calibration;
 use kernelgate::record::{ComparisonTrials, Environment};
@@ -11,18 +11,19 @@ use kernelgate::record::{ComparisonTrials, Environment};
 /// Range of times of the cases that are chosen on the host if the user names none, nanoseconds:
 /// long against the clock's resolution, short against a process.
 const HOST_TIME_RANGE_NS: (f64, f64) = (0.5e6, 20e6);
-/// Range of these times on a GPU, nanoseconds: long enough that one per cent can be added.
+/// Range of the case times for calibration on a GPU, nanoseconds: long enough that one per cent can
+/// be added.
 const GPU_TIME_RANGE_NS: (f64, f64) = (50e3, 20e6);
-/// Largest ratio of the time of a first launch to that of a later one.
+/// Largest ratio of the time of a case's first launch to that of a later launch.
 const MAX_FIRST_LAUNCH_RATIO: f64 = 4.0;
 
 /// Facts about the choice of cases before they are timed.
 pub struct CalibrationCaseChoice {
-    /// Whether the user named the cases: then all of them are used.
+    /// Whether the user named the cases; named cases are all used.
     pub named: bool,
     /// Largest number of cases if the user names none.
     pub most: usize,
-    /// Calibration that is continued; its cases are used again.
+    /// Calibration that is continued with the cases that it used before.
     pub earlier: Option<Calibration>,
 }
 
@@ -31,7 +32,7 @@ pub struct CalibrationCaseChoice {
 pub fn choose_cases(
     request: &ComparisonRequest,
     choice: CalibrationCaseChoice,
-    session: &Session,
+    session: &ComparisonSession,
     prepared: &mut PreparedSides,
     environment: &Environment,
 ) -> Result<BTreeMap<String, f64>, CompareError> {
@@ -44,7 +45,7 @@ pub fn choose_cases(
         let cases = prepared.cases();
         let verification_ns = prepared.verification_ns.iter().filter(|(id, _)| cases.contains(*id));
         let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
-        prepared.keep(&choose(&verification_ns, near, choice.most.saturating_mul(3)));
+        prepared.keep(&choose_by_time(&verification_ns, near, choice.most.saturating_mul(3)));
     }
     if prepared.cases().is_empty() {
         return Err(CompareError::NothingToCalibrate);
@@ -53,7 +54,7 @@ pub fn choose_cases(
     let mut times_ns =
         ComparisonEngine::new(request, session, ComparisonTrials::default()).probe(prepared)?;
     if !named {
-        let chosen = choose(&times_ns, window, choice.most);
+        let chosen = choose_by_time(&times_ns, window, choice.most);
         prepared.keep(&chosen);
         times_ns.retain(|id, _| chosen.contains(id));
     }
@@ -61,7 +62,7 @@ pub fn choose_cases(
 }
 
 /// The shortest cases within a window of times, one from each workload per pass.
-fn choose(
+fn choose_by_time(
     times_ns: &BTreeMap<String, f64>,
     (low, high): (f64, f64),
     most: usize,
@@ -95,7 +96,8 @@ mod tests {
         ]
         .map(|(id, time_ns)| (id.to_owned(), time_ns))
         .into();
-        let chosen = |most| choose(&times, (2.0, 10.0), most).into_iter().collect::<Vec<_>>();
+        let chosen =
+            |most| choose_by_time(&times, (2.0, 10.0), most).into_iter().collect::<Vec<_>>();
         assert_eq!(chosen(2), ["a/b/1/cpu/hot", "a/f/2/cpu/hot"]);
         assert_eq!(chosen(9).len(), 3);
     }

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use super::engine::ComparisonEngine;
 use super::engine::rounds;
 use super::progress::{self, ComparisonProgress};
-use super::session::{PreparedSides, Session, SessionTools};
+use super::session::{ComparisonSession, PreparedSides, SessionTools};
 use super::trials::load::CoRunningLoad;
-use super::{CompareError, ComparisonRequest, Injection, SideSource};
+use super::{CompareError, ComparisonRequest, SideInjection, SideSource};
 use crate::gate::calibration::{
-    Calibration, CalibrationComparison, CalibrationPart, ComparisonKind, Series, anchors, differing,
+    BlockSeries, Calibration, CalibrationComparison, CalibrationPart, ComparisonKind, anchors,
+    differing,
 };
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
@@ -51,7 +52,8 @@ pub struct CalibrationRequest {
     pub single: usize,
     /// Comparisons with the host busy with co-running load while the head runs.
     pub sham: usize,
-    /// The shard of all comparisons that this process runs; absent if it runs all.
+    /// The shard of the comparisons that this process runs; absent if the process runs all
+    /// comparisons.
     pub shard: Option<Shard>,
     /// Thresholds and error rates.
     pub plan: TestPlan,
@@ -63,13 +65,13 @@ pub struct CalibrationRequest {
     pub total: Option<Duration>,
     /// The command line, to be printed in the report.
     pub command: String,
-    /// File with all comparisons so far, written after each one.
+    /// File with all comparisons so far, written after each comparison.
     pub state: PathBuf,
     /// Whether an earlier, interrupted calibration is continued.
     pub resume: bool,
 }
 
-/// Runs a calibration. The second value is the number of comparisons that remain for a later run.
+/// Runs a calibration. The second value is the number of comparisons that a later run must make.
 ///
 /// # Errors
 /// Fails if the executables cannot be made ready, no case can be measured, or the result cannot be
@@ -79,18 +81,19 @@ pub fn run(
     settings: &CalibrationRequest,
 ) -> Result<(Calibration, usize), CompareError> {
     let started = Instant::now();
-    let session = Session::open(request, true, SessionTools::watched()?)?;
-    let outcome = measure(request, settings, &session, started);
+    let session = ComparisonSession::open(request, true, SessionTools::interruptible_tools()?)?;
+    let outcome = measure_calibration(request, settings, &session, started);
     session.progress.end();
     outcome
 }
 
-/// Makes the comparisons. Long because each kind of comparison has its own settings.
+/// Makes the comparisons. The function is long because each kind of comparison has its own
+/// settings.
 #[expect(clippy::too_many_lines)]
-fn measure(
+fn measure_calibration(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
-    session: &Session,
+    session: &ComparisonSession,
     started: Instant,
 ) -> Result<(Calibration, usize), CompareError> {
     let mut prepared =
@@ -111,7 +114,7 @@ fn measure(
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     session
         .progress
-        .say(&format!("{}: {listed}", kernelgate::display::counted(times_ns.len(), "case")));
+        .say(&format!("{}: {listed}", kernelgate::display::counted_noun(times_ns.len(), "case")));
     let mut calibration = continue_or_start_calibration(
         request,
         settings,
@@ -121,10 +124,11 @@ fn measure(
     calibration.left_out.extend(left_out);
     let tasks = comparison_schedule(settings);
     let remaining: Vec<(ComparisonKind, usize)> =
-        tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
+        tasks.iter().copied().filter(|task| !is_measured(&calibration, *task)).collect();
     let (measuring, mut done, mut last_anchors) = (Instant::now(), 0, None);
     for (kind, number) in remaining.iter().copied() {
-        // The next comparison may take as long as the longest one; the first as long as its budget.
+        // The next comparison may take as long as the longest comparison so far; the first may take
+        // its budget.
         let walls_s =
             calibration.comparisons.iter().map(|comparison_record| comparison_record.wall_s);
         let longest_s = walls_s.reduce(f64::max).unwrap_or(request.budget.as_secs_f64());
@@ -138,7 +142,7 @@ fn measure(
             ));
             break;
         }
-        let ahead = progress::duration(time_left(
+        let ahead = progress::duration(calibration_time_left(
             &calibration,
             remaining.len() - done,
             measuring.elapsed(),
@@ -169,7 +173,7 @@ fn measure(
             (kind, number),
             &label,
         )?;
-        report(&session.progress, &compared);
+        print_comparison_outcome(&session.progress, &compared);
         let card = calibration.environment.device_identifier();
         calibration.comparisons.push(CalibrationComparison { card, anchors, ..compared });
         done += 1;
@@ -221,11 +225,16 @@ fn comparison_schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, us
     }
 }
 
-fn is_done(calibration: &Calibration, (kind, number): (ComparisonKind, usize)) -> bool {
+fn is_measured(calibration: &Calibration, (kind, number): (ComparisonKind, usize)) -> bool {
     calibration.comparisons_of(kind).any(|comparison| comparison.number == number)
 }
 
-fn time_left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: usize) -> Duration {
+fn calibration_time_left(
+    calibration: &Calibration,
+    tasks: usize,
+    elapsed: Duration,
+    done: usize,
+) -> Duration {
     let earlier: Vec<f64> =
         calibration.comparisons.iter().map(|comparison| comparison.wall_s).collect();
     let each_s = match (done, earlier.len()) {
@@ -240,7 +249,7 @@ fn time_left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: u
 fn continue_or_start_calibration(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
-    session: &Session,
+    session: &ComparisonSession,
     (prepared, environment, cases): (&PreparedSides, Environment, BTreeMap<String, f64>),
 ) -> Result<Calibration, CompareError> {
     let identity = session.identity(request)?;
@@ -302,11 +311,11 @@ fn continue_or_start_calibration(
     }
 }
 
-/// Runs one comparison; its processes are new and used once.
+/// Runs one comparison with new processes, which are used once.
 fn run_calibration_comparison(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
-    session: &Session,
+    session: &ComparisonSession,
     prepared: &PreparedSides,
     (kind, number): (ComparisonKind, usize),
     label: &str,
@@ -343,11 +352,11 @@ fn run_calibration_comparison(
         }
         None => BTreeMap::new(),
     };
-    let injection = Injection {
+    let injection = SideInjection {
         delays_ns: delays_ns.clone(),
         by_work: matches!(kind, ComparisonKind::Work(_)),
         layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % MAX_CODE_LAYOUTS),
-        ..Injection::default()
+        ..SideInjection::default()
     };
     let mut request_of_head = ComparisonRequest { injection, ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::is_on_host);
@@ -369,7 +378,7 @@ fn run_calibration_comparison(
         }
         _ => CoRunningLoad::Nothing,
     };
-    let mut engine = ComparisonEngine::for_calibration(
+    let mut engine = ComparisonEngine::engine_for_calibration(
         &request_of_head,
         session,
         settings.plan,
@@ -385,10 +394,11 @@ fn run_calibration_comparison(
 }
 
 /// Determines the sizes of the injected delays once and carefully, so that all processes use the
-/// same sizes. Removes the cases that cannot be delayed by that much, and returns the reasons.
+/// same sizes. Removes the cases to which the requested delay cannot be added, and returns the
+/// reasons.
 fn fit_injected_delays(
     request_of_head: &mut ComparisonRequest,
-    session: &Session,
+    session: &ComparisonSession,
     prepared: &mut PreparedSides,
 ) -> BTreeMap<String, CaseFailure> {
     let found = ComparisonEngine::new(request_of_head, session, ComparisonTrials::default())
@@ -423,7 +433,10 @@ fn comparison_record(
     let facts = &comparison.facts;
     let series = |round| {
         let observed = rounds::observed(&trials.trials, round);
-        observed.into_iter().map(|(case, blocks)| (case, Series::from_blocks(&blocks))).collect()
+        observed
+            .into_iter()
+            .map(|(case, blocks)| (case, BlockSeries::series_of_blocks(&blocks)))
+            .collect()
     };
     CalibrationComparison {
         kind,
@@ -457,7 +470,7 @@ fn comparison_record(
 }
 
 /// Prints a line with the outcome of a comparison.
-fn report(progress: &ComparisonProgress, comparison: &CalibrationComparison) {
+fn print_comparison_outcome(progress: &ComparisonProgress, comparison: &CalibrationComparison) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (_, verdict) in comparison.judged() {
         *counts.entry(verdict.name()).or_default() += 1;
@@ -469,7 +482,7 @@ fn report(progress: &ComparisonProgress, comparison: &CalibrationComparison) {
     } else {
         format!(", {} not run", comparison.failed.len())
     };
-    let blocks = comparison.processes / rounds::PLACES;
+    let blocks = comparison.processes / rounds::PROCESSES_PER_BLOCK;
     progress.say(&format!(
         "{} {}: {}{failed} ({blocks} blocks, {:.0} s)",
         comparison.kind.name(),

@@ -1,12 +1,13 @@
 //! Single processes before a comparison of a calibration: they measure how long cases take, and
-//! find the sizes of delays. This module deliberately does not use the results (`calibrate` does).
+//! find the sizes of delays. This module deliberately does not use the probes' results (`calibrate`
+//! does).
 
 use std::collections::BTreeMap;
 
 use crate::compare::CompareError;
 use crate::compare::engine::ComparisonEngine;
 use crate::compare::engine::rounds;
-use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::session::{ComparedBench, PreparedSides};
 use crate::compare::sides::install::BenchDriver;
 use crate::gate::paired::Arm;
 use kernelgate::measure::anchors::AnchorRecord;
@@ -18,7 +19,7 @@ use kernelgate_cuda::CaseFailure;
 pub struct InjectedDelaySizes {
     /// Sizes by case.
     pub sizes: BTreeMap<String, u64>,
-    /// Cases that cannot be delayed by so much, with the reason.
+    /// Cases to which the requested delay cannot be added, with the reasons.
     pub failed: BTreeMap<String, CaseFailure>,
 }
 
@@ -34,7 +35,7 @@ impl ComparisonEngine<'_> {
     /// Rates of fixed work, as one process of the base measures them next to one case; absent if
     /// every bench uses Criterion alone.
     pub fn anchors(&self, prepared: &PreparedSides) -> Result<Option<AnchorRecord>, CompareError> {
-        let of_harness = |bench: &&Bench| bench.driver != BenchDriver::Criterion;
+        let of_harness = |bench: &&ComparedBench| bench.driver != BenchDriver::Criterion;
         let Some(bench) = prepared.benches.iter().find(of_harness) else { return Ok(None) };
         let cases = bench.cases.iter().take(1).cloned().collect();
         let request = TrialRequest {

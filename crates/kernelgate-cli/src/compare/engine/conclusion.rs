@@ -3,27 +3,27 @@
 use std::collections::BTreeMap;
 
 use super::rounds;
-use super::{ComparisonEngine, Facts};
+use super::{ComparisonEngine, ComparisonFacts};
 use crate::compare::matched::MatchedCases;
-use crate::compare::session::{Bench, delays_text};
+use crate::compare::session::{ComparedBench, delays_text};
 use crate::gate::comparison::{BuildFacts, Comparison, ComparisonRound};
 use crate::gate::judgement::Judgement;
 use crate::gate::outputs::numerics::NumericsReport;
 use crate::gate::outputs::verification::VerificationLoss;
-use crate::gate::paired::{Outcome, PairedDecision};
-use crate::gate::reason::Reason;
+use crate::gate::paired::{PairedDecision, PairedOutcome};
+use crate::gate::reason::InconclusiveReason;
 use crate::gate::rules::RulesReport;
 use crate::gate::verdict::Verdict;
-use kernelgate::record::Verification;
+use kernelgate::record::VerificationExtent;
 
 impl ComparisonEngine<'_> {
     /// Concludes from the outcome of both rounds.
     pub(super) fn conclude(
         &self,
-        (mut matched, benches): (MatchedCases, &[Bench]),
-        first: Outcome,
-        second: Option<&Outcome>,
-        facts: Facts,
+        (mut matched, benches): (MatchedCases, &[ComparedBench]),
+        first: PairedOutcome,
+        second: Option<&PairedOutcome>,
+        facts: ComparisonFacts,
     ) -> Comparison {
         matched.failed.extend(rounds::failure_reasons(&self.trials.trials));
         let mut unmeasured = self.cases_without_block(&matched, benches, &first);
@@ -34,7 +34,7 @@ impl ComparisonEngine<'_> {
             .iter()
             .filter(|(id, _)| !self.rules.accepts_less_verified(id))
             .filter_map(|(id, [base, head])| {
-                Some((id.clone(), VerificationLoss::between(id, *base, *head)?))
+                Some((id.clone(), VerificationLoss::verification_loss(id, *base, *head)?))
             })
             .collect();
         let decisions = first.decisions.into_iter();
@@ -42,15 +42,15 @@ impl ComparisonEngine<'_> {
         let mut judged = self.judgements(decisions, benches, second, &losses);
         judged.extend(unmeasured.into_iter().map(|(id, why)| {
             let limits = self.rules.resolve(&id, &self.limits);
-            Judgement::unmeasured(id, why, &self.plan, &limits)
+            Judgement::unmeasured_judgement(id, why, &self.plan, &limits)
         }));
         let [base, head] = &self.session.sides;
         let sides = self.session.sides.iter();
         let mut left_alone: BTreeMap<String, String> =
             sides.flat_map(|side| side.executables.foreign.clone()).collect();
         left_alone.extend(self.undrivable.clone());
-        let is_unverified = |[base, head]: &[Verification; 2]| {
-            !base.is_verified() && *head == Verification::Unverified
+        let is_unverified = |[base, head]: &[VerificationExtent; 2]| {
+            !base.is_verified() && *head == VerificationExtent::Unverified
         };
         let unverified = judged
             .iter()
@@ -100,8 +100,8 @@ impl ComparisonEngine<'_> {
     fn judgements(
         &self,
         decisions: impl Iterator<Item = PairedDecision>,
-        benches: &[Bench],
-        second: Option<&Outcome>,
+        benches: &[ComparedBench],
+        second: Option<&PairedOutcome>,
         losses: &BTreeMap<String, VerificationLoss>,
     ) -> Vec<Judgement> {
         let stopped = rounds::stop_reasons(&self.trials.trials);
@@ -109,7 +109,7 @@ impl ComparisonEngine<'_> {
         let open = |decision: &PairedDecision| {
             matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
         };
-        let case_error = |decision: &PairedDecision| -> Vec<Reason> {
+        let case_error = |decision: &PairedDecision| -> Vec<InconclusiveReason> {
             let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
             stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
         };
@@ -135,21 +135,21 @@ impl ComparisonEngine<'_> {
     fn cases_without_block(
         &self,
         matched: &MatchedCases,
-        benches: &[Bench],
-        first: &Outcome,
-    ) -> BTreeMap<String, Vec<Reason>> {
+        benches: &[ComparedBench],
+        first: &PairedOutcome,
+    ) -> BTreeMap<String, Vec<InconclusiveReason>> {
         let stopped = rounds::stop_reasons(&self.trials.trials);
         let (budget_s, max_blocks) = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
         let why = |id: &String| {
             let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
-            vec![reason.unwrap_or(Reason::NoBlock { budget_s, max_blocks })]
+            vec![reason.unwrap_or(InconclusiveReason::NoBlock { budget_s, max_blocks })]
         };
         let without = matched.judged.iter().filter(|id| first.decision(id).is_none());
         without.map(|id| (id.clone(), why(id))).collect()
     }
 
     /// The reason why the bench of a case was abandoned.
-    fn abandoned(&self, benches: &[Bench], id: &str) -> Option<Reason> {
+    fn abandoned(&self, benches: &[ComparedBench], id: &str) -> Option<InconclusiveReason> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken =
             self.broken.iter().find(|broken| broken.abandoned && broken.bench == bench.name)?;

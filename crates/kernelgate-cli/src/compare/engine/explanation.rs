@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::ComparisonEngine;
 use crate::benches::criterion;
-use crate::compare::session::Bench;
+use crate::compare::session::ComparedBench;
 use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::by_protocol;
 use crate::compare::trials::process::TrialSetup;
 use crate::gate::comparison::Comparison;
 use crate::gate::judgement::{Judgement, PairEvidence};
-use crate::gate::kernels::explanation::{ChangeExplanation, explain};
+use crate::gate::kernels::explanation::{ChangeExplanation, explain_change};
 use crate::gate::paired::{Arm, PairedDecision};
 use crate::gate::verdict::Verdict;
 use kernelgate::protocol::{BenchResponseBody, ProfiledCase, RequestedAction};
@@ -26,7 +26,7 @@ impl ComparisonEngine<'_> {
     pub(super) fn explain_changes(
         &self,
         comparison: &Comparison,
-        benches: &[Bench],
+        benches: &[ComparedBench],
     ) -> BTreeMap<String, ChangeExplanation> {
         let regressed = comparison.judged.iter().filter(|it| it.verdict == Verdict::Regressed);
         let decisions =
@@ -50,7 +50,7 @@ impl ComparisonEngine<'_> {
                     Err(why) => Err(why.clone()),
                 };
                 let code = comparison.facts.code.get(case);
-                explanations.insert(case.clone(), explain(decision, code, found));
+                explanations.insert(case.clone(), explain_change(decision, code, found));
             }
         }
         explanations
@@ -59,7 +59,7 @@ impl ComparisonEngine<'_> {
     /// Profiles the cases of a bench in base and head.
     fn profile_cases(
         &self,
-        bench: &Bench,
+        bench: &ComparedBench,
         cases: &BTreeSet<String>,
     ) -> Result<[Vec<ProfiledCase>; 2], String> {
         if bench.driver == BenchDriver::Criterion {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{ComparisonEngine, index};
-use crate::compare::Injection;
-use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::SideInjection;
+use crate::compare::session::{ComparedBench, PreparedSides};
 use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::driver;
 use crate::gate::costs::host_time;
@@ -47,7 +47,7 @@ impl ComparisonEngine<'_> {
         pair: usize,
     ) -> BTreeMap<String, [f64; 2]> {
         let mut found = BTreeMap::new();
-        let ours = |bench: &&Bench| matches!(bench.driver, BenchDriver::Protocol(_));
+        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchDriver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
             let cases: BTreeSet<String> = bench.cases.intersection(cases).cloned().collect();
             if cases.is_empty() {
@@ -66,12 +66,12 @@ impl ComparisonEngine<'_> {
         found
     }
 
-    /// Runs a process that launches these cases. If it fails, prints the error and returns no
-    /// times.
+    /// Runs a process that launches these cases. If the process fails, prints the error and returns
+    /// no times.
     fn host_times_of(
         &self,
         arm: Arm,
-        bench: &Bench,
+        bench: &ComparedBench,
         cases: &BTreeSet<String>,
     ) -> BTreeMap<String, f64> {
         let request = TrialRequest {
@@ -79,7 +79,7 @@ impl ComparisonEngine<'_> {
             ..self.trial_request(bench, arm, "host-time".to_owned(), cases.clone())
         };
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.injection = Injection::default();
+            trial.injection = SideInjection::default();
             driver::run(&self.setup(), &trial)
         });
         match run {

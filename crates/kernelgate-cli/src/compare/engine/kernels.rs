@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::preparation::VERIFY_TIMEOUT;
 use super::{ComparisonEngine, index};
-use crate::compare::session::{Session, SessionTools};
+use crate::compare::session::{ComparisonSession, SessionTools};
 use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::by_protocol;
 use crate::compare::{CompareError, ComparisonRequest};
@@ -24,7 +24,7 @@ pub fn list_kernels(
     request: &ComparisonRequest,
     architectures: &[String],
 ) -> Result<Vec<ComparedKernels>, CompareError> {
-    let session = Session::open(request, false, SessionTools::watched()?)?;
+    let session = ComparisonSession::open(request, false, SessionTools::interruptible_tools()?)?;
     let engine = ComparisonEngine::new(request, &session, ComparisonTrials::default());
     let compared = |arch: &String| engine.kernels(arch);
     let kernels = architectures.iter().map(compared).collect();

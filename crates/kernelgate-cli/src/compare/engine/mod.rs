@@ -19,22 +19,25 @@ use rounds::RoundTimeLeft;
 use super::plan::ResolvedPlan;
 use super::progress::{self, ComparisonProgress};
 use super::session::{
-    Bench, PlannedShard, PreparedSides, Session, SessionTools, TRIALS_FILE, open_trials,
+    ComparedBench, ComparisonSession, PlannedShard, PreparedSides, SessionTools, TRIALS_FILE,
+    open_trials,
 };
 use super::trials::driver;
 use super::trials::load::{BusyLoadThreads, CoRunningLoad};
 use super::trials::process::{TrialProcess, TrialSetup};
-use super::{CompareError, ComparisonRequest, Injection};
-use crate::gate::calibration::Series;
+use super::{CompareError, ComparisonRequest, SideInjection};
+use crate::gate::calibration::BlockSeries;
 use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedProcess};
 use crate::gate::comparison_shard::ComparisonShard;
 use crate::gate::costs;
-use crate::gate::limits::{LimitSource, Limits};
-use crate::gate::paired::{Arm, CaseTiming, Family, Outcome, TestPlan, decide_cases};
-use crate::gate::rules::{FILE, Rules};
+use crate::gate::limits::{CaseLimits, LimitSource};
+use crate::gate::paired::{
+    Arm, CaseTiming, ErrorRateFamily, PairedOutcome, TestPlan, decide_cases,
+};
+use crate::gate::rules::{PackageRules, RULES_FILE};
 use crate::gate::verdict::Verdict;
 use kernelgate::record::{
-    ComparisonTrials, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Verification,
+    ComparisonTrials, ProcessRun, TrialRecord, TrialRequest, TrialSampling, VerificationExtent,
     current_timestamp, file,
 };
 
@@ -47,15 +50,15 @@ const MAX_FAILED_PROCESSES: usize = 2;
 /// A comparison that runs.
 pub struct ComparisonEngine<'a> {
     pub(super) request: &'a ComparisonRequest,
-    pub(super) session: &'a Session,
+    pub(super) session: &'a ComparisonSession,
     pub(super) progress: ComparisonProgress,
     pub(super) plan: TestPlan,
     /// Limits of every case that the package says nothing about.
-    pub(super) limits: Limits,
+    pub(super) limits: CaseLimits,
     /// Limits and acceptances of the head's package.
-    pub(super) rules: Rules,
+    pub(super) rules: PackageRules,
     /// The family of cases among which the error rates are divided.
-    family: Family,
+    family: ErrorRateFamily,
     /// Co-running load while the head's processes run.
     co_running: CoRunningLoad,
     /// Every process so far.
@@ -76,15 +79,15 @@ struct RoundProgress {
 }
 
 /// Facts of a comparison besides its cases.
-pub struct Facts {
+pub struct ComparisonFacts {
     /// The device.
     pub device: String,
     /// Whether the builds were compiled with optimisation.
     pub optimised: bool,
     /// Benches of Criterion alone.
     pub criterion: Vec<CriterionOnlyBench>,
-    /// How far both sides verified each case that they have, base first.
-    pub verification: BTreeMap<String, [Verification; 2]>,
+    /// How far both sides verified each common case, base first.
+    pub verification: BTreeMap<String, [VerificationExtent; 2]>,
     /// Cases that are not timed because their executable is the same on both sides.
     pub untimed: Vec<String>,
 }
@@ -102,8 +105,8 @@ pub struct ComparisonOutcome {
 ///
 /// # Errors
 /// Fails if a side cannot be made ready, or a file cannot be copied.
-pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareError> {
-    let session = Session::open(request, false, SessionTools::watched()?)?;
+pub fn build_sides_once(request: &ComparisonRequest, output: &Path) -> Result<(), CompareError> {
+    let session = ComparisonSession::open(request, false, SessionTools::interruptible_tools()?)?;
     for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&session.sides) {
         let folder = output.join(arm.name());
         std::fs::create_dir_all(&folder)
@@ -121,10 +124,10 @@ pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareEr
 /// Runs a comparison.
 pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareError> {
     request.plan.check()?;
-    let session = Session::open(request, false, SessionTools::watched()?)?;
+    let session = ComparisonSession::open(request, false, SessionTools::interruptible_tools()?)?;
     let (rules, expired) = session.rules(request)?;
     let mut identity = session.identity(request)?;
-    identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
+    identity.extend(rules.identity().map(|hash| (RULES_FILE.to_owned(), hash)));
     let shared = identity.clone();
     let trials = open_trials(request, &session, identity)?;
     let mut engine = ComparisonEngine {
@@ -135,7 +138,7 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
         let note = engine.resolve_plan(&prepared)?;
         let planned = request.shard.and_then(|shard| prepared.planned_shard(shard));
         if let Some(planned) = &planned {
-            engine.family = Family::Plan(planned.cases);
+            engine.family = ErrorRateFamily::Plan(planned.cases);
         }
         let listed = prepared.matched.ids().into_iter().collect();
         let (trials, plan) = (&engine.trials.trials, &engine.plan);
@@ -189,7 +192,7 @@ impl<'a> ComparisonEngine<'a> {
     /// An engine with the trials of an interrupted comparison of the same sides, or without trials.
     pub fn new(
         request: &'a ComparisonRequest,
-        session: &'a Session,
+        session: &'a ComparisonSession,
         trials: ComparisonTrials,
     ) -> Self {
         let progress = session.progress.clone();
@@ -199,8 +202,8 @@ impl<'a> ComparisonEngine<'a> {
             progress,
             plan: TestPlan::default(),
             limits: TestPlan::default().limits(LimitSource::Default),
-            rules: Rules::default(),
-            family: Family::Given,
+            rules: PackageRules::default(),
+            family: ErrorRateFamily::Given,
             co_running: CoRunningLoad::Nothing,
             trials,
             broken: Vec::new(),
@@ -210,9 +213,9 @@ impl<'a> ComparisonEngine<'a> {
 
     /// An engine for one of the comparisons of a calibration: with this plan and co-running load on
     /// the head. The progress of the comparison is printed after `label`.
-    pub fn for_calibration(
+    pub fn engine_for_calibration(
         request: &'a ComparisonRequest,
-        session: &'a Session,
+        session: &'a ComparisonSession,
         plan: TestPlan,
         co_running: CoRunningLoad,
         label: &str,
@@ -256,7 +259,7 @@ impl<'a> ComparisonEngine<'a> {
             let observed = rounds::observed(&self.trials.trials, round);
             observed
                 .iter()
-                .map(|(case, blocks)| (case.clone(), Series::from_blocks(blocks)))
+                .map(|(case, blocks)| (case.clone(), BlockSeries::series_of_blocks(blocks)))
                 .collect()
         });
         let mut kept = ComparisonShard {
@@ -306,7 +309,7 @@ impl<'a> ComparisonEngine<'a> {
             Some(self.round(2, &benches, &slower)?)
         };
         self.session.check_executables()?;
-        let facts = Facts { device, optimised, criterion, verification, untimed };
+        let facts = ComparisonFacts { device, optimised, criterion, verification, untimed };
         Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
     }
 
@@ -340,7 +343,7 @@ impl<'a> ComparisonEngine<'a> {
             return Err("it has no such bench".to_owned());
         };
         let mut injection = match arm {
-            Arm::Base => Injection::default(),
+            Arm::Base => SideInjection::default(),
             Arm::Head => self.request.injection.clone(),
         };
         injection
@@ -388,7 +391,7 @@ impl<'a> ComparisonEngine<'a> {
     ) -> Result<Option<BusyLoadThreads>, String> {
         match self.co_running {
             CoRunningLoad::Nothing => Ok(None),
-            CoRunningLoad::Threads(count) => Ok(Some(BusyLoadThreads::start(count))),
+            CoRunningLoad::Threads(count) => Ok(Some(BusyLoadThreads::start_sham_load(count))),
             CoRunningLoad::Process(after) => {
                 let one = trial.request.cases.iter().flatten().next().cloned();
                 let request = TrialRequest {
@@ -423,9 +426,9 @@ impl<'a> ComparisonEngine<'a> {
     fn round(
         &mut self,
         round: u32,
-        benches: &[Bench],
+        benches: &[ComparedBench],
         selected: &BTreeSet<String>,
-    ) -> Result<Outcome, CompareError> {
+    ) -> Result<PairedOutcome, CompareError> {
         let plan = self.plan;
         let mut shown = RoundProgress::default();
         loop {
@@ -440,8 +443,9 @@ impl<'a> ComparisonEngine<'a> {
                 rounds::stop_reasons(&self.trials.trials),
             );
             todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
-            let done = |bench: &Bench| rounds::next_block(&self.trials.trials, round, &bench.name);
-            let alive: Vec<&Bench> = benches
+            let done =
+                |bench: &ComparedBench| rounds::next_block(&self.trials.trials, round, &bench.name);
+            let alive: Vec<&ComparedBench> = benches
                 .iter()
                 .filter(|bench| {
                     done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id))
@@ -474,7 +478,7 @@ impl<'a> ComparisonEngine<'a> {
         &self,
         round: u32,
         (selected, todo): (usize, &BTreeSet<String>),
-        outcome: &Outcome,
+        outcome: &PairedOutcome,
         left: Duration,
         shown: &mut RoundProgress,
     ) {
@@ -506,7 +510,7 @@ impl<'a> ComparisonEngine<'a> {
 
     pub(super) fn trial_request(
         &self,
-        bench: &Bench,
+        bench: &ComparedBench,
         arm: Arm,
         session: String,
         cases: BTreeSet<String>,
@@ -533,12 +537,12 @@ impl<'a> ComparisonEngine<'a> {
     fn block(
         &mut self,
         round: u32,
-        bench: &Bench,
+        bench: &ComparedBench,
         todo: &BTreeSet<String>,
     ) -> Result<(), CompareError> {
         let block = rounds::next_block(&self.trials.trials, round, &bench.name);
         let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
-        for place in 0..rounds::PLACES {
+        for place in 0..rounds::PROCESSES_PER_BLOCK {
             let arm = rounds::arm(block, place);
             let request = self.trial_request(
                 bench,

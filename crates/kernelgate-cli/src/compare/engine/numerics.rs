@@ -11,16 +11,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{ComparisonEngine, index};
-use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::session::{ComparedBench, PreparedSides};
 use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::driver;
-use crate::compare::{CompareError, Injection};
+use crate::compare::{CompareError, SideInjection};
 use crate::gate::costs::{self, CostBound, CostGrowth};
 use crate::gate::kernels::code::CodeComparison;
-use crate::gate::limits::{AskedLimits, Limits};
+use crate::gate::limits::{AskedLimits, CaseLimits};
 use crate::gate::outputs::numerics::{self, NumericsReport};
 use crate::gate::paired::Arm;
-use crate::gate::rules::Rules;
+use crate::gate::rules::PackageRules;
 use kernelgate::record::numerics::DataSetsByCase;
 use kernelgate::record::run::VerificationRecord;
 use kernelgate::record::{CaseNumerics, ProcessRun, TrialRequest, TrialSampling, file};
@@ -28,7 +28,7 @@ use kernelgate_cuda::CaseFailure;
 
 /// Results of both sides' verification besides time.
 #[derive(Debug, Default)]
-pub struct Findings {
+pub struct VerificationFindings {
     /// Errors against the reference.
     pub numerics: NumericsReport,
     /// Costs that grew.
@@ -42,7 +42,7 @@ pub struct Findings {
 }
 
 /// Errors of base and head by case.
-type Errors = BTreeMap<String, [CaseNumerics; 2]>;
+type ErrorsOfSides = BTreeMap<String, [CaseNumerics; 2]>;
 
 impl ComparisonEngine<'_> {
     /// Compares the records of both verifications, and verifies with more seeds if necessary. Long
@@ -51,14 +51,14 @@ impl ComparisonEngine<'_> {
     pub(super) fn findings(
         &self,
         prepared: &PreparedSides,
-        (of_all, rules): (&Limits, &Rules),
-    ) -> Result<Findings, CompareError> {
+        (of_all, rules): (&CaseLimits, &PackageRules),
+    ) -> Result<VerificationFindings, CompareError> {
         let started = Instant::now();
-        let mut findings = Findings::default();
-        let (mut errors, mut same) = (Errors::new(), 0);
+        let mut findings = VerificationFindings::default();
+        let (mut errors, mut same) = (ErrorsOfSides::new(), 0);
         let mut inputs = VerifiedInputs::default();
         let mut seeds = BTreeMap::new();
-        let ours = |bench: &&Bench| matches!(bench.driver, BenchDriver::Protocol(_));
+        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchDriver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
             let base = file::read::<ProcessRun>(&bench.verified[0])?;
             let head = file::read::<ProcessRun>(&bench.verified[1])?;
@@ -68,7 +68,7 @@ impl ComparisonEngine<'_> {
                     continue;
                 };
                 let costs = [before, now].map(|case| case.samples.costs_with_energy());
-                let mut code = CodeComparison::between(&before.kernels, &now.kernels);
+                let mut code = CodeComparison::compare_code(&before.kernels, &now.kernels);
                 code.compare_command_counts(
                     before.samples.costs.commands,
                     now.samples.costs.commands,
@@ -105,9 +105,9 @@ impl ComparisonEngine<'_> {
             };
             findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
-        let judge = |errors: &Errors| {
+        let judge = |errors: &ErrorsOfSides| {
             let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));
-            numerics::compare(cases, |case| rules.resolve(case, of_all).growth.value)
+            numerics::compare_numerics(cases, |case| rules.resolve(case, of_all).growth.value)
         };
         let mut report = judge(&errors);
         let needed = numerics::seeds(report.changed_outputs);
@@ -152,16 +152,16 @@ impl ComparisonEngine<'_> {
         Ok(findings)
     }
 
-    /// Verifies both sides with another seed and adds the errors, unless the seed's inputs equal
+    /// Verifies both sides with a further seed and adds the errors, unless the seed's inputs equal
     /// those of an earlier seed. A case that one side does not verify gets no errors, and is
     /// decided if the head fails.
     fn verify_with_another_seed(
         &self,
-        bench: &Bench,
+        bench: &ComparedBench,
         cases: &BTreeSet<String>,
         seed: u64,
-        errors: &mut Errors,
-        findings: &mut Findings,
+        errors: &mut ErrorsOfSides,
+        findings: &mut VerificationFindings,
         inputs: &mut VerifiedInputs,
     ) {
         let runs =
@@ -191,12 +191,12 @@ impl ComparisonEngine<'_> {
         }
     }
 
-    /// Runs a process that verifies some cases with a seed. If it fails, prints the error and
-    /// returns `None`.
+    /// Runs a process that verifies some cases with a seed. If the process fails, prints the error
+    /// and returns `None`.
     fn verify_arm_with_seed(
         &self,
         arm: Arm,
-        bench: &Bench,
+        bench: &ComparedBench,
         cases: &BTreeSet<String>,
         seed: u64,
     ) -> Option<ProcessRun> {
@@ -211,7 +211,7 @@ impl ComparisonEngine<'_> {
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.injection = Injection::default();
+            trial.injection = SideInjection::default();
             driver::run(
                 &crate::compare::trials::process::TrialSetup {
                     settings: &settings,

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use super::rounds;
 use super::{ComparisonEngine, index};
-use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::session::{ComparedBench, PreparedSides};
 use crate::compare::sides::install::{BenchDriver, InstalledBench};
-use crate::compare::trials::by_criterion::{self, NotListed};
-use crate::compare::trials::expected::Expected;
+use crate::compare::trials::by_criterion::{self, CaseListFailure};
+use crate::compare::trials::expected::ExpectedRun;
 use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::comparison::CriterionOnlyBench;
 use crate::gate::paired::Arm;
-use crate::gate::reason::{BuildFailure, Reason};
+use crate::gate::reason::{BuildFailure, InconclusiveReason};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::{
-    ProcessRun, Shard, ShardPartition, TrialRequest, TrialSampling, Verification, file,
+    ProcessRun, Shard, ShardPartition, TrialRequest, TrialSampling, VerificationExtent, file,
 };
 
 /// Timeout of a process that only verifies: references may take long.
@@ -27,7 +27,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of a measuring process beyond ten times the time of the verification.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A run that verified an executable, or showed that it measures.
+/// A process run that verified an executable, or showed that a bench measures.
 struct VerificationRun {
     run: ProcessRun,
     path: PathBuf,
@@ -75,7 +75,8 @@ impl ComparisonEngine<'_> {
                 }
                 Err(UnverifiedReason::Undrivable(why)) => {
                     self.progress.say(&format!("left alone: {name} of the {arm}: {why}"));
-                    undrivable = Some(Reason::Undrivable(BuildFailure::new(arm, why.as_str())));
+                    undrivable =
+                        Some(InconclusiveReason::Undrivable(BuildFailure::new(arm, why.as_str())));
                     self.undrivable.insert(name.clone(), why);
                     None
                 }
@@ -104,7 +105,7 @@ impl ComparisonEngine<'_> {
         prepared: &mut PreparedSides,
         name: &str,
         verified: &mut [Option<VerificationRun>; 2],
-        undrivable: Option<Reason>,
+        undrivable: Option<InconclusiveReason>,
     ) {
         let error = self.bench_failure(name);
         for run in verified.iter_mut().flatten() {
@@ -146,11 +147,11 @@ impl ComparisonEngine<'_> {
         let driver = BenchDriver::driver_for_both(base.driver, head.driver);
         let power = (driver != BenchDriver::Criterion).then_some(power);
         let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
-        let bench = Bench {
+        let bench = ComparedBench {
             name: name.to_owned(),
             verified: [base.path.clone(), head.path.clone()],
             expected: [&*base, &*head]
-                .map(|side| Expected::from_verified(&side.run, &cases, power)),
+                .map(|side| ExpectedRun::from_verified(&side.run, &cases, power)),
             cases,
             timeout: self.request.wait.unwrap_or(timeout),
             sampling,
@@ -179,10 +180,10 @@ impl ComparisonEngine<'_> {
         let sources = &self.session.sides[index(arm)].sources;
         let earlier_run = |path: PathBuf| {
             let run = file::read::<ProcessRun>(&path).ok()?;
-            // The files that it read beside itself are of that commit.
+            // The source files that the executable read are those of the recorded commit.
             let read = sources.is_none() || run.provenance.commit == *sources;
             let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
-            // The time of the process that verified it then.
+            // Time of the process that verified the outputs earlier.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             let planned = planned_cases(&run);
             same.then_some(VerificationRun { run, path, took, driver, planned })
@@ -218,8 +219,8 @@ impl ComparisonEngine<'_> {
         driver: BenchDriver,
     ) -> Result<VerificationRun, UnverifiedReason> {
         self.progress.now(&format!("verifying {arm} {bench}"));
-        // Stored outputs must be of the same executable, because those of another one are not a
-        // reference.
+        // Stored outputs must come from the base's executable, because outputs of another
+        // executable are not a reference.
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
         let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
         let request = TrialRequest {
@@ -270,8 +271,8 @@ impl ComparisonEngine<'_> {
         let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
         let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {
             Ok(listed) => listed,
-            Err(NotListed::Undrivable(why)) => return Err(UnverifiedReason::Undrivable(why)),
-            Err(NotListed::Broken(why)) => {
+            Err(CaseListFailure::Undrivable(why)) => return Err(UnverifiedReason::Undrivable(why)),
+            Err(CaseListFailure::Broken(why)) => {
                 return Err(self.abandon_failed_bench(arm, bench, why, BTreeSet::new()));
             }
         };
@@ -329,7 +330,7 @@ impl ComparisonEngine<'_> {
             .run
             .cases
             .iter()
-            .filter(|(_, case)| case.verification.value() == Verification::Unverified)
+            .filter(|(_, case)| case.verification.value() == VerificationExtent::Unverified)
             .filter(|(id, _)| {
                 base.run.cases.get(*id).is_some_and(|it| it.verification.value().is_verified())
             })
@@ -388,7 +389,7 @@ impl ComparisonEngine<'_> {
     }
 
     /// The reason why the cases of a failed bench have no times.
-    fn bench_failure(&self, bench: &str) -> Option<Reason> {
+    fn bench_failure(&self, bench: &str) -> Option<InconclusiveReason> {
         let broken = self.broken.iter().find(|broken| broken.bench == *bench);
         broken.map(|broken| broken.case_error())
     }
@@ -452,7 +453,7 @@ fn no_effect_reason(request: &ComparisonRequest, prepared: &PreparedSides) -> Op
 }
 
 /// Cost of a process of a bench of Criterion alone, and the settings of its source.
-fn criterion_bench(bench: &Bench, head: &VerificationRun) -> CriterionOnlyBench {
+fn criterion_bench(bench: &ComparedBench, head: &VerificationRun) -> CriterionOnlyBench {
     let mut overridden = by_criterion::overridden_sampling(&head.run, &bench.sampling);
     overridden.retain(|id, _| bench.cases.contains(id));
     CriterionOnlyBench {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::rounds::arm;
-use crate::compare::session::Bench;
+use crate::compare::session::ComparedBench;
 use crate::gate::paired::Arm;
 use kernelgate::record::TrialRecord;
 
@@ -14,7 +14,7 @@ use kernelgate::record::TrialRecord;
 /// been timed before.
 pub fn check_trials_fit_plan(
     trials: &[TrialRecord],
-    benches: &[Bench],
+    benches: &[ComparedBench],
     listed: &BTreeSet<String>,
     max_blocks: usize,
 ) -> Result<(), String> {
@@ -50,15 +50,17 @@ mod tests {
     use super::super::rounds::tests::trial;
     use super::*;
     use crate::compare::sides::install::BenchDriver;
-    use crate::compare::trials::expected::Expected;
+    use crate::compare::trials::expected::ExpectedRun;
     use kernelgate::measure::power::PowerState;
     use kernelgate::record::{CaseTiming, Environment, ProcessRun, Provenance, TrialSampling};
 
     #[test]
     fn trials_of_another_plan_do_not_fit() {
-        let run = ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default());
-        let expected = || Expected::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));
-        let benches = [Bench {
+        let run =
+            ProcessRun::start_process_run("b", "verify", Environment::cpu(), Provenance::default());
+        let expected =
+            || ExpectedRun::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));
+        let benches = [ComparedBench {
             name: "b".to_owned(),
             verified: Default::default(),
             expected: [expected(), expected()],

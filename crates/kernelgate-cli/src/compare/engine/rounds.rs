@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gate::paired::{Arm, Block, BlocksByCase, Outcome, TestPlan};
-use crate::gate::reason::{BuildFailure, Reason};
+use crate::gate::paired::{Arm, BlocksByCase, PairedOutcome, TestPlan, TrialBlock};
+use crate::gate::reason::{BuildFailure, InconclusiveReason};
 use kernelgate::record::criterion_store::CRITERION_IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, CaseTiming, ProcessRun, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
@@ -12,12 +12,12 @@ use kernelgate_cuda::CaseFailure;
 /// The reason for a case that the process neither timed, failed nor skipped.
 const NOT_LISTED_REASON: &str = "the bench did not list it";
 /// Processes of a block.
-pub const PLACES: usize = 4;
+pub const PROCESSES_PER_BLOCK: usize = 4;
 
 /// The build at a place of a block: base, head, head, base, and the reverse in every second block.
 pub const fn arm(block: usize, place: usize) -> Arm {
     let base_leads = block.is_multiple_of(2);
-    let outer = place == 0 || place + 1 == PLACES;
+    let outer = place == 0 || place + 1 == PROCESSES_PER_BLOCK;
     if base_leads == outer { Arm::Base } else { Arm::Head }
 }
 
@@ -66,7 +66,8 @@ pub fn drop_unfinished_blocks(trials: &mut Vec<TrialRecord>) {
         *places.entry((trial.round, trial.bench.clone(), trial.block)).or_default() += 1;
     }
     trials.retain(|trial| {
-        let whole = places.get(&(trial.round, trial.bench.clone(), trial.block)) == Some(&PLACES);
+        let whole = places.get(&(trial.round, trial.bench.clone(), trial.block))
+            == Some(&PROCESSES_PER_BLOCK);
         whole || trial.broke.is_some()
     });
 }
@@ -83,7 +84,9 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
         }
     }
     let mut observed = BlocksByCase::new();
-    for (_, mut places) in blocks.into_iter().filter(|(_, places)| places.len() == PLACES) {
+    for (_, mut places) in
+        blocks.into_iter().filter(|(_, places)| places.len() == PROCESSES_PER_BLOCK)
+    {
         places.sort_by_key(|trial| trial.place);
         for id in places[0].cases.keys() {
             let pair_of = |head: bool| -> Option<[CaseTiming; 2]> {
@@ -95,7 +98,7 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
             };
             if let (Some(base), Some(head)) = (pair_of(false), pair_of(true)) {
                 let leader = if places[0].head { Arm::Head } else { Arm::Base };
-                observed.entry(id.clone()).or_default().push(Block { leader, base, head });
+                observed.entry(id.clone()).or_default().push(TrialBlock { leader, base, head });
             }
         }
     }
@@ -107,7 +110,7 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
 pub fn undecided(
     wanted: &BTreeSet<String>,
     observed: &BlocksByCase,
-    outcome: &Outcome,
+    outcome: &PairedOutcome,
 ) -> BTreeSet<String> {
     wanted
         .iter()
@@ -138,16 +141,17 @@ pub fn failure_reasons(trials: &[TrialRecord]) -> BTreeMap<String, CaseFailure> 
 
 /// Cases that are not requested again although the head did not fail, with the first reason: a
 /// process of either build skipped them, or one of the base failed.
-pub fn stop_reasons(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
+pub fn stop_reasons(trials: &[TrialRecord]) -> BTreeMap<String, InconclusiveReason> {
     let mut stopped = BTreeMap::new();
     for trial in trials {
         let side = if trial.head { Arm::Head } else { Arm::Base };
         for (id, why) in &trial.skipped {
-            let skipped = || Reason::Skipped(BuildFailure::new(side, why.as_str()));
+            let skipped = || InconclusiveReason::Skipped(BuildFailure::new(side, why.as_str()));
             stopped.entry(id.clone()).or_insert_with(skipped);
         }
         for (id, error) in trial.failed.iter().filter(|_| side == Arm::Base) {
-            let failed = || Reason::Failed(BuildFailure::new(side, error.text.as_str()));
+            let failed =
+                || InconclusiveReason::Failed(BuildFailure::new(side, error.text.as_str()));
             stopped.entry(id.clone()).or_insert_with(failed);
         }
     }
@@ -170,7 +174,7 @@ pub fn time_left(
     trials: &[TrialRecord],
     round: u32,
     open: &BTreeSet<String>,
-    outcome: &Outcome,
+    outcome: &PairedOutcome,
     plan: &TestPlan,
 ) -> RoundTimeLeft {
     let (mut likely_s, mut most_s) = (0.0, 0.0);
@@ -207,14 +211,15 @@ pub struct RoundTimeLeft {
 
 impl RoundTimeLeft {
     /// Weight of the newest estimate: a single block moves it a lot while blocks are few.
-    const NEWEST: f64 = 0.25;
+    const NEWEST_ESTIMATE_WEIGHT: f64 = 0.25;
 
     /// The estimate to show after the one before, since which `passed_s` seconds have passed: their
     /// weighted mean, at least one block.
     pub fn smoothed(self, before: Option<Self>, passed_s: f64) -> Self {
         let Some(before) = before else { return self };
         let counted_down = (before.likely_s - passed_s).max(0.0);
-        let likely_s = Self::NEWEST * self.likely_s + (1.0 - Self::NEWEST) * counted_down;
+        let likely_s = Self::NEWEST_ESTIMATE_WEIGHT * self.likely_s
+            + (1.0 - Self::NEWEST_ESTIMATE_WEIGHT) * counted_down;
         Self { likely_s: likely_s.min(self.most_s), ..self }
     }
 }
@@ -248,10 +253,15 @@ pub(super) mod tests {
             ids.iter().map(|id| ((*id).to_owned(), "why".into())).collect()
         }
         let run = ProcessRun {
-            cases: [("timed".to_owned(), CaseRecord::from_samples(vec![1.0]))].into(),
+            cases: [("timed".to_owned(), CaseRecord::untimed_samples(vec![1.0]))].into(),
             skipped: reasons(&["short", "not asked for"]),
             failed: reasons(&["wrong"]),
-            ..ProcessRun::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_process_run(
+                "b",
+                "r1-b0-p0",
+                Environment::cpu(),
+                Provenance::default(),
+            )
         };
         let skipped = skip_reasons(&requested, Some(&run));
         assert_eq!(
@@ -269,10 +279,10 @@ pub(super) mod tests {
         };
         let trials = [base, head];
         let (stopped, failed) = (stop_reasons(&trials), failure_reasons(&trials));
-        let skipped = |side| Reason::Skipped(BuildFailure::new(side, "why"));
+        let skipped = |side| InconclusiveReason::Skipped(BuildFailure::new(side, "why"));
         assert_eq!(stopped["short"], skipped(Arm::Base), "the first reason");
         assert_eq!(stopped["late"], skipped(Arm::Head));
-        let failed_in_base = Reason::Failed(BuildFailure::new(Arm::Base, "why"));
+        let failed_in_base = InconclusiveReason::Failed(BuildFailure::new(Arm::Base, "why"));
         assert_eq!(stopped["wrong"], failed_in_base);
         assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
         assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);
@@ -281,11 +291,11 @@ pub(super) mod tests {
     #[test]
     fn samples_are_weighted_by_their_iterations() {
         // Linear sampling: 1 to 5 times as many iterations; the short samples are outliers.
-        let mut case = CaseRecord::from_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
+        let mut case = CaseRecord::untimed_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
         case.samples.launches = vec![1, 2, 3, 4, 5];
         let run = |case: &CaseRecord| ProcessRun {
             cases: [("x".to_owned(), case.clone())].into(),
-            ..ProcessRun::start("b", "s", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default())
         };
         let found = |case: &CaseRecord| timings_by_case(&run(case))["x"];
         assert_eq!((found(&case).time_ns, found(&case).averaged), (10.1, false));
@@ -325,7 +335,7 @@ pub(super) mod tests {
     fn cases_without_a_block_are_undecided() {
         let selected: BTreeSet<String> = ["x".to_owned(), "y".to_owned()].into();
         let trials: Vec<_> = (0..4).map(|i| trial(0, i, 1.0)).collect();
-        let outcome = Outcome {
+        let outcome = PairedOutcome {
             decisions: vec![],
             undecided: vec![],
             null_fired: vec![],
@@ -343,7 +353,7 @@ pub(super) mod tests {
             trial.cases.insert("y".to_owned(), CaseTiming::default());
         }
         let plan = TestPlan { max_blocks: 24, ..TestPlan::default() };
-        let mut outcome = crate::gate::paired::decide(&observed(&trials, 1), &plan, false);
+        let mut outcome = crate::gate::paired::decide_all(&observed(&trials, 1), &plan, false);
         for decision in &mut outcome.decisions {
             decision.pairs_needed = (decision.case == "x").then_some(14);
         }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::git::{Repository, Revision, git, output, run};
+use super::git::{GitRepository, GitRevision, git, output, run};
 use super::leftovers;
 use super::submodules::{self, Gitlink};
 use crate::compare::CompareError;
@@ -12,27 +12,28 @@ use crate::compare::CompareError;
 /// removed.
 const NONEXISTENT_BRANCH: &str = "refs/heads/kernelgate-nothing";
 /// Folder below `.git` with the objects of a snapshot, which the user's repository lacks.
-const STORE: &str = "kernelgate";
+const SNAPSHOT_STORE: &str = "kernelgate";
 
 /// A checkout.
-pub struct Checkout {
+pub struct SnapshotCheckout {
     folder: PathBuf,
-    source: Repository,
+    source: GitRepository,
 }
 
-impl Checkout {
+impl SnapshotCheckout {
     /// Makes a checkout if it is missing; objects of an earlier snapshot are removed.
-    pub fn open(source: &Repository, folder: &Path) -> Result<Self, CompareError> {
+    pub fn open_checkout(source: &GitRepository, folder: &Path) -> Result<Self, CompareError> {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.store();
-        leftovers::remove(&store).map_err(|cause| CompareError::io("remove", &store, cause))?;
+        leftovers::remove_path(&store)
+            .map_err(|cause| CompareError::io("remove", &store, cause))?;
         checkout.create_checkout()?;
         Ok(checkout)
     }
 
     /// Folder for the objects of a snapshot.
     pub fn store(&self) -> PathBuf {
-        self.folder.join(".git").join(STORE)
+        self.folder.join(".git").join(SNAPSHOT_STORE)
     }
 
     fn create_checkout(&self) -> Result<(), CompareError> {
@@ -47,21 +48,21 @@ impl Checkout {
         std::fs::create_dir_all(&info).map_err(io)?;
         let shared = self.source.objects.iter().map(|objects| objects.display().to_string());
         // The path is relative, because the checkout is moved while it is built.
-        let own = self.store().is_dir().then(|| format!("../{STORE}/objects"));
+        let own = self.store().is_dir().then(|| format!("../{SNAPSHOT_STORE}/objects"));
         let alternates: Vec<String> = shared.chain(own).collect();
         let list = info.join("alternates");
-        leftovers::remove(&list).map_err(io)?;
+        leftovers::remove_path(&list).map_err(io)?;
         std::fs::write(list, alternates.join("\n") + "\n").map_err(io)?;
         run(git(folder).args(["symbolic-ref", "HEAD", NONEXISTENT_BRANCH]), action)?;
         // A killed git leaves this file; this program holds the comparison's lock.
-        let _ = leftovers::remove(&folder.join(".git/index.lock"));
+        let _ = leftovers::remove_path(&folder.join(".git/index.lock"));
         Ok(())
     }
 
     /// Puts a revision into it: files that are the same stay untouched, so that cargo builds only
     /// the differences. Returns notes about submodules that stay empty, as they are in the user's
     /// work tree.
-    pub fn check_out(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
+    pub fn check_out(&self, revision: &GitRevision) -> Result<Vec<String>, CompareError> {
         let notes = self.fill(revision)?;
         let (folder, source) = (&self.folder, &self.source);
         // Both checkouts get the uncommitted lock file with which the user builds.
@@ -77,7 +78,7 @@ impl Checkout {
         Ok(notes)
     }
 
-    fn fill(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
+    fn fill(&self, revision: &GitRevision) -> Result<Vec<String>, CompareError> {
         self.create_checkout()?;
         let (folder, commit) = (&self.folder, &revision.commit);
         let action = format!("check out {}", revision.label());
@@ -104,9 +105,9 @@ impl Checkout {
 
     fn fill_submodule(
         &self,
-        source: Repository,
+        source: GitRepository,
         link: &Gitlink,
-        revision: &Revision,
+        revision: &GitRevision,
     ) -> Result<Vec<String>, CompareError> {
         let (label, path) = (revision.label(), link.path.display());
         if source.objects.is_empty() {
@@ -123,7 +124,7 @@ impl Checkout {
         let below = Self { folder: self.inside(&link.path)?, source };
         let (new, kept) = (self.store().join("submodules").join(&link.path), below.store());
         let io = |cause| CompareError::io("write", &kept, cause);
-        leftovers::remove(&kept).map_err(io)?;
+        leftovers::remove_path(&kept).map_err(io)?;
         if new.exists() {
             std::fs::create_dir_all(kept.parent().unwrap_or(&kept)).map_err(io)?;
             std::fs::rename(&new, &kept).map_err(io)?;
@@ -135,7 +136,7 @@ impl Checkout {
             return Err(CompareError::NoSubmoduleCommit { path, commit, revision: label });
         }
         let name = format!("submodule {path} of {label}");
-        below.fill(&Revision { name, commit: link.commit.clone() })
+        below.fill(&GitRevision { name, commit: link.commit.clone() })
     }
 
     fn remove(&self, path: &Path) -> Result<(), CompareError> {
@@ -163,7 +164,7 @@ impl Checkout {
 #[cfg(test)]
 mod tests {
     use super::super::git::tests::{at, test_repository};
-    use super::super::snapshot::{SnapshotOptions, snapshot};
+    use super::super::snapshot::{SnapshotOptions, take_working_snapshot};
     use super::*;
 
     fn write(folder: &Path, name: &str, text: &str) {
@@ -171,13 +172,13 @@ mod tests {
         std::fs::write(folder.join(name), text).unwrap();
     }
 
-    fn take_snapshot(of: &Repository, checkout: &Checkout) -> Revision {
+    fn take_snapshot(of: &GitRepository, checkout: &SnapshotCheckout) -> GitRevision {
         let options = SnapshotOptions { target: Path::new("/none"), leave_out: &[], say: &|_| () };
-        snapshot(of, checkout, options).unwrap()
+        take_working_snapshot(of, checkout, options).unwrap()
     }
 
     /// A repository with the submodule `deps/outer` and in it `inner`, each with a file `a`.
-    fn nested() -> (Vec<tempfile::TempDir>, Repository) {
+    fn nested_repository() -> (Vec<tempfile::TempDir>, GitRepository) {
         let (inner, _) = test_repository();
         let (outer, _) = test_repository();
         let (top, of) = test_repository();
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn submodules_are_checked_out_at_the_recorded_commits() {
-        let (folders, repository) = nested();
+        let (folders, repository) = nested_repository();
         let top = folders[0].path();
         let elsewhere = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).ok();
@@ -206,7 +207,7 @@ mod tests {
         at(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
         at(top, &["commit", "--quiet", "-am", "second"]);
         let second = repository.resolve("HEAD").unwrap();
-        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
         for (revision, a) in [(&first, "1"), (&second, "2"), (&first, "1")] {
             assert_eq!(checkout.check_out(revision).unwrap(), [""; 0]);
             assert_eq!(read("deps/outer/a").as_deref(), Some(a));
@@ -228,11 +229,11 @@ mod tests {
 
     #[test]
     fn changes_in_a_submodule_are_part_of_the_working_tree() {
-        let (folders, repository) = nested();
+        let (folders, repository) = nested_repository();
         let top = folders[0].path();
         let elsewhere = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).unwrap();
-        let open = || Checkout::open(&repository, elsewhere.path()).unwrap();
+        let open = || SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
         assert_eq!(take_snapshot(&repository, &open()).name, "working tree, no changes");
         write(top, "deps/outer/a", "edited");
         write(top, "deps/outer/inner/new", "new");
@@ -251,7 +252,7 @@ mod tests {
             ("edited".into(), "new".into())
         );
         assert_eq!(status(), before, "nothing of the user's is changed");
-        // The next comparison: the earlier snapshot is gone, and its checkout does no harm.
+        // The next comparison no longer finds the earlier snapshot, whose checkout must do no harm.
         write(top, "deps/outer/a", "edited again");
         let checkout = open();
         checkout.check_out(&take_snapshot(&repository, &checkout)).unwrap();
@@ -265,13 +266,13 @@ mod tests {
 
     #[test]
     fn a_submodule_that_is_not_here_is_named_with_the_command() {
-        let (folders, _) = nested();
+        let (folders, _) = nested_repository();
         let url = folders[0].path().to_str().unwrap();
         let clone = tempfile::tempdir().unwrap();
         at(clone.path(), &["clone", "--quiet", url, "."]);
         let (repository, elsewhere) =
-            (Repository::around(clone.path()).unwrap(), tempfile::tempdir().unwrap());
-        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+            (GitRepository::around(clone.path()).unwrap(), tempfile::tempdir().unwrap());
+        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
         let head = repository.resolve("HEAD").unwrap();
         // The submodule is empty in the user's work tree too, which may be intended.
         let notes = checkout.check_out(&head).unwrap().concat();

@@ -17,28 +17,29 @@ use kernelgate::record::{file, lock};
 
 /// Number of attempts at a lock that is held: a process that is being started holds its parent's
 /// files, and with them a lock that the parent has released, until it runs its own program.
-const LOCK_TRIES: u32 = 10;
+const LOCK_ATTEMPTS: u32 = 10;
 /// Longest name of a side in the file `side`, bytes.
 const MAX_SIDE_LABEL_BYTES: u64 = 16;
 /// Time between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The folder, locked until it is dropped.
-pub struct Folder {
+pub struct LockedFolder {
     root: PathBuf,
     _lock: File,
 }
 
-impl Folder {
+impl LockedFolder {
     /// Opens and locks the folder; moves a side that an interrupted build left in the slot back to
     /// its place.
-    pub fn open(root: &Path) -> Result<Self, CompareError> {
+    pub fn open_locked_folder(root: &Path) -> Result<Self, CompareError> {
         std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, cause))?;
         let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, cause))?;
         let path = root.join("lock");
-        let lock = lock::open(&path).map_err(|cause| CompareError::io("open", &path, cause))?;
+        let lock =
+            lock::open_lock_file(&path).map_err(|cause| CompareError::io("open", &path, cause))?;
         let mut tried = lock.try_lock();
-        for _ in 0..LOCK_TRIES {
+        for _ in 0..LOCK_ATTEMPTS {
             if !matches!(tried, Err(TryLockError::WouldBlock)) {
                 break;
             }
@@ -59,7 +60,7 @@ impl Folder {
             leftovers::make_folder(&side)
                 .map_err(|cause| CompareError::io("make", &side, cause))?;
             let label = side.join("side");
-            leftovers::remove(&label)
+            leftovers::remove_path(&label)
                 .and_then(|()| std::fs::write(&label, arm.name()))
                 .map_err(|cause| CompareError::io("write", &label, cause))?;
         }
@@ -100,7 +101,7 @@ impl Folder {
         #[cfg(unix)]
         {
             let fresh = self.root.join("slot.new");
-            let linked = leftovers::remove(&fresh)
+            let linked = leftovers::remove_path(&fresh)
                 .and_then(|()| std::os::unix::fs::symlink(arm.name(), &fresh))
                 .and_then(|()| std::fs::rename(&fresh, self.slot_folder_path()));
             linked.map_err(|cause| CompareError::io("link", &self.slot_folder_path(), cause))?;
@@ -114,19 +115,19 @@ impl Folder {
         let slot = self.slot_folder_path();
         let Ok(found) = std::fs::symlink_metadata(&slot) else { return Ok(()) };
         let emptied = if found.is_dir() {
-            // A build was interrupted: its folder names the side.
+            // The file in the folder of an interrupted build names the side.
             match file::read_untrusted_text(&slot.join("side"), MAX_SIDE_LABEL_BYTES) {
                 Ok(side)
                     if ["base", "head"].contains(&side.as_str())
                         && !self.root.join(&side).join("side").exists() =>
                 {
                     let place = self.root.join(&side);
-                    leftovers::remove(&place).and_then(|()| std::fs::rename(&slot, place))
+                    leftovers::remove_path(&place).and_then(|()| std::fs::rename(&slot, place))
                 }
-                _ => leftovers::remove(&slot),
+                _ => leftovers::remove_path(&slot),
             }
         } else {
-            leftovers::remove(&slot)
+            leftovers::remove_path(&slot)
         };
         emptied.map_err(|cause| CompareError::io("empty", &slot, cause))
     }
@@ -139,9 +140,9 @@ mod tests {
     #[test]
     fn the_slot_is_one_side_at_a_time_and_survives_an_interrupted_build() {
         let root = tempfile::tempdir().unwrap();
-        let folder = Folder::open(root.path()).unwrap();
+        let folder = LockedFolder::open_locked_folder(root.path()).unwrap();
         assert!(
-            Folder::open(root.path())
+            LockedFolder::open_locked_folder(root.path())
                 .is_err_and(|error| error.to_string().contains("another comparison runs"))
         );
         let mark = |slot: &Path| {
@@ -156,7 +157,7 @@ mod tests {
         drop(folder);
         std::fs::remove_file(root.path().join("slot")).unwrap();
         std::fs::rename(root.path().join("base"), root.path().join("slot")).unwrap();
-        let folder = Folder::open(root.path()).unwrap();
+        let folder = LockedFolder::open_locked_folder(root.path()).unwrap();
         assert!(
             folder.side_folder_path(Arm::Base).join("mark").exists()
                 && !folder.slot_folder_path().exists()
@@ -179,7 +180,7 @@ mod tests {
         make_pipe(&root.join("slot/side"));
         make_pipe(&root.join("base/side"));
         std::os::unix::fs::symlink(&outside, root.join("head")).unwrap();
-        let folder = Folder::open(&root).unwrap();
+        let folder = LockedFolder::open_locked_folder(&root).unwrap();
         for arm in [Arm::Base, Arm::Head] {
             let label = folder.link_slot_to_side(arm).unwrap().join("side");
             assert_eq!(std::fs::read_to_string(label).unwrap(), arm.name());

@@ -11,7 +11,7 @@ use kernelgate::record::provenance::WITHOUT_HOOKS;
 
 /// The git repository that holds the package.
 #[derive(Debug, Clone)]
-pub struct Repository {
+pub struct GitRepository {
     /// Root folder of the working tree.
     pub top: PathBuf,
     /// The package's folder, relative to the repository's root.
@@ -26,14 +26,14 @@ pub struct Repository {
 
 /// A git commit, with the user's name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Revision {
+pub struct GitRevision {
     /// The revision as the user names it: "main", "HEAD~1", "working tree".
     pub name: String,
     /// Full id.
     pub commit: String,
 }
 
-impl Revision {
+impl GitRevision {
     /// Name and commit of the revision: "main (1a2b3c4d)".
     pub fn label(&self) -> String {
         format!("{} ({})", self.name, self.commit.get(..8).unwrap_or(&self.commit))
@@ -61,7 +61,7 @@ pub fn git(folder: &Path) -> Command {
 
 /// Runs a git command.
 pub fn output(command: &mut Command) -> Result<Output, CompareError> {
-    commands::show(command);
+    commands::print_command(command);
     command.output().map_err(CompareError::NoGit)
 }
 
@@ -82,7 +82,7 @@ pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> 
     Err(CompareError::Git { action: action.to_owned(), message })
 }
 
-impl Repository {
+impl GitRepository {
     /// The repository around a package's folder; the error names a missing package first.
     pub fn around_package(folder: &Path) -> Result<Self, CompareError> {
         Self::around(folder).map_err(|error| match has_manifest(folder) {
@@ -114,7 +114,7 @@ impl Repository {
     }
 
     /// The commit that a name refers to.
-    pub fn resolve(&self, name: &str) -> Result<Revision, CompareError> {
+    pub fn resolve(&self, name: &str) -> Result<GitRevision, CompareError> {
         let object = format!("{name}^{{commit}}");
         let found = output(git(&self.top).args([
             "rev-parse",
@@ -125,7 +125,7 @@ impl Repository {
         ]))?;
         let commit = String::from_utf8_lossy(&found.stdout).trim().to_owned();
         if found.status.success() && !commit.is_empty() {
-            return Ok(Revision { name: name.to_owned(), commit });
+            return Ok(GitRevision { name: name.to_owned(), commit });
         }
         let refs =
             run(git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]), "list refs")
@@ -173,14 +173,14 @@ pub mod tests {
     }
 
     /// A repository with the file `a` in one commit on `main`.
-    pub fn test_repository() -> (tempfile::TempDir, Repository) {
+    pub fn test_repository() -> (tempfile::TempDir, GitRepository) {
         let folder = tempfile::tempdir().unwrap();
         at(folder.path(), &["init", "--quiet", "--initial-branch=main"]);
         std::fs::write(folder.path().join("a"), "1").unwrap();
         std::fs::write(folder.path().join(".gitignore"), "ignored\n").unwrap();
         at(folder.path(), &["add", "."]);
         at(folder.path(), &["commit", "--quiet", "-m", "first"]);
-        let repository = Repository::around(folder.path()).unwrap();
+        let repository = GitRepository::around(folder.path()).unwrap();
         (folder, repository)
     }
 
@@ -205,7 +205,7 @@ pub mod tests {
         let clone = tempfile::tempdir().unwrap();
         let url = format!("file://{}", folder.path().display());
         at(clone.path(), &["clone", "--quiet", "--depth=1", &url, "."]);
-        let shallow = Repository::around(clone.path()).unwrap();
+        let shallow = GitRepository::around(clone.path()).unwrap();
         assert!(shallow.resolve("HEAD").is_ok());
         let message = shallow.resolve("HEAD~1").unwrap_err().to_string();
         for words in ["no revision `HEAD~1`", "git fetch --unshallow", "fetch-depth: 0"] {

@@ -1,4 +1,5 @@
-//! Copies bench executables into the folder of their side, and chooses those that take part.
+//! Copies bench executables into the folder of their side, and chooses the benches that are
+//! compared.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::leftovers;
 use crate::benches::child::ChildProcess;
-use crate::benches::mark::{self, Kind};
+use crate::benches::mark::{self, BenchHarnessKind};
 use crate::benches::versions::{self, VersionQueryError};
 use crate::compare::CompareError;
 use kernelgate::protocol;
@@ -70,14 +71,13 @@ pub struct SideInstaller<'a> {
 }
 
 /// Copies executables into `side/bin` and asks each for its version. Asking means running, so only
-/// files with the mark of this harness are asked, and those named by the user. Executables of
-/// benches that use Criterion alone are not asked for versions; those that were not built here must
-/// be named.
+/// files with the mark of this harness are asked, and those named by the user. Plain Criterion
+/// benches are not asked for versions; executables that were not built here must be named.
 ///
 /// # Errors
 /// Fails if a bench of this harness hangs or fails when it is asked, does not support trials
 /// ([`CompareError::Refused`]) or cannot be copied.
-pub fn install(
+pub fn install_benches(
     side: &Path,
     found: &BTreeMap<String, PathBuf>,
     label: &str,
@@ -94,12 +94,12 @@ pub fn install(
         let kind = mark::kind(path);
         let named = !how.wanted.is_empty();
         let driver = match kind {
-            Ok(Kind::Criterion) if how.built || named => BenchDriver::Criterion,
-            Ok(Kind::Ours) => match ask(path, bench, label, how)? {
+            Ok(BenchHarnessKind::Criterion) if how.built || named => BenchDriver::Criterion,
+            Ok(BenchHarnessKind::Ours) => match ask(path, bench, label, how)? {
                 Some(driver) => driver,
                 None => continue,
             },
-            Ok(Kind::Unknown) | Err(_) if named => match ask(path, bench, label, how) {
+            Ok(BenchHarnessKind::Unknown) | Err(_) if named => match ask(path, bench, label, how) {
                 Ok(Some(driver)) => driver,
                 Ok(None) => continue,
                 Err(_) => {
@@ -116,7 +116,7 @@ pub fn install(
         let at = bin.join(bench);
         // The file is copied, never hard-linked: a build or `cp` that writes to the original in
         // place must not change the executable that is timed.
-        leftovers::remove(&at).map_err(|cause| io(&at, cause))?;
+        leftovers::remove_path(&at).map_err(|cause| io(&at, cause))?;
         std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
         // The stamp is taken first, so that a write in between is noticed.
         let stamp = FileSizeAndTimes::read(&at);
@@ -158,7 +158,7 @@ impl InstalledBench {
         self.hash == other.hash && self.driver == other.driver
     }
 
-    /// Hashes the file in `side/bin` again if its size or times changed.
+    /// Hashes the installed file again if its size or times changed.
     pub fn check_untouched(&self, side: &Path) -> Result<(), CompareError> {
         if FileSizeAndTimes::read(&side.join("bin").join(&self.bench)) == self.stamp {
             return Ok(());
@@ -169,8 +169,8 @@ impl InstalledBench {
     /// Hashes the installed file in `side/bin` again to find changes.
     ///
     /// # Errors
-    /// Fails with [`CompareError::Changed`] if the file is not the one that was installed: its
-    /// times belong to unknown code.
+    /// Fails with [`CompareError::Changed`] if the file is not the installed one: its times belong
+    /// to unknown code.
     pub fn check_unchanged(&self, side: &Path) -> Result<(), CompareError> {
         let path = side.join("bin").join(&self.bench);
         let found = match path.try_exists() {
@@ -212,11 +212,15 @@ fn ask(
 }
 
 /// The reason why an executable is not run.
-fn not_run_reason(kind: &std::io::Result<Kind>, bench: &str) -> String {
+fn not_run_reason(kind: &std::io::Result<BenchHarnessKind>, bench: &str) -> String {
     let why = match kind {
-        Ok(Kind::Criterion) => "it uses Criterion alone and was not built here".to_owned(),
-        Ok(kind @ Kind::Divan) => return format!("{}, so it cannot be driven", kind.words()),
-        Ok(kind @ Kind::Libtest) => {
+        Ok(BenchHarnessKind::Criterion) => {
+            "it uses Criterion alone and was not built here".to_owned()
+        }
+        Ok(kind @ BenchHarnessKind::Divan) => {
+            return format!("{}, so it cannot be driven", kind.words());
+        }
+        Ok(kind @ BenchHarnessKind::Libtest) => {
             return format!(
                 "{}, so it cannot be driven; if it is one of Criterion, `harness = false` is \
                  missing under its [[bench]]",
@@ -233,7 +237,7 @@ fn not_run_reason(kind: &std::io::Result<Kind>, bench: &str) -> String {
 mod tests {
     use super::*;
     use crate::benches::prebuilt::prebuilt_benches;
-    use kernelgate::exit::Exit;
+    use kernelgate::exit::ExitReason;
 
     #[test]
     fn an_executable_that_changed_in_place_is_refused() {
@@ -251,7 +255,7 @@ mod tests {
         assert!(bench.check_untouched(side.path()).is_ok());
         std::fs::write(&path, "two").unwrap();
         let changed = bench.check_untouched(side.path()).unwrap_err();
-        assert_eq!(changed.exit(), Exit::Refused);
+        assert_eq!(changed.exit(), ExitReason::Refused);
         assert!(changed.to_string().contains("changed while it was compared"), "{changed}");
         std::fs::remove_file(&path).unwrap();
         let missing = bench.check_unchanged(side.path()).unwrap_err();
@@ -274,14 +278,15 @@ mod tests {
         let how = |wanted| SideInstaller {
             wanted,
             built: false,
-            timeout: versions::TIMEOUT,
+            timeout: versions::VERSION_TIMEOUT,
             running: &running,
         };
-        let installed = install(&side, &found, "base", how(&[])).unwrap();
+        let installed = install_benches(&side, &found, "base", how(&[])).unwrap();
         assert!(!ran.exists() && installed.driven.is_empty());
         let why = &installed.foreign["innocent"];
         assert!(why.contains("no mark") && why.contains("`--bench innocent`"), "{why}");
-        let installed = install(&side, &found, "base", how(&["innocent".to_owned()])).unwrap();
+        let installed =
+            install_benches(&side, &found, "base", how(&["innocent".to_owned()])).unwrap();
         assert!(ran.exists() && installed.driven.is_empty());
         insta::assert_snapshot!(installed.foreign["innocent"], @"asked by --bench, it did not answer as a bench of this harness does");
     }

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 /// Removes a path of ours: a file, link, FIFO, or folder with its contents. Links are not followed.
-/// Removing an absent path succeeds.
-pub fn remove(path: &Path) -> std::io::Result<()> {
+/// Removing a path that does not exist succeeds.
+pub fn remove_path(path: &Path) -> std::io::Result<()> {
     let removed = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
         Ok(_) => std::fs::remove_file(path),
@@ -23,20 +23,20 @@ pub fn remove(path: &Path) -> std::io::Result<()> {
 /// Fails if a path cannot be removed or the folder cannot be made.
 pub fn make_folder(path: &Path) -> std::io::Result<()> {
     if !std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
-        remove(path)?;
+        remove_path(path)?;
     }
     std::fs::create_dir_all(path)
 }
 
-/// Makes a folder whose only contents are the entries to keep. Anything else in it, or at the path
-/// itself, is removed.
+/// Makes a folder whose only contents are the entries to keep. Other entries of the folder, and
+/// anything else at its path, are removed.
 pub fn clean_folder(path: &Path, keep: &[&str]) -> std::io::Result<()> {
     make_folder(path)?;
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
         let kept = keep.iter().any(|name| entry.file_name() == *name);
         if !kept || !entry.file_type()?.is_dir() {
-            remove(&entry.path())?;
+            remove_path(&entry.path())?;
         }
     }
     Ok(())
@@ -71,8 +71,8 @@ mod tests {
         std::fs::write(&work, "x").unwrap();
         clean_folder(&work, &[]).unwrap();
         assert!(work.is_dir());
-        remove(&work).unwrap();
-        remove(&work).unwrap();
+        remove_path(&work).unwrap();
+        remove_path(&work).unwrap();
         assert!(!work.exists());
     }
 }

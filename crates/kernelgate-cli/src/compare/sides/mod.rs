@@ -27,21 +27,21 @@ use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt_benches;
 use crate::benches::versions;
 use crate::gate::paired::Arm;
-use checkout::Checkout;
-use folder::Folder;
-use git::{Repository, Revision};
-use install::{BenchDriver, InstalledBenches, SideInstaller, install};
+use checkout::SnapshotCheckout;
+use folder::LockedFolder;
+use git::{GitRepository, GitRevision};
+use install::{BenchDriver, InstalledBenches, SideInstaller, install_benches};
 use kernelgate::protocol::RequestedAction;
 use kernelgate::record::file;
 use seed::{seed, seed_registry};
-use snapshot::{SnapshotOptions, snapshot};
-use surroundings::{SOURCES, Surroundings};
+use snapshot::{SnapshotOptions, take_working_snapshot};
+use surroundings::{PackageSurroundings, SIDE_SOURCES_FOLDER};
 
 /// Longest lock file of cargo that is read, bytes.
 const MAX_LOCK_FILE_BYTES: u64 = 64 << 20;
 
 /// One side of a comparison (base or head) with its executables.
-pub struct Side {
+pub struct ComparisonSide {
     /// Name and commit of the side: "main (1a2b3c4d)".
     pub label: String,
     /// Commit that the side's runs record.
@@ -51,13 +51,13 @@ pub struct Side {
     pub sources: Option<String>,
     /// Folder of the side's package: below the slot, or the user's own folder.
     pub package: PathBuf,
-    /// Folders of the packages of its benches, in which the benches run, if cargo reported them.
+    /// Package folders in which the side's benches run, if cargo reported them.
     pub packages: BTreeMap<String, PathBuf>,
     /// Executables that can run.
     pub executables: InstalledBenches,
 }
 
-impl Side {
+impl ComparisonSide {
     /// Folder in which the processes of a bench run.
     pub fn package_folder_of(&self, bench: &str) -> &PathBuf {
         self.packages.get(bench).unwrap_or(&self.package)
@@ -72,33 +72,33 @@ enum SideExecutableSource<'a> {
 
 /// A revision, and the checkout in which it is built.
 struct CheckedOutRevision {
-    revision: Revision,
-    checkout: Checkout,
-    repository: Repository,
+    revision: GitRevision,
+    checkout: SnapshotCheckout,
+    repository: GitRepository,
 }
 
 /// Makes the sides of a comparison ready.
 #[derive(Clone, Copy)]
-pub struct Builder<'a> {
+pub struct SideBuilder<'a> {
     /// The comparison.
     pub request: &'a ComparisonRequest,
     /// Folder that contains both sides.
-    pub folder: &'a Folder,
+    pub folder: &'a LockedFolder,
     /// Shows the progress.
     pub progress: &'a ComparisonProgress,
     /// The running build, which an interrupt ends.
     pub running: &'a ChildProcess,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> SideBuilder<'a> {
     /// Makes both sides ready. Revisions are resolved before anything is built.
-    pub fn sides(self) -> Result<[Side; 2], CompareError> {
+    pub fn sides(self) -> Result<[ComparisonSide; 2], CompareError> {
         self.prepare_both_sides(false)
     }
 
     /// Makes both sides ready. With `twins`, the folder of the head holds executables that were built
     /// for the base.
-    fn prepare_both_sides(self, twins: bool) -> Result<[Side; 2], CompareError> {
+    fn prepare_both_sides(self, twins: bool) -> Result<[ComparisonSide; 2], CompareError> {
         let Self { request, folder, progress, .. } = self;
         let find = |arm, source: &'a SideSource| {
             let name = match source {
@@ -106,18 +106,18 @@ impl<'a> Builder<'a> {
                 SideSource::Revision(name) => Some(name),
                 SideSource::WorkTree => None,
             };
-            let repository = Repository::around_package(&request.package)?;
+            let repository = GitRepository::around_package(&request.package)?;
             let named = name.map(|name| repository.resolve(name)).transpose()?;
             let side = folder.side_folder_path(arm);
-            let surroundings = Surroundings::new(&repository.top);
-            let checkout = Checkout::open(&repository, &surroundings.copy(&side))?;
+            let surroundings = PackageSurroundings::new(&repository.top);
+            let checkout = SnapshotCheckout::open_checkout(&repository, &surroundings.copy(&side))?;
             surroundings.link(&side)?;
             let revision = match named {
                 Some(revision) => revision,
                 None => {
                     let say = |text: &str| progress.say(text);
                     let (target, leave_out) = (&request.target, &request.leave_out[..]);
-                    snapshot(
+                    take_working_snapshot(
                         &repository,
                         &checkout,
                         SnapshotOptions { target, leave_out, say: &say },
@@ -130,7 +130,8 @@ impl<'a> Builder<'a> {
         let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
         let make = |arm, sources: &SideExecutableSource<'_>| match sources {
             SideExecutableSource::Folder(path) => {
-                // Executables in the base's own folder were checked when they were copied there.
+                // If both sides are identical, the executables in the base's folder were checked
+                // when they were copied there.
                 let built = twins && arm == Arm::Head;
                 self.install_folder(arm, path, built)
             }
@@ -159,7 +160,7 @@ impl<'a> Builder<'a> {
 
     /// States before the head is built that no case of the base matches the filter, which is often a
     /// typing error. A case that only the head has is still listed.
-    fn check_case_filter(&self, base: &Side) {
+    fn check_case_filter(&self, base: &ComparisonSide) {
         let Self { request, folder, progress, running } = self;
         let driven = &base.executables.driven;
         if !driven.values().all(|bench| matches!(bench.driver, BenchDriver::Protocol(_))) {
@@ -176,7 +177,7 @@ impl<'a> Builder<'a> {
         let asking = RequestSettings {
             settings: request.settings.clone(),
             filter: request.filter.as_deref(),
-            timeout: request.wait.unwrap_or(versions::TIMEOUT),
+            timeout: request.wait.unwrap_or(versions::VERSION_TIMEOUT),
             running,
         };
         if request.filter.is_some()
@@ -188,33 +189,34 @@ impl<'a> Builder<'a> {
     }
 
     /// Prepares two identical sides: the base, and a copy of its executables as head. If the base
-    /// has sources, the head's sources are a link to them.
-    pub fn prepare_identical_sides(self) -> Result<[Side; 2], CompareError> {
+    /// has sources, the head's sources are a link to the base's.
+    pub fn prepare_identical_sides(self) -> Result<[ComparisonSide; 2], CompareError> {
         let folder = self.folder;
         // Removes executables of an earlier build that this one does not have.
         for arm in [Arm::Base, Arm::Head] {
             let bin = folder.side_folder_path(arm).join("bin");
-            leftovers::remove(&bin).map_err(|cause| CompareError::io("remove", &bin, cause))?;
+            leftovers::remove_path(&bin)
+                .map_err(|cause| CompareError::io("remove", &bin, cause))?;
         }
         let same = ComparisonRequest {
             head: SideSource::Folder(folder.side_folder_path(Arm::Base).join("bin")),
             ..self.request.clone()
         };
-        let [base, head] = Builder { request: &same, ..self }.prepare_both_sides(true)?;
+        let [base, head] = SideBuilder { request: &same, ..self }.prepare_both_sides(true)?;
         #[cfg(unix)]
         {
-            let sources = folder.side_folder_path(Arm::Head).join(SOURCES);
+            let sources = folder.side_folder_path(Arm::Head).join(SIDE_SOURCES_FOLDER);
             if std::fs::symlink_metadata(&sources).is_err()
-                && folder.side_folder_path(Arm::Base).join(SOURCES).is_dir()
+                && folder.side_folder_path(Arm::Base).join(SIDE_SOURCES_FOLDER).is_dir()
             {
                 let linked = std::os::unix::fs::symlink(
-                    Path::new("..").join(Arm::Base.name()).join(SOURCES),
+                    Path::new("..").join(Arm::Base.name()).join(SIDE_SOURCES_FOLDER),
                     &sources,
                 );
                 linked.map_err(|cause| CompareError::io("link", &sources, cause))?;
             }
         }
-        let head = Side {
+        let head = ComparisonSide {
             label: base.label.clone(),
             commit: base.commit.clone(),
             sources: base.sources.clone(),
@@ -226,20 +228,25 @@ impl<'a> Builder<'a> {
     }
 
     fn side_installer(&self, built: bool) -> SideInstaller<'_> {
-        let timeout = self.request.wait.unwrap_or(versions::TIMEOUT);
+        let timeout = self.request.wait.unwrap_or(versions::VERSION_TIMEOUT);
         SideInstaller { wanted: &self.request.benches, built, timeout, running: self.running }
     }
 
-    fn install_folder(self, arm: Arm, path: &Path, built: bool) -> Result<Side, CompareError> {
+    fn install_folder(
+        self,
+        arm: Arm,
+        path: &Path,
+        built: bool,
+    ) -> Result<ComparisonSide, CompareError> {
         let label = path.display().to_string();
         let found =
             prebuilt_benches(path).map_err(|cause| CompareError::io("read", path, cause))?;
         let at = self.folder.side_folder_path(arm);
-        let executables = install(&at, &found, &label, self.side_installer(built))?;
+        let executables = install_benches(&at, &found, &label, self.side_installer(built))?;
         if executables.driven.is_empty() && executables.foreign.is_empty() {
             return Err(CompareError::NoExecutable(label));
         }
-        Ok(Side {
+        Ok(ComparisonSide {
             label,
             commit: format!("prebuilt-{arm}"),
             sources: None,
@@ -250,12 +257,16 @@ impl<'a> Builder<'a> {
     }
 
     /// Builds a revision and installs its executables.
-    fn install_revision(self, arm: Arm, found: &CheckedOutRevision) -> Result<Side, CompareError> {
+    fn install_revision(
+        self,
+        arm: Arm,
+        found: &CheckedOutRevision,
+    ) -> Result<ComparisonSide, CompareError> {
         let Self { request, folder, progress, .. } = self;
         let CheckedOutRevision { revision, checkout, repository } = found;
         let side_name = arm.name();
         let label = revision.label();
-        let surroundings = Surroundings::new(&repository.top);
+        let surroundings = PackageSurroundings::new(&repository.top);
         let notes = checkout.check_out(revision)?;
         notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
         progress.now(&format!("building {side_name}: {label}"));
@@ -266,7 +277,7 @@ impl<'a> Builder<'a> {
         };
         if seeded.is_err() {
             // Cargo then compiles the dependencies again; on a full disk it reports that.
-            let _ = leftovers::remove(&folder.side_folder_path(arm).join("target.partial"));
+            let _ = leftovers::remove_path(&folder.side_folder_path(arm).join("target.partial"));
         }
         let (built, unbuilt) = self.build(arm, found, &notes)?;
         progress.now(&format!("built {side_name} in {}", duration(started.elapsed())));
@@ -284,7 +295,7 @@ impl<'a> Builder<'a> {
         let built: BTreeMap<String, PathBuf> =
             built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
         let (at, name) = (folder.side_folder_path(arm), format!("{side_name} {label}"));
-        let mut executables = install(&at, &built, &name, self.side_installer(true))?;
+        let mut executables = install_benches(&at, &built, &name, self.side_installer(true))?;
         let is_selected =
             |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
         let unbuilt = unbuilt.into_iter();
@@ -292,7 +303,14 @@ impl<'a> Builder<'a> {
         executables.foreign.extend(unbuilt);
         let package = surroundings.copy(&folder.slot_folder_path()).join(&repository.package);
         let commit = revision.commit.clone();
-        Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
+        Ok(ComparisonSide {
+            label,
+            sources: Some(commit.clone()),
+            commit,
+            package,
+            packages,
+            executables,
+        })
     }
 
     /// Builds a checked-out revision. Returns the benches that were built, and the package's
@@ -306,7 +324,7 @@ impl<'a> Builder<'a> {
         let Self { request, folder, progress, .. } = self;
         let CheckedOutRevision { revision, repository, .. } = found;
         let (side_name, label, started) = (arm.name(), revision.label(), Instant::now());
-        let surroundings = Surroundings::new(&repository.top);
+        let surroundings = PackageSurroundings::new(&repository.top);
         let targets = BuildTargets {
             benches: &request.benches,
             package: request.member.as_deref(),
@@ -324,7 +342,9 @@ impl<'a> Builder<'a> {
                     .arg("--manifest-path")
                     .arg(&manifest)
                     .current_dir(manifest.parent().unwrap_or(slot));
-                command.env("CARGO_TARGET_DIR", slot.join("target")).envs(cargo::PROGRESS);
+                command
+                    .env("CARGO_TARGET_DIR", slot.join("target"))
+                    .envs(cargo::CARGO_PROGRESS_VARIABLES);
                 let show = |line: CargoBuildOutput<'_>| {
                     if let CargoBuildOutput::Progress(BuildProgress { done, all }) = line {
                         let elapsed = duration(started.elapsed());
@@ -358,7 +378,7 @@ impl<'a> Builder<'a> {
 /// Starts the first build of a side with the registry's crates that the user's own builds compiled.
 fn seed_from_user(
     request: &ComparisonRequest,
-    repository: &Repository,
+    repository: &GitRepository,
     side: &Path,
 ) -> std::io::Result<()> {
     let profile = match request.profile.as_str() {

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use serde::Deserialize;
 
 use super::leftovers;
-use super::surroundings::SOURCES;
+use super::surroundings::SIDE_SOURCES_FOLDER;
 
 /// The content of a `Cargo.lock` file.
 #[derive(Deserialize)]
@@ -25,7 +25,7 @@ struct LockedPackage {
     source: Option<String>,
 }
 
-/// Names of the registry's crates in a lock file, without names that a local package has too.
+/// Names of the registry crates in a lock file, without names that a local package shares.
 fn registry_crates(lock: &str) -> BTreeSet<String> {
     let Ok(LockFile { package }) = toml::from_str(lock) else { return BTreeSet::new() };
     let from_registry = |it: &LockedPackage| {
@@ -48,8 +48,8 @@ fn split_build_hash(name: &str) -> Option<(&str, &str)> {
 }
 
 /// Copies compiled registry crates of a profile, such as `release`, from the target folder `from`
-/// into that of a side that has none yet. `lock` is the text of the lock file. Returns the number
-/// of copied crate builds.
+/// into a side's empty target folder. `lock` is the text of the lock file. Returns the number of
+/// copied crate builds.
 pub fn seed_registry(
     from: &Path,
     profile: &str,
@@ -74,7 +74,7 @@ pub fn seed_registry(
         .map(|(_, digits)| digits.to_owned())
         .collect();
     let partial = side.join("target.partial");
-    leftovers::remove(&partial)?;
+    leftovers::remove_path(&partial)?;
     for folder in [".fingerprint", "deps", "build"] {
         let (source, target) = (from.join(folder), partial.join(profile).join(folder));
         std::fs::create_dir_all(&target)?;
@@ -97,13 +97,13 @@ pub fn seed(from: &Path, to: &Path) -> std::io::Result<()> {
     }
     // The copy has another name until it is complete.
     let partial = to.join("target.partial");
-    leftovers::remove(&partial)?;
-    copy(&built, &partial)?;
-    touch(&to.join(SOURCES), SystemTime::now())?;
+    leftovers::remove_path(&partial)?;
+    copy_with_times(&built, &partial)?;
+    touch_sources(&to.join(SIDE_SOURCES_FOLDER), SystemTime::now())?;
     std::fs::rename(partial, fresh)
 }
 
-fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+fn copy_with_times(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
@@ -116,7 +116,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
 fn copy_entry(from: &Path, to: &Path) -> std::io::Result<()> {
     let facts = std::fs::symlink_metadata(from)?;
     if facts.is_dir() {
-        copy(from, to)?;
+        copy_with_times(from, to)?;
     } else if facts.is_file() {
         std::fs::copy(from, to)?;
         std::fs::File::open(to)?.set_modified(facts.modified()?)?;
@@ -124,12 +124,12 @@ fn copy_entry(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn touch(folder: &Path, now: SystemTime) -> std::io::Result<()> {
+fn touch_sources(folder: &Path, now: SystemTime) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let (path, kind) = (entry.path(), entry.file_type()?);
         if kind.is_dir() && entry.file_name() != ".git" {
-            touch(&path, now)?;
+            touch_sources(&path, now)?;
         } else if kind.is_file() {
             std::fs::File::open(&path)?.set_modified(now)?;
         }
@@ -194,8 +194,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (from, to) = (root.path().join("base"), root.path().join("head"));
         std::fs::create_dir_all(from.join("target/release")).unwrap();
-        std::fs::create_dir_all(to.join(SOURCES)).unwrap();
-        let (built, source) = (from.join("target/release/x"), to.join(SOURCES).join("lib.rs"));
+        std::fs::create_dir_all(to.join(SIDE_SOURCES_FOLDER)).unwrap();
+        let (built, source) =
+            (from.join("target/release/x"), to.join(SIDE_SOURCES_FOLDER).join("lib.rs"));
         let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         for path in [&built, &source] {
             std::fs::write(path, "1").unwrap();

@@ -6,8 +6,8 @@ use std::process::Command;
 use kernelgate::display;
 use kernelgate::record::text::on_one_line;
 
-use super::checkout::Checkout;
-use super::git::{Repository, Revision, git, output, run};
+use super::checkout::SnapshotCheckout;
+use super::git::{GitRepository, GitRevision, git, output, run};
 use super::submodules;
 use crate::compare::CompareError;
 
@@ -15,12 +15,12 @@ use crate::compare::CompareError;
 const MAX_UNTRACKED_BYTES_WITHOUT_NOTE: u64 = 50_000_000;
 /// Files, or submodules, that a message names.
 const MAX_NAMED_FILES_IN_MESSAGE: usize = 3;
-const ACTION: &str = "snapshot the working tree";
+const SNAPSHOT_ACTION: &str = "snapshot the working tree";
 
 /// Exclusions of a snapshot, and the output for notes.
 #[derive(Clone, Copy)]
 pub struct SnapshotOptions<'a> {
-    /// The target folder, which is excluded even where it is not ignored.
+    /// The target folder, which is excluded even where git does not ignore it.
     pub target: &'a Path,
     /// Untracked files and folders that are excluded.
     pub leave_out: &'a [PathBuf],
@@ -32,11 +32,11 @@ pub struct SnapshotOptions<'a> {
 /// submodules. Equal content gives the same commit.
 ///
 /// The snapshot's objects go to the store of the checkout.
-pub fn snapshot(
-    of: &Repository,
-    checkout: &Checkout,
+pub fn take_working_snapshot(
+    of: &GitRepository,
+    checkout: &SnapshotCheckout,
     options: SnapshotOptions<'_>,
-) -> Result<Revision, CompareError> {
+) -> Result<GitRevision, CompareError> {
     for path in options.leave_out {
         check_untracked(of, path)?;
     }
@@ -54,23 +54,23 @@ pub fn snapshot(
             format!("{}, with changes in submodules {}{more}", revision.name, named.join(", "))
         }
     };
-    Ok(Revision { name, ..revision })
+    Ok(GitRevision { name, ..revision })
 }
 
 /// Returns the snapshot's commit, and the submodules that contain uncommitted changes. Objects of
 /// submodules are stored below the store, by their paths, as `checkout` expects them.
 fn commit(
-    of: &Repository,
+    of: &GitRepository,
     store: &Path,
     options: SnapshotOptions<'_>,
-) -> Result<(Revision, Vec<PathBuf>), CompareError> {
+) -> Result<(GitRevision, Vec<PathBuf>), CompareError> {
     let head = of.resolve("HEAD")?;
-    let io = |cause| CompareError::Snapshot { action: ACTION, cause };
+    let io = |cause| CompareError::Snapshot { action: SNAPSHOT_ACTION, cause };
     let objects = store.join("objects");
     std::fs::create_dir_all(&objects).map_err(io)?;
     let folder = tempfile::tempdir().map_err(io)?;
     let index = folder.path().join("index");
-    let own = run(git(&of.top).args(["rev-parse", "--git-path", "index"]), ACTION)?;
+    let own = run(git(&of.top).args(["rev-parse", "--git-path", "index"]), SNAPSHOT_ACTION)?;
     // A copied index saves reading every file again; without one every file is read.
     if copy_with_time(&of.top.join(own), &index).is_err() {
         let _ = std::fs::remove_file(&index);
@@ -96,21 +96,21 @@ fn commit(
         let (revision, within) = commit(&inner, &below, options)?;
         if revision.commit != link.commit {
             let entry = format!("160000,{},{}", revision.commit, link.path.display());
-            run(plumbing().args(["update-index", "--cacheinfo", &entry]), ACTION)?;
+            run(plumbing().args(["update-index", "--cacheinfo", &entry]), SNAPSHOT_ACTION)?;
             changed.push(link.path.clone());
         }
         changed.extend(within.into_iter().map(|path| link.path.join(path)));
     }
-    let tree = run(plumbing().arg("write-tree"), ACTION)?;
-    if tree == run(git(&of.top).args(["rev-parse", "HEAD^{tree}"]), ACTION)? {
+    let tree = run(plumbing().arg("write-tree"), SNAPSHOT_ACTION)?;
+    if tree == run(git(&of.top).args(["rev-parse", "HEAD^{tree}"]), SNAPSHOT_ACTION)? {
         let name = "working tree, no changes".to_owned();
-        return Ok((Revision { name, commit: head.commit }, changed));
+        return Ok((GitRevision { name, commit: head.commit }, changed));
     }
     let commit = run(
         plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]),
-        ACTION,
+        SNAPSHOT_ACTION,
     )?;
-    Ok((Revision { name: "working tree".to_owned(), commit }, changed))
+    Ok((GitRevision { name: "working tree".to_owned(), commit }, changed))
 }
 
 /// Copies a git index together with its time. Git skips reading a file of the recorded size and
@@ -124,7 +124,7 @@ fn copy_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
 
 /// Adds the work tree to an index, without excluded untracked files.
 fn add(
-    of: &Repository,
+    of: &GitRepository,
     plumbing: impl Fn() -> Command,
     options: SnapshotOptions<'_>,
 ) -> Result<(), CompareError> {
@@ -147,17 +147,18 @@ fn add(
         .collect();
     let mut listing = git(&of.top);
     listing.args(["ls-files", "--others", "--exclude-standard", "-z", "--", "."]).args(&unwanted);
-    print_untracked_size(of, &run(&mut listing, ACTION)?, options.say);
+    print_untracked_size(of, &run(&mut listing, SNAPSHOT_ACTION)?, options.say);
     let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
     if !unwanted.is_empty() {
         // Tracked files belong to the snapshot wherever they lie.
-        run(plumbing().args(quietly).arg("--update"), ACTION)?;
+        run(plumbing().args(quietly).arg("--update"), SNAPSHOT_ACTION)?;
     }
-    run(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), ACTION).map(drop)
+    run(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), SNAPSHOT_ACTION)
+        .map(drop)
 }
 
 /// Prints the size of the untracked files if they are large, because each of them is copied.
-fn print_untracked_size(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
+fn print_untracked_size(of: &GitRepository, untracked: &str, say: &dyn Fn(&str)) {
     let size = |name: &str| std::fs::symlink_metadata(of.top.join(name)).map_or(0, |it| it.len());
     let mut sizes: Vec<(u64, &str)> =
         untracked.split('\0').filter(|it| !it.is_empty()).map(|it| (size(it), it)).collect();
@@ -169,18 +170,18 @@ fn print_untracked_size(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
     let named: Vec<String> = sizes
         .iter()
         .take(MAX_NAMED_FILES_IN_MESSAGE)
-        .map(|(bytes, name)| format!("{name} ({})", display::bytes(*bytes)))
+        .map(|(bytes, name)| format!("{name} ({})", display::byte_text(*bytes)))
         .collect();
     say(&format!(
         "{} of untracked files become part of the working tree's side, the largest: {}; \
          .gitignore or --leave-out PATH leaves them out",
-        display::bytes(sum),
+        display::byte_text(sum),
         named.join(", ")
     ));
 }
 
 /// Refuses a path that cannot be excluded.
-fn check_untracked(of: &Repository, path: &Path) -> Result<(), CompareError> {
+fn check_untracked(of: &GitRepository, path: &Path) -> Result<(), CompareError> {
     let refuse = |why| Err(CompareError::LeaveOut { path: path.to_owned(), why });
     if std::fs::symlink_metadata(path).is_err() {
         return refuse("there is no such file or folder");
@@ -202,16 +203,24 @@ mod tests {
 
     const NO_EXCLUSIONS: &[PathBuf] = &[];
 
-    fn snapshot_work_tree(of: &Repository, checkout: &Checkout, target: &Path) -> Revision {
-        snapshot(of, checkout, SnapshotOptions { target, leave_out: NO_EXCLUSIONS, say: &|_| () })
-            .unwrap()
+    fn snapshot_work_tree(
+        of: &GitRepository,
+        checkout: &SnapshotCheckout,
+        target: &Path,
+    ) -> GitRevision {
+        take_working_snapshot(
+            of,
+            checkout,
+            SnapshotOptions { target, leave_out: NO_EXCLUSIONS, say: &|_| () },
+        )
+        .unwrap()
     }
 
     #[test]
     fn a_snapshot_holds_changes_and_new_files_and_touches_nothing() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
-        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
         let target = folder.path().join("target");
         let clean = snapshot_work_tree(&repository, &checkout, &target);
         assert_eq!(clean.commit, repository.resolve("main").unwrap().commit);
@@ -254,7 +263,7 @@ mod tests {
     fn an_edit_of_equal_length_in_the_second_of_the_commit_is_seen() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
-        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
         let second = || {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
             (now.as_secs(), Duration::from_nanos(1_000_000_000 - u64::from(now.subsec_nanos())))
@@ -290,19 +299,23 @@ mod tests {
         std::fs::write(folder.path().join("data/small"), "x").unwrap();
         let messages = std::cell::RefCell::new(Vec::<String>::new());
         let say = |text: &str| messages.borrow_mut().push(text.to_owned());
-        let take_snapshot = |checkout: &Checkout, leave_out: &[PathBuf]| {
+        let take_snapshot = |checkout: &SnapshotCheckout, leave_out: &[PathBuf]| {
             let target = Path::new("/none");
-            snapshot(&repository, checkout, SnapshotOptions { target, leave_out, say: &say })
+            take_working_snapshot(
+                &repository,
+                checkout,
+                SnapshotOptions { target, leave_out, say: &say },
+            )
         };
-        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
         let everything = take_snapshot(&checkout, NO_EXCLUSIONS).unwrap();
         let text = messages.take().concat();
         assert!(text.contains("data/large (50.0 MB)") && text.contains("--leave-out"), "{text}");
         checkout.check_out(&everything).unwrap();
         assert!(elsewhere.path().join("data/large").exists());
 
-        // The next comparison keeps nothing of the one before.
-        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        // The next comparison keeps no file of the previous comparison.
+        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
         assert!(!checkout.store().exists());
         std::fs::write(folder.path().join("a"), "2").unwrap();
         let leave_out = [large.clone()];

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use super::git::{Repository, git, output, run};
+use super::git::{GitRepository, git, output, run};
 use crate::compare::CompareError;
 
 /// Mode of a tree's entry that is a commit of another repository.
@@ -48,8 +48,8 @@ fn parse(listed: &str, place: usize) -> Vec<Gitlink> {
     links.collect()
 }
 
-/// Whether a path stays below its start. Git does not let other paths into an index, but the author
-/// of `.gitmodules` may write any name.
+/// Whether a relative path stays inside of the folder where it starts. Git does not let other paths
+/// into an index, but the author of `.gitmodules` may write any name.
 fn is_below(path: &Path) -> bool {
     path.components().next().is_some()
         && path.components().all(|part| matches!(part, Component::Normal(_)))
@@ -60,7 +60,7 @@ pub fn names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
     let blob = format!("--blob={commit}:.gitmodules");
     let mut command = git(folder);
     command.args(["config", &blob, "-z", "--get-regexp", r"^submodule\..*\.path$"]);
-    // Without the file, or without an entry in it, git fails.
+    // Without `.gitmodules`, or without an entry in the file, git fails.
     let Ok(listed) = output(&mut command) else { return BTreeMap::new() };
     let text = String::from_utf8_lossy(&listed.stdout);
     let each = text.split('\0').filter_map(|entry| {
@@ -73,9 +73,9 @@ pub fn names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
 
 /// The local repository of a submodule: its work tree in the user's, and git's copy under its name.
 /// Empty if neither exists.
-pub fn source(of: &Repository, path: &Path, name: Option<&PathBuf>) -> Repository {
+pub fn source(of: &GitRepository, path: &Path, name: Option<&PathBuf>) -> GitRepository {
     let top = of.top.join(path);
-    let mut found = Repository {
+    let mut found = GitRepository {
         top: top.clone(),
         package: PathBuf::new(),
         objects: Vec::new(),
@@ -98,9 +98,9 @@ pub fn source(of: &Repository, path: &Path, name: Option<&PathBuf>) -> Repositor
 
 /// The repository whose working tree begins at a folder; `None` if git would answer for a
 /// repository around the folder.
-pub fn work_tree(top: &Path) -> Option<Repository> {
+pub fn work_tree(top: &Path) -> Option<GitRepository> {
     std::fs::symlink_metadata(top.join(".git")).ok()?;
-    let found = Repository::around(top).ok()?;
+    let found = GitRepository::around(top).ok()?;
     let same = found.top.canonicalize().ok()? == top.canonicalize().ok()?;
     same.then_some(found)
 }

@@ -14,17 +14,17 @@ use std::path::{Path, PathBuf};
 use crate::compare::CompareError;
 
 /// Folder of a side that holds the copy of the repository and the links.
-pub const SOURCES: &str = "sources";
+pub const SIDE_SOURCES_FOLDER: &str = "sources";
 /// Manifests that would make a workspace around the copy.
 const WORKSPACE_MANIFESTS: [&str; 2] = ["Cargo.toml", "Cargo.lock"];
 
 /// The copy of a repository and its surroundings, below the folder of a side.
-pub struct Surroundings {
+pub struct PackageSurroundings {
     top: PathBuf,
     names: [OsString; 3],
 }
 
-impl Surroundings {
+impl PackageSurroundings {
     /// Surroundings of the repository with this root.
     pub fn new(top: &Path) -> Self {
         let mut above = top.ancestors().map(Path::file_name);
@@ -38,7 +38,7 @@ impl Surroundings {
 
     /// Folder of the copy, in the folder of a side.
     pub fn copy(&self, side: &Path) -> PathBuf {
-        side.join(SOURCES).join(self.names.iter().collect::<PathBuf>())
+        side.join(SIDE_SOURCES_FOLDER).join(self.names.iter().collect::<PathBuf>())
     }
 
     /// Makes the links of a side, and removes those whose files are gone.
@@ -129,7 +129,7 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         let side = top.join("target/compare/base");
-        let surroundings = Surroundings::new(&top);
+        let surroundings = PackageSurroundings::new(&top);
         let copy = surroundings.copy(&side);
         assert_eq!(copy, side.join("sources/a/b/own"));
         std::fs::create_dir_all(&copy).unwrap();
@@ -151,15 +151,15 @@ mod tests {
 
     #[test]
     fn packages_outside_of_the_repository_are_named_from_it() {
-        let surroundings = Surroundings::new(Path::new("/a/b/own"));
+        let surroundings = PackageSurroundings::new(Path::new("/a/b/own"));
         let manifests = ["a/b/own/Cargo.toml", "a/b/x/y/Cargo.toml", "a/z/Cargo.toml"];
         let side = Path::new("/t/slot");
-        let below = |path: &&str| side.join(SOURCES).join(path);
+        let below = |path: &&str| side.join(SIDE_SOURCES_FOLDER).join(path);
         let mut manifests: BTreeSet<PathBuf> = manifests.iter().map(below).collect();
         manifests.insert(PathBuf::from("/registry/serde/Cargo.toml"));
         let outside = surroundings.outside(side, &manifests);
         assert_eq!(outside, [PathBuf::from("../../z"), PathBuf::from("../x/y")]);
-        let root = Surroundings::new(Path::new("/own"));
+        let root = PackageSurroundings::new(Path::new("/own"));
         assert_eq!(root.copy(side), side.join("sources/grandparent/parent/own"));
         root.link(&tempfile::tempdir().unwrap().path().join("side")).unwrap();
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::by_protocol::cannot_remove_record;
 use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
-use crate::benches::criterion::{self, LIST, ListedCriterionIds, SAMPLES};
+use crate::benches::criterion::{self, CRITERION_SAMPLES, LIST_ARGUMENTS, ListedCriterionIds};
 use crate::benches::output;
 use crate::compare::sides::leftovers;
 use kernelgate::gpu_time;
@@ -24,17 +24,17 @@ use kernelgate::record::criterion_store::{
     self as store, StoredCriterionCase, title_without_number,
 };
 use kernelgate::record::text::{check_plain_text, on_one_line, printable_on_terminal};
-use kernelgate::record::{CaseRecord, ProcessRun, Provenance, Samples, TrialSampling, file};
+use kernelgate::record::{CaseRecord, CaseSamples, ProcessRun, Provenance, TrialSampling, file};
 
 /// Exit code of a Rust program that panicked.
 const PANIC_EXIT_CODE: i32 = 101;
-/// Name of a process's whole wall time in [`ProcessRun::spent_s`], as benches of this harness
-/// record it.
+/// Name under which [`ProcessRun::spent_s`] has the wall time of a whole process, as in benches of
+/// this harness.
 const WHOLE_PROCESS_TIME: &str = "whole";
 
 /// The reason why a bench has no list of cases.
 #[derive(Debug, PartialEq, Eq)]
-pub enum NotListed {
+pub enum CaseListFailure {
     /// Criterion's flags do not drive the bench, with the reason.
     Undrivable(String),
     /// The bench hung or failed, with the reason.
@@ -46,40 +46,42 @@ pub fn list(
     setup: &TrialSetup<'_>,
     (program, package): (&Path, &Path),
     timeout: Duration,
-) -> Result<ListedCriterionIds, NotListed> {
-    let store = fresh_criterion_folder(setup, "criterion-list").map_err(NotListed::Broken)?;
+) -> Result<ListedCriterionIds, CaseListFailure> {
+    let store = fresh_criterion_folder(setup, "criterion-list").map_err(CaseListFailure::Broken)?;
     let mut command = command_in_package(program, package);
-    criterion::with_criterion_folder(&mut command, &store).args(LIST).stdout(Stdio::piped());
+    criterion::with_criterion_folder(&mut command, &store)
+        .args(LIST_ARGUMENTS)
+        .stdout(Stdio::piped());
     let ended = finish(setup, &mut command, timeout);
     if !store::is_empty(&store) {
         let why = "it ignores Criterion's flags: asked to list its cases it measured them";
-        return Err(NotListed::Undrivable(why.to_owned()));
+        return Err(CaseListFailure::Undrivable(why.to_owned()));
     }
     let prefix = "asked to list its cases it";
     let ended = match ended {
         Ok(ended) => ended,
-        Err(why) => return Err(NotListed::Broken(format!("{prefix} was {why}"))),
+        Err(why) => return Err(CaseListFailure::Broken(format!("{prefix} was {why}"))),
     };
     if !ended.status.success() {
         let how = format!("{prefix} ended with {}", ended.process_failure());
         // A `main` that does not know the flag ends with an exit code; one that panics or is killed
         // might have listed its cases.
         return Err(match ended.status.code() {
-            Some(code) if code != PANIC_EXIT_CODE => NotListed::Undrivable(how),
-            _ => NotListed::Broken(how),
+            Some(code) if code != PANIC_EXIT_CODE => CaseListFailure::Undrivable(how),
+            _ => CaseListFailure::Broken(how),
         });
     }
     if ended.printed.cut {
         let why =
             format!("{prefix} printed more than {} bytes, the limit", output::KEPT_START_BYTES);
-        return Err(NotListed::Undrivable(why));
+        return Err(CaseListFailure::Undrivable(why));
     }
     let text = String::from_utf8_lossy(&ended.printed.kept);
-    let listed = criterion::parse_criterion_list(&text).map_err(NotListed::Undrivable)?;
+    let listed = criterion::parse_criterion_list(&text).map_err(CaseListFailure::Undrivable)?;
     if listed == ListedCriterionIds::default() {
         let why = "asked to list its cases it listed none, as a main that ignores Criterion's \
                    flags would";
-        return Err(NotListed::Undrivable(why.to_owned()));
+        return Err(CaseListFailure::Undrivable(why.to_owned()));
     }
     Ok(listed)
 }
@@ -100,7 +102,7 @@ pub fn command(
         .args(criterion::measure(filter.as_deref(), &trial.request.sampling))
         .env(gpu_time::RECORD_VARIABLE, &trial.request.record)
         .stdout(Stdio::null());
-    leftovers::remove(&trial.request.record).map_err(cannot_remove_record)?;
+    leftovers::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
     Ok(command)
 }
 
@@ -116,7 +118,10 @@ fn read_own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, Strin
 
 /// Measures the cases of a trial with Criterion. A case without a time in the store is skipped,
 /// with the reason.
-pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<ProcessRun, String> {
+pub fn measure_criterion_trial(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+) -> Result<ProcessRun, String> {
     measure_listed_cases(setup, trial, &ListedCriterionIds::default())
 }
 
@@ -158,7 +163,12 @@ pub fn measure_listed_cases(
         executable: Some(trial.hash.to_owned()),
         spent_s: [(WHOLE_PROCESS_TIME.to_owned(), wall_s)].into(),
         telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
-        ..ProcessRun::start(&bench, &trial.request.session, environment.clone(), provenance)
+        ..ProcessRun::start_process_run(
+            &bench,
+            &trial.request.session,
+            environment.clone(),
+            provenance,
+        )
     };
     let filter = CaseFilter::parse(setup.filter, false).map_err(|error| error.to_string())?;
     let matches = |title: &&String| filter.matches_id(title_without_number(title).unwrap_or(title));
@@ -199,17 +209,17 @@ pub fn measure_listed_cases(
 fn record(case: &StoredCriterionCase, added_ns: f64, contention: Option<f64>) -> CaseRecord {
     let pairs = case.times.iter().zip(&case.iterations);
     let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
-    case.record(Samples {
+    case.record(CaseSamples {
         elapsed_ns: elapsed_ns.collect(),
         launches: case.iterations.clone(),
         conditions: SampleConditions { contention, ..SampleConditions::default() },
-        ..Samples::default()
+        ..CaseSamples::default()
     })
 }
 
 fn fresh_criterion_folder(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
     let store = setup.work.join(name);
-    leftovers::remove(&store)
+    leftovers::remove_path(&store)
         .and_then(|()| std::fs::create_dir_all(&store))
         .map_err(|cause| format!("failed to make {}: {cause}", store.display()))?;
     Ok(store)
@@ -232,7 +242,7 @@ pub fn overridden_sampling(
         let measured_s = 1e-9 * samples.elapsed_ns.iter().sum::<f64>();
         let shortened = samples.launches.iter().min().is_some_and(|least| *least > 1);
         let mut set = Vec::new();
-        if count != SAMPLES {
+        if count != CRITERION_SAMPLES {
             set.push(format!("{count} samples"));
         }
         let possible =

@@ -13,7 +13,7 @@ use kernelgate::protocol::{self, BenchRequest, BenchResponse, BenchResponseBody,
 use kernelgate::record::{ProcessRun, file};
 
 /// Runs a trial and returns its run; `None` if it has no requested case.
-pub fn measure(
+pub fn measure_by_protocol(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
 ) -> Result<Option<ProcessRun>, String> {
@@ -69,11 +69,11 @@ pub fn command(
 ) -> Result<Command, String> {
     let path = setup.work.join(name);
     let response = response_path(setup, name);
-    leftovers::remove(&response).map_err(cannot_remove_record)?;
+    leftovers::remove_path(&response).map_err(cannot_remove_record)?;
     let request =
         BenchRequest { response, action: RequestedAction::Trial(Box::new(trial.request.clone())) };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
-    leftovers::remove(&trial.request.record).map_err(cannot_remove_record)?;
+    leftovers::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
     let mut command = command_with_request(setup, trial, &path);
     let injection = &trial.injection;
     command
@@ -101,7 +101,7 @@ fn command_with_request(
     // A shard of the comparison is among the settings; the variable of this process does not apply
     // to the bench.
     command.env_remove("KERNELGATE_SHARD").envs(setup.settings);
-    command.env(protocol::VARIABLE, request);
+    command.env(protocol::REQUEST_VARIABLE, request);
     command.env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_TARGET_DIR", setup.work.join("target"));
     command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
@@ -117,7 +117,7 @@ pub fn ask(
     action: RequestedAction,
 ) -> Result<BenchResponseBody, String> {
     let [path, answer_path] = ["request.json", "response.json"].map(|name| setup.work.join(name));
-    leftovers::remove(&answer_path).map_err(cannot_remove_record)?;
+    leftovers::remove_path(&answer_path).map_err(cannot_remove_record)?;
     let request = BenchRequest { response: answer_path.clone(), action };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     let mut command = command_with_request(setup, trial, &path);

@@ -12,12 +12,12 @@ use kernelgate::record::ProcessRun;
 /// Runs a trial and returns its run; `None` if it has no requested case.
 pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match trial.driver {
-        BenchDriver::Protocol(_) => by_protocol::measure(setup, trial),
-        BenchDriver::Criterion => by_criterion::measure(setup, trial).map(Some),
+        BenchDriver::Protocol(_) => by_protocol::measure_by_protocol(setup, trial),
+        BenchDriver::Criterion => by_criterion::measure_criterion_trial(setup, trial).map(Some),
     }
 }
 
-/// Starts a trial as background load, without waiting for it; `co_running` ends it.
+/// Starts a trial as background load, without waiting for its end; `co_running` ends it.
 pub fn start_co_running(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,

@@ -8,7 +8,7 @@ use super::process::TrialProcess;
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::text::{on_one_line, start_of_quotation};
 use kernelgate::record::{
-    CaseRecord, Environment, ProcessRun, Provenance, Verification, WorkRecord,
+    CaseRecord, Environment, ProcessRun, Provenance, VerificationExtent, WorkRecord,
 };
 
 /// Largest ratio between the speeds of two clocks, such as those of a GPU and of the host.
@@ -16,24 +16,24 @@ const MAX_CLOCK_RATIO: f64 = 1.01;
 
 /// Facts that every later process of a side must share with the process that verified it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Expected {
+pub struct ExpectedRun {
     environment: Environment,
     seed: u64,
     /// Absent for benches of Criterion alone, whose records have no power state.
     power: Option<PowerState>,
-    definitions: BTreeMap<String, Definition>,
+    definitions: BTreeMap<String, CaseDefinition>,
 }
 
 /// Definition of a case.
 #[derive(Debug, Clone, PartialEq)]
-struct Definition {
+struct CaseDefinition {
     revision: u32,
     work: WorkRecord,
     problem: BTreeMap<String, String>,
-    verification: Verification,
+    verification: VerificationExtent,
 }
 
-impl From<&CaseRecord> for Definition {
+impl From<&CaseRecord> for CaseDefinition {
     fn from(case: &CaseRecord) -> Self {
         let CaseRecord { revision, work, problem, .. } = case.clone();
         let verification = case.verification.value();
@@ -41,7 +41,7 @@ impl From<&CaseRecord> for Definition {
     }
 }
 
-impl Expected {
+impl ExpectedRun {
     /// Facts of the process that verified these cases.
     pub fn from_verified(
         run: &ProcessRun,
@@ -89,7 +89,7 @@ impl Expected {
         }
         for (id, case) in &run.cases {
             let Some(verified) = self.definitions.get(id) else { continue };
-            let found = Definition::from(case);
+            let found = CaseDefinition::from(case);
             if found.revision != verified.revision {
                 let [a, b] = [found.revision, verified.revision].map(|it| it.to_string());
                 return differs(&format!("revision of {id}"), &a, &b);
@@ -219,7 +219,7 @@ pub fn check_requested_field(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::Injection;
+    use crate::compare::SideInjection;
     use crate::compare::sides::install::BenchDriver;
     use kernelgate::measure::power::PowerRecord;
     use kernelgate::record::{Shard, TrialRequest, TrialSampling};
@@ -227,14 +227,19 @@ mod tests {
 
     fn run() -> ProcessRun {
         ProcessRun {
-            cases: [("x".to_owned(), CaseRecord::from_samples(vec![1.0]))].into(),
-            ..ProcessRun::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
+            cases: [("x".to_owned(), CaseRecord::untimed_samples(vec![1.0]))].into(),
+            ..ProcessRun::start_process_run(
+                "b",
+                "r1-b0-p0",
+                Environment::cpu(),
+                Provenance::default(),
+            )
         }
     }
 
-    fn refusal(change: impl FnOnce(&mut ProcessRun)) -> String {
+    fn refusal_of_changed_run(change: impl FnOnce(&mut ProcessRun)) -> String {
         let expected =
-            Expected::from_verified(&run(), &["x".to_owned()].into(), Some(PowerState::Steady));
+            ExpectedRun::from_verified(&run(), &["x".to_owned()].into(), Some(PowerState::Steady));
         assert_eq!(expected.check(&run()), Ok(()));
         let mut other = run();
         change(&mut other);
@@ -243,17 +248,20 @@ mod tests {
 
     #[test]
     fn a_record_of_another_definition_or_device_is_refused() {
-        let work = refusal(|run| run.cases.get_mut("x").unwrap().work.read_bytes = 9);
+        let work =
+            refusal_of_changed_run(|run| run.cases.get_mut("x").unwrap().work.read_bytes = 9);
         insta::assert_snapshot!(work, @"its record has work of x `read 9 B, write 8 B`, the verified process `read 8 B, write 8 B`");
-        let revision = refusal(|run| run.cases.get_mut("x").unwrap().revision = 7);
+        let revision = refusal_of_changed_run(|run| run.cases.get_mut("x").unwrap().revision = 7);
         insta::assert_snapshot!(revision, @"its record has revision of x `7`, the verified process `1`");
-        let device = refusal(|run| run.environment.machine = Some("feed".to_owned()));
+        let device =
+            refusal_of_changed_run(|run| run.environment.machine = Some("feed".to_owned()));
         assert!(device.contains("device `host feed`"), "{device}");
-        let seed = refusal(|run| run.seed = 7);
+        let seed = refusal_of_changed_run(|run| run.seed = 7);
         insta::assert_snapshot!(seed, @"its record has seed `7`, the verified process `1`");
-        let less = refusal(|run| run.cases.get_mut("x").unwrap().verification.checked = 0);
+        let less =
+            refusal_of_changed_run(|run| run.cases.get_mut("x").unwrap().verification.checked = 0);
         insta::assert_snapshot!(less, @"its record has verification of x `unverified`, the verified process `every element verified`");
-        let threads = refusal(|run| run.environment.threads += 1);
+        let threads = refusal_of_changed_run(|run| run.environment.threads += 1);
         assert!(threads.contains("threads"), "{threads}");
     }
 
@@ -262,7 +270,7 @@ mod tests {
         let mut on_gpu = run();
         on_gpu.environment.device_kind = "cuda".to_owned();
         let check = |power| {
-            Expected::from_verified(&on_gpu, &["x".to_owned()].into(), power).check(&on_gpu)
+            ExpectedRun::from_verified(&on_gpu, &["x".to_owned()].into(), power).check(&on_gpu)
         };
         let why = "its record of x has no power state".to_owned();
         assert_eq!(check(Some(PowerState::Steady)), Err(why));
@@ -280,7 +288,7 @@ mod tests {
         };
         let check = |requested, found| {
             let run = in_state(found);
-            Expected::from_verified(&run, &["x".to_owned()].into(), Some(requested)).check(&run)
+            ExpectedRun::from_verified(&run, &["x".to_owned()].into(), Some(requested)).check(&run)
         };
         use PowerState::{Burst, NotApplicable, Steady, Unsettled};
         for fits in [(Steady, Steady), (Steady, Unsettled), (Burst, Burst), (Burst, NotApplicable)]
@@ -298,7 +306,7 @@ mod tests {
     #[test]
     fn longer_samples_than_the_process_took_are_refused() {
         let mut run = run();
-        run.cases.insert("y".to_owned(), CaseRecord::from_samples(vec![6e8, 4e8]));
+        run.cases.insert("y".to_owned(), CaseRecord::untimed_samples(vec![6e8, 4e8]));
         let check = |ms| check_plausible_times(&run, Duration::from_millis(ms), &run.environment);
         assert_eq!(check(1000), Ok(()));
         assert_eq!(check(995), Ok(()), "clocks differ a little");
@@ -324,7 +332,7 @@ mod tests {
             cases: Some(["x".to_owned()].into()),
             ..TrialRequest::new("r1-b0-p0", PathBuf::new(), TrialSampling::HOST_SAMPLING)
         };
-        let case = || CaseRecord::from_samples(vec![1.0, 1.0]);
+        let case = || CaseRecord::untimed_samples(vec![1.0, 1.0]);
         let run = || ProcessRun {
             executable: Some("feed".to_owned()),
             cases: [("x".to_owned(), case())].into(),
@@ -336,7 +344,7 @@ mod tests {
             hash: "feed",
             package: PathBuf::new(),
             commit: "none".to_owned(),
-            injection: Injection { delays_ns, ..Injection::default() },
+            injection: SideInjection { delays_ns, ..SideInjection::default() },
             driver: BenchDriver::Protocol(1),
             request: &request,
             timeout: Duration::ZERO,
@@ -365,7 +373,7 @@ mod tests {
         let shard = Some(Shard { index: 1, count: 2 });
         assert!(answer(&ProcessRun { shard, ..run() }).contains("shard `1/2`"));
         for count in [1, 21] {
-            let case = CaseRecord::from_samples(vec![1.0; count]);
+            let case = CaseRecord::untimed_samples(vec![1.0; count]);
             let why = answer(&ProcessRun { cases: [("x".to_owned(), case)].into(), ..run() });
             let words = format!("samples of x `{count}`, the request `2 to 20`");
             assert!(why.ends_with(&words), "{why}");

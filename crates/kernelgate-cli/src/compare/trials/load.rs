@@ -15,7 +15,8 @@ pub enum CoRunningLoad {
     /// process.
     Threads(usize),
     /// A second process of the same executable, which times its first case again and again on the
-    /// same GPU. Load by another bench process, which starts this long before the measured process.
+    /// same GPU. Background load from another bench process, which starts this long before the
+    /// measured process.
     Process(Duration),
 }
 
@@ -27,7 +28,7 @@ pub struct BusyLoadThreads {
 
 impl BusyLoadThreads {
     /// Starts `threads` spinning threads.
-    pub fn start(threads: usize) -> Self {
+    pub fn start_sham_load(threads: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let busy = |_| {
             let stop = Arc::clone(&stop);

@@ -8,9 +8,9 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::benches::ask::MAX_MESSAGE_BYTES;
-use crate::benches::child::{ChildProcess, Ended, memory_kill_reason};
-use crate::benches::output::{CapturedText, FailureLines, Kept, captured, drain};
-use crate::compare::Injection;
+use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason};
+use crate::benches::output::{CapturedText, FailureLines, KeptOutput, captured, drain_on_thread};
+use crate::compare::SideInjection;
 use crate::compare::progress::ComparisonProgress;
 use crate::compare::sides::install::BenchDriver;
 use kernelgate::record::text::{printable_on_terminal, start_of_quotation};
@@ -44,7 +44,7 @@ pub struct TrialProcess<'a> {
     /// Commit of the sources.
     pub commit: String,
     /// Changes made to the process on purpose.
-    pub injection: Injection,
+    pub injection: SideInjection,
     /// The way in which the process gets its request.
     pub driver: BenchDriver,
     /// The request.
@@ -71,7 +71,7 @@ pub fn command_in_package(program: &Path, package: &Path) -> Command {
 }
 
 /// How a process ended, and the part of its output that is kept.
-pub struct Finished {
+pub struct FinishedProcess {
     /// Exit status of the finished process.
     pub status: ExitStatus,
     /// Standard output of the process, if it is piped.
@@ -80,7 +80,7 @@ pub struct Finished {
     stderr: Vec<u8>,
 }
 
-impl Finished {
+impl FinishedProcess {
     /// The end of the process's standard error as text.
     pub fn messages(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
@@ -108,12 +108,14 @@ pub fn finish(
     setup: &TrialSetup<'_>,
     command: &mut Command,
     timeout: Duration,
-) -> Result<Finished, String> {
+) -> Result<FinishedProcess, String> {
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let (stdout, stderr) =
         setup.running.start(command).map_err(|cause| format!("failed to start: {cause}"))?;
-    let (printed, stderr) =
-        (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
+    let (printed, stderr) = (
+        stdout.map(|it| drain_on_thread(it, KeptOutput::Start)),
+        stderr.map(|it| drain_on_thread(it, KeptOutput::End)),
+    );
     let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
     let (printed, stderr) = (captured(printed), captured(stderr));
     if stderr.bytes > MAX_MESSAGE_BYTES {
@@ -126,11 +128,11 @@ pub fn finish(
     }
     let stderr = stderr.kept;
     match ended {
-        Ended::Exited(status) => Ok(Finished { status, printed, stderr }),
-        Ended::TimedOut => Err(format!(
+        ProcessEnd::Exited(status) => Ok(FinishedProcess { status, printed, stderr }),
+        ProcessEnd::TimedOut => Err(format!(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()
         )),
-        Ended::OverMemory(limit) => Err(memory_kill_reason(limit)),
+        ProcessEnd::OverMemory(limit) => Err(memory_kill_reason(limit)),
     }
 }

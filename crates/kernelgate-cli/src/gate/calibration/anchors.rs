@@ -31,14 +31,14 @@ pub fn anchor_tolerance(comparisons: &[CalibrationComparison]) -> Option<f64> {
     }
     let memory = |anchors: &AnchorRates| Some(anchors.memory_bytes_per_s);
     let matmul = |anchors: &AnchorRates| anchors.matmul_flops_per_s;
-    let deviations = [deviation(&cards, memory), deviation(&cards, matmul)];
+    let deviations = [rate_deviation(&cards, memory), rate_deviation(&cards, matmul)];
     let largest = deviations.into_iter().flatten().reduce(f64::max)?;
     let tolerance = (TOLERANCE_STANDARD_DEVIATIONS * largest).exp_m1().max(MIN_ANCHOR_TOLERANCE);
     Some((tolerance * 1e3).ceil() / 1e3)
 }
 
 /// Standard deviation of the logarithm of a rate within cards.
-fn deviation(
+fn rate_deviation(
     cards: &BTreeMap<&str, Vec<AnchorRates>>,
     rate: impl Fn(&AnchorRates) -> Option<f64>,
 ) -> Option<f64> {

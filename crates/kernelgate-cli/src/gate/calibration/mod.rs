@@ -1,12 +1,12 @@
 //! Calibration of the paired decision on a device: comparisons whose answer is known, with all
 //! their times.
 //!
-//! *Null* comparisons have the same executable on both sides. The other kinds change the head of
-//! such a comparison. *Layout*: its code and memory are at other addresses. *Injected* comparisons
-//! delay the head's launches by a share of their time; *work* comparisons do so by passes over
-//! memory; *single* comparisons delay one case alone. *Sham* comparisons run artificial load beside
-//! the head's processes only. Running comparisons (`compare::calibrate`) and printing are
-//! deliberately elsewhere.
+//! *Null* comparisons have the same executable on both sides. All other kinds change the head of
+//! such a comparison. *Layout* comparisons have code and memory at other addresses. *Injected*
+//! comparisons delay the head's launches by a share of their time; *work* comparisons do so by
+//! passes over memory; *single* comparisons delay one case alone. *Sham* comparisons run artificial
+//! load beside the head's processes only. Running comparisons (`compare::calibrate`) and printing
+//! are deliberately elsewhere.
 
 pub mod anchors;
 pub mod recommend;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Verdict;
-use super::paired::{Arm, Block, BlocksByCase, CaseTiming, TestPlan};
+use super::paired::{Arm, BlocksByCase, CaseTiming, TestPlan, TrialBlock};
 pub use anchors::anchor_tolerance;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::measure::plausibility;
@@ -95,7 +95,8 @@ pub struct Calibration {
     pub budget_s: f64,
     /// Time for which a process timed a case.
     pub sampling: TrialSampling,
-    /// Nanoseconds per launch of each case, from the process that verified it or a later one.
+    /// Nanoseconds per launch of each case, from the process that verified it or from a later
+    /// process.
     pub cases: BTreeMap<String, f64>,
     /// Cases that were not measured, with the reason.
     pub left_out: BTreeSet<String>,
@@ -113,7 +114,7 @@ pub struct Calibration {
     /// Thresholds that [`recommend()`] derived when the file was written.
     pub recommended: Option<RecommendedThresholds>,
     /// All comparisons of the calibration, in time order. Comparisons name a case by its index in
-    /// `cases`: `#0` is the first.
+    /// the map `cases`: `#0` is the first.
     pub comparisons: Vec<CalibrationComparison>,
 }
 
@@ -158,10 +159,10 @@ pub struct CalibrationComparison {
     pub broken: Vec<String>,
     /// All times of the first round, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
-    pub first: BTreeMap<String, Series>,
+    pub first: BTreeMap<String, BlockSeries>,
     /// Every time of the round that confirms, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
-    pub second: BTreeMap<String, Series>,
+    pub second: BTreeMap<String, BlockSeries>,
     /// The card or host on which the comparison ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
@@ -172,13 +173,14 @@ pub struct CalibrationComparison {
 
 /// Blocks of a case as columns: two entries a block, in time order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Series {
-    /// One letter for each block: `b` if the base led, `h` if the head did.
+pub struct BlockSeries {
+    /// One letter for each block, for the arm that ran first: `b` if the base led, `h` if the head
+    /// did.
     pub leaders: String,
     /// Timings of the base build's processes.
-    pub base: Column,
+    pub base: TrialColumn,
     /// Timings of the head build's processes.
-    pub head: Column,
+    pub head: TrialColumn,
     /// [`CaseTiming::averaged`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub averaged: bool,
@@ -186,25 +188,27 @@ pub struct Series {
 
 /// Timings of one case in the processes of one side.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Column {
+pub struct TrialColumn {
     /// [`CaseTiming::time_ns`].
     pub time_ns: Vec<f64>,
-    /// [`CaseTiming::cycles`]; empty if no process has them, one entry if all have the same.
+    /// Values of [`CaseTiming::cycles`]; empty if no process has them, one entry if all processes
+    /// have the same value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// [`CaseTiming::contention`]; empty if no process has it, one entry if all have the same.
+    /// Values of [`CaseTiming::contention`]; empty if no process has them, one entry if all
+    /// processes have the same value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
     /// Indices of the processes that ran at the power cap, [`CaseTiming::at_cap`].
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub at_cap: BTreeSet<usize>,
-    /// Indices of the processes of [`CaseTiming::throttled`].
+    /// Indices of the processes for which [`CaseTiming::throttled`] is set.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub throttled: BTreeSet<usize>,
 }
 
-impl Column {
-    fn from_timings<'a>(observations: impl Iterator<Item = &'a CaseTiming>) -> Self {
+impl TrialColumn {
+    fn column_of_timings<'a>(observations: impl Iterator<Item = &'a CaseTiming>) -> Self {
         let observations: Vec<&CaseTiming> = observations.collect();
         let optional_column = |value: &dyn Fn(&CaseTiming) -> Option<f64>| -> Vec<Option<f64>> {
             let values: Vec<Option<f64>> = observations.iter().map(|found| value(found)).collect();
@@ -242,16 +246,16 @@ impl Column {
     }
 }
 
-impl Series {
+impl BlockSeries {
     /// Stores the blocks of a case as columns.
-    pub fn from_blocks(blocks: &[Block]) -> Self {
+    pub fn series_of_blocks(blocks: &[TrialBlock]) -> Self {
         Self {
             leaders: blocks
                 .iter()
                 .map(|block| if block.leader == Arm::Base { 'b' } else { 'h' })
                 .collect(),
-            base: Column::from_timings(blocks.iter().flat_map(|block| &block.base)),
-            head: Column::from_timings(blocks.iter().flat_map(|block| &block.head)),
+            base: TrialColumn::column_of_timings(blocks.iter().flat_map(|block| &block.base)),
+            head: TrialColumn::column_of_timings(blocks.iter().flat_map(|block| &block.head)),
             averaged: blocks
                 .iter()
                 .any(|block| block.base.iter().chain(&block.head).any(|timing| timing.averaged)),
@@ -259,14 +263,18 @@ impl Series {
     }
 
     /// Restores the blocks of trials from the columns.
-    pub fn blocks(&self) -> Vec<Block> {
-        let pair = |column: &Column, block: usize| {
+    pub fn blocks(&self) -> Vec<TrialBlock> {
+        let pair = |column: &TrialColumn, block: usize| {
             let at = |index| column.at(index, self.averaged);
             Some([at(2 * block)?, at(2 * block + 1)?])
         };
         let block = |(index, leader): (usize, char)| {
             let leader = if leader == 'b' { Arm::Base } else { Arm::Head };
-            Some(Block { leader, base: pair(&self.base, index)?, head: pair(&self.head, index)? })
+            Some(TrialBlock {
+                leader,
+                base: pair(&self.base, index)?,
+                head: pair(&self.head, index)?,
+            })
         };
         self.leaders.chars().enumerate().map_while(block).collect()
     }
@@ -294,7 +302,7 @@ impl CalibrationComparison {
     /// Blocks of a round, by case, at most `most` for each case.
     pub fn observed(&self, second: bool, most: usize) -> BlocksByCase {
         let series = if second { &self.second } else { &self.first };
-        let blocks = |series: &Series| series.blocks().into_iter().take(most).collect();
+        let blocks = |series: &BlockSeries| series.blocks().into_iter().take(most).collect();
         series.iter().map(|(case, series)| (case.clone(), blocks(series))).collect()
     }
 }
@@ -470,11 +478,11 @@ impl<'de> Deserialize<'de> for Calibration {
 
 impl RecordType for Calibration {
     const SCHEMA: &'static str = "kernelgate-calibration";
-    const VERSION: u64 = 2;
-    const OLDEST: u64 = 2;
-    const KIND: &'static str = "calibration";
-    const LINES: &'static [&'static str] = &["first", "second"];
-    const FREE_TEXT: &'static [&'static str] =
+    const SCHEMA_VERSION: u64 = 2;
+    const OLDEST_VERSION: u64 = 2;
+    const FILE_KIND: &'static str = "calibration";
+    const ONE_LINE_FIELDS: &'static [&'static str] = &["first", "second"];
+    const FREE_TEXT_FIELDS: &'static [&'static str] =
         &["anchors", "broken", "commands", "failed", "identity", "left_out"];
 
     fn validate(&self) -> Result<(), String> {
@@ -499,7 +507,10 @@ impl RecordType for Calibration {
 }
 
 /// Returns a map with its keys renamed.
-fn renamed<T>(map: BTreeMap<String, T>, name: &impl Fn(String) -> String) -> BTreeMap<String, T> {
+fn renamed_cases<T>(
+    map: BTreeMap<String, T>,
+    name: &impl Fn(String) -> String,
+) -> BTreeMap<String, T> {
     map.into_iter().map(|(key, value)| (name(key), value)).collect()
 }
 
@@ -507,12 +518,12 @@ impl CalibrationComparison {
     /// The comparison with other names of its cases.
     fn rename(self, name: &impl Fn(String) -> String) -> Self {
         Self {
-            delays_ns: renamed(self.delays_ns, name),
-            verdicts: renamed(self.verdicts, name),
-            reasons: renamed(self.reasons, name),
-            failed: renamed(self.failed, name),
-            first: renamed(self.first, name),
-            second: renamed(self.second, name),
+            delays_ns: renamed_cases(self.delays_ns, name),
+            verdicts: renamed_cases(self.verdicts, name),
+            reasons: renamed_cases(self.reasons, name),
+            failed: renamed_cases(self.failed, name),
+            first: renamed_cases(self.first, name),
+            second: renamed_cases(self.second, name),
             ..self
         }
     }
@@ -538,7 +549,7 @@ impl CalibrationComparison {
     }
 }
 
-impl Series {
+impl BlockSeries {
     /// Checks that there are two times a block on each side, and each number.
     pub fn validate(&self) -> Result<(), String> {
         let entries = 2 * self.leaders.chars().count();
@@ -546,7 +557,7 @@ impl Series {
     }
 }
 
-impl Column {
+impl TrialColumn {
     fn validate(&self, entries: usize) -> Result<(), String> {
         let optional = [&self.cycles, &self.contention];
         let mut lengths = optional.iter().map(|values| values.len());

@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{Calibration, CalibrationComparison, ComparisonKind, MAX_BLOCKS, in_range};
 use crate::gate::Verdict;
-use crate::gate::paired::{TestPlan, decide};
+use crate::gate::paired::{TestPlan, decide_all};
 use kernelgate::measure::plausibility;
 use kernelgate::stats::median;
 
 /// Thresholds that are tried, as multiples of the measured one.
-const STEPS: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
+const TRIED_MULTIPLES: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
 /// Size of a slow-down that must be found, as a multiple of the threshold: at the threshold itself
 /// half of them are found.
 const FOUND_SLOWDOWN_PER_THRESHOLD: f64 = 2.0;
@@ -29,10 +29,10 @@ pub const MIN_COMPARISONS_TO_RECOMMEND: usize = 20;
 /// Smallest difference in contention for which a pair of processes shows what contention costs.
 const MIN_CONTENTION_DIFFERENCE: f64 = 0.1;
 /// Budget relative to the time that the blocks took.
-const RESERVE: f64 = 1.25;
+const BUDGET_RESERVE: f64 = 1.25;
 
 /// Largest relative error of a number that was written to a file and read again.
-const ROUNDING: f64 = 1e-9;
+const ROUNDING_ERROR: f64 = 1e-9;
 
 /// Thresholds and budgets that the gate should use on this device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub struct RecommendedThresholds {
     /// `None` if no threshold does, or too little was measured.
     pub relative: Option<f64>,
     /// Smallest [`TestPlan::settle_blocks`] with which this holds and at most 5 % of unchanged
-    /// cases are inconclusive; `None` if no number is large enough.
+    /// cases are inconclusive; `None` if no tried number suffices.
     pub settle_blocks: Option<usize>,
     /// Wall time of all blocks of these cases and a quarter more, seconds.
     pub budget_s: f64,
@@ -88,7 +88,11 @@ impl RecommendedThresholds {
     pub(super) fn validate(&self, plan: &TestPlan) -> Result<(), String> {
         for tried in &self.tried {
             in_range("recommended.tried.relative", tried.relative, 0.0..1e12)?;
-            in_range("recommended.tried.inconclusive", tried.inconclusive, 0.0..1.0 + ROUNDING)?;
+            in_range(
+                "recommended.tried.inconclusive",
+                tried.inconclusive,
+                0.0..1.0 + ROUNDING_ERROR,
+            )?;
             let percent = tried.percent.unwrap_or_default();
             in_range("recommended.tried.percent", percent, 0.0..1e4)?;
             for (field, part, all) in [
@@ -103,8 +107,9 @@ impl RecommendedThresholds {
         }
         if let Some(relative) = self.relative {
             in_range("recommended.relative", relative, 0.0..1e12)?;
-            let is =
-                |tried: &TriedThreshold| (tried.relative - relative).abs() <= ROUNDING * relative;
+            let is = |tried: &TriedThreshold| {
+                (tried.relative - relative).abs() <= ROUNDING_ERROR * relative
+            };
             if !self.tried.iter().any(is) {
                 return Err(format!("recommended.relative is {relative}, which was not tried"));
             }
@@ -116,7 +121,7 @@ impl RecommendedThresholds {
         }
         in_range("recommended.budget_s", self.budget_s, 0.0..1e12)?;
         in_range("recommended.contention_weight", self.contention_weight, 0.0..1e12)?;
-        if self.contention_weight < plan.contention_weight * (1.0 - ROUNDING) {
+        if self.contention_weight < plan.contention_weight * (1.0 - ROUNDING_ERROR) {
             return Err(format!(
                 "recommended.contention_weight is {}, less than the plan's {}",
                 self.contention_weight, plan.contention_weight
@@ -129,7 +134,7 @@ impl RecommendedThresholds {
 /// Recommends thresholds and budgets.
 pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
     let plan = calibration.plan;
-    let tried: Vec<TriedThreshold> = STEPS
+    let tried: Vec<TriedThreshold> = TRIED_MULTIPLES
         .iter()
         .map(|step| {
             evaluate_threshold(calibration, &TestPlan { relative: step * plan.relative, ..plan })
@@ -158,7 +163,7 @@ pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
     RecommendedThresholds {
         relative,
         settle_blocks,
-        budget_s: (RESERVE * seconds_per_block(calibration) * plan.max_blocks as f64).ceil(),
+        budget_s: (BUDGET_RESERVE * seconds_per_block(calibration) * plan.max_blocks as f64).ceil(),
         contention_weight: contention_weight(calibration),
         note,
         tried,
@@ -168,10 +173,10 @@ pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
 /// The verdicts that a plan gives to a comparison. A case that only this plan calls slower has no
 /// second round: its first round counts.
 pub fn replay(comparison: &CalibrationComparison, plan: &TestPlan) -> BTreeMap<String, Verdict> {
-    let first = decide(&comparison.observed(false, plan.max_blocks), plan, true);
+    let first = decide_all(&comparison.observed(false, plan.max_blocks), plan, true);
     let second =
         Some(comparison.observed(true, plan.max_blocks)).filter(|observed| !observed.is_empty());
-    let second = second.map(|observed| decide(&observed, plan, true));
+    let second = second.map(|observed| decide_all(&observed, plan, true));
     let again = |case: &str| {
         second.as_ref().and_then(|second| second.decision(case)).map(|decision| decision.verdict)
     };

@@ -24,7 +24,7 @@ pub struct ProportionWithInterval {
 impl ProportionWithInterval {
     /// Computes a proportion with its confidence interval.
     pub fn new(hits: usize, of: usize) -> Self {
-        let (low, high) = binomial::interval(hits, of);
+        let (low, high) = binomial::proportion_interval(hits, of);
         Self { hits, of, low, high }
     }
 
@@ -39,8 +39,8 @@ impl ProportionWithInterval {
 pub struct CalibrationSummary {
     /// One row for each kind of comparison: A/A, sham load, other layout, and injected slow-downs.
     pub kinds: Vec<ComparisonTally>,
-    /// Slow-downs found, by kind and case; an entry without a case is the sum of all.
-    pub power: Vec<Power>,
+    /// Slow-downs that were found, by kind and case; an entry without a case sums all cases.
+    pub power: Vec<MeasuredPower>,
     /// Differences between processes of one executable, by case.
     pub noise: Vec<ProcessNoise>,
 }
@@ -78,7 +78,7 @@ pub struct ComparisonTally {
 
 /// Counts of injected slow-downs that were found and missed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Power {
+pub struct MeasuredPower {
     /// Name of the kind of comparison: "2 % slower".
     pub kind: String,
     /// Requested slow-down, per cent.
@@ -164,12 +164,12 @@ fn tally_comparisons(calibration: &Calibration, kind: ComparisonKind) -> Option<
     })
 }
 
-fn power(calibration: &Calibration, kind: ComparisonKind) -> Vec<Power> {
+fn power(calibration: &Calibration, kind: ComparisonKind) -> Vec<MeasuredPower> {
     let Some(percent) = kind.percent() else { return Vec::new() };
     let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
     let cases: BTreeSet<&String> =
         comparisons.iter().flat_map(|comparisons| comparisons.delays_ns.keys()).collect();
-    let mut rows: Vec<Power> = cases
+    let mut rows: Vec<MeasuredPower> = cases
         .iter()
         .map(|case| power_for_slowdown(&comparisons, (kind, percent), &[case]))
         .collect();
@@ -177,7 +177,7 @@ fn power(calibration: &Calibration, kind: ComparisonKind) -> Vec<Power> {
         let all: Vec<&String> = cases.into_iter().collect();
         rows.insert(
             0,
-            Power { case: None, ..power_for_slowdown(&comparisons, (kind, percent), &all) },
+            MeasuredPower { case: None, ..power_for_slowdown(&comparisons, (kind, percent), &all) },
         );
     }
     rows
@@ -187,7 +187,7 @@ fn power_for_slowdown(
     comparisons: &[&CalibrationComparison],
     (kind, percent): (ComparisonKind, f64),
     cases: &[&String],
-) -> Power {
+) -> MeasuredPower {
     let (mut verdicts, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
     let mut not_injected: Option<(usize, String)> = None;
     for comparison in comparisons {
@@ -203,14 +203,18 @@ fn power_for_slowdown(
             {
                 added.push(100.0 * *delay_ns / median(&series.base.time_ns));
                 measured.push(
-                    100.0 * WalshAverages::new(&pairs(series)).estimate().unwrap_or(0.0).exp_m1(),
+                    100.0
+                        * WalshAverages::new(&pair_ratios(series))
+                            .estimate()
+                            .unwrap_or(0.0)
+                            .exp_m1(),
                 );
             }
         }
     }
     let with =
         |wanted: &[Verdict]| verdicts.iter().filter(|verdict| wanted.contains(verdict)).count();
-    Power {
+    MeasuredPower {
         kind: kind.name(),
         percent,
         case: cases.first().map(|case| (*case).clone()),
@@ -227,7 +231,7 @@ fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
         .comparisons_of(ComparisonKind::Null)
         .filter_map(|known| known.first.get(case))
         .collect();
-    let differences: Vec<f64> = series.iter().flat_map(|series| pairs(series)).collect();
+    let differences: Vec<f64> = series.iter().flat_map(|series| pair_ratios(series)).collect();
     if differences.is_empty() {
         return None;
     }
@@ -249,7 +253,7 @@ fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
 }
 
 /// Returns ln(head / base) of neighbouring processes.
-fn pairs(series: &super::Series) -> Vec<f64> {
+fn pair_ratios(series: &super::BlockSeries) -> Vec<f64> {
     series
         .base
         .time_ns

@@ -1,9 +1,9 @@
 use super::*;
-use crate::gate::paired::decide;
+use crate::gate::paired::decide_all;
 
 /// Blocks whose head takes `ratio` times as long, with noise of `noise` that depends on `seed`
 /// alone.
-fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
+fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<TrialBlock> {
     let mut at = seed;
     let mut observe = |time_ns: f64| {
         at = (at * 1_103_515_245 + 12_345) % (1 << 31);
@@ -14,7 +14,7 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
             ..CaseTiming::default()
         }
     };
-    let block = |index: usize| Block {
+    let block = |index: usize| TrialBlock {
         leader: if index.is_multiple_of(2) { Arm::Base } else { Arm::Head },
         base: [observe(1e6), observe(1e6)],
         head: [observe(ratio * 1e6), observe(ratio * 1e6)],
@@ -22,7 +22,7 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
     (0..count).map(block).collect()
 }
 
-fn comparison(
+fn calibration_comparison(
     kind: ComparisonKind,
     number: usize,
     ratio: f64,
@@ -36,10 +36,13 @@ fn comparison(
         "w/f/a/cpu/hot".to_owned(),
         blocks(ratio, 0.01, plan.max_blocks, number + 1000),
     )]);
-    let outcome = decide(&first, plan, true);
+    let outcome = decide_all(&first, plan, true);
     let slower = outcome.count(Verdict::Regressed) > 0;
     let series = |observed: &BlocksByCase| {
-        observed.iter().map(|(case, blocks)| (case.clone(), Series::from_blocks(blocks))).collect()
+        observed
+            .iter()
+            .map(|(case, blocks)| (case.clone(), BlockSeries::series_of_blocks(blocks)))
+            .collect()
     };
     let delay = kind.percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
     CalibrationComparison {
@@ -66,11 +69,17 @@ fn comparison(
 
 pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
     let plan = TestPlan { max_blocks: 10, ..TestPlan::default() };
-    let mut comparisons: Vec<CalibrationComparison> =
-        (0..null).map(|number| comparison(ComparisonKind::Null, number, 1.0, &plan)).collect();
+    let mut comparisons: Vec<CalibrationComparison> = (0..null)
+        .map(|number| calibration_comparison(ComparisonKind::Null, number, 1.0, &plan))
+        .collect();
     for (percent, count) in injected {
         comparisons.extend((0..*count).map(|number| {
-            comparison(ComparisonKind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)
+            calibration_comparison(
+                ComparisonKind::Injected(*percent),
+                number,
+                1.0 + percent / 100.0,
+                &plan,
+            )
         }));
     }
     Calibration {
@@ -98,9 +107,9 @@ fn means_over_iterations_keep_their_digits_in_columns() {
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
         *timing = CaseTiming { time_ns: 1.234_567_8, averaged: true, ..*timing };
     }
-    let back = Series::from_blocks(&blocks).blocks();
+    let back = BlockSeries::series_of_blocks(&blocks).blocks();
     assert_eq!((back[0].base[0].time_ns, back[0].head[1].averaged), (1.23457, true));
-    let json = serde_json::to_value(Series::from_blocks(&blocks)).unwrap();
+    let json = serde_json::to_value(BlockSeries::series_of_blocks(&blocks)).unwrap();
     assert_eq!(json["averaged"], true);
 }
 
@@ -108,7 +117,7 @@ fn means_over_iterations_keep_their_digits_in_columns() {
 fn blocks_survive_as_columns_and_on_disk() {
     let mut original = blocks(1.02, 0.01, 5, 3);
     original[2].head[0].contention = None;
-    let back = Series::from_blocks(&original).blocks();
+    let back = BlockSeries::series_of_blocks(&original).blocks();
     assert_eq!(back.len(), 5);
     for (a, b) in original.iter().zip(&back) {
         assert_eq!(
@@ -208,7 +217,7 @@ fn the_threshold_is_the_smallest_that_keeps_both_promises() {
     // If slow-downs of 2 % are missed, a higher threshold is recommended.
     let mut few = calibration(20, &[(2.0, 20), (5.0, 20)]);
     for weak in few.comparisons.iter_mut().filter(|it| it.kind == ComparisonKind::Injected(2.0)) {
-        weak.first = comparison(ComparisonKind::Null, 1, 1.002, &few.plan).first;
+        weak.first = calibration_comparison(ComparisonKind::Null, 1, 1.002, &few.plan).first;
         weak.second.clear();
     }
     assert_eq!(recommend(&few).relative, Some(0.015));
@@ -290,10 +299,13 @@ fn too_little_and_alarms_recommend_nothing() {
     let mut alarms = calibration(20, &[(20.0, 20)]);
     alarms.comparisons[0] = CalibrationComparison {
         kind: ComparisonKind::Layout,
-        ..comparison(ComparisonKind::Null, 0, 1.3, &alarms.plan)
+        ..calibration_comparison(ComparisonKind::Null, 0, 1.3, &alarms.plan)
     };
     assert!(alarms.comparisons[0].is_false_alarm());
-    assert!(!comparison(ComparisonKind::Single(30.0), 0, 1.3, &alarms.plan).is_false_alarm());
+    assert!(
+        !calibration_comparison(ComparisonKind::Single(30.0), 0, 1.3, &alarms.plan)
+            .is_false_alarm()
+    );
     let recommended = recommend(&alarms);
     assert!(
         recommended.relative.is_none() && recommended.tried[0].false_alarms == 1,

@@ -3,7 +3,7 @@
 //! processes decide it as times are decided.
 //!
 //! With m suspected cases, growth is found where Wilcoxon's signed-rank test on ln(head / base),
-//! less what is allowed, has p of at most `FALSE_ALARMS` / m (Bonferroni); the pairs are new, so
+//! less what is allowed, has p of at most `COST_FALSE_ALARMS` / m (Bonferroni); the pairs are new, so
 //! that being suspected does not count. This module deliberately does not run processes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,12 +14,12 @@ use kernelgate::stats::{median, signed_rank};
 /// Smallest number of further pairs that can show growth.
 const MIN_HOST_TIME_PAIRS: usize = 8;
 /// Highest probability of a false finding of growth in any case.
-const FALSE_ALARMS: f64 = 0.01;
+const COST_FALSE_ALARMS: f64 = 0.01;
 
 /// Number of further pairs for this number of suspected cases: if all pairs have one sign, they
 /// suffice.
 pub fn pairs(suspected: usize) -> usize {
-    let level = FALSE_ALARMS / suspected.max(1) as f64;
+    let level = COST_FALSE_ALARMS / suspected.max(1) as f64;
     ((1.0 / level).log2().ceil() as usize).max(MIN_HOST_TIME_PAIRS)
 }
 
@@ -48,7 +48,7 @@ pub fn confirm_cost_growth(
     }
     let judged = |it: CostGrowth| {
         let pairs = measured.get(&it.case).map(Vec::as_slice).unwrap_or_default();
-        judge(it, pairs, FALSE_ALARMS / tests as f64)
+        judge_growth(it, pairs, COST_FALSE_ALARMS / tests as f64)
     };
     open.into_iter().map(judged).collect()
 }
@@ -63,7 +63,7 @@ fn shows_no_growth(pairs: &[[f64; 2]], allowed: f64) -> bool {
     pairs.len() >= MIN_HOST_TIME_PAIRS / 2 && median(&log_excess_growth(pairs, allowed)) <= 0.0
 }
 
-fn judge(growth: CostGrowth, pairs: &[[f64; 2]], level: f64) -> CostGrowth {
+fn judge_growth(growth: CostGrowth, pairs: &[[f64; 2]], level: f64) -> CostGrowth {
     let excess = log_excess_growth(pairs, growth.allowed);
     let further = ConfirmationPairs {
         pairs: pairs.len(),
@@ -102,7 +102,7 @@ mod tests {
 
     /// The outcome for one suspected case whose heads take these multiples of 4 µs, with the number
     /// of measured pairs.
-    fn outcome_for(heads: &[f64]) -> (Vec<CostGrowth>, usize) {
+    fn confirmed_growths(heads: &[f64]) -> (Vec<CostGrowth>, usize) {
         let mut requested = 0;
         let settled = confirm_cost_growth(suspected_growths(&["x"]), |cases, pair| {
             assert_eq!(cases.iter().collect::<Vec<_>>(), ["x"]);
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn growth_is_found_once_further_pairs_agree() {
-        let (grown, requested) = outcome_for(&[1.5; 8]);
+        let (grown, requested) = confirmed_growths(&[1.5; 8]);
         assert_eq!(requested, 8);
         assert!(grown[0].is_shown());
         assert_eq!(
@@ -123,16 +123,16 @@ mod tests {
              further pairs of processes"
         );
         // The suspicion was due to noise, which four pairs show.
-        assert_eq!(outcome_for(&[1.0; 8]), (vec![], 4));
-        assert_eq!(outcome_for(&[1.09, 1.0, 1.3, 1.02, 1.5, 1.5, 1.5, 1.5]), (vec![], 4));
+        assert_eq!(confirmed_growths(&[1.0; 8]), (vec![], 4));
+        assert_eq!(confirmed_growths(&[1.09, 1.0, 1.3, 1.02, 1.5, 1.5, 1.5, 1.5]), (vec![], 4));
         // Most pairs grew, but not as clearly as a finding requires.
-        let (unclear, requested) = outcome_for(&[1.3, 1.01, 1.4, 1.3, 1.02, 1.3, 1.2, 1.3]);
+        let (unclear, requested) = confirmed_growths(&[1.3, 1.01, 1.4, 1.3, 1.02, 1.3, 1.2, 1.3]);
         assert_eq!((unclear.len(), requested), (1, 8));
         assert!(!unclear[0].is_shown(), "{unclear:?}");
         insta::assert_snapshot!(unclear[0].words(), @"host time of a launch 5.200 µs, was 4.000 µs (+30.0%, 10% are allowed) in 6 of 8 further pairs of processes");
-        // The same holds if time ends before enough pairs are measured.
+        // The growth also stays undecided if time ends before the necessary pairs are measured.
         for pairs in [0, 3, 7] {
-            let (unclear, _) = outcome_for(&[1.5; 8][..pairs]);
+            let (unclear, _) = confirmed_growths(&[1.5; 8][..pairs]);
             assert!(!unclear[0].is_shown() && unclear[0].further.unwrap().pairs == pairs);
         }
     }

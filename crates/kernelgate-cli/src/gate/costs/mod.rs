@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::limits::AskedLimits;
-use super::rules::{Rules, RulesReport};
+use super::rules::{PackageRules, RulesReport};
 use kernelgate::display;
 use kernelgate::record::LaunchCosts;
 use kernelgate::stats::median;
@@ -59,7 +59,7 @@ pub struct ConfirmationPairs {
     pub pairs: usize,
     /// Pairs with more growth than is allowed.
     pub grown: usize,
-    /// Whether the further pairs are enough for a finding; otherwise the growth stays undecided.
+    /// Whether the further pairs show the growth; otherwise it stays undecided.
     pub found: bool,
 }
 
@@ -72,9 +72,9 @@ impl CostGrowth {
     /// The growth in words: "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are allowed)".
     pub fn words(&self) -> String {
         let (what, show): (_, fn(f64) -> String) = match self.cost {
-            CaseCost::DeviceMemory => ("device memory", |bytes| display::bytes(bytes as u64)),
+            CaseCost::DeviceMemory => ("device memory", |bytes| display::byte_text(bytes as u64)),
             CaseCost::Launches => ("commands of a launch", |count| format!("{count}")),
-            CaseCost::HostTime => ("host time of a launch", display::time),
+            CaseCost::HostTime => ("host time of a launch", display::time_text),
             CaseCost::Energy => ("energy of a launch", display::joules_text),
         };
         let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
@@ -222,7 +222,7 @@ fn cost_bounds_with(
 /// The bounds that could not be judged for some cases, with the number of cases and the reason. A
 /// bound that could be judged for none of its cases is undecided, unless some ran on the host and
 /// none on a device: the same file serves machines without a GPU.
-pub fn unjudged_cost_bounds(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
+pub fn unjudged_cost_bounds(rules: &PackageRules, bounds: &[CostBound]) -> RulesReport {
     let mut report = RulesReport::default();
     for rule in &rules.thresholds {
         for cost in CaseCost::ALL.into_iter().filter(|cost| cost.allowed(&rule.limits).is_some()) {

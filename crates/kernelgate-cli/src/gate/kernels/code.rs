@@ -33,7 +33,7 @@ pub struct CodeComparison {
 
 impl CodeComparison {
     /// Compares the kernels of a case in two builds.
-    pub fn between(base: &UsedKernels, head: &UsedKernels) -> Self {
+    pub fn compare_code(base: &UsedKernels, head: &UsedKernels) -> Self {
         let mut comparison = Self::default();
         let names: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
         for name in names {
@@ -64,7 +64,7 @@ impl CodeComparison {
                     (Some(base), Some(head)) => changed_kernel_facts(name, base, head),
                     _ => Vec::new(),
                 };
-                self.code.push(format!("{name}: {}", listed(&words)));
+                self.code.push(format!("{name}: {}", listed_changes(&words)));
             }
             _ => self.unknown += 1,
         }
@@ -77,7 +77,7 @@ impl CodeComparison {
         }
     }
 
-    /// Whether the case has kernels, and all of them can be compared.
+    /// Whether the kernels of the case are known and can all be compared.
     pub const fn is_known(&self) -> bool {
         self.unknown == 0 && (self.same > 0 || self.has_changed())
     }
@@ -124,7 +124,7 @@ impl ComparedKernels {
                 kernel.occupancy_percent = before.occupancy_percent;
             }
         }
-        let outcome = resources::compare(&base.resources, &after);
+        let outcome = resources::compare_resources(&base.resources, &after);
         if let Some(why) = outcome.refused {
             self.not_compared.insert("kernels".to_owned(), why);
             return;
@@ -146,14 +146,14 @@ impl ComparedKernels {
             }
         }
         for (kernel, words) in words {
-            self.changed.insert(kernel, listed(&words));
+            self.changed.insert(kernel, listed_changes(&words));
         }
     }
 }
 
 /// Lists the changes of a kernel in one text. Changes of its instruction counts come last, because
 /// they are the least informative.
-fn listed(words: &[String]) -> String {
+fn listed_changes(words: &[String]) -> String {
     match words.len() {
         0 => "other instructions".to_owned(),
         count if count > MAX_NAMED_CODE_FACTS => {
@@ -194,7 +194,7 @@ fn shape(shape: &Launch) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use kernelgate::record::resources::Resources;
+    use kernelgate::record::resources::RunResources;
     use kernelgate_cuda::compiler::code::KernelMachineCode;
 
     /// A kernel of 96 registers, launched once, after a change.
@@ -222,12 +222,12 @@ pub(super) mod tests {
     #[test]
     fn a_spill_is_named_and_the_same_code_is_the_same() {
         let plain = kernels("k", |_| {});
-        let same = CodeComparison::between(&plain, &plain);
+        let same = CodeComparison::compare_code(&plain, &plain);
         assert!(same.is_same() && same.is_known() && !same.has_changed());
-        let spills = CodeComparison::between(&plain, &kernels("k", spilling));
+        let spills = CodeComparison::compare_code(&plain, &kernels("k", spilling));
         assert_eq!(spills.code, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
         assert!(spills.has_changed() && spills.launches.is_empty());
-        let only_code = CodeComparison::between(
+        let only_code = CodeComparison::compare_code(
             &plain,
             &kernels("k", |kernel| "c".clone_into(&mut kernel.code.as_mut().unwrap().hash)),
         );
@@ -250,7 +250,7 @@ pub(super) mod tests {
             };
             let one = |text: &str| BTreeMap::from([("k".to_owned(), text.to_owned())]);
             ResourcesReport {
-                resources: Resources {
+                resources: RunResources {
                     arch: "sm_90a".to_owned(),
                     compiler: "13.0".to_owned(),
                     kernels: BTreeMap::from([("k".to_owned(), kernel)]),
@@ -286,18 +286,19 @@ pub(super) mod tests {
             kernel.shapes[0].grid[0] = 264;
             kernel.shapes[0].shared_bytes = 4096;
         });
-        let launches = CodeComparison::between(&plain, &wider).launches;
+        let launches = CodeComparison::compare_code(&plain, &wider).launches;
         assert_eq!(launches, ["k: 132×1×1 blocks of 128 -> 264×1×1 blocks of 128 with 4096 B"]);
-        let renamed = CodeComparison::between(&plain, &kernels("other", |_| {}));
+        let renamed = CodeComparison::compare_code(&plain, &kernels("other", |_| {}));
         assert_eq!(renamed.launches, ["k: not in the head", "other: not in the base"]);
-        let unknown = CodeComparison::between(&plain, &kernels("k", |kernel| kernel.code = None));
+        let unknown =
+            CodeComparison::compare_code(&plain, &kernels("k", |kernel| kernel.code = None));
         assert!(!unknown.is_known() && !unknown.is_same());
-        let mut again = CodeComparison::between(&plain, &plain);
+        let mut again = CodeComparison::compare_code(&plain, &plain);
         again.compare_command_counts(Some(1), None);
         assert!(again.is_same(), "one side does not record it");
         again.compare_command_counts(Some(1), Some(2));
         assert_eq!(again.launches, ["commands of a launch 1 -> 2"]);
-        let none = CodeComparison::between(&UsedKernels::new(), &UsedKernels::new());
+        let none = CodeComparison::compare_code(&UsedKernels::new(), &UsedKernels::new());
         assert!(!none.is_known() && !none.is_same(), "code of the host is not compared");
     }
 }

@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 
 use super::code::CodeComparison;
 use crate::gate::paired::PairedDecision;
-use kernelgate::display::time;
+use kernelgate::display::time_text;
 use kernelgate::protocol::ProfiledCase;
 use kernelgate::trace::{HostPhaseTime, KernelTimeSum, RecordedIntervalSummary};
 
 /// Largest relative change between two profiles of one launch each that is not reported.
 const MIN_REPORTED_PROFILE_CHANGE: f64 = 0.05;
-/// Relative change of the SM clock from which it is reported.
-const CLOCK: f64 = 0.01;
+/// Relative change of the SM clock from which the explanation reports it.
+const REPORTED_CLOCK_CHANGE: f64 = 0.01;
 /// Largest number of kernels and phases that are named.
 const MAX_NAMED_KERNELS: usize = 4;
 
-/// A cause of a slow-down, as far as profiles show it.
+/// A cause of a slow-down that profiles can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
+pub enum SlowdownCause {
     /// The machine code of a kernel changed.
     Code,
     /// Number or shapes of launches, or which kernels are launched.
@@ -35,7 +35,7 @@ pub enum Cause {
     Host,
 }
 
-impl Cause {
+impl SlowdownCause {
     /// The name in messages.
     pub const fn words(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Cause {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeExplanation {
     /// Causes that were found; empty if the cause is unknown.
-    pub causes: Vec<Cause>,
+    pub causes: Vec<SlowdownCause>,
     /// Observations in the profiles that show the causes.
     pub evidence: Vec<String>,
     /// Whether machine code and launch shapes of all kernels of the case are identical in both
@@ -84,7 +84,7 @@ impl ChangeExplanation {
 
 /// Explains a case, whose machine code may be unknown, by profiles of base and head or the reason
 /// why a profile is missing.
-pub fn explain(
+pub fn explain_change(
     decision: &PairedDecision,
     code: Option<&CodeComparison>,
     profiles: Result<[&ProfiledCase; 2], String>,
@@ -94,8 +94,8 @@ pub fn explain(
         ..ChangeExplanation::default()
     };
     if let Some(code) = code {
-        explanation.note(Cause::Code, &code.code);
-        explanation.note(Cause::Launches, &code.launches);
+        explanation.note(SlowdownCause::Code, &code.code);
+        explanation.note(SlowdownCause::Launches, &code.launches);
     }
     match profiles {
         Ok([base, head]) => match (&base.summary, &head.summary) {
@@ -114,16 +114,16 @@ pub fn explain(
     if let Some(cycles) = &decision.cycles {
         // Growth of the time beyond that of the clock cycles, which is due to a lower clock.
         let shift = decision.ratio.center / cycles.center - 1.0;
-        if shift > CLOCK {
+        if shift > REPORTED_CLOCK_CHANGE {
             let words = format!("SM clock {:.1}% lower in the head", 100.0 * shift / (1.0 + shift));
-            explanation.note(Cause::Clock, &[words]);
+            explanation.note(SlowdownCause::Clock, &[words]);
         }
     }
     explanation
 }
 
 impl ChangeExplanation {
-    fn note(&mut self, cause: Cause, evidence: &[String]) {
+    fn note(&mut self, cause: SlowdownCause, evidence: &[String]) {
         if evidence.is_empty() {
             return;
         }
@@ -151,7 +151,11 @@ impl ChangeExplanation {
         let mut times: Vec<(u64, String)> = Vec::new();
         for kernel in &head.kernels {
             let Some(before) = find(base, &kernel.name) else {
-                counts.push(format!("{} appeared, {}", kernel.name, time(kernel.total_ns as f64)));
+                counts.push(format!(
+                    "{} appeared, {}",
+                    kernel.name,
+                    time_text(kernel.total_ns as f64)
+                ));
                 continue;
             };
             if before.count != kernel.count {
@@ -163,25 +167,29 @@ impl ChangeExplanation {
             if is > was * (1.0 + MIN_REPORTED_PROFILE_CHANGE)
                 && grown as f64 > 0.01 * base.span_ns as f64
             {
-                let words = format!("{} {} -> {} each", kernel.name, time(was), time(is));
+                let words = format!("{} {} -> {} each", kernel.name, time_text(was), time_text(is));
                 times.push((grown, words));
             }
         }
         for kernel in base.kernels.iter().filter(|kernel| find(head, &kernel.name).is_none()) {
-            counts.push(format!("{} vanished, {}", kernel.name, time(kernel.total_ns as f64)));
+            counts.push(format!("{} vanished, {}", kernel.name, time_text(kernel.total_ns as f64)));
         }
-        self.note(Cause::Launches, &counts);
+        self.note(SlowdownCause::Launches, &counts);
         times.sort_by_key(|(grown, _)| std::cmp::Reverse(*grown));
         let times: Vec<String> = times.into_iter().map(|(_, words)| words).collect();
         // If the code is known to differ, that is why its kernels take longer.
-        let cause = if self.causes.contains(&Cause::Code) { Cause::Code } else { Cause::Kernels };
+        let cause = if self.causes.contains(&SlowdownCause::Code) {
+            SlowdownCause::Code
+        } else {
+            SlowdownCause::Kernels
+        };
         self.note(cause, &times);
         let idle =
             |summary: &RecordedIntervalSummary| summary.span_ns.saturating_sub(summary.busy_ns);
         if idle(head) as f64 > idle(base) as f64 + MIN_REPORTED_PROFILE_CHANGE * base.span_ns as f64
         {
-            let [was, is] = [idle(base), idle(head)].map(|ns| time(ns as f64));
-            self.note(Cause::Host, &[format!("no kernel running {was} -> {is}")]);
+            let [was, is] = [idle(base), idle(head)].map(|ns| time_text(ns as f64));
+            self.note(SlowdownCause::Host, &[format!("no kernel running {was} -> {is}")]);
         }
     }
 
@@ -193,13 +201,13 @@ impl ChangeExplanation {
         if is <= was * (1.0 + MIN_REPORTED_PROFILE_CHANGE) {
             return;
         }
-        let mut evidence = vec![format!("a launch {} -> {}", time(was), time(is))];
+        let mut evidence = vec![format!("a launch {} -> {}", time_text(was), time_text(is))];
         if let (Some(was), Some(is)) = (base.busy_threads, head.busy_threads)
             && (was - is).abs() > 0.1 * was
         {
             evidence.push(format!("busy threads {was:.1} -> {is:.1}"));
         }
-        self.note(Cause::Host, &evidence);
+        self.note(SlowdownCause::Host, &evidence);
     }
 }
 
@@ -216,14 +224,14 @@ mod tests {
     use crate::gate::verdict::Verdict;
     use kernelgate::protocol::CaseStatus;
 
-    fn slower(by: f64, cycles: Option<f64>) -> PairedDecision {
+    fn slower_decision(by: f64, cycles: Option<f64>) -> PairedDecision {
         let ratio = |center| TimeRatio { center, low: center, high: center };
         let (ratio, cycles) = (ratio(by), cycles.map(ratio));
         PairedDecision { ratio, cycles, ..decision("x", Verdict::Regressed) }
     }
 
     /// A profile of a case: name, launches and nanoseconds of each kernel, and an idle time.
-    fn profile(kernels: &[(&str, usize, u64)], idle_ns: u64) -> ProfiledCase {
+    fn profiled_kernels(kernels: &[(&str, usize, u64)], idle_ns: u64) -> ProfiledCase {
         let kernels: Vec<KernelTimeSum> = kernels
             .iter()
             .map(|&(name, count, each)| KernelTimeSum {
@@ -246,17 +254,21 @@ mod tests {
         }
     }
 
-    fn between(base: &ProfiledCase, head: &ProfiledCase) -> ChangeExplanation {
-        explain(&slower(1.4, None), None, Ok([base, head]))
+    fn explain_profiles(base: &ProfiledCase, head: &ProfiledCase) -> ChangeExplanation {
+        explain_change(&slower_decision(1.4, None), None, Ok([base, head]))
     }
 
     #[test]
     fn a_spill_between_two_builds_is_the_code() {
         let code =
-            CodeComparison::between(&kernels("f/spin", |_| {}), &kernels("f/spin", spilling));
-        let (base, head) = (profile(&[("spin", 1, 10_000)], 0), profile(&[("spin", 1, 14_000)], 0));
-        let found = explain(&slower(1.4, Some(1.4)), Some(&code), Ok([&base, &head]));
-        assert_eq!(found.causes, [Cause::Code]);
+            CodeComparison::compare_code(&kernels("f/spin", |_| {}), &kernels("f/spin", spilling));
+        let (base, head) = (
+            profiled_kernels(&[("spin", 1, 10_000)], 0),
+            profiled_kernels(&[("spin", 1, 14_000)], 0),
+        );
+        let found =
+            explain_change(&slower_decision(1.4, Some(1.4)), Some(&code), Ok([&base, &head]));
+        assert_eq!(found.causes, [SlowdownCause::Code]);
         assert_eq!(
             found.words(),
             "changed: code; f/spin: stack bytes 0 -> 48, registers 96 -> 128; spin 10.00 µs -> \
@@ -266,26 +278,27 @@ mod tests {
 
     #[test]
     fn an_extra_launch_is_named() {
-        let base = profile(&[("a", 1, 10_000)], 0);
-        let head = profile(&[("a", 1, 10_000), ("b", 2, 2_000)], 0);
-        let found = between(&base, &head);
-        assert_eq!(found.causes, [Cause::Launches]);
+        let base = profiled_kernels(&[("a", 1, 10_000)], 0);
+        let head = profiled_kernels(&[("a", 1, 10_000), ("b", 2, 2_000)], 0);
+        let found = explain_profiles(&base, &head);
+        assert_eq!(found.causes, [SlowdownCause::Launches]);
         assert_eq!(found.evidence, ["1 -> 3 kernels a launch", "b appeared, 4.000 µs"]);
-        let gone = between(&head, &base);
+        let gone = explain_profiles(&head, &base);
         assert_eq!(gone.evidence[1], "b vanished, 4.000 µs");
     }
 
     #[test]
     fn identical_code_is_reported_and_clock_is_distinguished_from_host() {
-        let same = CodeComparison::between(&kernels("a", |_| {}), &kernels("a", |_| {}));
-        let base = profile(&[("a", 1, 10_000)], 0);
-        let longer = profile(&[("a", 1, 12_000)], 0);
-        let clock = explain(&slower(1.2, Some(1.0)), Some(&same), Ok([&base, &longer]));
-        assert_eq!(clock.causes, [Cause::Kernels, Cause::Clock]);
+        let same = CodeComparison::compare_code(&kernels("a", |_| {}), &kernels("a", |_| {}));
+        let base = profiled_kernels(&[("a", 1, 10_000)], 0);
+        let longer = profiled_kernels(&[("a", 1, 12_000)], 0);
+        let clock =
+            explain_change(&slower_decision(1.2, Some(1.0)), Some(&same), Ok([&base, &longer]));
+        assert_eq!(clock.causes, [SlowdownCause::Kernels, SlowdownCause::Clock]);
         insta::assert_snapshot!(clock.words(), @"slower with identical machine code; changed: the time of its kernels, clock; a 10.00 µs -> 12.00 µs each; SM clock 16.7% lower in the head");
-        let idle = between(&base, &profile(&[("a", 1, 10_000)], 4_000));
-        assert_eq!((idle.causes, idle.evidence.len()), (vec![Cause::Host], 1));
-        let noise = between(&base, &profile(&[("a", 1, 10_100)], 10));
+        let idle = explain_profiles(&base, &profiled_kernels(&[("a", 1, 10_000)], 4_000));
+        assert_eq!((idle.causes, idle.evidence.len()), (vec![SlowdownCause::Host], 1));
+        let noise = explain_profiles(&base, &profiled_kernels(&[("a", 1, 10_100)], 10));
         let words = "cause unknown: one profile of each build does not show the slow-down";
         assert_eq!(noise.words(), words);
     }
@@ -299,12 +312,12 @@ mod tests {
                 &[ns, ns],
                 Some(2.0 * ns * threads),
             )],
-            ..profile(&[], 0)
+            ..profiled_kernels(&[], 0)
         };
-        let found = between(&phases(1e6, 2.0), &phases(2e6, 1.0));
-        assert_eq!(found.causes, [Cause::Host]);
+        let found = explain_profiles(&phases(1e6, 2.0), &phases(2e6, 1.0));
+        assert_eq!(found.causes, [SlowdownCause::Host]);
         assert_eq!(found.evidence, ["a launch 1.000 ms -> 2.000 ms", "busy threads 2.0 -> 1.0"]);
-        let lost = explain(&slower(1.4, None), None, Err("it hung".to_owned()));
+        let lost = explain_change(&slower_decision(1.4, None), None, Err("it hung".to_owned()));
         assert_eq!(lost.words(), "not profiled: it hung");
     }
 }

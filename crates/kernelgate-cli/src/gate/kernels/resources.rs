@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
-use kernelgate::exit::Exit;
-use kernelgate::record::resources::{KernelResources, Resources};
+use kernelgate::exit::ExitReason;
+use kernelgate::record::resources::{KernelResources, RunResources};
 use kernelgate_cuda::compiler::cubin::CompiledKernelFacts;
 
 /// Largest relative growth of the instruction count that is accepted.
@@ -26,7 +26,7 @@ pub struct ResourceChange {
 pub struct ResourcesOutcome {
     /// The architecture.
     pub arch: String,
-    /// The reason why the records cannot be compared; `None` if they can.
+    /// The reason why the records cannot be compared; `None` if they are comparable.
     pub refused: Option<String>,
     /// Number of compared kernels.
     pub compared: usize,
@@ -39,18 +39,18 @@ pub struct ResourcesOutcome {
 
 impl ResourcesOutcome {
     /// The exit code; inconclusive if nothing could be compared.
-    pub fn exit(&self) -> Exit {
+    pub fn exit(&self) -> ExitReason {
         match (&self.refused, self.changes.iter().any(|change| change.worse)) {
-            (Some(_), _) => Exit::Refused,
-            (None, true) => Exit::Regression,
-            (None, false) if self.nothing_in_common => Exit::Inconclusive,
-            (None, false) => Exit::Fine,
+            (Some(_), _) => ExitReason::Refused,
+            (None, true) => ExitReason::Regression,
+            (None, false) if self.nothing_in_common => ExitReason::Inconclusive,
+            (None, false) => ExitReason::Fine,
         }
     }
 }
 
 /// Compares the kernels that were compiled now with the record.
-pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
+pub fn compare_resources(base: &RunResources, head: &RunResources) -> ResourcesOutcome {
     let mut outcome = ResourcesOutcome {
         arch: head.arch.clone(),
         refused: None,
@@ -109,7 +109,7 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
 }
 
 /// Drops the recorded kernels that some benches do not list: they may be of the other benches.
-pub fn keep_listed_kernels(record: &mut Resources, listed: &Resources) {
+pub fn keep_listed_kernels(record: &mut RunResources, listed: &RunResources) {
     record.kernels.retain(|name, _| {
         listed.kernels.contains_key(name) || listed.left_out.contains_key(build_of_kernel(name))
     });
@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    fn resources(change: impl Fn(&mut KernelResources)) -> Resources {
+    fn changed_resources(change: impl Fn(&mut KernelResources)) -> RunResources {
         let facts = CompiledKernelFacts {
             registers: 64,
             instructions: 100,
@@ -197,7 +197,7 @@ mod tests {
             occupancy_percent: Some(50),
         };
         change(&mut kernel);
-        Resources {
+        RunResources {
             arch: "sm_90a".to_owned(),
             compiler: "13.0".to_owned(),
             kernels: [("k".to_owned(), kernel)].into(),
@@ -205,88 +205,97 @@ mod tests {
         }
     }
 
-    fn exit(change: impl Fn(&mut KernelResources)) -> Exit {
-        compare(&resources(|_| {}), &resources(change)).exit()
+    fn exit(change: impl Fn(&mut KernelResources)) -> ExitReason {
+        compare_resources(&changed_resources(|_| {}), &changed_resources(change)).exit()
     }
 
     #[test]
     fn spills_lost_occupancy_and_growth_fail_and_the_rest_is_reported() {
-        assert_eq!(exit(|_| {}), Exit::Fine);
-        assert_eq!(exit(|kernel| kernel.facts.spill_store_bytes = 8), Exit::Regression);
-        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(49)), Exit::Regression);
-        assert_eq!(exit(|kernel| kernel.facts.instructions = 111), Exit::Regression);
-        assert_eq!(exit(|kernel| kernel.facts.instructions = 110), Exit::Fine);
-        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(75)), Exit::Fine);
+        assert_eq!(exit(|_| {}), ExitReason::Fine);
+        assert_eq!(exit(|kernel| kernel.facts.spill_store_bytes = 8), ExitReason::Regression);
+        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(49)), ExitReason::Regression);
+        assert_eq!(exit(|kernel| kernel.facts.instructions = 111), ExitReason::Regression);
+        assert_eq!(exit(|kernel| kernel.facts.instructions = 110), ExitReason::Fine);
+        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(75)), ExitReason::Fine);
         let serial = |kernel: &mut KernelResources| {
             kernel.facts.performance_loss = Some("wgmma is serialized".to_owned());
         };
-        assert_eq!(exit(serial), Exit::Regression);
-        assert_eq!(compare(&resources(serial), &resources(serial)).exit(), Exit::Fine);
-        assert_eq!(compare(&resources(serial), &resources(|_| {})).exit(), Exit::Fine);
-        let outcome = compare(&resources(|_| {}), &resources(|kernel| kernel.facts.registers = 72));
+        assert_eq!(exit(serial), ExitReason::Regression);
+        assert_eq!(
+            compare_resources(&changed_resources(serial), &changed_resources(serial)).exit(),
+            ExitReason::Fine
+        );
+        assert_eq!(
+            compare_resources(&changed_resources(serial), &changed_resources(|_| {})).exit(),
+            ExitReason::Fine
+        );
+        let outcome = compare_resources(
+            &changed_resources(|_| {}),
+            &changed_resources(|kernel| kernel.facts.registers = 72),
+        );
         assert_eq!(
             (outcome.changes[0].what.as_str(), outcome.exit()),
-            ("registers 64 -> 72", Exit::Fine)
+            ("registers 64 -> 72", ExitReason::Fine)
         );
     }
 
     #[test]
     fn another_compiler_is_refused_and_new_and_gone_kernels_are_reported() {
-        let (base, mut head) = (resources(|_| {}), resources(|_| {}));
+        let (base, mut head) = (changed_resources(|_| {}), changed_resources(|_| {}));
         head.compiler = "13.1".to_owned();
-        let outcome = compare(&base, &head);
+        let outcome = compare_resources(&base, &head);
         assert_eq!(
             (outcome.exit(), outcome.refused.unwrap().as_str()),
-            (Exit::Refused, "compiler is `13.0` in the record and `13.1` here")
+            (ExitReason::Refused, "compiler is `13.0` in the record and `13.1` here")
         );
-        let mut head = resources(|_| {});
+        let mut head = changed_resources(|_| {});
         let kernel = head.kernels.remove("k").unwrap();
         head.kernels.insert("other".to_owned(), kernel);
-        let outcome = compare(&base, &head);
+        let outcome = compare_resources(&base, &head);
         let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
         assert_eq!(changes, ["new: 64 registers, 0 spill bytes", "gone"]);
-        assert_eq!(outcome.exit(), Exit::Inconclusive, "nothing was compared");
+        assert_eq!(outcome.exit(), ExitReason::Inconclusive, "nothing was compared");
         head.kernels.extend(base.kernels.clone());
-        assert_eq!(compare(&base, &head).exit(), Exit::Fine);
+        assert_eq!(compare_resources(&base, &head).exit(), ExitReason::Fine);
         // An architecture without applicable kernels has nothing to compare.
-        let none = Resources { kernels: BTreeMap::new(), ..base };
-        assert_eq!(compare(&none, &none).exit(), Exit::Fine);
+        let none = RunResources { kernels: BTreeMap::new(), ..base };
+        assert_eq!(compare_resources(&none, &none).exit(), ExitReason::Fine);
     }
 
     #[test]
     fn kernels_of_other_benches_are_not_gone() {
-        let mut record = resources(|_| {});
+        let mut record = changed_resources(|_| {});
         let kernel = record.kernels["k"].clone();
         record.kernels.extend(["other", "ran"].map(|name| (name.to_owned(), kernel.clone())));
-        let mut listed = resources(|_| {});
+        let mut listed = changed_resources(|_| {});
         listed.left_out.insert("ran".to_owned(), "needs sm_90a".to_owned());
         keep_listed_kernels(&mut record, &listed);
-        let outcome = compare(&record, &listed);
+        let outcome = compare_resources(&record, &listed);
         let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
         assert_eq!((outcome.compared, changes), (1, vec!["ran here, now needs sm_90a"]));
     }
 
     #[test]
     fn a_build_that_the_architecture_ran_and_runs_no_more_fails() {
-        let (base, mut head) = (resources(|_| {}), resources(|_| {}));
+        let (base, mut head) = (changed_resources(|_| {}), changed_resources(|_| {}));
         let kernel = head.kernels.remove("k").unwrap();
         head.left_out.insert("k".to_owned(), "needs sm_90a".to_owned());
-        let outcome = compare(&base, &head);
+        let outcome = compare_resources(&base, &head);
         let changes = |outcome: &ResourcesOutcome| {
             outcome.changes.iter().map(|change| change.what.clone()).collect::<Vec<_>>()
         };
         assert_eq!(
             (changes(&outcome), outcome.exit()),
-            (vec!["ran here, now needs sm_90a".to_owned()], Exit::Regression)
+            (vec!["ran here, now needs sm_90a".to_owned()], ExitReason::Regression)
         );
         // A kernel that is named by its file and symbol is treated alike.
-        let mut base = resources(|_| {});
+        let mut base = changed_resources(|_| {});
         base.kernels = [("k: k_finish".to_owned(), kernel)].into();
-        assert_eq!(compare(&base, &head).exit(), Exit::Regression);
+        assert_eq!(compare_resources(&base, &head).exit(), ExitReason::Regression);
         // A kernel that never ran there is reported once, when it is new.
         base.kernels.clear();
-        assert_eq!(changes(&compare(&base, &head)), ["does not run here: needs sm_90a"]);
+        assert_eq!(changes(&compare_resources(&base, &head)), ["does not run here: needs sm_90a"]);
         base.left_out = head.left_out.clone();
-        assert_eq!(changes(&compare(&base, &head)), [""; 0]);
+        assert_eq!(changes(&compare_resources(&base, &head)), [""; 0]);
     }
 }

@@ -5,12 +5,12 @@
 //! [`MIN_SEEDS_FOR_ERRORS`] seeds. If the median growth is g or less, n seeds all exceed it with a
 //! probability of at most 2⁻ⁿ. Two figures are tested for every output whose errors changed: with m
 //! of these, n is such that 2m · 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth
-//! decides an output, so that for most cases a single seed is enough. If either side knows the
+//! decides that an output is unchanged, so most cases need a single seed. If either side knows the
 //! errors of all outputs together only, they count as one output.
 //!
-//! A seed counts only if it draws its own data set: where all seeds have the same inputs, or the
-//! reference is of one seed (golden tensors), there is only one pair, and growth is suspected but
-//! never shown, because the scatter over inputs is unknown.
+//! A seed counts only if it draws its own data set. If all seeds share their inputs or their
+//! reference (golden tensors), growth is suspected but never shown, because the scatter over inputs
+//! is unknown.
 //!
 //! This module deliberately does not measure errors.
 
@@ -44,14 +44,14 @@ pub fn seeds(changed: usize) -> usize {
 /// An error figure: how far outputs are from the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Figure {
+pub enum ErrorFigure {
     /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂.
     RelativeL2,
     /// Maximum error: largest |out - ref| over the largest |ref|.
     MaxError,
 }
 
-impl Figure {
+impl ErrorFigure {
     /// The value that this figure has among these errors.
     const fn among(self, errors: &OutputErrors) -> f64 {
         match self {
@@ -79,7 +79,7 @@ pub struct ErrorGrowth {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
     /// The measure that grew; the relative L2 error if both grew.
-    pub figure: Figure,
+    pub figure: ErrorFigure,
     /// Number of seeds.
     pub seeds: usize,
     /// Number of seeds that are necessary for a finding.
@@ -148,18 +148,19 @@ impl NumericsReport {
 }
 
 /// Compares errors; `growth` is the ratio that is allowed for a case.
-pub fn compare<'a>(
+pub fn compare_numerics<'a>(
     cases: impl IntoIterator<Item = (&'a str, &'a CaseNumerics, &'a CaseNumerics)>,
     growth: impl Fn(&str) -> f64,
 ) -> NumericsReport {
-    let common: BTreeMap<&str, (Vec<Output>, bool)> = cases
+    let common: BTreeMap<&str, (Vec<OutputErrorPairs>, bool)> = cases
         .into_iter()
         .map(|(case, base, head)| {
             (case, (outputs(base, head), base.one_data_set || head.one_data_set))
         })
         .filter(|(_, (outputs, _))| outputs.iter().any(|output| !output.pairs.is_empty()))
         .collect();
-    let changed_of = |outputs: &[Output]| outputs.iter().filter(|output| output.differs()).count();
+    let changed_of =
+        |outputs: &[OutputErrorPairs]| outputs.iter().filter(|output| output.differs()).count();
     let changed: Vec<usize> = common.values().map(|(outputs, _)| changed_of(outputs)).collect();
     let changed_outputs = changed.iter().sum();
     let needed = seeds(changed_outputs);
@@ -180,25 +181,26 @@ pub fn compare<'a>(
 }
 
 /// Errors of an output that both sides record, or of all outputs together.
-struct Output {
+struct OutputErrorPairs {
     /// Name of the output; `None` for all outputs together.
     name: Option<String>,
-    pairs: Vec<Pair>,
+    pairs: Vec<SeedErrorPair>,
 }
 
-impl Output {
+impl OutputErrorPairs {
     fn differs(&self) -> bool {
-        let same =
-            |pair: &Pair, figure: Figure| figure.among(&pair.base) == figure.among(&pair.head);
+        let same = |pair: &SeedErrorPair, figure: ErrorFigure| {
+            figure.among(&pair.base) == figure.among(&pair.head)
+        };
         self.pairs.iter().any(|pair| ERROR_FIGURES.into_iter().any(|figure| !same(pair, figure)))
     }
 }
 
 /// All measures.
-const ERROR_FIGURES: [Figure; 2] = [Figure::RelativeL2, Figure::MaxError];
+const ERROR_FIGURES: [ErrorFigure; 2] = [ErrorFigure::RelativeL2, ErrorFigure::MaxError];
 
 /// Errors of one seed.
-struct Pair {
+struct SeedErrorPair {
     base: OutputErrors,
     head: OutputErrors,
     /// Smallest error that counts; smaller errors are rounding.
@@ -207,13 +209,13 @@ struct Pair {
 
 /// Errors of the seeds that both sides have, by output. If either side knows that there is one data
 /// set, only one seed counts.
-fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
+fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<OutputErrorPairs> {
     let most = if base.one_data_set || head.one_data_set { 1 } else { usize::MAX };
     let position = |&seed: &u64| base.position(seed).zip(head.position(seed));
     let both: Vec<_> = base.seeds.iter().filter_map(position).take(most).collect();
     let pairs = |base: &SeedErrors, head: &SeedErrors| {
         let floor = ROUNDING_PER_UNIT_ROUNDOFF * base.rounding.max(head.rounding);
-        let pair = |&(before, now): &(usize, usize)| Pair {
+        let pair = |&(before, now): &(usize, usize)| SeedErrorPair {
             base: base.at(before),
             head: head.at(now),
             floor,
@@ -222,19 +224,23 @@ fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
     };
     if !base.by_output.is_empty() && base.by_output.keys().eq(head.by_output.keys()) {
         let each = base.by_output.iter().zip(head.by_output.values());
-        let paired_output = |((name, base), head): ((&String, &SeedErrors), &SeedErrors)| Output {
-            name: Some(name.clone()),
-            pairs: pairs(base, head),
+        let paired_output = |((name, base), head): ((&String, &SeedErrors), &SeedErrors)| {
+            OutputErrorPairs { name: Some(name.clone()), pairs: pairs(base, head) }
         };
         return each.map(paired_output).collect();
     }
-    vec![Output { name: None, pairs: pairs(&base.errors, &head.errors) }]
+    vec![OutputErrorPairs { name: None, pairs: pairs(&base.errors, &head.errors) }]
 }
 
-fn grown_error(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<ErrorGrowth> {
+fn grown_error(
+    case: &str,
+    output: &OutputErrorPairs,
+    allowed: f64,
+    needed: usize,
+) -> Option<ErrorGrowth> {
     let pairs = &output.pairs;
-    let growth_of = |figure: Figure| {
-        let errors = |pair: &Pair| {
+    let growth_of = |figure: ErrorFigure| {
+        let errors = |pair: &SeedErrorPair| {
             let real = |errors: &OutputErrors| figure.among(errors).max(pair.floor);
             (real(&pair.base), real(&pair.head))
         };
@@ -244,7 +250,7 @@ fn grown_error(case: &str, output: &Output, allowed: f64, needed: usize) -> Opti
             .map(|(base, head)| (head / base.max(f64::MIN_POSITIVE)).min(f64::MAX))
             .collect();
         let all = pairs.iter().map(errors).all(|(base, head)| head > allowed * base);
-        let middle = |side: fn(&Pair) -> &OutputErrors| {
+        let middle = |side: fn(&SeedErrorPair) -> &OutputErrors| {
             median(&pairs.iter().map(|pair| figure.among(side(pair))).collect::<Vec<_>>())
         };
         let (base, head) = (middle(|pair| &pair.base), middle(|pair| &pair.head));
@@ -282,7 +288,7 @@ mod tests {
 
     fn report(base: &[f64], head: &[f64]) -> NumericsReport {
         let (base, head) = (numerics(base.iter().copied()), numerics(head.iter().copied()));
-        compare([("x", &base, &head)], |_| 1.5)
+        compare_numerics([("x", &base, &head)], |_| 1.5)
     }
 
     #[test]
@@ -295,7 +301,7 @@ mod tests {
         );
         let seven = report(&[1e-5; 7], &[1.6e-5; 7]);
         assert_eq!((seven.losses().count(), seven.suspected_growth().count()), (0, 1));
-        // One seed without growth decides the case, and so does growth within the allowed ratio.
+        // One seed without growth decides the case, and so does a growth within the allowed ratio.
         let mut one = [1.6e-5; 8];
         one[3] = 1.4e-5;
         for head in [one, [1.5e-5; 8], [1e-5; 8], [1e-9; 8]] {
@@ -322,8 +328,9 @@ mod tests {
     #[test]
     fn the_error_of_an_output_grows_below_that_of_another() {
         let (base, head) = (two_output_numerics(4e-3, 1e-6), two_output_numerics(4e-3, 2e-3));
-        let judge =
-            |base: &CaseNumerics, head: &CaseNumerics| compare([("x", base, head)], |_| 1.5);
+        let judge = |base: &CaseNumerics, head: &CaseNumerics| {
+            compare_numerics([("x", base, head)], |_| 1.5)
+        };
         let report = judge(&base, &head);
         assert_eq!((report.changed, report.changed_outputs, report.losses().count()), (1, 1, 1));
         let words = report.grown[0].words();
@@ -347,12 +354,12 @@ mod tests {
         let base = numerics([1e-5; 8]);
         let head = CaseNumerics { one_data_set: true, ..numerics([3e-5; 8]) };
         for (base, head) in [(&base, &head), (&head, &numerics([9e-5]))] {
-            let report = compare([("x", base, head)], |_| 1.5);
+            let report = compare_numerics([("x", base, head)], |_| 1.5);
             assert_eq!((report.losses().count(), report.suspected_growth().count()), (0, 1));
             let words = report.grown[0].words();
             assert!(words.ends_with("for the only data set"), "{words}");
         }
-        let accepted = compare([("x", &base, &head)], |_| 4.0);
+        let accepted = compare_numerics([("x", &base, &head)], |_| 4.0);
         assert!(accepted.grown.is_empty());
     }
 
@@ -381,7 +388,7 @@ mod tests {
         assert_eq!([0, 1, 2, 10, 181].map(seeds), [8, 8, 9, 11, 16]);
         let (base, head) = (numerics([1e-5; 8]), numerics([3e-5; 8]));
         let cases = ["a", "b", "c"].map(|case| (case, &base, &head));
-        let report = compare(cases, |_| 1.5);
+        let report = compare_numerics(cases, |_| 1.5);
         assert_eq!((report.suspected_growth().count(), report.grown[0].needed), (3, 10));
     }
 

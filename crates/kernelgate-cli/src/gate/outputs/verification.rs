@@ -4,7 +4,7 @@
 //! Deliberately absent: how outputs are compared, and errors that grew
 //! ([`numerics`](super::numerics)).
 
-use kernelgate::record::Verification;
+use kernelgate::record::VerificationExtent;
 use serde::{Deserialize, Serialize};
 
 /// A case that was verified less than its base or baseline.
@@ -13,18 +13,22 @@ pub struct VerificationLoss {
     /// The case.
     pub case: String,
     /// Extent to which the base or the baseline was verified.
-    pub base: Verification,
+    pub base: VerificationExtent,
     /// Extent to which the head was verified.
-    pub head: Verification,
+    pub head: VerificationExtent,
 }
 
 impl VerificationLoss {
     /// The loss of verification of a case, if the head verifies less than the base. If the baseline
     /// does not record how far the case was verified, an unverified head may have lost
     /// verification.
-    pub fn between(case: &str, base: Verification, head: Verification) -> Option<Self> {
+    pub fn verification_loss(
+        case: &str,
+        base: VerificationExtent,
+        head: VerificationExtent,
+    ) -> Option<Self> {
         let lost = match base {
-            Verification::Unknown => head == Verification::Unverified,
+            VerificationExtent::Unknown => head == VerificationExtent::Unverified,
             base => head.compares_less_than(base),
         };
         lost.then(|| Self { case: case.to_owned(), base, head })
@@ -35,7 +39,7 @@ impl VerificationLoss {
     /// inconclusive.
     pub const fn is_failure(&self) -> bool {
         self.base.is_verified()
-            && matches!(self.head, Verification::Unverified | Verification::Unknown)
+            && matches!(self.head, VerificationExtent::Unverified | VerificationExtent::Unknown)
     }
 
     /// The loss in words: "no longer verified (before: every element verified)".
@@ -51,16 +55,16 @@ impl VerificationLoss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Verification::{ComparedWithBase, Unknown, Unverified, Verified};
+    use VerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
 
-    const ALL: Verification = Verified { checked: 1600, total: 1600 };
-    const ONE: Verification = Verified { checked: 1, total: 1600 };
-    const COMPARED_WITH_BASE: Verification = ComparedWithBase { checked: 1600, total: 1600 };
+    const ALL: VerificationExtent = Verified { checked: 1600, total: 1600 };
+    const ONE: VerificationExtent = Verified { checked: 1, total: 1600 };
+    const COMPARED_WITH_BASE: VerificationExtent = ComparedWithBase { checked: 1600, total: 1600 };
 
     #[test]
     fn a_case_that_nothing_verifies_any_more_is_a_failure() {
         for (base, head) in [(ALL, Unverified), (ONE, Unverified), (ALL, Unknown)] {
-            let loss = VerificationLoss::between("a", base, head).unwrap();
+            let loss = VerificationLoss::verification_loss("a", base, head).unwrap();
             assert!(loss.is_failure(), "{base} {head}");
             assert_eq!(loss.words(), format!("no longer verified (before: {base})"));
         }
@@ -71,15 +75,17 @@ mod tests {
         for (base, head) in
             [(ALL, ONE), (ALL, COMPARED_WITH_BASE), (COMPARED_WITH_BASE, Unverified)]
         {
-            let loss = VerificationLoss::between("a", base, head).unwrap();
+            let loss = VerificationLoss::verification_loss("a", base, head).unwrap();
             assert!(!loss.is_failure(), "{base} {head}");
         }
-        let words = VerificationLoss::between("a", ALL, ONE).unwrap().words();
+        let words = VerificationLoss::verification_loss("a", ALL, ONE).unwrap().words();
         assert_eq!(
             words,
             "less verified: 1 of 1600 elements verified (before: every element verified)"
         );
-        assert!(!VerificationLoss::between("a", Unknown, Unverified).unwrap().is_failure());
+        assert!(
+            !VerificationLoss::verification_loss("a", Unknown, Unverified).unwrap().is_failure()
+        );
     }
 
     #[test]
@@ -88,7 +94,7 @@ mod tests {
         let more =
             [(ONE, ALL), (Unverified, ALL), (Unverified, COMPARED_WITH_BASE), (Unknown, ALL)];
         for (base, head) in same.into_iter().chain(more) {
-            assert_eq!(VerificationLoss::between("a", base, head), None, "{base} {head}");
+            assert_eq!(VerificationLoss::verification_loss("a", base, head), None, "{base} {head}");
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A test that is repeated as data arrive finds something sooner or later. Here every interim
 //! analysis has a weight, the weights sum to one, and the p value of an analysis is divided by its
-//! weight. By the union bound, the smallest of these values is a valid p value at whichever
-//! analysis one stops, whatever the dependence between them. The analyses are fixed by the plan and
-//! the number of cases before the first block.
+//! weight. By the union bound, the smallest of these values is a valid p value whenever one stops,
+//! however the analyses depend on each other. The analyses are fixed by the plan and the number of
+//! cases before the first block.
 
 use super::TestPlan;
 use kernelgate::stats::power::fewest_pairs_for_level;
@@ -12,11 +12,11 @@ use kernelgate::stats::power::fewest_pairs_for_level;
 /// Weight of the analysis at the end of the blocks, which most comparisons of unchanged builds
 /// reach.
 pub const FINAL_ANALYSIS_WEIGHT: f64 = 0.5;
-/// Weight of the end among the analyses at which a case may be unchanged by the tolerated change. With
-/// half as much for all others, six pairs are enough at the end.
+/// Weight of the end among the analyses at which a case may be unchanged by the tolerated change.
+/// With half of the weight for all other analyses, six pairs suffice at the end.
 const FINAL_UNCHANGED_WEIGHT: f64 = 2.0 / 3.0;
 /// Weight of the first interim analysis, where large changes are found.
-const FIRST: f64 = 0.25;
+const FIRST_ANALYSIS_WEIGHT: f64 = 0.25;
 /// Factor by which the number of pairs grows from one interim analysis to the next.
 const ANALYSIS_GROWTH: f64 = 1.4;
 
@@ -39,22 +39,23 @@ pub struct AlphaSpending {
 }
 
 impl AlphaSpending {
-    /// Alpha spending of a test at `level`, of at most `most` pairs. The first analysis is after
-    /// the fewest pairs (an even number) that can reach the level times its weight; if these are
-    /// not fewer than `most`, the end is the only analysis.
+    /// Alpha spending of a test at `level`, of at most `most` pairs. The first analysis takes the
+    /// fewest pairs (an even number) that can reach the level times its weight; if that is not
+    /// fewer than `most`, only the end is analysed.
     ///
     /// The end has its own weight, whenever it comes, because the time that is left may determine
     /// it, but never the results.
     pub fn new(level: f64, most: usize) -> Self {
         let mut early = Vec::new();
-        let mut pairs = fewest_pairs_for_level(level * FIRST).div_ceil(2).saturating_mul(2);
+        let mut pairs =
+            fewest_pairs_for_level(level * FIRST_ANALYSIS_WEIGHT).div_ceil(2).saturating_mul(2);
         while pairs < most {
-            early.push(InterimAnalysis { pairs, weight: FIRST });
+            early.push(InterimAnalysis { pairs, weight: FIRST_ANALYSIS_WEIGHT });
             pairs = (pairs as f64 * ANALYSIS_GROWTH / 2.0).ceil() as usize * 2;
         }
         let later = early.len().saturating_sub(1);
         for analysis in early.iter_mut().skip(1) {
-            analysis.weight = (1.0 - FINAL_ANALYSIS_WEIGHT - FIRST) / later as f64;
+            analysis.weight = (1.0 - FINAL_ANALYSIS_WEIGHT - FIRST_ANALYSIS_WEIGHT) / later as f64;
         }
         if early.is_empty() {
             return Self { early, last: 1.0 };

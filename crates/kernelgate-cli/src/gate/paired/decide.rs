@@ -14,7 +14,9 @@ use super::alpha_spending::{
     AlphaSpending, FINAL_ANALYSIS_WEIGHT, UnchangedAnalyses, always_valid_p,
 };
 use super::pairs::{ChangeDirection, PairDifferences, mean_arm_contention};
-use super::{Arm, BlocksByCase, Family, InconclusiveCause, Outcome, PairedDecision, TestPlan};
+use super::{
+    Arm, BlocksByCase, ErrorRateFamily, InconclusiveCause, PairedDecision, PairedOutcome, TestPlan,
+};
 use crate::gate::interval::TimeRatio;
 use crate::gate::verdict::Verdict;
 use kernelgate::stats::signed_rank::signed_rank_p_greater;
@@ -26,7 +28,7 @@ const UNSOUND_CASE_SHARE: f64 = 0.1;
 /// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, so that the
 /// case is not unchanged by the tolerated change. Strict: this share of identical builds would be
 /// inconclusive.
-const EVIDENCE: f64 = 0.1;
+const CHANGE_EVIDENCE_PART: f64 = 0.1;
 
 /// Decides the cases for which the blocks so far suffice. Pure, and may be called after every
 /// block. `last` says that no more blocks come, and must not depend on their results (the budget is
@@ -35,8 +37,8 @@ const EVIDENCE: f64 = 0.1;
 ///
 /// A case keeps its verdict when more blocks of other cases come. All calls during a comparison
 /// must pass the same set of cases, because their number determines the interim analyses.
-pub fn decide(cases: &BlocksByCase, plan: &TestPlan, last: bool) -> Outcome {
-    decide_cases(cases, plan, &|_| *plan, Family::Given, last)
+pub fn decide_all(cases: &BlocksByCase, plan: &TestPlan, last: bool) -> PairedOutcome {
+    decide_cases(cases, plan, &|_| *plan, ErrorRateFamily::Given, last)
 }
 
 /// Decides with thresholds by case and error rates over a family of cases: `of_case` gives the plan
@@ -45,9 +47,9 @@ pub fn decide_cases(
     cases: &BlocksByCase,
     plan: &TestPlan,
     of_case: &dyn Fn(&str) -> TestPlan,
-    family: Family,
+    family: ErrorRateFamily,
     last: bool,
-) -> Outcome {
+) -> PairedOutcome {
     let level = plan.false_alarms / family.size(cases.len()) as f64;
     let most = plan.max_blocks.saturating_mul(2);
     let settling = UnchangedAnalyses::new(plan);
@@ -57,7 +59,7 @@ pub fn decide_cases(
         |plan| InterimTests { plan, level, change: &change, same: &same, settling: &settling };
     let tests: Vec<InterimTests<'_>> = plans.iter().map(of_plan).collect();
     let pairs: Vec<PairDifferences> =
-        cases.values().map(|blocks| PairDifferences::from_blocks(blocks)).collect();
+        cases.values().map(|blocks| PairDifferences::differences_of_blocks(blocks)).collect();
     // The interim analyses before the end decide first: decided cases are not analysed again.
     let mut standings: Vec<CaseEvidence> =
         tests.iter().zip(&pairs).map(|(tests, pairs)| tests.case_evidence(pairs, false)).collect();
@@ -90,7 +92,7 @@ pub fn decide_cases(
         })
         .collect();
     decisions.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
-    Outcome {
+    PairedOutcome {
         decisions,
         undecided: names(&undecided),
         null_fired: names(&|index| concluded[index].null_fired),
@@ -100,7 +102,7 @@ pub fn decide_cases(
     }
 }
 
-/// The tests and the analyses at which they run.
+/// The interim tests of a comparison and the analyses at which they run.
 struct InterimTests<'a> {
     plan: &'a TestPlan,
     /// Level of the test of a single case that allows for the number of cases.
@@ -149,7 +151,7 @@ struct CaseEvidence {
     same_at: Option<usize>,
     /// Whether the comparison has its last block.
     ended: bool,
-    /// Verdict if no test decides; after the last block it is final.
+    /// Verdict if no test decides; it is final after the last block.
     otherwise: (Verdict, Option<InconclusiveCause>),
     /// Number of pairs now.
     pairs: usize,
@@ -243,7 +245,7 @@ impl InterimTests<'_> {
         let evidence = all_beyond(1.0)
             || all_beyond(-1.0)
             || walsh
-                .interval_with_tail(EVIDENCE * tail)
+                .interval_with_tail(CHANGE_EVIDENCE_PART * tail)
                 .is_some_and(|(low, high)| low > 0.0 || high < 0.0);
         let small = !evidence
             && walsh
@@ -326,13 +328,13 @@ impl InterimTests<'_> {
             reason: concluded.reason,
             base_ns: middle(&pairs.base_ns),
             head_ns: middle(&pairs.head_ns),
-            ratio: ratio(&walsh, tail),
+            ratio: ratio_with_interval(&walsh, tail),
             cycles: pairs
                 .cycles
                 .as_ref()
                 .filter(|cycles| !cycles.is_empty())
-                .map(|cycles| ratio(&WalshAverages::new(cycles), tail)),
-            null: ratio(&WalshAverages::new(&pairs.null), tail),
+                .map(|cycles| ratio_with_interval(&WalshAverages::new(cycles), tail)),
+            null: ratio_with_interval(&WalshAverages::new(&pairs.null), tail),
             threshold: threshold.exp_m1(),
             p_slower: concluded.p_slower,
             p_faster: concluded.p_faster,
@@ -349,7 +351,7 @@ impl InterimTests<'_> {
 
 /// The estimate with its interval, or with the range of the differences if they are too few for an
 /// interval.
-fn ratio(walsh: &WalshAverages, tail: f64) -> TimeRatio {
+fn ratio_with_interval(walsh: &WalshAverages, tail: f64) -> TimeRatio {
     let (low, high) = walsh
         .interval_with_tail(tail)
         .or(walsh.range())
@@ -396,7 +398,7 @@ struct CaseConclusion {
 fn conclude_family(
     standings: &[CaseEvidence],
     plan: &TestPlan,
-    family: Family,
+    family: ErrorRateFamily,
     sound: bool,
 ) -> Vec<CaseConclusion> {
     let adjusted = |p: &dyn Fn(&CaseEvidence) -> f64| {

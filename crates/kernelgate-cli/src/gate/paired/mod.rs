@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::interval::TimeRatio;
-use super::limits::{AskedLimits, Limit, LimitSource, Limits};
+use super::limits::{AskedLimits, CaseLimits, LimitSource, SourcedLimit};
 use super::verdict::Verdict;
-pub use decide::{decide, decide_cases};
+pub use decide::{decide_all, decide_cases};
 pub use kernelgate::record::CaseTiming;
 use kernelgate::stats::benjamini_hochberg_adjusted;
 
@@ -50,7 +50,7 @@ impl std::fmt::Display for Arm {
 
 /// A block: four consecutive processes in the order base, head, head, base, or the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Block {
+pub struct TrialBlock {
     /// The build of the block's first and last process.
     pub leader: Arm,
     /// The two processes of the base, in time order.
@@ -66,8 +66,8 @@ pub struct TestPlan {
     /// Smallest change of the time that matters, relative to the faster build.
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two
-    /// thresholds applies. It does not apply to times that are means over iterations
-    /// ([`CaseTiming::averaged`]).
+    /// thresholds applies. The absolute threshold does not apply to times that are means over
+    /// iterations ([`CaseTiming::averaged`]).
     pub absolute_ns: f64,
     /// Largest change that an unchanged case may hide, relative. A case without evidence of a
     /// change, whose interval excludes larger changes, is unchanged after
@@ -127,16 +127,16 @@ impl TestPlan {
     }
 
     /// The limits of a plan, with their source.
-    pub const fn limits(&self, source: LimitSource) -> Limits {
-        Limits {
-            relative: Limit { value: self.relative, source },
-            absolute_ns: Limit { value: self.absolute_ns, source },
-            ..Limits::default_limit(self.relative)
+    pub const fn limits(&self, source: LimitSource) -> CaseLimits {
+        CaseLimits {
+            relative: SourcedLimit { value: self.relative, source },
+            absolute_ns: SourcedLimit { value: self.absolute_ns, source },
+            ..CaseLimits::default_limit(self.relative)
         }
     }
 
     /// The plan for a case with these limits.
-    pub fn within(self, limits: &Limits) -> Self {
+    pub fn within(self, limits: &CaseLimits) -> Self {
         let (relative, absolute_ns) =
             (limits.failing_relative_limit().value, limits.absolute_ns.value);
         Self { relative, absolute_ns, ..self }
@@ -145,7 +145,7 @@ impl TestPlan {
 
 /// The cases over which an error rate is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub enum ErrorRateFamily {
     /// The cases of the decision, adjusted by Benjamini-Hochberg.
     Given,
     /// The family has this number of cases, of which a shard decides some; p values are adjusted by
@@ -153,7 +153,7 @@ pub enum Family {
     Plan(usize),
 }
 
-impl Family {
+impl ErrorRateFamily {
     /// Number of cases to adjust for, if the decision has `given` cases.
     fn size(self, given: usize) -> usize {
         match self {
@@ -180,7 +180,7 @@ impl Family {
 pub enum InconclusiveCause {
     /// Too few pairs for any verdict at the promised error rate.
     TooFewPairs,
-    /// There are too few pairs, because the GPU was throttled in the others.
+    /// The GPU was throttled in so many pairs that too few pairs are left.
     Throttled,
     /// The interval contains both relevant and irrelevant changes.
     Wide,
@@ -222,8 +222,8 @@ pub struct PairedDecision {
     /// thresholds.
     pub threshold: f64,
     /// p value of "the head is not slower than the threshold", valid at any interim analysis,
-    /// adjusted over the cases. This p value is at most [`TestPlan::false_alarms`] if the verdict
-    /// is *regressed*.
+    /// adjusted over the cases. The p value is at most [`TestPlan::false_alarms`] if the verdict is
+    /// *regressed*.
     pub p_slower: f64,
     /// p value of "the head is not faster than the threshold", valid and adjusted like `p_slower`.
     pub p_faster: f64,
@@ -245,7 +245,7 @@ pub struct PairedDecision {
 
 /// The decisions on all cases of a comparison, preliminary or final.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct PairedOutcome {
     /// The decision of every case, worst verdict first, then by case id.
     pub decisions: Vec<PairedDecision>,
     /// Cases that more blocks may decide, in id order; empty at the end.
@@ -256,7 +256,7 @@ pub struct Outcome {
     pub environment_sound: bool,
 }
 
-impl Outcome {
+impl PairedOutcome {
     /// Cases with that verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.decisions.iter().filter(|decision| decision.verdict == verdict).count()
@@ -269,7 +269,7 @@ impl Outcome {
 }
 
 /// Observed blocks in time order, by case.
-pub type BlocksByCase = BTreeMap<String, Vec<Block>>;
+pub type BlocksByCase = BTreeMap<String, Vec<TrialBlock>>;
 
 #[cfg(test)]
 pub(crate) mod tests;

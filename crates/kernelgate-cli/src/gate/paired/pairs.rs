@@ -1,6 +1,6 @@
 //! Turns blocks into pairs of logarithmic times, and runs the statistical tests on them.
 
-use super::{Arm, Block, CaseTiming, TestPlan};
+use super::{Arm, CaseTiming, TestPlan, TrialBlock};
 use kernelgate::stats::median;
 use kernelgate::stats::signed_rank::signed_rank_p_greater;
 
@@ -61,15 +61,16 @@ fn usable(observation: &CaseTiming) -> bool {
 impl PairDifferences {
     /// Makes pairs of the blocks, in time order. A block with a time that is not positive, or of a
     /// throttled GPU, does not count.
-    pub fn from_blocks(blocks: &[Block]) -> Self {
-        let slowed = |block: &&Block| block.base.iter().chain(&block.head).any(|it| it.throttled);
+    pub fn differences_of_blocks(blocks: &[TrialBlock]) -> Self {
+        let slowed =
+            |block: &&TrialBlock| block.base.iter().chain(&block.head).any(|it| it.throttled);
         let throttled = blocks.iter().filter(slowed).count();
         let mut pairs = Self { cycles: Some(Vec::new()), throttled, ..Self::default() };
         let has_contention = blocks.iter().any(|block| {
             block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some())
         });
         let usable = blocks.iter().filter(|block| block.base.iter().chain(&block.head).all(usable));
-        for Block { base, head, leader: _ } in usable {
+        for TrialBlock { base, head, leader: _ } in usable {
             pairs.averaged |= base.iter().chain(head).any(|timing| timing.averaged);
             pairs.capped += base.iter().chain(head).filter(|timing| timing.at_cap).count();
             for (base, head) in base.iter().zip(head) {
@@ -132,7 +133,7 @@ impl PairDifferences {
         self.cycles_that_decide().is_some()
     }
 
-    /// The cycles, if they count for the decision.
+    /// Returns the clock cycles, if they count for the decision.
     fn cycles_that_decide(&self) -> Option<&Vec<f64>> {
         self.cycles.as_ref().filter(|_| !self.is_mostly_power_capped())
     }
@@ -218,7 +219,7 @@ fn p_of_shifted(values: &[f64], sign: f64, by: f64) -> f64 {
 }
 
 /// Mean contention share beside one build, over the processes that record it.
-pub fn mean_arm_contention(blocks: &[Block], arm: Arm) -> Option<f64> {
+pub fn mean_arm_contention(blocks: &[TrialBlock], arm: Arm) -> Option<f64> {
     let observations = blocks.iter().flat_map(|block| match arm {
         Arm::Base => block.base,
         Arm::Head => block.head,

@@ -8,17 +8,17 @@ pub mod rules_file;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::limits::{AskedLimits, LimitSource, Limits};
+use super::limits::{AskedLimits, CaseLimits, LimitSource};
 use kernelgate::record::Provenance;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 /// Name of the rules file, next to `Cargo.toml`.
-pub const FILE: &str = "kernelgate.toml";
+pub const RULES_FILE: &str = "kernelgate.toml";
 
 /// The rules of a package; empty without a file.
 #[derive(Debug, Clone, Default)]
-pub struct Rules {
+pub struct PackageRules {
     /// Whether the file exists.
     pub exists: bool,
     /// Thresholds in the order of the file.
@@ -47,7 +47,7 @@ pub enum RemovedCasesMeaning {
 /// Limits for some cases. An absent limit is the same as for all other cases.
 #[derive(Debug, Clone)]
 pub struct ThresholdRule {
-    /// Pattern of the ids to which it applies.
+    /// Pattern of the case ids to which the rule applies.
     pub cases: Regex,
     /// Limits that the rule sets for its cases.
     pub limits: AskedLimits,
@@ -110,7 +110,7 @@ pub struct RulesReport {
     pub undecided: Vec<String>,
 }
 
-impl Rules {
+impl PackageRules {
     /// Text that differs whenever the rules differ; `None` without a file.
     pub fn identity(&self) -> Option<String> {
         let lines = self.report(&[], None).thresholds.into_iter().map(|(words, _)| words);
@@ -127,7 +127,7 @@ impl Rules {
 
     /// The limits of a case: the common limits, replaced by the case's thresholds and raised by its
     /// acceptances.
-    pub fn resolve(&self, case: &str, of_all: &Limits) -> Limits {
+    pub fn resolve(&self, case: &str, of_all: &CaseLimits) -> CaseLimits {
         let accepted = self.acceptances_for(case);
         of_all.overridden_by(&self.limits(case), LimitSource::Threshold).larger_with_accepted(
             accepted.iter().find_map(|it| it.slower),
@@ -242,7 +242,7 @@ impl Rules {
             });
         let accepted = judged.iter().flat_map(|case| self.acceptances_for(case));
         RulesReport {
-            file: self.exists.then(|| FILE.to_owned()),
+            file: self.exists.then(|| RULES_FILE.to_owned()),
             removed: self.removed,
             thresholds: self
                 .thresholds
@@ -336,7 +336,7 @@ impl RulesReport {
 
     /// Lines about the rules that a reader must know.
     pub fn lines(&self) -> Vec<String> {
-        let file = self.file.as_deref().unwrap_or(FILE);
+        let file = self.file.as_deref().unwrap_or(RULES_FILE);
         let accepted = self
             .accepted
             .iter()
@@ -358,7 +358,7 @@ mod tests {
     use super::rules_file;
     use super::*;
 
-    fn parse(text: &str) -> Result<Rules, String> {
+    fn parse(text: &str) -> Result<PackageRules, String> {
         rules_file::parse("kernelgate.toml", text).map_err(|error| error.to_string())
     }
 
@@ -368,7 +368,7 @@ mod tests {
         Provenance { commit: Some(commit), dirty }
     }
 
-    const WHOLE: &str = r#"
+    const COMPLETE_RULES: &str = r#"
         [[threshold]]
         cases = "^denoise/"
         relative = 0.03
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn the_last_pattern_that_sets_a_limit_applies() {
-        let rules = parse(WHOLE).unwrap();
+        let rules = parse(COMPLETE_RULES).unwrap();
         let both = rules.limits("denoise/loop/graph/hot");
         assert_eq!(
             (both.relative, both.absolute_ns, both.launches),
@@ -398,7 +398,7 @@ mod tests {
         let first = rules.limits("denoise/loop/fused/hot");
         assert_eq!((first.relative, first.growth), (Some(0.03), None));
         assert_eq!(rules.limits("attention/x"), AskedLimits::default());
-        let resolved = rules.resolve("denoise/loop/x", &Limits::default_limit(0.01));
+        let resolved = rules.resolve("denoise/loop/x", &CaseLimits::default_limit(0.01));
         assert_eq!((resolved.accepted, resolved.relative.value), (Some(0.12), 0.03));
         assert_eq!(resolved.relative.source, LimitSource::Threshold);
         assert!(rules.acceptances_for("denoise/step/x").is_empty());
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn an_acceptance_ends_with_the_next_baseline_or_when_the_base_has_it() {
-        let rules = parse(WHOLE).unwrap();
+        let rules = parse(COMPLETE_RULES).unwrap();
         let holds = |commits: &[&str]| {
             let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
             let (rules, notes) = rules.clone().rules_for_baseline(|_| commits.clone());
@@ -429,7 +429,7 @@ mod tests {
         ended(&["951c29400d", "951c29400d+changes"]);
         // The test has texts that do not name a commit, or have too few digits.
         ["9", "", "951c29", "951c294zz"].iter().for_each(|other| ended(&[other]));
-        let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
+        let nameless = parse(&COMPLETE_RULES.replace("baseline = \"951c294\"", "")).unwrap();
         let at = |commits: &[&str]| {
             let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
             nameless.clone().rules_for_baseline(|_| commits.clone())
@@ -440,7 +440,7 @@ mod tests {
             texts.push_str(&format!("without a baseline, {commits:?}: {}\n", notes.join(" ")));
         }
         // In a comparison an acceptance applies as long as the base build's file does not have it.
-        let (new, notes) = nameless.clone().rules_added_since(&Rules::default());
+        let (new, notes) = nameless.clone().rules_added_since(&PackageRules::default());
         assert!(!new.acceptances_for("denoise/loop/x").is_empty() && notes.is_empty());
         let (old, notes) = nameless.clone().rules_added_since(&nameless);
         assert!(old.acceptances_for("denoise/loop/x").is_empty());
@@ -463,7 +463,7 @@ mod tests {
         )
         .unwrap();
         let accepted = |case: &str| {
-            let limits = rules.resolve(case, &Limits::default_limit(0.01));
+            let limits = rules.resolve(case, &CaseLimits::default_limit(0.01));
             (limits.accepted, limits.growth.value)
         };
         assert_eq!(accepted("a/b"), (Some(0.5), 3.0));
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_report_states_which_rules_named_cases_and_which_did_not() {
-        let rules = parse(WHOLE).unwrap();
+        let rules = parse(COMPLETE_RULES).unwrap();
         let judged = ["denoise/loop/a", "denoise/step/b"];
         let report = rules.report(&judged, Some(&judged));
         let expected = [
@@ -491,6 +491,9 @@ mod tests {
         ];
         assert_eq!(report.lines(), expected);
         assert_eq!(rules.report(&judged, None).lines(), expected[..2]);
-        assert_eq!(Rules::default().report(&judged, Some(&judged)).lines(), Vec::<String>::new());
+        assert_eq!(
+            PackageRules::default().report(&judged, Some(&judged)).lines(),
+            Vec::<String>::new()
+        );
     }
 }

@@ -12,14 +12,16 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{AcceptanceRule, FILE, RemovedCasesMeaning, Rules, ThresholdRule, one_line};
+use super::{
+    AcceptanceRule, PackageRules, RULES_FILE, RemovedCasesMeaning, ThresholdRule, one_line,
+};
 use crate::gate::limits::AskedLimits;
 
 /// Largest rules file that is read, bytes.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_RULES_BYTES: u64 = 1 << 20;
 
 /// Largest bound of a ratio or a relative change: a bound beyond it allows everything.
-pub const MAX_RATIO: f64 = 1e6;
+pub const MAX_RULE_RATIO: f64 = 1e6;
 /// Largest bound of a time, nanoseconds: a quarter of an hour.
 pub const MAX_ACCEPTED_TIME_NS: f64 = 1e12;
 
@@ -40,7 +42,7 @@ pub struct RulesError {
 pub struct FaultyRulesLine {
     /// Number of the line, counted from 1.
     pub number: usize,
-    /// Its text, cut if it is long.
+    /// Text of the invalid value, cut if it is long.
     pub text: String,
 }
 
@@ -51,18 +53,18 @@ impl fmt::Display for FaultyRulesLine {
 }
 
 /// Reads the file in a folder; without one the rules are empty.
-pub fn read_rules_of_folder(folder: &Path) -> Result<Rules, RulesError> {
-    let path = folder.join(FILE);
+pub fn read_rules_of_folder(folder: &Path) -> Result<PackageRules, RulesError> {
+    let path = folder.join(RULES_FILE);
     let shown = path.display().to_string();
     read(&path, &shown)
 }
 
 /// Reads the rules in the file at `path`, which error messages name as `shown`.
-pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
+pub fn read(path: &Path, shown: &str) -> Result<PackageRules, RulesError> {
     let failed = |problem| RulesError { file: shown.to_owned(), line: None, problem };
-    let text = match file::read_untrusted_text(path, MAX_BYTES) {
+    let text = match file::read_untrusted_text(path, MAX_RULES_BYTES) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(Rules::default());
+            return Ok(PackageRules::default());
         }
         Err(cause) => return Err(failed(cause.to_string())),
         Ok(text) => text,
@@ -71,27 +73,27 @@ pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
 }
 
 /// Parses the text of the file, which errors call `shown`.
-pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
-    let source = Source { shown, text };
-    let File { threshold, accept, renamed, removed } = toml::from_str(text)
+pub fn parse(shown: &str, text: &str) -> Result<PackageRules, RulesError> {
+    let source = RulesSource { shown, text };
+    let RulesFile { threshold, accept, renamed, removed } = toml::from_str(text)
         .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
     let thresholds = threshold.iter().map(|rule| {
         let limits = AskedLimits {
-            relative: source.number("relative", rule.relative.as_ref(), 0.0..=MAX_RATIO)?,
+            relative: source.number("relative", rule.relative.as_ref(), 0.0..=MAX_RULE_RATIO)?,
             absolute_ns: source.number(
                 "absolute-ns",
                 rule.absolute_ns.as_ref(),
                 0.0..=MAX_ACCEPTED_TIME_NS,
             )?,
-            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
             device_memory: source.number(
                 "device-memory",
                 rule.device_memory.as_ref(),
-                0.0..=MAX_RATIO,
+                0.0..=MAX_RULE_RATIO,
             )?,
-            launches: source.number("launches", rule.launches.as_ref(), 0.0..=MAX_RATIO)?,
-            host_time: source.number("host-time", rule.host_time.as_ref(), 0.0..=MAX_RATIO)?,
-            energy: source.number("energy", rule.energy.as_ref(), 0.0..=MAX_RATIO)?,
+            launches: source.number("launches", rule.launches.as_ref(), 0.0..=MAX_RULE_RATIO)?,
+            host_time: source.number("host-time", rule.host_time.as_ref(), 0.0..=MAX_RULE_RATIO)?,
+            energy: source.number("energy", rule.energy.as_ref(), 0.0..=MAX_RULE_RATIO)?,
             ..AskedLimits::default()
         };
         if limits == AskedLimits::default() {
@@ -117,15 +119,15 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         }
         Ok(AcceptanceRule {
             cases: source.compile_case_pattern(&rule.cases)?,
-            slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RATIO)?,
-            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
+            slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RULE_RATIO)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
             less_verified: rule.less_verified,
             removed: rule.removed,
             reason: one_line(rule.reason.get_ref()),
             baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
         })
     });
-    Ok(Rules {
+    Ok(PackageRules {
         exists: true,
         thresholds: thresholds.collect::<Result<_, _>>()?,
         accepted: accepted.collect::<Result<_, _>>()?,
@@ -136,7 +138,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct RulesFile {
     #[serde(default)]
     threshold: Vec<FileThreshold>,
     #[serde(default)]
@@ -175,12 +177,12 @@ struct FileAcceptance {
 }
 
 /// A text with its name, for messages.
-struct Source<'a> {
+struct RulesSource<'a> {
     shown: &'a str,
     text: &'a str,
 }
 
-impl Source<'_> {
+impl RulesSource<'_> {
     fn error(&self, at: Option<usize>, problem: &str) -> RulesError {
         let line = at.map(|at| {
             let before = self.text[..at.min(self.text.len())].matches('\n').count();
@@ -280,21 +282,21 @@ mod tests {
             ("[threshold]", "line 1"),
             ("x = ", "line 1 (`x =`)"),
         ] {
-            let message = parse(FILE, text).unwrap_err().to_string();
+            let message = parse(RULES_FILE, text).unwrap_err().to_string();
             assert!(
                 message.starts_with("kernelgate.toml, ") && message.contains(wanted),
                 "{message}"
             );
         }
-        assert!(parse(FILE, "").is_ok());
-        assert!(parse(FILE, "[[threshold]]\ncases = \"x\"\nrelative = 1e6").is_ok());
+        assert!(parse(RULES_FILE, "").is_ok());
+        assert!(parse(RULES_FILE, "[[threshold]]\ncases = \"x\"\nrelative = 1e6").is_ok());
     }
 
     #[test]
     fn quotes_in_messages_are_cut() {
         let long = "x".repeat(900_000);
         for text in [format!("{long} = "), format!("[[threshold]]\n{long} = 1")] {
-            let message = parse(FILE, &text).unwrap_err().to_string();
+            let message = parse(RULES_FILE, &text).unwrap_err().to_string();
             assert!(message.len() < 1000 && message.contains("xxx…`)"), "{}", message.len());
         }
     }
@@ -304,7 +306,7 @@ mod tests {
     #[test]
     fn a_device_or_a_file_that_is_too_long_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(FILE);
+        let path = folder.path().join(RULES_FILE);
         let message = || {
             let error = read_rules_of_folder(folder.path()).unwrap_err().to_string();
             error.replace(&folder.path().display().to_string(), "FOLDER")
@@ -316,9 +318,9 @@ mod tests {
         std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: a link to nothing (nowhere.toml)");
         std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, vec![b' '; MAX_BYTES as usize + 1]).unwrap();
+        std::fs::write(&path, vec![b' '; MAX_RULES_BYTES as usize + 1]).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: larger than 1048576 bytes");
-        std::fs::write(&path, vec![b' '; MAX_BYTES as usize]).unwrap();
+        std::fs::write(&path, vec![b' '; MAX_RULES_BYTES as usize]).unwrap();
         assert!(read_rules_of_folder(folder.path()).is_ok());
     }
 }

@@ -6,19 +6,19 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::gate::calibration::{Calibration, ComparisonKind, Series};
+use crate::gate::calibration::{BlockSeries, Calibration, ComparisonKind};
 use crate::history::HistoryStore;
-use crate::history::import::import;
+use crate::history::import::import_records;
 use crate::history::index::IndexedFolder;
 use crate::history::indexed_run::IndexedRun;
 
-const CASE: &str = "w/f/n1/cpu/hot";
+const HISTORY_CASE: &str = "w/f/n1/cpu/hot";
 
 fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> ProcessRun {
     ProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", minute / 60, minute % 60),
-        cases: [(CASE.to_owned(), CaseRecord::from_samples(vec![time_ns; 3]))].into(),
-        ..ProcessRun::start(
+        cases: [(HISTORY_CASE.to_owned(), CaseRecord::untimed_samples(vec![time_ns; 3]))].into(),
+        ..ProcessRun::start_process_run(
             "bench",
             &format!("s{session}"),
             Environment { machine: Some("host".to_owned()), ..Environment::cpu() },
@@ -106,7 +106,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     let runs = [run(0, &commits[0], 0, 1e6), run(1, &commits[1], 1, 2e6)];
     let mut renamed = runs[1].clone();
     let odd = "w/f/é <b>|\"'%_\\/cpu/hot".to_owned();
-    renamed.cases = [(odd.clone(), renamed.cases[CASE].clone())].into();
+    renamed.cases = [(odd.clone(), renamed.cases[HISTORY_CASE].clone())].into();
     write(folder.path(), &runs[0]);
     write(folder.path(), &renamed);
     let mut baseline = Baseline::new("main");
@@ -114,11 +114,12 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     let path = folder.path().join("elsewhere/main.json");
     file::write(&path, &baseline).unwrap();
     let store = HistoryStore::at(folder.path());
-    let imported = import(&store, &[path.clone(), path]).unwrap();
+    let imported = import_records(&store, &[path.clone(), path]).unwrap();
     assert_eq!((imported.new, imported.known), (1, 1));
     let order = CommitOrder::new(commits);
     assert_eq!(all(folder.path(), &order).len(), 2);
-    let names = BTreeMap::from([(CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
+    let names =
+        BTreeMap::from([(HISTORY_CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
     let found = case_histories(
         &store.index().unwrap(),
         &history_query(&CaseFilter::Exact(odd.clone()), &names),
@@ -127,7 +128,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     .unwrap();
     let times: Vec<f64> = found[0].points.iter().flat_map(|it| it.runs_ns.clone()).collect();
     assert_eq!((found.len(), times), (1, vec![1e6, 2e6]));
-    assert_eq!(found[0].formerly, BTreeSet::from([CASE.to_owned()]));
+    assert_eq!(found[0].formerly, BTreeSet::from([HISTORY_CASE.to_owned()]));
     let circle = BTreeMap::from([(odd.clone(), "x".to_owned()), ("x".to_owned(), odd)]);
     let error =
         case_histories(&store.index().unwrap(), &history_query(&CaseFilter::All, &circle), &order)
@@ -162,7 +163,7 @@ fn other_devices_and_revisions_are_other_histories() {
     let mut runs: Vec<ProcessRun> = (0..4).map(|at| run(at, &commits[at], at, 1e6)).collect();
     runs[1].environment.machine = Some("another".to_owned());
     runs[2].environment.cores += 1;
-    runs[3].cases.get_mut(CASE).unwrap().revision = 2;
+    runs[3].cases.get_mut(HISTORY_CASE).unwrap().revision = 2;
     runs.iter().for_each(|run| write(folder.path(), run));
     let order = CommitOrder::new(commits);
     assert_eq!(all(folder.path(), &order).len(), 4);
@@ -177,7 +178,7 @@ fn only_the_last_runs_of_100_000_are_searched() {
     let folder = tempfile::tempdir().unwrap();
     let mut index = HistoryIndex::open(&folder.path().join("history.sqlite")).unwrap();
     let example = &run(0, &commits[0], 0, 1e6);
-    let case = CaseRun::summary_of_case(&example.cases[CASE]);
+    let case = CaseRun::summary_of_case(&example.cases[HISTORY_CASE]);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
         IndexedRun {
@@ -189,7 +190,7 @@ fn only_the_last_runs_of_100_000_are_searched() {
             card: "host".to_owned(),
             device: "a host".to_owned(),
             provenance: Provenance { commit: Some(commits[number / 100].clone()), dirty: false },
-            cases: [(CASE.to_owned(), (1, CaseRun { median_ns, ..case.clone() }))].into(),
+            cases: [(HISTORY_CASE.to_owned(), (1, CaseRun { median_ns, ..case.clone() }))].into(),
         }
     };
     let all = IndexedFolder {
@@ -245,12 +246,12 @@ fn other_files_are_named_and_a_broken_index_is_made_anew() {
 
 /// The logarithms of the process medians of each case in A/A comparisons, in the order of
 /// measurement, a sequence for each comparison.
-fn recorded() -> Vec<Vec<f64>> {
-    const FILE: &str = "../../docs/calibrations/h200.json";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+fn recorded_sequences() -> Vec<Vec<f64>> {
+    const RECORDED_FILE: &str = "../../docs/calibrations/h200.json";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORDED_FILE);
     let calibration: Calibration = file::read(&path).unwrap();
     let comparisons: Vec<_> = calibration.comparisons_of(ComparisonKind::Null).collect();
-    let in_order = |series: &Series| -> Vec<f64> {
+    let in_order = |series: &BlockSeries| -> Vec<f64> {
         let blocks = series.leaders.chars().enumerate().flat_map(|(block, leader)| {
             let [base, head] = [&series.base, &series.head].map(|it| &it.time_ns[2 * block..]);
             match leader {
@@ -276,7 +277,7 @@ fn noise(sequences: &[Vec<f64>]) -> Vec<f64> {
     values.iter().map(|it| 0.01 * it / variance.sqrt()).collect()
 }
 
-fn drawn(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
+fn draw_noise(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
     (0..count).map(|_| noise[random.random_range(0..noise.len())]).collect()
 }
 
@@ -288,12 +289,12 @@ fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
     let count: u64 = count.unwrap_or(100);
     let found =
         |values: &[f64]| change_points(values, MIN_REPORTED_CHANGE.ln_1p(), MIN_RELATIVE_NOISE);
-    let sequences = recorded();
+    let sequences = recorded_sequences();
     let noise = noise(&sequences);
     let mut random = ChaCha8Rng::seed_from_u64(19);
     let (mut missed, mut alarms) = (0, 0);
     for _ in 0..count {
-        let values = drawn(&noise, 100, &mut random);
+        let values = draw_noise(&noise, 100, &mut random);
         let alarm = |runs: usize| !found(&values[..runs]).is_empty();
         alarms += u32::from((MIN_SEQUENCE_VALUES..=100).any(alarm));
         let mut values = values;

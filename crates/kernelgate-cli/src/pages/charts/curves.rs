@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ChartFigure, ChartGallery};
-use crate::pages::measured::{Case, Measured, ProblemAxes};
+use crate::pages::measured::{MeasuredCase, ProblemAxes, ReportMeasurements};
 use crate::plot::{
-    Axis, ChartBody, ChartWithTitle, CurveSeries, GuideLine, Mark, PlottedUnit, ScaleKind, Xy,
+    ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
+    ScaleKind, Xy,
 };
 
 /// Largest number of groups of problems that are drawn for one workload and axis.
@@ -23,10 +24,10 @@ struct PlottedQuantity {
     kind: ScaleKind,
     quantity: PlottedUnit,
     /// The quantity for a time of the case, nanoseconds.
-    value: fn(&Case, f64) -> Option<f64>,
+    value: fn(&MeasuredCase, f64) -> Option<f64>,
 }
 
-const TIME: PlottedQuantity = PlottedQuantity {
+const TIME_QUANTITY: PlottedQuantity = PlottedQuantity {
     name: "time",
     label: "time of a launch",
     kind: ScaleKind::Log,
@@ -44,7 +45,7 @@ fn rate(unit: &'static str) -> PlottedQuantity {
     }
 }
 
-const SHARE: PlottedQuantity = PlottedQuantity {
+const SHARE_QUANTITY: PlottedQuantity = PlottedQuantity {
     name: "of-limit",
     label: "share of the limit",
     kind: ScaleKind::FromZero,
@@ -53,19 +54,19 @@ const SHARE: PlottedQuantity = PlottedQuantity {
 };
 
 /// Problems that differ in one axis only.
-struct Group<'a> {
+struct CurveGroup<'a> {
     workload: &'a str,
     axis: &'a str,
     /// Axes and words that the curves share.
     rest: ProblemAxes,
     cache: &'a str,
-    cases: Vec<(u64, &'a Case)>,
+    cases: Vec<(u64, &'a MeasuredCase)>,
     /// Values of the axis that occur in the cases.
     values: BTreeSet<u64>,
 }
 
 /// Three charts for each group of problems that differ in one axis.
-pub fn curves(measured: &Measured) -> ChartGallery {
+pub fn curves(measured: &ReportMeasurements) -> ChartGallery {
     let mut gallery = ChartGallery::default();
     let mut drawn: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for group in groups(&measured.cases) {
@@ -83,20 +84,20 @@ pub fn curves(measured: &Measured) -> ChartGallery {
 
 /// Groups of cases that have at least three values of the axis. The axes with most values come
 /// first, and within an axis the groups with most values and cases.
-fn groups(cases: &[Case]) -> Vec<Group<'_>> {
+fn groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
     type Key<'a> = (&'a str, &'a str, ProblemAxes, &'a str);
-    let mut groups: BTreeMap<Key<'_>, Vec<(u64, &Case)>> = BTreeMap::new();
+    let mut groups: BTreeMap<Key<'_>, Vec<(u64, &MeasuredCase)>> = BTreeMap::new();
     for case in cases {
         for (axis, value) in &case.axes.numbers {
             let key = (&*case.workload, axis.as_str(), case.axes.without(&[axis]), &*case.cache);
             groups.entry(key).or_default().push((*value, case));
         }
     }
-    let mut all: Vec<Group<'_>> = groups
+    let mut all: Vec<CurveGroup<'_>> = groups
         .into_iter()
         .map(|((workload, axis, rest, cache), cases)| {
             let values = cases.iter().map(|(value, _)| *value).collect();
-            Group { workload, axis, rest, cache, cases, values }
+            CurveGroup { workload, axis, rest, cache, cases, values }
         })
         .filter(|group| group.values.len() > 2)
         .collect();
@@ -105,7 +106,8 @@ fn groups(cases: &[Case]) -> Vec<Group<'_>> {
         let most = most.entry((group.workload.to_owned(), group.axis.to_owned())).or_default();
         *most = (*most).max(group.values.len());
     }
-    let of_axis = |group: &Group<'_>| most[&(group.workload.to_owned(), group.axis.to_owned())];
+    let of_axis =
+        |group: &CurveGroup<'_>| most[&(group.workload.to_owned(), group.axis.to_owned())];
     all.sort_by_key(|group| {
         let size = (group.values.len(), group.cache == "hot", group.cases.len());
         (group.workload, Reverse(of_axis(group)), group.axis, Reverse(size))
@@ -113,26 +115,30 @@ fn groups(cases: &[Case]) -> Vec<Group<'_>> {
     all
 }
 
-fn curve_figures(measured: &Measured, group: &Group<'_>) -> Vec<ChartFigure> {
+fn curve_figures(measured: &ReportMeasurements, group: &CurveGroup<'_>) -> Vec<ChartFigure> {
     let unit = group.cases.iter().find_map(|(_, case)| Some(case.amount()?.1));
-    let views = [Some(TIME), unit.map(rate), Some(SHARE)];
-    views.into_iter().flatten().filter_map(|view| figure(measured, group, &view)).collect()
+    let views = [Some(TIME_QUANTITY), unit.map(rate), Some(SHARE_QUANTITY)];
+    views.into_iter().flatten().filter_map(|view| curve_figure(measured, group, &view)).collect()
 }
 
-fn figure(measured: &Measured, group: &Group<'_>, view: &PlottedQuantity) -> Option<ChartFigure> {
-    let mut lines: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
-    let mut peers: BTreeMap<&str, BTreeMap<u64, Mark>> = BTreeMap::new();
+fn curve_figure(
+    measured: &ReportMeasurements,
+    group: &CurveGroup<'_>,
+    view: &PlottedQuantity,
+) -> Option<ChartFigure> {
+    let mut lines: BTreeMap<&str, Vec<CurveMark>> = BTreeMap::new();
+    let mut peers: BTreeMap<&str, BTreeMap<u64, CurveMark>> = BTreeMap::new();
     let mut limit: BTreeMap<u64, f64> = BTreeMap::new();
     for (value, case) in &group.cases {
         let Some(y) = (view.value)(case, case.median_time_ns()) else { continue };
         let (low, high) = case.median_range_ns();
         let end = |time_ns| (view.value)(case, time_ns).unwrap_or(y);
         let (a, b) = (end(low), end(high));
-        let mark = Mark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
+        let mark = CurveMark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
         lines.entry(&case.implementation).or_default().push(mark);
         for time in measured.peers_of(case) {
             let mark =
-                (view.value)(case, time.peer_ns).map(|y| (*value, Mark::at(*value as f64, y)));
+                (view.value)(case, time.peer_ns).map(|y| (*value, CurveMark::at(*value as f64, y)));
             peers.entry(&time.peer).or_default().extend(mark);
         }
         if let Some(allowed) = &case.limit
@@ -169,7 +175,7 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &PlottedQuantity) -> Opt
     let ends = group.values.first().zip(group.values.last());
     let spaced = ends.is_some_and(|(first, last)| *first > 0 && last / first >= 4);
     let kind = if spaced { ScaleKind::Log } else { ScaleKind::Linear };
-    let x = Axis::new(group.axis, PlottedUnit::Count, kind);
+    let x = ChartAxis::new(group.axis, PlottedUnit::Count, kind);
     let spacing = if view.kind == ScaleKind::Log { ", logarithmic" } else { "" };
     let rest = group.rest.to_string();
     let chart = ChartWithTitle {
@@ -177,7 +183,7 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &PlottedQuantity) -> Opt
         subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
         body: ChartBody::Xy(Xy {
             x: x.with_ticks(group.values.iter().map(|value| *value as f64)),
-            y: Axis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
+            y: ChartAxis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
             series,
             guides,
             broad: false,

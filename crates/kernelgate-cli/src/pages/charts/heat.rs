@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ChartFigure, ChartGallery};
-use crate::pages::measured::{Case, Measured, ProblemAxes};
+use crate::pages::measured::{MeasuredCase, ProblemAxes, ReportMeasurements};
 use crate::plot::{ChartBody, ChartWithTitle, HeatMap, PlottedUnit};
 use kernelgate::display::natural_sort_key;
 
@@ -16,10 +16,10 @@ const MAX_CHARTS: usize = 24;
 
 /// A chart for each group of problems that differ in two numbers or more: the first number varies
 /// downwards, the others to the right.
-pub fn heat(measured: &Measured) -> ChartGallery {
+pub fn heat(measured: &ReportMeasurements) -> ChartGallery {
     let mut gallery = ChartGallery::default();
     type Key<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);
-    let mut groups: BTreeMap<Key<'_>, Vec<&Case>> = BTreeMap::new();
+    let mut groups: BTreeMap<Key<'_>, Vec<&MeasuredCase>> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.best) {
         let names = case.axes.numbers.keys().map(String::as_str).collect();
         let words = case.axes.words.values().map(String::as_str).collect();
@@ -33,7 +33,12 @@ pub fn heat(measured: &Measured) -> ChartGallery {
     gallery
 }
 
-fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<ChartFigure> {
+fn figure(
+    workload: &str,
+    cache: &str,
+    words: &str,
+    cases: &[&MeasuredCase],
+) -> Option<ChartFigure> {
     let values = |axis: &str| -> BTreeSet<u64> {
         cases.iter().filter_map(|case| case.axes.numbers.get(axis).copied()).collect()
     };
@@ -44,7 +49,7 @@ fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<C
     if cases.len() < MIN_HEAT_MAP_CELLS {
         return None;
     }
-    let column = |case: &Case| -> String {
+    let column = |case: &MeasuredCase| -> String {
         let axis_text = |axis: &&str| format!("{axis}{}", case.axes.numbers[*axis]);
         right.iter().map(axis_text).collect::<Vec<_>>().join(" ")
     };
@@ -57,11 +62,11 @@ fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<C
     // If all limits are known, the map shows shares of the limit, which compare problems of
     // different sizes.
     let shares = cases.iter().all(|case| case.limit.is_some());
-    let value = |case: &&&Case| {
+    let value = |case: &&&MeasuredCase| {
         case.fraction_of_limit().filter(|_| shares).unwrap_or_else(|| case.median_time_ns())
     };
     let cell = |row: u64, (_, name): &(Vec<(String, u64)>, String)| {
-        let here = |case: &&&Case| case.axes.numbers[*down] == row && column(case) == *name;
+        let here = |case: &&&MeasuredCase| case.axes.numbers[*down] == row && column(case) == *name;
         cases.iter().find(here).as_ref().map(value)
     };
     let of_row = |row: &u64| columns.iter().map(|column| cell(*row, column)).collect();

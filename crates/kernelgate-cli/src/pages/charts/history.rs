@@ -2,10 +2,11 @@
 
 use super::{ChartFigure, ChartGallery};
 use crate::history::CaseHistory;
-use crate::history::series::Point;
-use crate::pages::measured::{Case, Measured};
+use crate::history::series::HistoryPoint;
+use crate::pages::measured::{MeasuredCase, ReportMeasurements};
 use crate::plot::{
-    Axis, ChartBody, ChartWithTitle, CurveSeries, GuideLine, Mark, PlottedUnit, ScaleKind, Xy,
+    ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
+    ScaleKind, Xy,
 };
 use crate::report::cells::percent;
 use kernelgate::stats::median;
@@ -18,8 +19,8 @@ const MAX_CHARTS: usize = 24;
 const MIN_RANGE: f64 = 0.03;
 
 /// One chart for each case, the latest changes first.
-pub fn history(measured: &Measured, histories: &[CaseHistory]) -> ChartGallery {
-    let mut drawn: Vec<(&Case, &CaseHistory)> = measured
+pub fn history(measured: &ReportMeasurements, histories: &[CaseHistory]) -> ChartGallery {
+    let mut drawn: Vec<(&MeasuredCase, &CaseHistory)> = measured
         .cases
         .iter()
         .flat_map(|case| {
@@ -39,10 +40,10 @@ pub fn history(measured: &Measured, histories: &[CaseHistory]) -> ChartGallery {
     gallery
 }
 
-fn history_figure(case: &Case, history: &CaseHistory) -> ChartFigure {
+fn history_figure(case: &MeasuredCase, history: &CaseHistory) -> ChartFigure {
     let hidden = history.points.len().saturating_sub(MAX_COMMITS);
     let points = &history.points[hidden..];
-    let mark = |(at, point): (usize, &Point)| Mark {
+    let mark = |(at, point): (usize, &HistoryPoint)| CurveMark {
         x: at as f64,
         y: point.median_ns,
         range: (point.low_ns, point.high_ns),
@@ -54,13 +55,13 @@ fn history_figure(case: &Case, history: &CaseHistory) -> ChartFigure {
     let mut ticks: Vec<usize> = changed.chain([0, points.len() - 1]).collect();
     ticks.sort_unstable();
     ticks.dedup();
-    let x = Axis {
+    let x = ChartAxis {
         ticks: ticks.into_iter().map(name).collect(),
-        ..Axis::new("commits, the last on the right", PlottedUnit::Count, ScaleKind::Linear)
+        ..ChartAxis::new("commits, the last on the right", PlottedUnit::Count, ScaleKind::Linear)
     };
-    let y = Axis {
+    let y = ChartAxis {
         shows: vec![last * (1.0 - MIN_RANGE), last * (1.0 + MIN_RANGE)],
-        ..Axis::new("time of a launch", PlottedUnit::Time, ScaleKind::Linear)
+        ..ChartAxis::new("time of a launch", PlottedUnit::Time, ScaleKind::Linear)
     };
     let change = history.changes.last().map(|change| {
         let code = history.points[change.point].code().short_commit();
@@ -120,24 +121,25 @@ fn level_line(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::series::Change;
+    use crate::history::series::LevelChange;
     use kernelgate::record::{CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 
     const TEST_CASE_ID: &str = "w/f/n1/cpu/hot";
 
-    fn measured() -> Measured {
-        let mut run = ProcessRun::start("b", "1", Environment::cpu(), Provenance::default());
+    fn measured() -> ReportMeasurements {
+        let mut run =
+            ProcessRun::start_process_run("b", "1", Environment::cpu(), Provenance::default());
         run.cases = [TEST_CASE_ID, "w/f/n2/cpu/hot"]
-            .map(|id| (id.to_owned(), CaseRecord::from_samples(vec![100.0])))
+            .map(|id| (id.to_owned(), CaseRecord::untimed_samples(vec![100.0])))
             .into();
-        Measured::new(&Measurement::group_into_measurements([run]), &[]).unwrap()
+        ReportMeasurements::new(&Measurement::group_into_measurements([run]), &[]).unwrap()
     }
 
     /// A history with a level of 100 ns before the point `slower` and of 110 ns from it on; 0 for
     /// no change.
     fn history(case: &str, points: usize, slower_from: usize) -> CaseHistory {
         let time = |at: usize| if at >= slower_from { 110.0 } else { 100.0 };
-        let point = |at: usize| Point {
+        let point = |at: usize| HistoryPoint {
             commit: Some(format!("{at:08x}")),
             dirty: false,
             started_ms: at as i64,
@@ -146,7 +148,7 @@ mod tests {
             high_ns: time(at),
             runs_ns: vec![time(at)],
         };
-        let change = Change {
+        let change = LevelChange {
             point: slower_from,
             after: None,
             up_to: None,

@@ -1,11 +1,12 @@
 //! The implementations of a problem as bars: a ladder from the slowest to the fastest.
 
 use super::{ChartFigure, ChartGallery};
-use crate::pages::measured::{Case, Measured, PeerTime};
+use crate::pages::measured::{MeasuredCase, PeerTime, ReportMeasurements};
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, MAX_ROWS, PlottedUnit, Row, Rows, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, MAX_ROWS, PlottedUnit, Row,
+    ScaleKind,
 };
-use kernelgate::display::time;
+use kernelgate::display::time_text;
 
 /// Smallest number of implementations of a ladder.
 const MIN_LADDER_RUNGS: usize = 3;
@@ -17,23 +18,23 @@ const MAX_CHARTS: usize = 40;
 const MIN_RATIO_FOR_LOG_AXIS: f64 = 12.0;
 
 /// A chart for the problems with most implementations.
-pub fn ladder_charts(measured: &Measured) -> ChartGallery {
+pub fn ladder_charts(measured: &ReportMeasurements) -> ChartGallery {
     let mut gallery = ChartGallery::default();
-    let same = |a: &Case, b: &Case| {
+    let same = |a: &MeasuredCase, b: &MeasuredCase| {
         (&a.workload, &a.problem, &a.cache) == (&b.workload, &b.problem, &b.cache)
     };
-    let mut problems: Vec<&[Case]> =
+    let mut problems: Vec<&[MeasuredCase]> =
         measured.cases.chunk_by(same).filter(|cases| cases.len() >= MIN_LADDER_RUNGS).collect();
     // Longer ladders come first; among equally long ones, ladders of larger problems.
     problems.sort_by(|a, b| {
-        let size = |cases: &[Case]| (cases.len(), cases[0].cache == "hot");
+        let size = |cases: &[MeasuredCase]| (cases.len(), cases[0].cache == "hot");
         (&a[0].workload, size(b))
             .cmp(&(&b[0].workload, size(a)))
             .then(b[0].median_time_ns().total_cmp(&a[0].median_time_ns()))
     });
     for workload in problems.chunk_by(|a, b| a[0].workload == b[0].workload) {
         for cases in workload.iter().take(MAX_LADDERS_PER_WORKLOAD) {
-            gallery.add(MAX_CHARTS, vec![ladder(measured, cases)]);
+            gallery.add(MAX_CHARTS, vec![ladder_figure(measured, cases)]);
         }
         gallery.left_out += workload.len().saturating_sub(MAX_LADDERS_PER_WORKLOAD);
     }
@@ -41,16 +42,16 @@ pub fn ladder_charts(measured: &Measured) -> ChartGallery {
 }
 
 /// Chart of all implementations of one problem, the fastest first.
-fn ladder(measured: &Measured, cases: &[Case]) -> ChartFigure {
+fn ladder_figure(measured: &ReportMeasurements, cases: &[MeasuredCase]) -> ChartFigure {
     let first = &cases[0];
     let peers = measured.peers_of(first);
-    let row = |case: &Case| {
+    let row = |case: &MeasuredCase| {
         let share =
             case.fraction_of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
         let limit = case.limit.iter().map(|limit| ChartRowMark::Tick(limit.time_ns));
         let row = Row {
             label: case.implementation.clone(),
-            value: time(case.median_time_ns()) + &share.unwrap_or_default(),
+            value: time_text(case.median_time_ns()) + &share.unwrap_or_default(),
             marks: [ChartRowMark::Bar(case.median_time_ns(), usize::from(!case.best))]
                 .into_iter()
                 .chain(limit)
@@ -60,7 +61,7 @@ fn ladder(measured: &Measured, cases: &[Case]) -> ChartFigure {
     };
     let peer_row = |peer: &&PeerTime| {
         let marks = vec![ChartRowMark::Bar(peer.peer_ns, 2)];
-        (peer.peer_ns, Row { label: peer.peer.clone(), value: time(peer.peer_ns), marks })
+        (peer.peer_ns, Row { label: peer.peer.clone(), value: time_text(peer.peer_ns), marks })
     };
     let mut rows: Vec<(f64, Row)> =
         cases.iter().map(row).chain(peers.iter().map(peer_row)).collect();
@@ -86,8 +87,8 @@ fn ladder(measured: &Measured, cases: &[Case]) -> ChartFigure {
     let chart = ChartWithTitle {
         title: format!("{} {}", first.workload, first.problem),
         subtitle: format!("{}{}{more}", first.cache, by.unwrap_or_default()),
-        body: ChartBody::Rows(Rows {
-            axis: Axis::new(&format!("time of a launch{spacing}"), PlottedUnit::Time, kind),
+        body: ChartBody::Rows(LabelledRows {
+            axis: ChartAxis::new(&format!("time of a launch{spacing}"), PlottedUnit::Time, kind),
             legend: legend.map(str::to_owned).collect(),
             rows: rows.into_iter().map(|(_, row)| row).collect(),
             origin: None,
@@ -103,15 +104,16 @@ mod tests {
 
     #[test]
     fn a_long_ladder_has_its_fastest_rungs_and_says_so() {
-        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run =
+            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
         for i in 0..MAX_ROWS + 40 {
             let name = format!("cuda/row{i:03}");
-            let timed = CaseRecord::from_samples(vec![1000.0 + i as f64]);
+            let timed = CaseRecord::untimed_samples(vec![1000.0 + i as f64]);
             let case = CaseRecord { implementation: name.clone(), ..timed };
             run.cases.insert(format!("w/f/n1/{name}/hot"), case);
         }
         let drawn = ladder_charts(
-            &Measured::new(&Measurement::group_into_measurements([run]), &[]).unwrap(),
+            &ReportMeasurements::new(&Measurement::group_into_measurements([run]), &[]).unwrap(),
         );
         let chart = &drawn.figures[0].chart;
         insta::assert_snapshot!(chart.subtitle, @"hot; 40 slower cases in the table");

@@ -48,7 +48,7 @@ pub struct ChartGallery {
 }
 
 impl ChartGallery {
-    /// Adds charts if there is room for them; all or none.
+    /// Adds all of the charts if there is room for them, else none.
     fn add(&mut self, most: usize, figures: Vec<ChartFigure>) {
         if self.figures.len() + figures.len() <= most {
             self.figures.extend(figures);

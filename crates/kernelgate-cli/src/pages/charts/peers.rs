@@ -4,7 +4,7 @@ use super::ChartGallery;
 use super::speed::charts_of_at_most_max_rows;
 use crate::pages::measured::PeerTime;
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, PlottedUnit, Row, Rows, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, PlottedUnit, Row, ScaleKind,
 };
 
 /// Largest number of charts.
@@ -14,7 +14,7 @@ const MAX_CHARTS: usize = 8;
 pub fn peers(times: &[PeerTime]) -> ChartGallery {
     let row = |time: &PeerTime| {
         let ratio = time.peer_ns / time.ours_ns;
-        let shown = kernelgate::display::time;
+        let shown = kernelgate::display::time_text;
         Row {
             label: format!("{} {} / {}", time.problem, time.peer, time.implementation),
             value: format!("{} / {}", shown(time.peer_ns), shown(time.ours_ns)),
@@ -33,8 +33,8 @@ pub fn peers(times: &[PeerTime]) -> ChartGallery {
             ChartWithTitle {
                 title: format!("Peers{part}"),
                 subtitle: "the peer's time over ours, logarithmic".to_owned(),
-                body: ChartBody::Rows(Rows {
-                    axis: Axis::new("peer over ours", PlottedUnit::Count, ScaleKind::Log),
+                body: ChartBody::Rows(LabelledRows {
+                    axis: ChartAxis::new("peer over ours", PlottedUnit::Count, ScaleKind::Log),
                     legend: vec!["ours is faster".to_owned(), "the peer is faster".to_owned()],
                     rows: vec![],
                     origin: Some(1.0),

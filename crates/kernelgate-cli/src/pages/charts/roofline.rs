@@ -1,24 +1,25 @@
 //! The roofline: operations a second over operations a byte, for all cases, with their limits. The
-//! limit of a case is the one in its record, from which tables compute the share of the limit too.
+//! chart takes the limit of a case from its record, as tables do for the share of the limit.
 
 use std::collections::BTreeMap;
 
 use kernelgate::measure::limits::MemoryLimit;
 
 use super::ChartFigure;
-use crate::pages::measured::{Case, Measured};
+use crate::pages::measured::{MeasuredCase, ReportMeasurements};
 use crate::plot::{
-    Axis, ChartBody, ChartWithTitle, CurveSeries, GuideLine, Mark, PlottedUnit, ScaleKind, Xy,
+    ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
+    ScaleKind, Xy,
 };
 
 /// The roofline of the cases that declare operations and bytes; `None` without such a case.
-pub fn roofline_figure(measured: &Measured) -> Option<ChartFigure> {
-    let mut series: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
-    let mut limits: Vec<Mark> = Vec::new();
+pub fn roofline_figure(measured: &ReportMeasurements) -> Option<ChartFigure> {
+    let mut series: BTreeMap<&str, Vec<CurveMark>> = BTreeMap::new();
+    let mut limits: Vec<CurveMark> = Vec::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
         if let Some((x, y)) = roofline_point(case) {
-            series.entry(&case.workload).or_default().push(Mark::at(x, y));
-            let limit = case.fraction_of_limit().map(|share| Mark::at(x, y / share));
+            series.entry(&case.workload).or_default().push(CurveMark::at(x, y));
+            let limit = case.fraction_of_limit().map(|share| CurveMark::at(x, y / share));
             limits.extend(limit.filter(|limit| !limits.contains(limit)));
         }
     }
@@ -45,8 +46,8 @@ pub fn roofline_figure(measured: &Measured) -> Option<ChartFigure> {
         title: "Roofline".to_owned(),
         subtitle,
         body: ChartBody::Xy(Xy {
-            x: Axis::new("operations a byte, logarithmic", PlottedUnit::Count, ScaleKind::Log),
-            y: Axis::new(
+            x: ChartAxis::new("operations a byte, logarithmic", PlottedUnit::Count, ScaleKind::Log),
+            y: ChartAxis::new(
                 "operations a second, logarithmic",
                 PlottedUnit::Rate("FLOP"),
                 ScaleKind::Log,
@@ -59,7 +60,7 @@ pub fn roofline_figure(measured: &Measured) -> Option<ChartFigure> {
     Some(ChartFigure::new(&["roofline"], chart))
 }
 
-fn roofline_point(case: &Case) -> Option<(f64, f64)> {
+fn roofline_point(case: &MeasuredCase) -> Option<(f64, f64)> {
     // Operations outside GEMMs are negligible beside GEMMs.
     let flops = match case.work.matmul_flops() {
         0 => case.flops(),
@@ -71,7 +72,7 @@ fn roofline_point(case: &Case) -> Option<(f64, f64)> {
 
 /// Roofline lines: the memory ceiling of the largest traffic rises up to the highest measured rate
 /// of operations, and each rate is a flat line from where memory allows it.
-fn roofline_guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<GuideLine> {
+fn roofline_guides(measured: &ReportMeasurements, (low, high): (f64, f64)) -> Vec<GuideLine> {
     let limits = &measured.limits;
     let top = limits.flops_per_s.values().copied().fold(0.0, f64::max);
     let memory = limits.largest_memory().map(MemoryLimit::bytes_per_s);

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use super::ChartGallery;
 use super::speed::changes;
-use crate::pages::measured::{Case, Measured};
+use crate::pages::measured::{MeasuredCase, ReportMeasurements};
 use crate::plot::{ChartRowMark, Row};
-use kernelgate::display::time;
+use kernelgate::display::time_text;
 use kernelgate::stats::{QuartileSpread, relative_half_range};
 
 /// Largest number of runs that are drawn one by one; more are drawn by their quartiles and ends.
 const MAX_RUNS_DRAWN_SINGLY: usize = 12;
 
 /// The medians of the process runs relative to their median, a row for each case with several runs.
-pub fn run_distributions(measured: &Measured) -> ChartGallery {
+pub fn run_distributions(measured: &ReportMeasurements) -> ChartGallery {
     let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.medians_ns.len() > 1) {
         rows.entry(&case.workload).or_default().push(row(case));
@@ -29,7 +29,7 @@ pub fn run_distributions(measured: &Measured) -> ChartGallery {
     )
 }
 
-fn row(case: &Case) -> Row {
+fn row(case: &MeasuredCase) -> Row {
     let middle = case.median_time_ns();
     let relative: Vec<f64> = case.medians_ns.iter().map(|median| median / middle).collect();
     let marks = if relative.len() <= MAX_RUNS_DRAWN_SINGLY {
@@ -44,7 +44,11 @@ fn row(case: &Case) -> Row {
     };
     Row {
         label: format!("{} {} {}", case.problem, case.implementation, case.cache),
-        value: format!("{} ±{:.2}%", time(middle), 100.0 * relative_half_range(&case.medians_ns)),
+        value: format!(
+            "{} ±{:.2}%",
+            time_text(middle),
+            100.0 * relative_half_range(&case.medians_ns)
+        ),
         marks,
     }
 }

@@ -3,21 +3,22 @@
 use std::collections::BTreeMap;
 
 use super::{ChartFigure, ChartGallery};
-use crate::pages::measured::{Case, Measured};
+use crate::pages::measured::{MeasuredCase, ReportMeasurements};
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, CurveSeries, MAX_ROWS, Mark, PlottedUnit, Row,
-    Rows, ScaleKind, Xy,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRows,
+    MAX_ROWS, PlottedUnit, Row, ScaleKind, Xy,
 };
-use kernelgate::display::time;
+use kernelgate::display::time_text;
 
 /// Largest number of charts of a kind.
 const MAX_SPEED_CHARTS: usize = 30;
 
 /// A chart for each workload: the additional time of a launch with cold caches.
-pub fn caches(measured: &Measured) -> ChartGallery {
-    let key =
-        |case: &Case| (case.workload.clone(), case.problem.clone(), case.implementation.clone());
-    let cold: BTreeMap<_, &Case> = measured
+pub fn caches(measured: &ReportMeasurements) -> ChartGallery {
+    let key = |case: &MeasuredCase| {
+        (case.workload.clone(), case.problem.clone(), case.implementation.clone())
+    };
+    let cold: BTreeMap<_, &MeasuredCase> = measured
         .cases
         .iter()
         .filter(|case| case.cache == "cold")
@@ -31,8 +32,8 @@ pub fn caches(measured: &Measured) -> ChartGallery {
             label: format!("{} {}", hot.problem, hot.implementation),
             value: format!(
                 "{} hot, {} cold",
-                time(hot.median_time_ns()),
-                time(cold.median_time_ns())
+                time_text(hot.median_time_ns()),
+                time_text(cold.median_time_ns())
             ),
             marks: vec![ChartRowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
         });
@@ -63,8 +64,8 @@ pub fn changes(
             charts_of_at_most_max_rows(workload, name, rows, |part| ChartWithTitle {
                 title: format!("{workload}: {title}{part}"),
                 subtitle: subtitle.to_owned(),
-                body: ChartBody::Rows(Rows {
-                    axis: Axis::new(axis, PlottedUnit::Change, ScaleKind::Linear),
+                body: ChartBody::Rows(LabelledRows {
+                    axis: ChartAxis::new(axis, PlottedUnit::Change, ScaleKind::Linear),
                     legend: vec![],
                     rows: vec![],
                     origin: Some(1.0),
@@ -97,14 +98,14 @@ pub fn charts_of_at_most_max_rows(
 
 /// Errors against the reference over the time relative to the fastest row of the problem, for
 /// workloads with several implementations.
-pub fn errors(measured: &Measured) -> ChartGallery {
+pub fn errors(measured: &ReportMeasurements) -> ChartGallery {
     let fastest: BTreeMap<(&str, &str, &str), f64> = measured
         .cases
         .iter()
         .filter(|case| case.best)
         .map(|case| ((&*case.workload, &*case.problem, &*case.cache), case.median_time_ns()))
         .collect();
-    let mut workloads: BTreeMap<&str, BTreeMap<&str, Vec<Mark>>> = BTreeMap::new();
+    let mut workloads: BTreeMap<&str, BTreeMap<&str, Vec<CurveMark>>> = BTreeMap::new();
     let mut exact: BTreeMap<&str, usize> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
         let Some(errors) = case.errors else { continue };
@@ -113,7 +114,7 @@ pub fn errors(measured: &Measured) -> ChartGallery {
             continue;
         }
         let best = fastest[&(&*case.workload, &*case.problem, &*case.cache)];
-        let mark = Mark::at(case.median_time_ns() / best, errors.max_error);
+        let mark = CurveMark::at(case.median_time_ns() / best, errors.max_error);
         workloads
             .entry(&case.workload)
             .or_default()
@@ -135,12 +136,12 @@ pub fn errors(measured: &Measured) -> ChartGallery {
             title: format!("{workload}: errors beside speed"),
             subtitle: format!("largest error over the largest value{}", exact.unwrap_or_default()),
             body: ChartBody::Xy(Xy {
-                x: Axis::new(
+                x: ChartAxis::new(
                     "time over the fastest of the problem",
                     PlottedUnit::Count,
                     ScaleKind::Log,
                 ),
-                y: Axis::new("error, logarithmic", PlottedUnit::Error, ScaleKind::Log),
+                y: ChartAxis::new("error, logarithmic", PlottedUnit::Error, ScaleKind::Log),
                 series: series.collect(),
                 guides: vec![],
                 broad: false,

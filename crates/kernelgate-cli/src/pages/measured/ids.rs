@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// The parts of an id after its workload.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Parts<'a> {
+pub struct CaseIdParts<'a> {
     /// The problem: "s1024_d64_full_f32".
     pub problem: &'a str,
     /// The implementation: "cuda/flash_mma"; empty if the id has another form.
@@ -13,7 +13,7 @@ pub struct Parts<'a> {
     pub cache: &'a str,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> CaseIdParts<'a> {
     /// The parts of the id of a case of a workload.
     pub fn parse(id: &'a str, workload: &str) -> Self {
         let rest = id.strip_prefix(workload).and_then(|rest| rest.strip_prefix('/')).unwrap_or(id);
@@ -40,7 +40,7 @@ const DTYPE_PREFIXES: [&str; 8] = ["f", "bf", "tf", "fp", "int", "uint", "i", "u
 
 impl ProblemAxes {
     /// Makes the axes from the text values of a record.
-    pub fn from_record(axes: &BTreeMap<String, String>) -> Self {
+    pub fn axes_of_record(axes: &BTreeMap<String, String>) -> Self {
         let mut all = Self::default();
         for (name, value) in axes {
             match value.parse() {
@@ -53,7 +53,7 @@ impl ProblemAxes {
 
     /// Axes as an id spells them: numbers carry their axis' name (`s512`), words stand alone
     /// (`causal`).
-    pub fn from_problem(problem: &str) -> Self {
+    pub fn axes_of_problem(problem: &str) -> Self {
         let mut all = Self::default();
         for (place, word) in problem.split('_').enumerate() {
             let digits = word.find(|c: char| c.is_ascii_digit()).unwrap_or(word.len());
@@ -92,7 +92,8 @@ mod tests {
     #[test]
     fn an_id_gives_its_parts_if_it_has_them() {
         let parts_of = |id| {
-            let Parts { problem, implementation, cache } = Parts::parse(id, "attention/forward");
+            let CaseIdParts { problem, implementation, cache } =
+                CaseIdParts::parse(id, "attention/forward");
             [problem, implementation, cache]
         };
         let id = "attention/forward/s64_d8_full_f32/cuda/flash_mma/hot";
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn numbers_of_an_id_are_axes_and_dtypes_are_not() {
-        let axes = ProblemAxes::from_problem("pi05_s50_p968_steps10_bf16_int8");
+        let axes = ProblemAxes::axes_of_problem("pi05_s50_p968_steps10_bf16_int8");
         let numbers: Vec<_> = axes.numbers.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         assert_eq!(numbers, [("p", 968), ("s", 50), ("steps", 10)]);
         assert_eq!(axes.without(&["s", "p"]).to_string(), "steps10 pi05 bf16 int8");

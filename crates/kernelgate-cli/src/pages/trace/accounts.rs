@@ -6,22 +6,22 @@ use maud::{Markup, html};
 use crate::pages::charts::ChartFigure;
 use crate::pages::shell;
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, PlottedUnit, Row, Rows, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, PlottedUnit, Row, ScaleKind,
 };
-use kernelgate::display::time;
-use kernelgate_trace::analyze::timeline::Line;
+use kernelgate::display::time_text;
+use kernelgate_trace::analyze::timeline::BusyTimeLine;
 use kernelgate_trace::diagnose::{DeviceTimeAccount, TimeAccount, TraceDiagnosis, TransferSum};
 
 /// Largest number of iterations with a bar; the first ones are drawn.
 const MAX_DRAWN_ITERATIONS: usize = 24;
 
 /// Parts of a bar: name and lines of busy time. Idle time follows them.
-const PARTS: &[(&str, &[Line])] = &[
-    ("compute", &[Line::Compute, Line::Graph]),
-    ("compute beside communication", &[Line::ComputeAndCommunication]),
-    ("compute beside copies", &[Line::ComputeAndCopy, Line::ComputeAndMigration]),
-    ("exposed communication", &[Line::Communication]),
-    ("exposed copies", &[Line::Copy, Line::Migration, Line::Set]),
+const BUSY_TIME_PARTS: &[(&str, &[BusyTimeLine])] = &[
+    ("compute", &[BusyTimeLine::Compute, BusyTimeLine::Graph]),
+    ("compute beside communication", &[BusyTimeLine::ComputeAndCommunication]),
+    ("compute beside copies", &[BusyTimeLine::ComputeAndCopy, BusyTimeLine::ComputeAndMigration]),
+    ("exposed communication", &[BusyTimeLine::Communication]),
+    ("exposed copies", &[BusyTimeLine::Copy, BusyTimeLine::Migration, BusyTimeLine::Set]),
 ];
 
 /// One stacked chart of the time account for each device.
@@ -46,12 +46,12 @@ fn chart(account: &DeviceTimeAccount) -> ChartFigure {
             subtitle = format!("by iteration, found by {}{more}", iterations.sign.label());
         }
     }
-    let names = PARTS.iter().map(|(name, _)| (*name).to_owned());
+    let names = BUSY_TIME_PARTS.iter().map(|(name, _)| (*name).to_owned());
     let chart = ChartWithTitle {
         title: format!("Time of process {}, device {}", account.pid, account.device),
         subtitle,
-        body: ChartBody::Rows(Rows {
-            axis: Axis::new("time", PlottedUnit::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(LabelledRows {
+            axis: ChartAxis::new("time", PlottedUnit::Time, ScaleKind::FromZero),
             legend: names.chain(["idle".to_owned()]).collect(),
             rows,
             origin: None,
@@ -64,7 +64,7 @@ fn chart(account: &DeviceTimeAccount) -> ChartFigure {
 fn row(label: String, account: &TimeAccount) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();
-    let busy = PARTS
+    let busy = BUSY_TIME_PARTS
         .iter()
         .map(|(_, lines)| lines.iter().map(|&line| account.busy_ns_of_line(line)).sum());
     for (colour, ns) in busy.chain([account.total_idle_ns()]).enumerate() {
@@ -73,7 +73,7 @@ fn row(label: String, account: &TimeAccount) -> Row {
             at += ns;
         }
     }
-    Row { label, value: time(account.total_ns() as f64), marks }
+    Row { label, value: time_text(account.total_ns() as f64), marks }
 }
 
 /// Tables of the whole time of each device, and of its transfers.
@@ -86,7 +86,7 @@ pub fn tables(diagnosis: &TraceDiagnosis) -> Markup {
             let place = format!("process {}, device {}", device.pid, device.device);
             device.account.total.lines().into_iter().map(move |(label, ns)| {
                 let share = format!("{:.1}%", 100.0 * ns as f64 / total);
-                vec![label, place.clone(), time(ns as f64), share]
+                vec![label, place.clone(), time_text(ns as f64), share]
             })
         })
         .collect();
@@ -94,8 +94,8 @@ pub fn tables(diagnosis: &TraceDiagnosis) -> Markup {
         vec![
             format!("{} {}", of.class.label(), of.label),
             of.count.to_string(),
-            time(of.total_ns as f64),
-            time(of.exposed_ns as f64),
+            time_text(of.total_ns as f64),
+            time_text(of.exposed_ns as f64),
             of.bus.map_or_else(|| "-".to_owned(), |bus| format!("{bus:.1} GB/s")),
         ]
     };
@@ -107,7 +107,7 @@ pub fn tables(diagnosis: &TraceDiagnosis) -> Markup {
         .iter()
         .map(|gain| {
             let share = 100.0 * gain.gain_ns as f64 / path.total_ns.max(1) as f64;
-            vec![gain.change.label(), time(gain.gain_ns as f64), format!("{share:.1}%")]
+            vec![gain.change.label(), time_text(gain.gain_ns as f64), format!("{share:.1}%")]
         })
         .collect();
     html! {

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use crate::pages::charts::ChartFigure;
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, CurveSeries, Mark, PlottedUnit, Row, Rows,
-    ScaleKind, Xy,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRows,
+    PlottedUnit, Row, ScaleKind, Xy,
 };
-use kernelgate::display::time;
-use kernelgate_trace::analyze::operations::{AllOperations, Kind};
+use kernelgate::display::time_text;
+use kernelgate_trace::analyze::operations::{AllOperations, OperationKind};
 use kernelgate_trace::diagnose::{TraceDiagnosis, short_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::shorten;
 
 /// Columns of the overview; operations closer than one column are joined.
-const COLUMNS: i64 = 500;
+const TIMELINE_COLUMNS: i64 = 500;
 /// Largest number of rows of the overview.
 const MAX_DRAWN_STREAMS: usize = 24;
 /// Largest number of points of memory over time.
@@ -30,9 +30,9 @@ pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
     let Some((first, last)) = first.zip(last).filter(|(first, last)| first < last) else {
         return Vec::new();
     };
-    let column = ((last - first) / COLUMNS).max(1);
+    let column = ((last - first) / TIMELINE_COLUMNS).max(1);
     // The columns in which each row works, with the busy time.
-    let mut rows: BTreeMap<(u32, u32, u64, Kind), BTreeMap<i64, i64>> = BTreeMap::new();
+    let mut rows: BTreeMap<(u32, u32, u64, OperationKind), BTreeMap<i64, i64>> = BTreeMap::new();
     for id in operations.ids() {
         let place = trace.places[operations.place(id).0 as usize];
         let (kind, _) = operations.part(id);
@@ -49,31 +49,37 @@ pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
     busiest.truncate(MAX_DRAWN_STREAMS);
     busiest.sort_by_key(|(key, _)| *key);
     let several = trace.processes.len() > 1;
-    let row =
-        |((process, device, stream, kind), busy): ((u32, u32, u64, Kind), BTreeMap<i64, i64>)| {
-            let pid = trace.processes.get(process as usize).map_or(0, |process| process.pid);
-            let process = if several { format!("process {pid}, ") } else { String::new() };
-            let total: i64 = busy.values().sum();
-            Row {
-                label: format!("{process}device {device}, stream {stream}: {}", words(kind)),
-                value: format!(
-                    "{} ({:.1}%)",
-                    time(total as f64),
-                    100.0 * total as f64 / (last - first) as f64
-                ),
-                marks: spans(&busy, column, colour(kind)),
-            }
-        };
+    let row = |((process, device, stream, kind), busy): (
+        (u32, u32, u64, OperationKind),
+        BTreeMap<i64, i64>,
+    )| {
+        let pid = trace.processes.get(process as usize).map_or(0, |process| process.pid);
+        let process = if several { format!("process {pid}, ") } else { String::new() };
+        let total: i64 = busy.values().sum();
+        Row {
+            label: format!("{process}device {device}, stream {stream}: {}", activity_words(kind)),
+            value: format!(
+                "{} ({:.1}%)",
+                time_text(total as f64),
+                100.0 * total as f64 / (last - first) as f64
+            ),
+            marks: spans(&busy, column, colour(kind)),
+        }
+    };
     let more =
         if left_out > 0 { format!("; {left_out} more rows are skipped") } else { String::new() };
     let chart = ChartWithTitle {
         title: "When the GPU worked".to_owned(),
         subtitle: format!(
             "a row a stream; what is closer than {} runs together{more}",
-            time(column as f64)
+            time_text(column as f64)
         ),
-        body: ChartBody::Rows(Rows {
-            axis: Axis::new("since the first operation", PlottedUnit::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(LabelledRows {
+            axis: ChartAxis::new(
+                "since the first operation",
+                PlottedUnit::Time,
+                ScaleKind::FromZero,
+            ),
             legend: ["kernels", "copies", "sets", "graphs"].map(str::to_owned).to_vec(),
             rows: busiest.into_iter().map(row).collect(),
             origin: None,
@@ -82,21 +88,21 @@ pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
     vec![ChartFigure::new(&["timeline"], chart)]
 }
 
-const fn words(kind: Kind) -> &'static str {
+const fn activity_words(kind: OperationKind) -> &'static str {
     match kind {
-        Kind::Kernel => "kernels",
-        Kind::Copy => "copies",
-        Kind::Set => "sets",
-        Kind::Graph => "graphs",
+        OperationKind::Kernel => "kernels",
+        OperationKind::Copy => "copies",
+        OperationKind::Set => "sets",
+        OperationKind::Graph => "graphs",
     }
 }
 
-const fn colour(kind: Kind) -> usize {
+const fn colour(kind: OperationKind) -> usize {
     match kind {
-        Kind::Kernel => 0,
-        Kind::Copy => 1,
-        Kind::Set => 2,
-        Kind::Graph => 3,
+        OperationKind::Kernel => 0,
+        OperationKind::Copy => 1,
+        OperationKind::Set => 2,
+        OperationKind::Graph => 3,
     }
 }
 
@@ -121,16 +127,16 @@ pub fn kernels(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
         label,
         value: format!(
             "{count} x, {}, {:.1}%",
-            time(total_ns as f64),
+            time_text(total_ns as f64),
             100.0 * total_ns as f64 / answers.kernel_ns.max(1) as f64
         ),
         marks: vec![ChartRowMark::Bar(total_ns as f64, 0)],
     };
     let chart = |title: &str, rows: Vec<Row>| ChartWithTitle {
         title: title.to_owned(),
-        subtitle: format!("of {} of kernels", time(answers.kernel_ns as f64)),
-        body: ChartBody::Rows(Rows {
-            axis: Axis::new("time in all", PlottedUnit::Time, ScaleKind::FromZero),
+        subtitle: format!("of {} of kernels", time_text(answers.kernel_ns as f64)),
+        body: ChartBody::Rows(LabelledRows {
+            axis: ChartAxis::new("time in all", PlottedUnit::Time, ScaleKind::FromZero),
             legend: vec![],
             rows,
             origin: None,
@@ -165,7 +171,7 @@ pub fn memory(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
             [(time, held), (time, bytes)]
         });
         let until = of.held.last().map(|&(time, _)| (time.max(last), of.bytes_at_end()));
-        let mark = |(time, bytes): (i64, u64)| Mark::at((time - first) as f64, bytes as f64);
+        let mark = |(time, bytes): (i64, u64)| CurveMark::at((time - first) as f64, bytes as f64);
         CurveSeries {
             name: format!("process {}, device {}", of.pid, of.device),
             colour,
@@ -181,8 +187,8 @@ pub fn memory(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
         title: "Device memory".to_owned(),
         subtitle: "taken since the recording began".to_owned(),
         body: ChartBody::Xy(Xy {
-            x: Axis::new("since the recording began", PlottedUnit::Time, ScaleKind::FromZero),
-            y: Axis::new("held", PlottedUnit::Bytes, ScaleKind::FromZero),
+            x: ChartAxis::new("since the recording began", PlottedUnit::Time, ScaleKind::FromZero),
+            y: ChartAxis::new("held", PlottedUnit::Bytes, ScaleKind::FromZero),
             series,
             guides: vec![],
             broad: true,
@@ -201,11 +207,11 @@ pub fn bounds(trace: &Trace) -> Vec<ChartFigure> {
         let metric = launch.metrics.get(&name)?;
         (trace.names.text(metric.unit) == "%").then_some(metric.value / 100.0)
     };
-    let mut series: BTreeMap<String, Vec<Mark>> = BTreeMap::new();
+    let mut series: BTreeMap<String, Vec<CurveMark>> = BTreeMap::new();
     for launch in &trace.profiled {
         if let (Some(x), Some(y)) = (percent(launch, memory), percent(launch, compute)) {
             let name = shorten(&short_name(trace.names.text(launch.kernel)), MAX_NAME);
-            series.entry(name).or_default().push(Mark::at(x, y));
+            series.entry(name).or_default().push(CurveMark::at(x, y));
         }
     }
     if series.is_empty() {
@@ -218,8 +224,8 @@ pub fn bounds(trace: &Trace) -> Vec<ChartFigure> {
         title: "Profiled launches against their peaks".to_owned(),
         subtitle: "near the top: compute-bound; near the right: memory-bound".to_owned(),
         body: ChartBody::Xy(Xy {
-            x: Axis::new("memory throughput", PlottedUnit::Share, ScaleKind::FromZero),
-            y: Axis::new("compute throughput", PlottedUnit::Share, ScaleKind::FromZero),
+            x: ChartAxis::new("memory throughput", PlottedUnit::Share, ScaleKind::FromZero),
+            y: ChartAxis::new("compute throughput", PlottedUnit::Share, ScaleKind::FromZero),
             series: series.collect(),
             guides: vec![],
             broad: false,

@@ -8,7 +8,7 @@ use crate::gate::verdict::Verdict;
 use crate::report::summary::VerdictSummary;
 use crate::report::{cells, intervals};
 use kernelgate::display::medium::MarkdownText;
-use kernelgate::display::table::Table;
+use kernelgate::display::table::TextTable;
 
 /// Largest number of bytes of a comment. GitHub accepts 65,536 characters; the remainder is for
 /// text that scripts add.
@@ -17,7 +17,7 @@ pub const MAX_COMMENT_BYTES: usize = 60_000;
 /// enough.
 const CASES_TO_TRY: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
 /// Largest number of characters of a line of notes.
-const MAX_LINE: usize = 400;
+const MAX_COMMENT_LINE: usize = 400;
 
 /// The comment as Markdown.
 pub fn markdown(summary: &VerdictSummary) -> String {
@@ -48,7 +48,7 @@ fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     if let Some(drawn) = intervals::text(&summary.rows) {
         let _ = writeln!(out, "\n```\n{}\n```", drawn.replace('`', "'"));
     }
-    out.push_str(&list(&summary.notes, shown));
+    out.push_str(&markdown_list(&summary.notes, shown));
     if !rest.is_empty() {
         let (count, rest) = (rest.len(), rows(&rest, shown, summary.evidence, true));
         let _ = writeln!(
@@ -58,7 +58,7 @@ fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     }
     let words = "change: of the time, above 0 is slower; detectable: the smallest slow-down that \
                  would have been found";
-    let (details, reproduce) = (list(&summary.details, shown), &summary.reproduce);
+    let (details, reproduce) = (markdown_list(&summary.details, shown), &summary.reproduce);
     let _ =
         writeln!(out, "\n<details><summary>Details, and how to repeat this</summary>\n\n- {words}");
     let _ = writeln!(out, "{}\n```\n{reproduce}\n```\n\n</details>", details.trim_start());
@@ -66,7 +66,7 @@ fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
 }
 
 /// A Markdown list of the lines, after an empty line; an empty text without lines.
-fn list(lines: &[String], shown: usize) -> String {
+fn markdown_list(lines: &[String], shown: usize) -> String {
     let mut out = if lines.is_empty() { String::new() } else { "\n".to_owned() };
     for each in lines.iter().take(shown) {
         let _ = writeln!(out, "- {}", line(each));
@@ -82,7 +82,7 @@ fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> St
     if verdicts {
         header.push("verdict");
     }
-    let mut table = Table::new(&header);
+    let mut table = TextTable::new(&header);
     for row in rows.iter().take(shown) {
         let (change, interval) = (cells::change(row), cells::interval(row));
         let mut line = vec![row.case.clone(), change, interval, cells::detectable(row)];
@@ -108,8 +108,8 @@ fn omitted_rows_note(count: usize, shown: usize, what: &str) -> String {
 /// A text as one line of limited length, with its markup escaped.
 fn line(text: &str) -> String {
     let mut text = MarkdownText(text).to_string();
-    if text.chars().count() > MAX_LINE {
-        text = text.chars().take(MAX_LINE).chain(['…']).collect();
+    if text.chars().count() > MAX_COMMENT_LINE {
+        text = text.chars().take(MAX_COMMENT_LINE).chain(['…']).collect();
     }
     text
 }

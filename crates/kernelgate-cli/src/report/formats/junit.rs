@@ -8,7 +8,7 @@
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use crate::gate::judgement::Judgement;
-use crate::gate::rules::FILE;
+use crate::gate::rules::RULES_FILE;
 use crate::gate::verdict::Verdict;
 use crate::report::cells;
 use crate::report::summary::{UnjudgedKind, VerdictSummary};
@@ -21,7 +21,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
         suite.add_property((*name, &*escape_xml(words)));
     }
     for line in summary.rules.lines() {
-        suite.add_property((FILE, &*escape_xml(&line)));
+        suite.add_property((RULES_FILE, &*escape_xml(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
         let mut case = case(&row.case, status(row, summary.evidence));
@@ -29,7 +29,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
         case.add_properties(facts.iter().map(|(name, value)| (*name, value.as_str())));
         let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
         let mut accepted: Vec<String> =
-            accepted.map(|it| format!("accepted in {FILE}: {}", it.words())).collect();
+            accepted.map(|it| format!("accepted in {RULES_FILE}: {}", it.words())).collect();
         if row.verdict == Verdict::Accepted {
             let (change, interval) = (cells::change(row), cells::interval(row));
             accepted.push(format!("slower by {change} ({interval})"));

@@ -10,7 +10,7 @@ use kernelgate::stats::{QuartileSpread, median};
 
 /// A metric: a number with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Metric {
+pub struct CaseMetric {
     /// The number.
     pub value: f64,
     /// Lower end of the metric's range; `None` if unknown.
@@ -25,10 +25,10 @@ pub struct Metric {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CaseMetricValues {
     /// Time of one launch, nanoseconds.
-    pub latency: Metric,
+    pub latency: CaseMetric,
     /// Energy of a launch, joules; absent without `--energy`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub energy: Option<Metric>,
+    pub energy: Option<CaseMetric>,
 }
 
 /// Measured values by case.
@@ -64,7 +64,7 @@ pub fn from_runs(runs: &[ProcessRun]) -> MetricsByCase {
 
 /// Median of the middles of several runs with their range, or the only run with its own range;
 /// `None` without a run.
-fn metric_over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
+fn metric_over_runs(runs: &[[f64; 3]]) -> Option<CaseMetric> {
     let middles: Vec<f64> = runs.iter().map(|[_, middle, _]| *middle).collect();
     let (low, high) = match runs {
         [] => return None,
@@ -74,7 +74,7 @@ fn metric_over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
             middles.iter().copied().fold(0.0, f64::max),
         ),
     };
-    Some(Metric { value: median(&middles), lower_value: Some(low), upper_value: Some(high) })
+    Some(CaseMetric { value: median(&middles), lower_value: Some(low), upper_value: Some(high) })
 }
 
 /// Metrics of a comparison: times of the head, with the interval of the change as range.
@@ -82,7 +82,7 @@ pub fn metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
     let timed = comparison.judged.iter().filter(|judged| judged.is_timed());
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
-        Metric { value, lower_value: end(value * low), upper_value: end(value * high) }
+        CaseMetric { value, lower_value: end(value * low), upper_value: end(value * high) }
     };
     timed
         .map(|judged| {
@@ -103,20 +103,20 @@ pub fn bencher_metric_format(metrics: &MetricsByCase) -> impl Serialize {
 /// The list that github-action-benchmark takes as its tool `customSmallerIsBetter`.
 pub fn smaller_is_better_format(metrics: &MetricsByCase) -> impl Serialize {
     #[derive(Serialize)]
-    struct Entry {
+    struct MetricEntry {
         name: String,
         unit: &'static str,
         value: f64,
         #[serde(skip_serializing_if = "Option::is_none")]
         range: Option<String>,
     }
-    let entry = |name: String, unit, metric: &Metric| {
+    let entry = |name: String, unit, metric: &CaseMetric| {
         let half = metric.upper_value.zip(metric.lower_value).map(|(high, low)| (high - low) / 2.0);
         let range = half.map(|half| match unit {
             "ns" => format!("± {half:.1}"),
             _ => format!("± {half:.3e}"),
         });
-        Entry { name, unit, value: metric.value, range }
+        MetricEntry { name, unit, value: metric.value, range }
     };
     let entries = |(id, metrics): (&String, &CaseMetricValues)| {
         let energy = metrics.energy.as_ref();
@@ -134,8 +134,9 @@ mod tests {
 
     #[test]
     fn energy_is_a_measure_of_its_own() {
-        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
-        let mut case = CaseRecord::from_samples(vec![2e6, 2e6]);
+        let mut run =
+            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut case = CaseRecord::untimed_samples(vec![2e6, 2e6]);
         run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());
         let energy =
             EnergyMeasurement { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };

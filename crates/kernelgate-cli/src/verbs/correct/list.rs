@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use kernelgate::display;
-use kernelgate::display::table::Table;
+use kernelgate::display::table::TextTable;
 use kernelgate::display::terminal;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::protocol::{
     BenchListing, BenchResponseBody, ListedCase, ListedProblem, RequestedAction,
 };
-use kernelgate::record::Store;
+use kernelgate::record::BaselineStore;
 use serde::Serialize;
 
 use crate::verbs::shared::choice::{CaseSelection, unexpected_response};
@@ -19,7 +19,7 @@ use crate::verbs::shared::output::{OutputFormat, print_json};
 const COLUMNS: usize = 100;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct ListArguments {
     #[command(flatten)]
     choice: CaseSelection,
     /// How to print
@@ -41,7 +41,7 @@ struct ListedCaseJson<'a> {
     device_bytes: Option<u64>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &ListArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let mut listings: Vec<(String, BenchListing)> = Vec::new();
     for (bench, answer) in arguments.choice.ask(store, &RequestedAction::List)? {
         let BenchResponseBody::List(listing) = answer else {
@@ -55,8 +55,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             .flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)))
     };
     if arguments.format == OutputFormat::Json {
-        print_json(&cases().map(|(bench, case)| listed(bench, case)).collect::<Vec<_>>())?;
-        return Ok(Exit::Fine);
+        print_json(
+            &cases().map(|(bench, case)| listed_case_json(bench, case)).collect::<Vec<_>>(),
+        )?;
+        return Ok(ExitReason::Fine);
     }
     if arguments.choice.filter.is_none() && arguments.format == OutputFormat::Text {
         listings.iter().flat_map(|(_, listing)| &listing.workloads).for_each(print_workload);
@@ -70,7 +72,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         println!("\n{}", WORK_COLUMN_LEGEND);
     }
     let verb = if runs.len() == 1 { "runs" } else { "run" };
-    let cases = display::counted(runs.len(), "case");
+    let cases = display::counted_noun(runs.len(), "case");
     println!("{cases} {verb} here{}", arguments.choice.shard_words());
     let (never, not_here): (Vec<_>, Vec<_>) =
         skipped.into_iter().partition(|case| case.unsupported);
@@ -90,25 +92,25 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             never.len()
         );
     }
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// Meaning of the columns.
 const WORK_COLUMN_LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
 
-fn table(cases: &[&ListedCase]) -> Table {
+fn table(cases: &[&ListedCase]) -> TextTable {
     let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());
     let columns = ["case", "work", "memory", "GPU memory"];
-    let mut table = Table::new(if on_gpu { &columns } else { &columns[..3] });
+    let mut table = TextTable::new(if on_gpu { &columns } else { &columns[..3] });
     for case in cases {
         let work = match (case.matmul_flops, case.bytes) {
             (0, 0) => "-".to_owned(),
-            (0, bytes) => display::bytes(bytes),
+            (0, bytes) => display::byte_text(bytes),
             (flops, _) => format!("{:.2} GFLOP", flops as f64 / 1e9),
         };
-        let mut cells = vec![case.case.clone(), work, display::bytes(case.host_bytes)];
+        let mut cells = vec![case.case.clone(), work, display::byte_text(case.host_bytes)];
         if on_gpu {
-            cells.push(case.device_bytes.map_or_else(|| "-".to_owned(), display::bytes));
+            cells.push(case.device_bytes.map_or_else(|| "-".to_owned(), display::byte_text));
         }
         table.row(cells);
     }
@@ -126,7 +128,7 @@ fn cases_by_skip_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&
 }
 
 fn print_workload(workload: &ListedProblem) {
-    let columns = terminal::columns().unwrap_or(COLUMNS);
+    let columns = terminal::terminal_columns().unwrap_or(COLUMNS);
     let wrapped = |text: &str, indent| terminal::wrap_terminal_line(text, indent, columns);
     println!("{}", wrapped(&format!("{}: {}", workload.name, workload.about), 4));
     for [name, values, about] in &workload.axes {
@@ -137,12 +139,12 @@ fn print_workload(workload: &ListedProblem) {
     }
 }
 
-fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> ListedCaseJson<'a> {
+fn listed_case_json<'a>(bench: &'a str, case: &'a ListedCase) -> ListedCaseJson<'a> {
     let ListedCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
     ListedCaseJson {
         bench,
         case: &case.case,
-        status: status(case),
+        status: status_words(case),
         matmul_flops,
         bytes,
         host_bytes,
@@ -150,7 +152,7 @@ fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> ListedCaseJson<'a> {
     }
 }
 
-fn status(case: &ListedCase) -> String {
+fn status_words(case: &ListedCase) -> String {
     case.reason
         .as_ref()
         .map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))

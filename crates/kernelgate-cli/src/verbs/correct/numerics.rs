@@ -1,22 +1,26 @@
 //! Records output errors for several seeds (`verify --seeds`) by bench executable, so that a
-//! baseline can store them and the gate can compare them.
+//! baseline can store them for the gate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::verified::Verified;
+use super::verified::VerifiedCases;
 use crate::verbs::shared::choice::{BenchClient, unexpected_response};
 use crate::verbs::shared::lock::lock_baseline;
-use kernelgate::display::counted;
+use kernelgate::display::counted_noun;
 use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
 use kernelgate::record::numerics::{CONSTANT_DATA_SET, DataSetsByCase};
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{Numerics, Provenance, RecordFileError, Store, file};
+use kernelgate::record::{BaselineStore, Numerics, Provenance, RecordFileError, file};
 use kernelgate::verify::OutputErrors;
 
 /// Verifies with `count` seeds, and records the errors after each seed. Each case is returned with
 /// its worst seed.
-pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Result<Verified> {
+pub fn record_errors(
+    client: &BenchClient<'_>,
+    store: &BaselineStore,
+    count: u64,
+) -> anyhow::Result<VerifiedCases> {
     let seeds = client.verification_seeds(count);
     // The records of other benches are neither read nor replaced.
     let mut with_cases = BTreeSet::new();
@@ -24,10 +28,10 @@ pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Re
         with_cases.insert(bench.to_owned());
         Ok(())
     })?;
-    let mut benches: BTreeMap<String, Bench> = BTreeMap::new();
+    let mut benches: BTreeMap<String, BenchErrors> = BTreeMap::new();
     client.each(seeds[0], &RequestedAction::Environment, |bench, answer| {
         if with_cases.contains(bench) {
-            benches.insert(bench.to_owned(), Bench::new(bench, answer, client, store)?);
+            benches.insert(bench.to_owned(), BenchErrors::new(bench, answer, client, store)?);
         }
         Ok(())
     })?;
@@ -45,20 +49,20 @@ pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Re
         })
     });
     benches.values().for_each(|bench| bench.say(store));
-    Verified::new(rows.into_values().collect(), verified)
+    VerifiedCases::new(rows.into_values().collect(), verified)
 }
 
 /// Prints that errors of several seeds are now part of a baseline.
 pub fn say(record: &Numerics, cases: usize) {
     let seeds = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
     if cases > 0 {
-        let (seeds, cases) = (counted(seeds, "seed"), counted(cases, "case"));
+        let (seeds, cases) = (counted_noun(seeds, "seed"), counted_noun(cases, "case"));
         println!("errors of {seeds} for {cases} of bench `{}`", record.bench);
     }
 }
 
 /// A bench executable whose output errors are recorded.
-struct Bench {
+struct BenchErrors {
     /// Record of the bench without the errors of earlier seeds.
     empty: Numerics,
     /// Data sets that each case was verified with.
@@ -76,13 +80,13 @@ struct Bench {
     held: (usize, usize),
 }
 
-impl Bench {
+impl BenchErrors {
     /// Checks that its record can be read and written, before anything is verified.
     fn new(
         bench: &str,
         answer: BenchResponseBody,
         client: &BenchClient<'_>,
-        store: &Store,
+        store: &BaselineStore,
     ) -> anyhow::Result<Self> {
         let mut executables = client.found.executables.iter();
         let executable = executables.find(|executable| executable.bench == bench);
@@ -136,7 +140,12 @@ impl Bench {
     }
 
     /// Adds the errors of a seed to the recorded ones of other seeds and cases.
-    fn add(&mut self, store: &Store, seed: u64, verified: &[VerifiedCase]) -> anyhow::Result<()> {
+    fn add(
+        &mut self,
+        store: &BaselineStore,
+        seed: u64,
+        verified: &[VerifiedCase],
+    ) -> anyhow::Result<()> {
         self.answered = true;
         let right: Vec<_> = verified.iter().filter(|case| case.status == CaseStatus::Ok).collect();
         if right.is_empty() && self.cases.is_empty() {
@@ -172,7 +181,7 @@ impl Bench {
         Ok(())
     }
 
-    fn say(&self, store: &Store) {
+    fn say(&self, store: &BaselineStore) {
         let path = printable_path(&store.seed_errors_path(&self.empty.bench));
         let (seeds, cases) = (self.seeds, self.cases.len());
         if !self.answered {
@@ -186,14 +195,14 @@ impl Bench {
             held if held == (seeds, cases) => String::new(),
             (most, all) => format!(
                 "; with earlier errors: {}, up to {}",
-                counted(all, "case"),
-                counted(most, "seed")
+                counted_noun(all, "case"),
+                counted_noun(most, "seed")
             ),
         };
-        let (seeds, cases) = (counted(seeds, "seed"), counted(cases, "case"));
+        let (seeds, cases) = (counted_noun(seeds, "seed"), counted_noun(cases, "case"));
         eprintln!("errors of {seeds} and {cases} are in {path}{more}");
         if let one @ 1.. = self.with_one_data_set().count() {
-            eprintln!("with 1 data set, whatever the seed: {}", counted(one, "case"));
+            eprintln!("with 1 data set, whatever the seed: {}", counted_noun(one, "case"));
         }
     }
 }

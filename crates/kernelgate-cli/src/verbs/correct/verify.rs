@@ -5,22 +5,24 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use kernelgate::display::table::Table;
-use kernelgate::exit::Exit;
+use kernelgate::display::table::TextTable;
+use kernelgate::exit::ExitReason;
 use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{Environment, Provenance, Shard, Store, current_timestamp, file, tensors};
+use kernelgate::record::{
+    BaselineStore, Environment, Provenance, Shard, current_timestamp, file, tensors,
+};
 use kernelgate::workload::{Dtype, Tensors};
 use safetensors::tensor::TensorView;
 
 use super::numerics;
-use super::verified::Verified;
+use super::verified::VerifiedCases;
 use crate::fleet::verification::VerificationShard;
 use crate::verbs::shared::choice::{BenchClient, CaseSelection, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct VerifyArguments {
     #[command(flatten)]
     choice: CaseSelection,
     /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
@@ -45,7 +47,7 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &VerifyArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let context = |folder: &Path| format!("failed to write {}", folder.display());
     let raw = match &arguments.dump {
         Some(folder) => {
@@ -62,11 +64,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let client = arguments.choice.bench_client(store)?;
     let verified = if arguments.seeds > 1 {
-        numerics::record(&client, store, arguments.seeds)?
+        numerics::record_errors(&client, store, arguments.seeds)?
     } else {
         verify_once(&client, &RequestedAction::Verify { dump })?
     };
-    let Verified { rows, broken } = verified;
+    let VerifiedCases { rows, broken } = verified;
     let dumped = match (&arguments.dump, &raw) {
         (Some(folder), Some((raw, _held))) => dump_all_cases(folder, raw.path(), &rows),
         _ => Ok(()),
@@ -85,23 +87,27 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Err(broken);
     }
     let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
-    // Another shard may have cases if this one has none; but if all its cases are skipped, it does
-    // not pass.
+    // If this shard has no cases, another shard may have some; but if all its cases are skipped, it
+    // does not pass.
     let other_shards = rows.is_empty() && arguments.choice.shard().is_some();
     anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(exit)
 }
 
-/// Prints verified cases; `suffix` follows their number.
+/// Prints verified cases; the text `suffix` follows their number.
 ///
 /// # Errors
-/// Fails if they cannot be written as JSON.
-pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow::Result<Exit> {
+/// Fails if the cases cannot be written as JSON.
+pub fn show(
+    rows: &[VerifiedCase],
+    format: OutputFormat,
+    suffix: &str,
+) -> anyhow::Result<ExitReason> {
     let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
     match format {
         OutputFormat::Json => print_json(&rows)?,
         OutputFormat::Text | OutputFormat::Markdown => {
-            let mut table = Table::new(&[
+            let mut table = TextTable::new(&[
                 "case",
                 "status",
                 "checked",
@@ -109,7 +115,7 @@ pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow
                 "relative L2",
                 "same bits again",
             ]);
-            // Reasons do not fit into cells: they follow the table, each once.
+            // Reasons are too long for cells: each distinct reason follows the table once.
             let ran = rows.iter().filter(|row| row.status != CaseStatus::Skipped);
             ran.for_each(|row| table.row(cells(row)));
             if !table.is_empty() {
@@ -139,13 +145,13 @@ pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow
             );
         }
     }
-    Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
+    Ok(if failed > 0 { ExitReason::Regression } else { ExitReason::Fine })
 }
 
 /// The record of a shard, complete if every bench answered.
 fn verification_shard(
-    arguments: &Arguments,
-    (client, store): (&BenchClient<'_>, &Store),
+    arguments: &VerifyArguments,
+    (client, store): (&BenchClient<'_>, &BaselineStore),
     (shard, complete): (Shard, bool),
     rows: &[VerifiedCase],
 ) -> anyhow::Result<VerificationShard> {
@@ -190,7 +196,10 @@ fn verification_shard(
 }
 
 /// Verifies the cases once with the chosen seed.
-fn verify_once(client: &BenchClient<'_>, action: &RequestedAction) -> anyhow::Result<Verified> {
+fn verify_once(
+    client: &BenchClient<'_>,
+    action: &RequestedAction,
+) -> anyhow::Result<VerifiedCases> {
     let mut rows: Vec<VerifiedCase> = Vec::new();
     let outcome = client.each(client.verification_seeds(1)[0], action, |bench, answer| {
         let BenchResponseBody::Verify(verified) = answer else {
@@ -199,7 +208,7 @@ fn verify_once(client: &BenchClient<'_>, action: &RequestedAction) -> anyhow::Re
         rows.extend(verified);
         Ok(())
     });
-    Verified::new(rows, outcome)
+    VerifiedCases::new(rows, outcome)
 }
 
 /// Writes a file with the tensors of each case that is right.

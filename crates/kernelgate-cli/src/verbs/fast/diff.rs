@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use kernelgate::display;
-use kernelgate::display::table::Table;
-use kernelgate::exit::Exit;
+use kernelgate::display::table::TextTable;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::environment::EnvironmentMismatch;
-use kernelgate::record::{ProcessRun, Store};
+use kernelgate::record::{BaselineStore, ProcessRun};
 use serde::Serialize;
 
 use crate::report::cells;
@@ -16,7 +16,7 @@ use crate::report::formats::metrics::{self, MetricsByCase};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct DiffArguments {
     /// Run to compare with: its name, or its folder
     #[arg(value_name = "BASE")]
     base: PathBuf,
@@ -38,16 +38,16 @@ struct Row {
     change: Option<f64>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &DiffArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let base = read(&arguments.base, store)?;
     let head = read(&arguments.head, store)?;
     let rows = rows(&metrics::from_runs(&base), &metrics::from_runs(&head));
     if arguments.format == OutputFormat::Json {
         print_json(&rows)?;
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
-    let mut table = Table::new(&["case", "base", "head", "change"]);
-    let time = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), display::time);
+    let mut table = TextTable::new(&["case", "base", "head", "change"]);
+    let time = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), display::time_text);
     for row in &rows {
         let change =
             row.change.map_or_else(|| "-".to_owned(), |change| cells::percent(1.0 + change));
@@ -56,11 +56,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let note = "Medians of two recorded runs, not a verdict: `kernelgate compare` decides.";
     let differing = differing(&base, &head);
     arguments.format.print(&format!("{}\n{differing}{note}", arguments.format.table(&table)));
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// The process runs in a folder, or of a recorded session of that name.
-fn read(run: &Path, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
+fn read(run: &Path, store: &BaselineStore) -> anyhow::Result<Vec<ProcessRun>> {
     let folder = if run.is_dir() { run.to_owned() } else { store.runs.join(run) };
     let sessions = store.sessions_in_folders([folder.as_path()])?;
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
@@ -94,10 +94,12 @@ mod tests {
     #[test]
     fn a_case_of_one_run_has_no_change() {
         let side = |cases: [(&str, f64); 2]| {
-            let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
-            let case = |(id, ns): (&str, f64)| (id.to_owned(), CaseRecord::from_samples(vec![ns]));
+            let mut run =
+                ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+            let case =
+                |(id, ns): (&str, f64)| (id.to_owned(), CaseRecord::untimed_samples(vec![ns]));
             run.cases.extend(cases.map(case));
-            run.cases.insert("empty".to_owned(), CaseRecord::from_samples(vec![]));
+            run.cases.insert("empty".to_owned(), CaseRecord::untimed_samples(vec![]));
             metrics::from_runs(&[run])
         };
         let base = side([("both", 100.0), ("gone", 5.0)]);

@@ -7,8 +7,8 @@ use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 
 use crate::gate::rules::rules_file;
-use crate::history::import::{ImportResult, import};
-use crate::history::prune::prune;
+use crate::history::import::{ImportResult, import_records};
+use crate::history::prune::prune_store;
 use crate::history::series::MIN_REPORTED_CHANGE;
 use crate::history::{
     CaseHistory, CommitOrder, HistoryIndex, HistoryQuery, HistoryStore, SkippedRecordFile,
@@ -19,9 +19,9 @@ use crate::verbs::shared::output::print_json;
 use crate::verbs::shared::sessions;
 use crate::verbs::shared::settings::parse_fraction;
 use kernelgate::display::terminal;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
-use kernelgate::record::Store;
+use kernelgate::record::BaselineStore;
 use kernelgate::record::text::printable_path;
 
 /// How histories are printed.
@@ -36,7 +36,7 @@ enum HistoryFormat {
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Arguments {
+pub struct HistoryArguments {
     #[command(subcommand)]
     verb: Option<HistoryVerb>,
     #[command(flatten)]
@@ -118,37 +118,37 @@ fn parse_case_rename(text: &str) -> Result<(String, String), String> {
 
 impl HistoryStoreArguments {
     /// Opens the store for a verb that reads; a named store must exist.
-    fn open_store_to_read(&self, store: &Store) -> anyhow::Result<HistoryStore> {
+    fn open_store_to_read(&self, store: &BaselineStore) -> anyhow::Result<HistoryStore> {
         self.store.as_ref().map_or(Ok(()), |folder| check_store(folder))?;
         Ok(self.open(store))
     }
 
-    fn open(&self, store: &Store) -> HistoryStore {
+    fn open(&self, store: &BaselineStore) -> HistoryStore {
         let store_at = |folder: &PathBuf| HistoryStore::at(folder);
-        self.store.as_ref().map_or_else(|| HistoryStore::around(&store.runs), store_at)
+        self.store.as_ref().map_or_else(|| HistoryStore::store_around(&store.runs), store_at)
     }
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &HistoryArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     match &arguments.verb {
-        None => show(&arguments.show, store),
+        None => show_history(&arguments.show, store),
         Some(HistoryVerb::Import { sources, place }) => {
             let place = place.open(store);
-            Ok(report_imported_files(&place, &import(&place, sources)?))
+            Ok(report_imported_files(&place, &import_records(&place, sources)?))
         }
         Some(HistoryVerb::Merge { stores, place }) => {
             stores.iter().try_for_each(|folder| check_store(folder))?;
             let place = place.open(store);
             let parts = stores.iter().flat_map(|it| [it.join("runs"), it.join("imported")]);
             let parts: Vec<PathBuf> = parts.filter(|part| part.is_dir()).collect();
-            Ok(report_imported_files(&place, &import(&place, &parts)?))
+            Ok(report_imported_files(&place, &import_records(&place, &parts)?))
         }
         Some(HistoryVerb::Prune { keep, dry_run, place }) => {
             let place = place.open_store_to_read(store)?;
-            let removed = prune(&place, usize::try_from(*keep)?, *dry_run)?;
+            let removed = prune_store(&place, usize::try_from(*keep)?, *dry_run)?;
             let what = if *dry_run { "would be removed" } else { "removed" };
             println!("{removed} sessions {what} in {}", printable_path(place.root()));
-            Ok(Exit::Fine)
+            Ok(ExitReason::Fine)
         }
     }
 }
@@ -156,7 +156,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// Refuses a folder that was given as a history store but does not hold one.
 pub fn check_store(folder: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(
-        HistoryStore::is_at(folder),
+        HistoryStore::is_store(folder),
         "{} is not a store: it has neither runs/ nor imported/",
         folder.display()
     );
@@ -164,25 +164,25 @@ pub fn check_store(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Prints the result of an import; broken input if no named file is a record.
-fn report_imported_files(place: &HistoryStore, imported: &ImportResult) -> Exit {
+fn report_imported_files(place: &HistoryStore, imported: &ImportResult) -> ExitReason {
     let ImportResult { new, known, skipped } = imported;
     if !skipped.is_empty() {
         eprintln!("{}", report::history::skipped(skipped));
     }
     println!("{new} new records, {known} known, in {}", printable_path(place.root()));
     if new + known > 0 {
-        return Exit::Fine;
+        return ExitReason::Fine;
     }
     if skipped.is_empty() {
         eprintln!(
             "error: no record in what was named: runs and baselines are files ending in .json"
         );
     }
-    Exit::Usage
+    ExitReason::Usage
 }
 
 /// Names on standard error the packages whose runs in the store are not used.
-fn warn_of_other_packages(index: &HistoryIndex, store: &Store) -> anyhow::Result<()> {
+fn warn_of_other_packages(index: &HistoryIndex, store: &BaselineStore) -> anyhow::Result<()> {
     let Some(own) = &store.package else { return Ok(()) };
     for (package, runs) in index.packages()?.into_iter().filter(|(it, _)| *it != own.to_string()) {
         sessions::report_unused_runs(runs, &package, own);
@@ -192,12 +192,15 @@ fn warn_of_other_packages(index: &HistoryIndex, store: &Store) -> anyhow::Result
 
 /// Output of `--format json`.
 #[derive(Serialize)]
-struct Output<'a> {
+struct HistoryOutput<'a> {
     histories: &'a [CaseHistory],
     skipped: &'a [SkippedRecordFile],
 }
 
-fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit> {
+fn show_history(
+    arguments: &HistoryShowArguments,
+    store: &BaselineStore,
+) -> anyhow::Result<ExitReason> {
     let smallest = arguments.smallest;
     anyhow::ensure!(
         (0.0..10.0).contains(&smallest),
@@ -213,7 +216,7 @@ fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit>
         eprintln!("no index can be written in {root}: its records are read each time");
     }
     warn_of_other_packages(&index, store)?;
-    let order = CommitOrder::around(&store.root, arguments.branch.as_deref())?;
+    let order = CommitOrder::order_around(&store.root, arguments.branch.as_deref())?;
     let find = |cases: &CaseFilter| {
         let query = HistoryQuery {
             package: store.package.as_ref(),
@@ -234,7 +237,7 @@ fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit>
     let skipped = place.skipped(&index)?;
     match arguments.format {
         HistoryFormat::Json => {
-            print_json(&Output { histories: &found, skipped: &skipped })?;
+            print_json(&HistoryOutput { histories: &found, skipped: &skipped })?;
         }
         HistoryFormat::Text => {
             if !skipped.is_empty() {
@@ -244,13 +247,13 @@ fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit>
                 terminal::print_wrapped(&report::history::text(
                     &found,
                     &order,
-                    terminal::columns(),
+                    terminal::terminal_columns(),
                 ));
             }
         }
     }
     anyhow::ensure!(!found.is_empty(), no_history_message(arguments, place.root()));
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// The message that no run was selected.

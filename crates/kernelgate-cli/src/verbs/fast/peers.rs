@@ -11,8 +11,8 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::benches::ask::{self, RequestSettings};
-use crate::benches::child::{ChildProcess, Ended, memory_kill_reason};
-use crate::benches::output::{KEPT_START_BYTES, Kept, captured, drain};
+use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason};
+use crate::benches::output::{KEPT_START_BYTES, KeptOutput, captured, drain_on_thread};
 use crate::compare::progress::parse_duration;
 use crate::pages::measured::PeerTime;
 use crate::verbs::shared::bench_flags::BenchFlags;
@@ -20,19 +20,19 @@ use crate::verbs::shared::choice::unexpected_response;
 use crate::verbs::shared::interrupt::{self, PartialResults};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 use crate::verbs::shared::sessions::SelectedSessions;
-use kernelgate::display::table::Table;
-use kernelgate::display::time;
-use kernelgate::exit::Exit;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::time_text;
+use kernelgate::exit::ExitReason;
 use kernelgate::measure::plausibility;
 use kernelgate::measure::power::PowerState;
 use kernelgate::protocol::{BenchResponseBody, PeerProgram, RequestedAction};
 use kernelgate::record::store::check_path_component;
 use kernelgate::record::text::{check_plain_text, printable_on_terminal, start_of_quotation};
-use kernelgate::record::{CaseRecord, Gpus, ProcessRun, Store, file};
+use kernelgate::record::{BaselineStore, CaseRecord, ProcessRun, RecordedGpus, file};
 use kernelgate::stats::median;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct PeersArguments {
     /// Use only problems whose id matches this regular expression
     filter: Option<String>,
     /// Python interpreter that has PyTorch
@@ -51,7 +51,7 @@ pub struct Arguments {
 }
 
 /// Largest file of peers' times that is read.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_PEER_BYTES: u64 = 64 << 20;
 /// Timeout of a bench that is asked for its peers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -65,7 +65,7 @@ struct RequestedPeerProblem<'a> {
 
 /// A line of a peer program: its environment comes first, then its results.
 #[derive(Debug)]
-enum Line {
+enum PeerLine {
     Environment(BTreeMap<String, String>),
     Result(PeerProgramResult),
 }
@@ -86,7 +86,7 @@ struct PeerProgramResult {
     error: Option<String>,
 }
 
-impl Line {
+impl PeerLine {
     /// A line with an id is a result.
     fn parse(text: &str) -> serde_json::Result<Self> {
         let fields: serde_json::Value = serde_json::from_str(text)?;
@@ -133,7 +133,7 @@ struct PeerComparisonReport {
     rows: Vec<PeerComparisonRow>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &PeersArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let runs = arguments.sessions.read(store)?;
     let filter = arguments
         .filter
@@ -151,7 +151,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let (running, partial) = &interrupt::watch_interrupts_partial()?;
     let programs = programs(arguments, store, &families, running)?;
     let gpus = runs.iter().rev().map(|run| &run.environment.gpus).find(|gpus| !gpus.is_empty());
-    let cards: Vec<&str> = gpus.into_iter().flat_map(Gpus::iter).map(|gpu| &*gpu.uuid).collect();
+    let cards: Vec<&str> =
+        gpus.into_iter().flat_map(RecordedGpus::iter).map(|gpu| &*gpu.uuid).collect();
     // The names come from a file and are passed to the driver in a variable, so only plain
     // characters are accepted.
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
@@ -163,7 +164,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         );
     }
     let (asking, cards) = ((arguments, running, partial), cards.join(","));
-    let Timed { rows, environment, ended_early } =
+    let PeerResults { rows, environment, ended_early } =
         time_peers(asking, &cards, &programs, &problems)?;
     let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
     if environment.get("device").is_some_and(|found| *found != device) {
@@ -171,30 +172,30 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             "refused: the run was on {device}, the peers on {}",
             printable_on_terminal(&environment["device"])
         );
-        return Ok(Exit::Refused);
+        return Ok(ExitReason::Refused);
     }
     let commit = runs.first().map(|run| run.provenance.short_commit()).unwrap_or_default();
     let report = PeerComparisonReport { device, commit, peers: environment, ended_early, rows };
     report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
-    // The partial results are printed, because they took minutes on a GPU.
+    // Partial results are printed, because they took minutes on a GPU.
     if report.ended_early.is_none() || !report.rows.is_empty() {
         match arguments.format {
             OutputFormat::Json => print_json(&report)?,
-            format => print(&report, format),
+            format => print_peers(&report, format),
         }
     }
     match report.ended_early {
-        None => Ok(Exit::Fine),
+        None => Ok(ExitReason::Fine),
         Some(why) if partial.interrupted() => {
             eprintln!("\n{why}");
-            std::process::exit(Exit::INTERRUPTED_EXIT_CODE)
+            std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE)
         }
         Some(why) => bail!(why),
     }
 }
 
 /// Times and errors that peer programs printed.
-struct Timed {
+struct PeerResults {
     rows: Vec<PeerComparisonRow>,
     environment: BTreeMap<String, String>,
     /// The reason why times of peers are missing.
@@ -203,11 +204,11 @@ struct Timed {
 
 /// Times the peers of every problem, family by family, until a program fails or is interrupted.
 fn time_peers(
-    (arguments, running, partial): (&Arguments, &ChildProcess, &PartialResults),
+    (arguments, running, partial): (&PeersArguments, &ChildProcess, &PartialResults),
     cards: &str,
     programs: &[PeerProgram],
     problems: &BTreeMap<String, Vec<FastestOwnCase<'_>>>,
-) -> anyhow::Result<Timed> {
+) -> anyhow::Result<PeerResults> {
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
     let mut ended_early = None;
@@ -234,11 +235,11 @@ fn time_peers(
         for line in lines {
             let PeerProgramResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
                 match line {
-                    Line::Environment(found) => {
+                    PeerLine::Environment(found) => {
                         environment = found;
                         continue;
                     }
-                    Line::Result(result) => result,
+                    PeerLine::Result(result) => result,
                 };
             let ours = problems.get(&id).with_context(|| {
                 format!("peers/{} answers for {id}, which it was not asked", program.main)
@@ -260,7 +261,7 @@ fn time_peers(
             break;
         }
     }
-    Ok(Timed { rows, environment, ended_early })
+    Ok(PeerResults { rows, environment, ended_early })
 }
 
 impl PeerComparisonReport {
@@ -296,7 +297,7 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     let failed = || {
         format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())
     };
-    let text = file::read_untrusted_text(path, MAX_BYTES).with_context(failed)?;
+    let text = file::read_untrusted_text(path, MAX_PEER_BYTES).with_context(failed)?;
     let report: PeerComparisonReport = serde_json::from_str(&text).with_context(failed)?;
     report.validate().map_err(anyhow::Error::msg).with_context(failed)?;
     let time = |row: PeerComparisonRow| {
@@ -315,7 +316,7 @@ struct FastestOwnCase<'a> {
 }
 
 /// Implementations that call libraries, which peers call as well.
-const LIBRARIES: &[&str] = &["cuda/cudnn", "cuda/nccl"];
+const LIBRARY_ROWS: &[&str] = &["cuda/cudnn", "cuda/nccl"];
 
 /// By problem, among the hot GPU cases: our own fastest kernel, and every library's. The id of a
 /// problem is a case id without implementation and cache.
@@ -334,7 +335,7 @@ fn problems<'a>(
         }
     }
     let is_library =
-        |ours: &FastestOwnCase<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
+        |ours: &FastestOwnCase<'_>| LIBRARY_ROWS.contains(&ours.case.implementation.as_str());
     for ours in problems.values_mut() {
         ours.sort_by(|a, b| {
             is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns))
@@ -347,8 +348,8 @@ fn problems<'a>(
 
 /// The peer programs of these families in the package's benches.
 fn programs(
-    arguments: &Arguments,
-    store: &Store,
+    arguments: &PeersArguments,
+    store: &BaselineStore,
     families: &BTreeSet<&str>,
     running: &ChildProcess,
 ) -> anyhow::Result<Vec<PeerProgram>> {
@@ -373,14 +374,14 @@ fn programs(
     Ok(programs)
 }
 
-/// Runs a peer program on the cards of the run and reads its output. The second value is the reason if it did not
-/// run to its end.
+/// Runs a peer program on the cards of the run and reads its output. The second value is the reason
+/// why the peer program ended early, if it did.
 fn run_peer_program(
-    (arguments, running, partial): (&Arguments, &ChildProcess, &PartialResults),
+    (arguments, running, partial): (&PeersArguments, &ChildProcess, &PartialResults),
     cards: &str,
     program: &PeerProgram,
     requested: &[RequestedPeerProblem<'_>],
-) -> anyhow::Result<(Vec<Line>, Option<String>)> {
+) -> anyhow::Result<(Vec<PeerLine>, Option<String>)> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     for (name, text) in &program.files {
         check_path_component(name).map_err(|_| {
@@ -406,27 +407,31 @@ fn run_peer_program(
     let (stdout, stderr) = running.start(&mut command).with_context(|| {
         format!("failed to start {python}: --python names the one that has PyTorch")
     })?;
-    let (printed, said) =
-        (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
+    let (printed, said) = (
+        stdout.map(|it| drain_on_thread(it, KeptOutput::Start)),
+        stderr.map(|it| drain_on_thread(it, KeptOutput::End)),
+    );
     let ended = running
         .finish(arguments.wait)
         .with_context(|| format!("failed to wait for peers/{main}"))?;
     let (printed, said) = (captured(printed), captured(said));
     let early = match ended {
         _ if partial.interrupted() => Some(format!("interrupted, with peers/{main} at work")),
-        Ended::Exited(status) if status.success() => None,
-        Ended::Exited(_) => {
+        ProcessEnd::Exited(status) if status.success() => None,
+        ProcessEnd::Exited(_) => {
             let errors = String::from_utf8_lossy(&said.kept);
             Some(format!(
                 "peers/{main} under {python}: {}",
                 errors.trim().lines().last().unwrap_or("it failed and said nothing")
             ))
         }
-        Ended::TimedOut => Some(format!(
+        ProcessEnd::TimedOut => Some(format!(
             "peers/{main} under {python} gave no answer within {} s (--wait sets this)",
             arguments.wait.as_secs_f64()
         )),
-        Ended::OverMemory(limit) => Some(format!("peers/{main} was {}", memory_kill_reason(limit))),
+        ProcessEnd::OverMemory(limit) => {
+            Some(format!("peers/{main} was {}", memory_kill_reason(limit)))
+        }
     };
     ensure!(!printed.cut, "peers/{main} printed more than {KEPT_START_BYTES} bytes, the limit");
     let text = String::from_utf8_lossy(&printed.kept);
@@ -434,31 +439,31 @@ fn run_peer_program(
     let whole =
         if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
     let lines = text[..whole].lines().map(|line| {
-        Line::parse(line).with_context(|| {
+        PeerLine::parse(line).with_context(|| {
             format!("peers/{main} printed what is no result: {}", start_of_quotation(line))
         })
     });
     Ok((lines.collect::<anyhow::Result<_>>()?, early))
 }
 
-fn print(report: &PeerComparisonReport, format: OutputFormat) {
+fn print_peers(report: &PeerComparisonReport, format: OutputFormat) {
     let with: Vec<String> =
         report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
     println!(
         "{}\n",
         format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", ")))
     );
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "problem", "peer", "its time", "power", "ours", "our time", "ratio", "of limit",
     ]);
     for row in &report.rows {
         table.row(vec![
             row.problem.clone(),
             row.peer.clone(),
-            row.peer_ns.map_or_else(|| "-".to_owned(), time),
+            row.peer_ns.map_or_else(|| "-".to_owned(), time_text),
             row.peer_power.map_or("-", PowerState::name).to_owned(),
             row.implementation.clone(),
-            time(row.ours_ns),
+            time_text(row.ours_ns),
             row.peer_ns
                 .map_or_else(|| "-".to_owned(), |peer_ns| format!("{:.2}x", peer_ns / row.ours_ns)),
             row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
@@ -486,17 +491,19 @@ mod tests {
     #[test]
     fn a_peer_line_is_an_environment_a_time_or_a_reason() {
         let result = |fields: &str| {
-            Line::parse(&format!(r#"{{"id": "a/b/c", "peer": "torch", "about": "eager"{fields}}}"#))
+            PeerLine::parse(&format!(
+                r#"{{"id": "a/b/c", "peer": "torch", "about": "eager"{fields}}}"#
+            ))
         };
         let time = |fields: &str| match result(fields) {
-            Ok(Line::Result(PeerProgramResult { median_ns, error, .. })) => (median_ns, error),
+            Ok(PeerLine::Result(PeerProgramResult { median_ns, error, .. })) => (median_ns, error),
             other => panic!("{other:?}"),
         };
         assert_eq!(time(r#", "median_ns": 1500.5"#), (Some(1500.5), None));
         assert_eq!(time(r#", "error": "no memory""#), (None, Some("no memory".to_owned())));
         assert!(result("").is_err(), "neither a time nor a reason");
         assert!(result(r#", "median_ns": "fast""#).is_err());
-        let Ok(Line::Environment(environment)) = Line::parse(r#"{"torch": "2.9"}"#) else {
+        let Ok(PeerLine::Environment(environment)) = PeerLine::parse(r#"{"torch": "2.9"}"#) else {
             panic!("no environment")
         };
         assert_eq!(environment["torch"], "2.9");

@@ -10,22 +10,22 @@ use crate::gate::rules::rules_file;
 use crate::history::series::MIN_REPORTED_CHANGE;
 use crate::history::{CaseHistory, CommitOrder, HistoryQuery, HistoryStore, case_histories};
 use crate::pages::charts::ChartFigure;
-use crate::pages::measured::Measured;
+use crate::pages::measured::ReportMeasurements;
 use crate::pages::report::{self, CommitHistories};
 use crate::pages::{results, tables};
 use crate::report::verdicts;
 use crate::verbs::shared::output::json;
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::slower::gate;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::file_set::PreparedFileSet;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{Baseline, Measurement, ProcessRun, RecordFileError, Store, file};
+use kernelgate::record::{Baseline, BaselineStore, Measurement, ProcessRun, RecordFileError, file};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct ReportArguments {
     /// Show only cases whose id matches this regular expression
     #[arg(conflicts_with_all = ["baseline", "results"])]
     filter: Option<String>,
@@ -57,17 +57,17 @@ pub struct Arguments {
     results: Option<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let (runs, baselines) = match arguments.runs.is_empty() {
         true => (arguments.sessions.read(store)?, Vec::new()),
         false => read_records_and_baselines(&arguments.runs)?,
     };
     let measurements = Measurement::group_into_measurements(runs);
-    let mut measured = match Measured::new(&measurements, &baselines) {
+    let mut measured = match ReportMeasurements::new(&measurements, &baselines) {
         Ok(measured) => measured,
         Err(refused) => {
             eprintln!("refused: {}", printable_on_terminal(&refused.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
     };
     if let Some(filter) = &arguments.filter {
@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             let text =
                 format!("the peers were timed on {device}, the cases on {}", measured.device);
             eprintln!("refused: {}", printable_on_terminal(&text));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
         measured.peers = times;
         let strangers = measured.peers_without_case();
@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 Ok(measurement) => measurement,
                 Err(differing) => {
                     eprintln!("refused: {}", printable_on_terminal(&differing.to_string()));
-                    return Ok(Exit::Refused);
+                    return Ok(ExitReason::Refused);
                 }
             };
             let judged = gate::judge(store, name, &measurement, GatePolicy::default())?;
@@ -132,17 +132,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let absent: &[&str] = if history.is_some() { &[] } else { &["history.csv"] };
     set.replace_file_set(absent).map_err(failed)?;
     println!("{}", printable_path(&index));
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// Fills the marked tables of the pages in a folder; where no page marks any, writes a page for each
 /// family.
-fn write_result_tables(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
-    let pages = match results::pages(measured) {
+fn write_result_tables(folder: &Path, measured: &ReportMeasurements) -> anyhow::Result<ExitReason> {
+    let pages = match results::family_pages(measured) {
         Ok(pages) => pages,
         Err(missing) => {
             eprintln!("refused: {}", printable_on_terminal(&missing.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
     };
     let filled = pages_with_filled_tables(folder, measured)?;
@@ -151,7 +151,7 @@ fn write_result_tables(folder: &Path, measured: &Measured) -> anyhow::Result<Exi
         file::replace_files(texts)
             .map_err(|error| anyhow::anyhow!("--results: failed to {error}"))?;
         filled.iter().for_each(|(path, _)| println!("{}", printable_path(path)));
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     let write = || {
         let set = PreparedFileSet::new(folder)?;
@@ -160,7 +160,7 @@ fn write_result_tables(folder: &Path, measured: &Measured) -> anyhow::Result<Exi
     };
     write().map_err(|error: RecordFileError| anyhow::anyhow!("--results: failed to {error}"))?;
     pages.iter().for_each(|page| println!("{}", printable_path(&folder.join(&page.file))));
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// Largest page whose tables are filled, bytes.
@@ -169,7 +169,7 @@ const MAX_PAGE_BYTES: u64 = 1 << 20;
 /// The pages of a folder that mark tables, with these tables filled.
 fn pages_with_filled_tables(
     folder: &Path,
-    measured: &Measured,
+    measured: &ReportMeasurements,
 ) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let mut pages = Vec::new();
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(pages) };
@@ -179,7 +179,7 @@ fn pages_with_filled_tables(
         }
         let named = || format!("--results: {}", printable_path(&path));
         let text = file::read_untrusted_text(&path, MAX_PAGE_BYTES).with_context(named)?;
-        if let Some(text) = results::filled(&text, measured).with_context(named)? {
+        if let Some(text) = results::fill_marked_tables(&text, measured).with_context(named)? {
             pages.push((path, text));
         }
     }
@@ -191,16 +191,16 @@ fn pages_with_filled_tables(
 /// one commit only. If the default history store cannot be used, the page is made without
 /// histories.
 fn read_commit_histories(
-    arguments: &Arguments,
-    store: &Store,
-    measured: &Measured,
+    arguments: &ReportArguments,
+    store: &BaselineStore,
+    measured: &ReportMeasurements,
 ) -> anyhow::Result<Option<CommitHistories>> {
     if let Some(folder) = &arguments.store {
         super::history::check_store(folder)?;
         return histories_from_store(&HistoryStore::at(folder), arguments, store, measured);
     }
-    let usual = HistoryStore::around(&store.runs);
-    if !arguments.runs.is_empty() || !HistoryStore::is_at(usual.root()) {
+    let usual = HistoryStore::store_around(&store.runs);
+    if !arguments.runs.is_empty() || !HistoryStore::is_store(usual.root()) {
         return Ok(None);
     }
     histories_from_store(&usual, arguments, store, measured).or_else(|error| {
@@ -211,12 +211,12 @@ fn read_commit_histories(
 
 fn histories_from_store(
     place: &HistoryStore,
-    arguments: &Arguments,
-    store: &Store,
-    measured: &Measured,
+    arguments: &ReportArguments,
+    store: &BaselineStore,
+    measured: &ReportMeasurements,
 ) -> anyhow::Result<Option<CommitHistories>> {
     let index = place.index()?;
-    let order = CommitOrder::around(&store.root, None)?;
+    let order = CommitOrder::order_around(&store.root, None)?;
     let query = HistoryQuery {
         package: store.package.as_ref(),
         cases: &CaseFilter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),

@@ -9,9 +9,9 @@ use crate::report::formats::metrics;
 use crate::verbs::shared::output::{json, print_json, write_files};
 use crate::verbs::shared::sessions::SelectedSessions;
 use kernelgate::display::{runs, terminal};
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::text::printable_on_terminal;
-use kernelgate::record::{ProcessRun, Store};
+use kernelgate::record::{BaselineStore, ProcessRun};
 
 /// How runs are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -28,7 +28,7 @@ enum RunsFormat {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct RunsArguments {
     #[command(flatten)]
     sessions: SelectedSessions,
     /// How to print
@@ -42,13 +42,13 @@ pub struct Arguments {
     out: Option<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &RunsArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let found = arguments.sessions.read(store)?;
     let interrupted = interrupted(&found);
     match arguments.format {
         RunsFormat::Text => {
-            let columns = terminal::columns();
-            let table = if arguments.costs { costs::text } else { runs::text };
+            let columns = terminal::terminal_columns();
+            let table = if arguments.costs { costs::costs_text } else { runs::results_text };
             terminal::print_wrapped(&(table(&found, columns) + &interrupted));
         }
         RunsFormat::Json => print_json(&found)?,
@@ -62,14 +62,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(folder) = &arguments.out {
         let metrics = metrics::from_runs(&found);
         let files = [
-            ("runs.txt", runs::text(&found, None) + &interrupted + "\n"),
+            ("runs.txt", runs::results_text(&found, None) + &interrupted + "\n"),
             ("runs.json", json(&found)?),
             ("bmf.json", json(&metrics::bencher_metric_format(&metrics))?),
             ("smaller-is-better.json", json(&metrics::smaller_is_better_format(&metrics))?),
         ];
         write_files(folder, files, &[])?;
     }
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// A line for each bench process that ended before its cases did.

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use kernelgate::display::table::Table;
-use kernelgate::display::{bytes, time};
-use kernelgate::exit::Exit;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::{byte_text, time_text};
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::measure::accuracy::{EventAndCuptiTimeRow, HotAndColdReadRow, TimedSpinRow};
-use kernelgate::measure::limits::Limits;
+use kernelgate::measure::limits::DeviceLimits;
 use kernelgate::protocol::{self, BenchResponseBody, RequestedAction, TimingReport};
-use kernelgate::record::Store;
+use kernelgate::record::BaselineStore;
 use kernelgate_cuda::driver::device;
 
 use crate::benches::ask::{self, RequestSettings};
@@ -21,7 +21,7 @@ use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct TimingArguments {
     /// Measure only cases whose id matches this regular expression, with `--part cases`
     filter: Option<String>,
     /// Number of the GPU, counted from 0
@@ -55,7 +55,7 @@ enum TimingPart {
     Limits,
 }
 
-impl From<TimingPart> for protocol::Part {
+impl From<TimingPart> for protocol::TimingReportPart {
     fn from(part: TimingPart) -> Self {
         match part {
             TimingPart::Spins => Self::Spins,
@@ -67,10 +67,10 @@ impl From<TimingPart> for protocol::Part {
     }
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &TimingArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     // The GPU is checked before benches are built.
-    device::count().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
-    let running = &interrupt::watched()?;
+    device::gpu_count().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
+    let running = &interrupt::watched_processes()?;
     let found = arguments.benches.find(&store.root, running)?;
     let settings = [
         ("KERNELGATE_BACKEND", "cuda".to_owned()),
@@ -84,7 +84,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         match answer {
             BenchResponseBody::Timing(report) => match arguments.format {
                 OutputFormat::Json => print_json(&report)?,
-                format => print(&report, |table| format.table(table)),
+                format => print_timing(&report, |table| format.table(table)),
             },
             BenchResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
             _ => return Err(unexpected_response(bench)),
@@ -103,10 +103,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             show(&bench.bench, ask::one(bench, &asking, &action)?)?;
         }
     }
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
-fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
+fn print_timing(report: &TimingReport, show: impl Fn(&TextTable) -> String) {
     let environment = &report.environment;
     let driver = match environment.gpus.is_empty() {
         true => "unknown".to_owned(),
@@ -130,9 +130,9 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
 }
 
 /// A table of the overheads of launches and events.
-fn overhead_table(report: &TimingReport) -> Table {
+fn overhead_table(report: &TimingReport) -> TextTable {
     let overhead = report.overhead;
-    let mut table = Table::new(&["overhead", "time"]);
+    let mut table = TextTable::new(&["overhead", "time"]);
     for (what, ns) in [
         ("between two events with nothing between them", overhead.event_pair_ns),
         ("of a launch in a stream, on the device", overhead.launch_ns),
@@ -141,19 +141,19 @@ fn overhead_table(report: &TimingReport) -> Table {
         ("of the events around a launch, subtracted", overhead.around_launch_ns),
         ("of the events around a graph, subtracted", overhead.around_graph_ns),
     ] {
-        table.row(vec![what.to_owned(), time(ns)]);
+        table.row(vec![what.to_owned(), time_text(ns)]);
     }
     table
 }
 
 /// A table of bandwidths.
-fn bandwidth_table(limits: &Limits) -> Table {
-    let mut table = Table::new(&["read", "written", "time", "rate", "fastest pass"]);
+fn bandwidth_table(limits: &DeviceLimits) -> TextTable {
+    let mut table = TextTable::new(&["read", "written", "time", "rate", "fastest pass"]);
     for limit in &limits.memory {
         table.row(vec![
-            bytes(limit.traffic.read_bytes),
-            bytes(limit.traffic.write_bytes),
-            time(limit.time_ns),
+            byte_text(limit.traffic.read_bytes),
+            byte_text(limit.traffic.write_bytes),
+            time_text(limit.time_ns),
             format!("{:.0} GB/s", limit.bytes_per_s() / 1e9),
             limit.pass.clone(),
         ]);
@@ -162,8 +162,8 @@ fn bandwidth_table(limits: &Limits) -> Table {
 }
 
 /// A table of the rates of arithmetic units.
-fn matmul_rate_table(limits: &Limits) -> Table {
-    let mut table = Table::new(&["unit", "rate"]);
+fn matmul_rate_table(limits: &DeviceLimits) -> TextTable {
+    let mut table = TextTable::new(&["unit", "rate"]);
     for (unit, rate) in &limits.flops_per_s {
         table.row(vec![unit.clone(), format!("{:.1} TFLOP/s", rate / 1e12)]);
     }
@@ -171,8 +171,8 @@ fn matmul_rate_table(limits: &Limits) -> Table {
 }
 
 /// A table of spins of known length, by the device's timer and by events.
-fn spins(rows: &[TimedSpinRow]) -> Table {
-    let mut table = Table::new(&[
+fn spins(rows: &[TimedSpinRow]) -> TextTable {
+    let mut table = TextTable::new(&[
         "spin of",
         "by the device's timer",
         "by events",
@@ -184,11 +184,11 @@ fn spins(rows: &[TimedSpinRow]) -> Table {
         let difference = row.events_ns - row.spent_ns;
         let calibrated = difference - row.offset_ns;
         table.row(vec![
-            time(row.wanted_ns as f64),
-            time(row.spent_ns),
-            time(row.events_ns),
-            signed(difference),
-            signed(calibrated),
+            time_text(row.wanted_ns as f64),
+            time_text(row.spent_ns),
+            time_text(row.events_ns),
+            signed_time(difference),
+            signed_time(calibrated),
             format!("{:+.2}%", 100.0 * calibrated / row.spent_ns),
         ]);
     }
@@ -196,8 +196,8 @@ fn spins(rows: &[TimedSpinRow]) -> Table {
 }
 
 /// A table of launches, by events and by CUPTI.
-fn recorded(rows: &[EventAndCuptiTimeRow]) -> Table {
-    let mut table = Table::new(&[
+fn recorded(rows: &[EventAndCuptiTimeRow]) -> TextTable {
+    let mut table = TextTable::new(&[
         "kernel",
         "cache",
         "by events",
@@ -211,10 +211,10 @@ fn recorded(rows: &[EventAndCuptiTimeRow]) -> Table {
         table.row(vec![
             row.what.clone(),
             row.cache.clone(),
-            time(row.events_ns),
-            time(row.events_recorded_ns),
-            time(row.cupti_ns),
-            signed(difference),
+            time_text(row.events_ns),
+            time_text(row.events_recorded_ns),
+            time_text(row.cupti_ns),
+            signed_time(difference),
             format!("{:+.2}%", row.event_excess_percent()),
         ]);
     }
@@ -222,14 +222,19 @@ fn recorded(rows: &[EventAndCuptiTimeRow]) -> Table {
 }
 
 /// A table of reads with caches hot and cold.
-fn cold_read_table(rows: &[HotAndColdReadRow]) -> Table {
-    let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
+fn cold_read_table(rows: &[HotAndColdReadRow]) -> TextTable {
+    let mut table = TextTable::new(&["read of", "hot", "cold", "memory's best"]);
     for row in rows {
-        table.row(vec![bytes(row.bytes), time(row.hot_ns), time(row.cold_ns), time(row.memory_ns)]);
+        table.row(vec![
+            byte_text(row.bytes),
+            time_text(row.hot_ns),
+            time_text(row.cold_ns),
+            time_text(row.memory_ns),
+        ]);
     }
     table
 }
 
-fn signed(ns: f64) -> String {
-    format!("{}{}", if ns < 0.0 { "-" } else { "+" }, time(ns.abs()))
+fn signed_time(ns: f64) -> String {
+    format!("{}{}", if ns < 0.0 { "-" } else { "+" }, time_text(ns.abs()))
 }

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use kernelgate::display::words_without_flags;
 
-use crate::gate::rules::rules_file::MAX_RATIO;
+use crate::gate::rules::rules_file::MAX_RULE_RATIO;
 use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 
 /// Flags of `compare` that name its sides; the job has the sides as folders.
@@ -29,7 +29,7 @@ pub struct ShardDivision {
 
 /// Verb of the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub enum ShardVerb {
     /// `cargo bench`.
     Bench,
     /// `kernelgate compare`.
@@ -43,12 +43,12 @@ impl ShardDivision {
     ///
     /// # Errors
     /// Fails if the verb cannot be divided.
-    pub fn split_verb_and_flags(&self) -> anyhow::Result<(Verb, &[String])> {
+    pub fn split_verb_and_flags(&self) -> anyhow::Result<(ShardVerb, &[String])> {
         let (verb, flags) = self.command.split_first().context("no verb")?;
         let verb = match verb.as_str() {
-            "bench" => Verb::Bench,
-            "compare" => Verb::Compare,
-            "calibrate" => Verb::Calibrate,
+            "bench" => ShardVerb::Bench,
+            "compare" => ShardVerb::Compare,
+            "calibrate" => ShardVerb::Calibrate,
             other => anyhow::bail!("`{other}`: bench, compare and calibrate can be submitted"),
         };
         let own = |flag: &&String| {
@@ -61,7 +61,7 @@ impl ShardDivision {
                 "{flag}: the job sets it; `submit` takes --dir, --shards and --folder before `--`"
             );
         }
-        check_flag_range("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RATIO)?;
+        check_flag_range("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RULE_RATIO)?;
         Ok((verb, flags))
     }
 }

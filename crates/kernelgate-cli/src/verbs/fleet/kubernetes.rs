@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use kernelgate::display::value_of_flag;
 
-use super::division::{ShardDivision, Verb, without_side_flags};
+use super::division::{ShardDivision, ShardVerb, without_side_flags};
 use crate::fleet::kubernetes::KubernetesOptions;
-use crate::fleet::task::{Places, Work};
+use crate::fleet::task::{DividedWork, SubmissionPlaces};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct KubernetesArguments {
     #[command(flatten)]
     division: ShardDivision,
     /// Print the manifests; this verb never applies them
@@ -58,16 +58,16 @@ fn parse_node_label(text: &str) -> Result<(String, String), String> {
 ///
 /// # Errors
 /// Fails if the command cannot be divided.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &KubernetesArguments) -> anyhow::Result<()> {
     let division = &arguments.division;
     let (verb, flags) = division.split_verb_and_flags()?;
-    let places = Places {
+    let places = SubmissionPlaces {
         program: "kernelgate".into(),
         package: arguments.package_dir.clone(),
         folder: arguments.folder.clone(),
     };
     let work = match verb {
-        Verb::Bench => {
+        ShardVerb::Bench => {
             anyhow::ensure!(
                 !arguments.executable.is_empty(),
                 "--executable names each bench executable in the image"
@@ -75,19 +75,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let package = &arguments.package_dir;
             let executables =
                 arguments.executable.iter().map(|path| (path.clone(), package.clone()));
-            Work::Bench { executables: executables.collect(), flags: flags.to_vec() }
+            DividedWork::Bench { executables: executables.collect(), flags: flags.to_vec() }
         }
-        Verb::Compare => {
+        ShardVerb::Compare => {
             let both = value_of_flag(flags, "--base-dir").zip(value_of_flag(flags, "--head-dir"));
             let (base, head) = both.context(
                 "compare needs --base-dir and --head-dir: folders of executables in the image",
             )?;
-            Work::Compare { sides: [base.into(), head.into()], flags: without_side_flags(flags) }
+            DividedWork::Compare {
+                sides: [base.into(), head.into()],
+                flags: without_side_flags(flags),
+            }
         }
-        Verb::Calibrate => {
+        ShardVerb::Calibrate => {
             let executables = arguments.executable.first().and_then(|path| path.parent());
             let executables = executables.context("--executable names a bench in the image")?;
-            Work::Calibrate { executables: executables.to_owned(), flags: flags.to_vec() }
+            DividedWork::Calibrate { executables: executables.to_owned(), flags: flags.to_vec() }
         }
     };
     let options = KubernetesOptions {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::fleet::merge::{self, Kind, MergeError, MergedRuns, MergedVerifications};
-use crate::fleet::pieces::{Account, Piece, Tolerance};
+use crate::fleet::merge::{self, MergeError, MergedRecordKind, MergedRuns, MergedVerifications};
+use crate::fleet::pieces::{AnchorTolerance, MergeAccount, RecordPiece};
 use crate::gate::calibration::Calibration;
 use crate::gate::comparison_shard;
-use crate::gate::rules::rules_file::MAX_RATIO;
+use crate::gate::rules::rules_file::MAX_RULE_RATIO;
 use crate::report::formats::metrics;
 use crate::report::verdicts;
 use crate::verbs::correct::verify;
@@ -17,11 +17,11 @@ use crate::verbs::shared::output::{OutputFormat, print_json};
 use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 use crate::verbs::slower::calibrate;
 use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
-use kernelgate::display::{counted, terminal};
-use kernelgate::exit::Exit;
+use kernelgate::display::{counted_noun, terminal};
+use kernelgate::exit::ExitReason;
 use kernelgate::protocol::CaseStatus;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{ProcessRun, Store, file};
+use kernelgate::record::{BaselineStore, ProcessRun, file};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -29,7 +29,7 @@ use kernelgate::record::{ProcessRun, Store, file};
                   interrupted; of a comparison those of `kernelgate compare`; 2 a file cannot be \
                   read; 4 records that do not belong together."
 )]
-pub struct Arguments {
+pub struct MergeArguments {
     /// Records of shards, or folders, which are searched with their subfolders
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
@@ -55,16 +55,16 @@ struct MergedSessionJson<'a> {
     /// By file of a shard, its cases beside which another process computed on the GPU.
     shared_gpu: BTreeMap<&'a Path, usize>,
     #[serde(rename = "records")]
-    account: &'a Account,
+    account: &'a MergeAccount,
 }
 
 /// Merges the records.
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    check_flag_range("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RATIO)?;
-    match merge(arguments, store) {
+pub fn run(arguments: &MergeArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+    check_flag_range("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RULE_RATIO)?;
+    match merge_records(arguments, store) {
         Err(MergeStop::Refused(why)) => {
             println!("{}", printable_on_terminal(&why));
-            Ok(Exit::Refused)
+            Ok(ExitReason::Refused)
         }
         Err(MergeStop::Error(error)) => Err(error),
         Ok(exit) => Ok(exit),
@@ -83,7 +83,7 @@ impl From<MergeError> for MergeStop {
     fn from(error: MergeError) -> Self {
         match error {
             MergeError::Refused { .. } => Self::Refused(error.to_string()),
-            // The text of the error includes its cause.
+            // The printed error includes the text of its cause.
             error => Self::Error(anyhow::anyhow!("{error}")),
         }
     }
@@ -95,28 +95,39 @@ impl From<anyhow::Error> for MergeStop {
     }
 }
 
-fn merge(arguments: &Arguments, store: &Store) -> Result<Exit, MergeStop> {
+fn merge_records(
+    arguments: &MergeArguments,
+    store: &BaselineStore,
+) -> Result<ExitReason, MergeStop> {
     let files = merge::files(&arguments.paths)?;
     match merge::kind(&files)? {
-        Kind::Runs => runs(arguments, store, &files),
-        Kind::Comparisons => merge_comparisons(arguments, store, &files),
-        Kind::Calibrations => calibrations(arguments, store, &files),
-        Kind::Verifications => merge_verifications(arguments, &files),
+        MergedRecordKind::Runs => runs(arguments, store, &files),
+        MergedRecordKind::Comparisons => merge_comparisons(arguments, store, &files),
+        MergedRecordKind::Calibrations => merge_calibrations_to_file(arguments, store, &files),
+        MergedRecordKind::Verifications => merge_verifications(arguments, &files),
     }
 }
 
 /// The tolerance of a flag, else of the calibration of a device.
-fn tolerance(arguments: &Arguments, store: &Store, slug: Option<String>) -> Tolerance {
+fn merge_tolerance(
+    arguments: &MergeArguments,
+    store: &BaselineStore,
+    slug: Option<String>,
+) -> AnchorTolerance {
     let calibrated = || {
         let calibration: Calibration = file::read(&store.calibration_path(&slug?)).ok()?;
         calibration.anchor_tolerance
     };
-    Tolerance(arguments.anchor_tolerance.or_else(calibrated))
+    AnchorTolerance(arguments.anchor_tolerance.or_else(calibrated))
 }
 
-fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, MergeStop> {
+fn runs(
+    arguments: &MergeArguments,
+    store: &BaselineStore,
+    files: &[PathBuf],
+) -> Result<ExitReason, MergeStop> {
     let slug = merge::device_of_run(&files[0])?;
-    let merged = merge::runs(files, tolerance(arguments, store, Some(slug)))?;
+    let merged = merge::merge_runs(files, merge_tolerance(arguments, store, Some(slug)))?;
     let MergedRuns { runs, account, not_run } = &merged;
     let digest = file::hash_of_all(runs.iter().map(|piece| &*piece.hash));
     let usual = || store.runs.join(format!("merged-{}", &digest[..8]));
@@ -154,18 +165,18 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
             }
             if !runs.is_empty() {
                 let (cards, folder) = (devices.len(), printable_path(&session));
-                let (cases, cards) = (counted(cases, "case"), counted(cards, "device"));
+                let (cases, cards) = (counted_noun(cases, "case"), counted_noun(cards, "device"));
                 println!("{cases} on {cards} in {folder}");
             }
         }
     }
     let whole = account.is_whole() && *not_run == 0;
-    Ok(if whole { Exit::Fine } else { Exit::Inconclusive })
+    Ok(if whole { ExitReason::Fine } else { ExitReason::Inconclusive })
 }
 
 /// By file of a shard, how many of its cases another process on the GPU ran beside; without the
 /// shards that have none.
-fn shared_gpu(runs: &[Piece<ProcessRun>]) -> BTreeMap<&Path, usize> {
+fn shared_gpu(runs: &[RecordPiece<ProcessRun>]) -> BTreeMap<&Path, usize> {
     let shared = |run: &ProcessRun| {
         run.cases.values().filter(|case| case.samples.conditions.shared_gpu()).count()
     };
@@ -174,22 +185,23 @@ fn shared_gpu(runs: &[Piece<ProcessRun>]) -> BTreeMap<&Path, usize> {
 }
 
 fn merge_comparisons(
-    arguments: &Arguments,
-    store: &Store,
+    arguments: &MergeArguments,
+    store: &BaselineStore,
     files: &[PathBuf],
-) -> Result<Exit, MergeStop> {
+) -> Result<ExitReason, MergeStop> {
     arguments.verdict.check()?;
     let slug = merge::device_of_comparison(&files[0])?;
-    let merged = merge::comparisons(files, tolerance(arguments, store, Some(slug)))?;
+    let merged =
+        merge::merge_comparison_shards(files, merge_tolerance(arguments, store, Some(slug)))?;
     let account = merged.account;
     account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     let Some(comparison) = comparison_shard::merge(merged.shards, account.missing) else {
-        return Ok(Exit::Inconclusive);
+        return Ok(ExitReason::Inconclusive);
     };
     let again = format!("kernelgate merge {}", merge::list(&arguments.paths));
     let summary = verdicts::summary(&comparison, &again);
     arguments.verdict.print(
-        &verdicts::text(&comparison, terminal::columns()),
+        &verdicts::text(&comparison, terminal::terminal_columns()),
         &summary,
         &comparison,
         &metrics::metrics_of_comparison(&comparison),
@@ -197,23 +209,27 @@ fn merge_comparisons(
     Ok(comparison.exit())
 }
 
-fn calibrations(
-    arguments: &Arguments,
-    store: &Store,
+fn merge_calibrations_to_file(
+    arguments: &MergeArguments,
+    store: &BaselineStore,
     files: &[PathBuf],
-) -> Result<Exit, MergeStop> {
+) -> Result<ExitReason, MergeStop> {
     let slug = merge::device_of_calibration(&files[0])?;
-    let merged = merge::calibrations(files, tolerance(arguments, store, Some(slug)))?;
+    let merged =
+        merge::merge_calibration_records(files, merge_tolerance(arguments, store, Some(slug)))?;
     let account = merged.account;
     account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     if let Some(calibration) = merged.calibration {
         calibrate::keep(&calibration, arguments.output.as_deref(), store)?;
     }
-    Ok(if account.is_whole() { Exit::Fine } else { Exit::Inconclusive })
+    Ok(if account.is_whole() { ExitReason::Fine } else { ExitReason::Inconclusive })
 }
 
-fn merge_verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit, MergeStop> {
-    let MergedVerifications { rows, account } = merge::verifications(files)?;
+fn merge_verifications(
+    arguments: &MergeArguments,
+    files: &[PathBuf],
+) -> Result<ExitReason, MergeStop> {
+    let MergedVerifications { rows, account } = merge::merge_verification_shards(files)?;
     account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     let format = match arguments.verdict.verdict_format() {
         VerdictFormat::Json => OutputFormat::Json,
@@ -225,5 +241,5 @@ fn merge_verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit,
         let why = anyhow::anyhow!("nothing was verified: every case was skipped");
         return Err(MergeStop::Error(why));
     }
-    Ok(if account.is_whole() { exit } else { exit.more_severe(Exit::Inconclusive) })
+    Ok(if account.is_whole() { exit } else { exit.more_severe(ExitReason::Inconclusive) })
 }

@@ -7,17 +7,17 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{Store, current_timestamp, file};
+use kernelgate::record::{BaselineStore, current_timestamp, file};
 
-use super::division::{ShardDivision, Verb, without_side_flags};
+use super::division::{ShardDivision, ShardVerb, without_side_flags};
 use crate::benches::child::ChildProcess;
 use crate::commands;
-use crate::fleet::pieces::Tolerance;
-use crate::fleet::slurm::{self, Jobs, SlurmJobState, SlurmOptions};
-use crate::fleet::submission::{FILE, Submission, shard_retries};
-use crate::fleet::task::{Places, Work};
+use crate::fleet::pieces::AnchorTolerance;
+use crate::fleet::slurm::{self, SlurmJobState, SlurmJobs, SlurmOptions};
+use crate::fleet::submission::{JobSubmission, SUBMISSION_FILE, shard_retries};
+use crate::fleet::task::{DividedWork, SubmissionPlaces};
 use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::interrupt;
 
@@ -29,10 +29,10 @@ const RESULT_FILE_TIMEOUT: Duration = Duration::from_secs(60);
 const SHOWN_LOG_LINES: usize = 8;
 /// Scripts in the folder of a submission.
 const SHARD_SCRIPT: &str = "shards.sh";
-const MERGE: &str = "merge.sh";
+const MERGE_SCRIPT: &str = "merge.sh";
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct SlurmArguments {
     #[command(flatten)]
     division: ShardDivision,
     /// Partition of the jobs
@@ -64,10 +64,10 @@ pub struct Arguments {
 
 /// A submission to Slurm whose jobs the program follows.
 struct FollowedSubmission<'a> {
-    arguments: &'a Arguments,
-    places: Places,
+    arguments: &'a SlurmArguments,
+    places: SubmissionPlaces,
     options: SlurmOptions,
-    submission: Submission,
+    submission: JobSubmission,
     running: ChildProcess,
 }
 
@@ -82,13 +82,13 @@ struct PrintedTaskStates {
 ///
 /// # Errors
 /// Fails if nothing can be built, Slurm refuses, or the jobs end without a result.
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &SlurmArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let division = &arguments.division;
     let (verb, flags) = division.split_verb_and_flags()?;
     let folder = arguments.folder.clone().unwrap_or_else(|| store.work.join("submit"));
     let here = std::env::current_dir().context("failed to find the working folder")?;
     let folder = here.join(folder);
-    let places = Places {
+    let places = SubmissionPlaces {
         program: folder.join("kernelgate"),
         package: here.join(&store.root),
         folder: folder.clone(),
@@ -105,13 +105,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         ": jobs that were submitted go on; --resume follows them".to_owned()
     })?;
     if arguments.dry_run {
-        let work = build(arguments, &places, verb, flags, (false, &running))?;
+        let work = build_for_jobs(arguments, &places, verb, flags, (false, &running))?;
         print!("{}", options.shard_script(&work, &places));
         print!("\n# The merge, when every task has ended.\n");
         print!("{}", options.merge_script(&work, &places, division.anchor_tolerance));
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
-    let submission = Submission {
+    let submission = JobSubmission {
         made: current_timestamp(),
         command: division.command.clone(),
         shards: division.shards,
@@ -129,11 +129,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if !followed.submission.arrays.is_empty() {
         followed.submit_missing_shards()?;
     } else if let Err(error) = followed.start(verb, flags) {
-        // If nothing was submitted, the folder is released. An sbatch that reports an error may
-        // still have submitted its job.
+        // If nothing was submitted, the folder is released. A failed `sbatch` may still have
+        // submitted its job.
         let _ = followed.adopt_unrecorded_jobs();
         if followed.submission.arrays.is_empty() {
-            let _ = std::fs::remove_file(folder.join(FILE));
+            let _ = std::fs::remove_file(folder.join(SUBMISSION_FILE));
         }
         return Err(error);
     }
@@ -142,24 +142,24 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 /// Builds executables in a folder that every node can read, and describes the work of the jobs.
 /// Sides of a comparison are built only for a submission.
-fn build(
-    arguments: &Arguments,
-    places: &Places,
-    verb: Verb,
+fn build_for_jobs(
+    arguments: &SlurmArguments,
+    places: &SubmissionPlaces,
+    verb: ShardVerb,
     flags: &[String],
     (submits, running): (bool, &ChildProcess),
-) -> anyhow::Result<Work> {
-    if verb == Verb::Compare {
+) -> anyhow::Result<DividedWork> {
+    if verb == ShardVerb::Compare {
         let builds = places.folder.join("builds");
         if submits {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("compare").args(flags).arg("--build-only").arg(&builds);
-            commands::show(&command);
+            commands::print_command(&command);
             let status = command.status().context("failed to start the build")?;
             anyhow::ensure!(status.success(), "the sides were not built: nothing was submitted");
         }
         let sides = [builds.join("base"), builds.join("head")];
-        return Ok(Work::Compare { sides, flags: without_side_flags(flags) });
+        return Ok(DividedWork::Compare { sides, flags: without_side_flags(flags) });
     }
     let found = arguments.benches.find(&places.package, running)?;
     let bin = places.folder.join("bin");
@@ -175,14 +175,14 @@ fn build(
     }
     let flags = flags.to_vec();
     Ok(match verb {
-        Verb::Calibrate => Work::Calibrate { executables: bin, flags },
-        _ => Work::Bench { executables, flags },
+        ShardVerb::Calibrate => DividedWork::Calibrate { executables: bin, flags },
+        _ => DividedWork::Bench { executables, flags },
     })
 }
 
 impl FollowedSubmission<'_> {
     /// Writes the scripts and submits all shards.
-    fn start(&mut self, verb: Verb, flags: &[String]) -> anyhow::Result<()> {
+    fn start(&mut self, verb: ShardVerb, flags: &[String]) -> anyhow::Result<()> {
         let folder = &self.places.folder;
         for name in ["records", "logs", "attempts"] {
             let path = folder.join(name);
@@ -192,11 +192,12 @@ impl FollowedSubmission<'_> {
         let program = std::env::current_exe()?;
         std::fs::copy(&program, &self.places.program)
             .with_context(|| format!("failed to copy {}", program.display()))?;
-        let work = build(self.arguments, &self.places, verb, flags, (true, &self.running))?;
+        let work =
+            build_for_jobs(self.arguments, &self.places, verb, flags, (true, &self.running))?;
         let tolerance = self.arguments.division.anchor_tolerance;
         for (name, script) in [
             (SHARD_SCRIPT, self.options.shard_script(&work, &self.places)),
-            (MERGE, self.options.merge_script(&work, &self.places, tolerance)),
+            (MERGE_SCRIPT, self.options.merge_script(&work, &self.places, tolerance)),
         ] {
             file::write_text(&folder.join(name), &script)
                 .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
@@ -239,7 +240,7 @@ impl FollowedSubmission<'_> {
         if merge_waits {
             return Ok(());
         }
-        let tolerance = Tolerance(self.arguments.division.anchor_tolerance);
+        let tolerance = AnchorTolerance(self.arguments.division.anchor_tolerance);
         match self.submission.missing_shards(&self.places, tolerance) {
             Ok(lacking) if !lacking.is_empty() => self.submit_shards(&lacking),
             Ok(_) if self.exit().is_some() => Ok(()),
@@ -275,7 +276,7 @@ impl FollowedSubmission<'_> {
     fn submit_merge_job(&mut self) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(self.places.exit());
         let Some(array) = self.submission.arrays.last() else { return Ok(()) };
-        let merge = self.run_sbatch(MERGE, format!("--dependency=afterany:{array}"));
+        let merge = self.run_sbatch(MERGE_SCRIPT, format!("--dependency=afterany:{array}"));
         let merge = merge.with_context(|| {
             format!(
                 "job array {array} goes on; when it has ended, `kernelgate merge {}` merges it",
@@ -292,7 +293,7 @@ impl FollowedSubmission<'_> {
         command.arg("--parsable").arg(option);
         command.arg(format!("--comment={}", self.submission.comment(&self.places.folder)));
         command.arg(self.places.folder.join(script));
-        commands::show(&command);
+        commands::print_command(&command);
         let output = command.output().map_err(|cause| {
             anyhow::anyhow!("sbatch: {cause}: submit from a machine with Slurm's client programs")
         })?;
@@ -314,13 +315,13 @@ impl FollowedSubmission<'_> {
         saved.map_err(|error| anyhow::anyhow!("failed to {error}"))
     }
 
-    /// Exit code of the merge, once it has ended.
+    /// Exit code of the merge job, once it has ended.
     fn exit(&self) -> Option<i32> {
         std::fs::read_to_string(self.places.exit()).ok()?.trim().parse().ok()
     }
 
     /// Waits for the merge, prints changes of state meanwhile, and then the result.
-    fn follow(&self) -> anyhow::Result<Exit> {
+    fn follow(&self) -> anyhow::Result<ExitReason> {
         let mut shown = PrintedTaskStates::default();
         let mut ended: Option<Instant> = None;
         loop {
@@ -351,7 +352,7 @@ impl FollowedSubmission<'_> {
     }
 
     /// Prints the states of tasks where they changed, and each task that failed.
-    fn print_task_states(&self, jobs: &Jobs, shown: &mut PrintedTaskStates) {
+    fn print_task_states(&self, jobs: &SlurmJobs, shown: &mut PrintedTaskStates) {
         let counts = jobs.counts();
         if !counts.is_empty() && counts != shown.counts {
             say(&counts);
@@ -386,17 +387,17 @@ impl FollowedSubmission<'_> {
     }
 
     /// Prints the result of the merge job.
-    fn print_merged_result(&self, code: i32) -> anyhow::Result<Exit> {
+    fn print_merged_result(&self, code: i32) -> anyhow::Result<ExitReason> {
         for (shard, used) in shard_retries(&self.places, self.options.shards) {
             say(&format!("shard {shard}: {used} of {} further attempts", self.options.retries));
         }
         let result = self.places.result().with_extension("txt");
         let text = std::fs::read_to_string(&result).unwrap_or_default();
         print!("{}", printable_on_terminal(&text));
-        let exit = Exit::exit_from_code(code).with_context(|| {
+        let exit = ExitReason::exit_from_code(code).with_context(|| {
             format!("the merge ended with code {code}: see {}", self.places.log("merge").display())
         })?;
-        if exit == Exit::Usage {
+        if exit == ExitReason::Usage {
             print_log_end(&self.places.log("merge"));
         }
         if ["missing: ", "interrupted: "].iter().any(|word| text.contains(word)) {
@@ -406,14 +407,14 @@ impl FollowedSubmission<'_> {
     }
 
     /// States of the current jobs; absent while Slurm does not answer.
-    fn jobs(&self) -> anyhow::Result<Option<Jobs>> {
+    fn jobs(&self) -> anyhow::Result<Option<SlurmJobs>> {
         let Some(array) = self.submission.arrays.last().copied() else {
-            return Ok(Some(Jobs::default()));
+            return Ok(Some(SlurmJobs::default()));
         };
         let merge = self.submission.merge;
         let ids = merge.map_or_else(|| array.to_string(), |merge| format!("{array},{merge}"));
         let printed = run_squeue(&["--array", &format!("--jobs={ids}")])?;
-        Ok(printed.map(|printed| Jobs::parse(&printed, array, merge)))
+        Ok(printed.map(|printed| SlurmJobs::parse(&printed, array, merge)))
     }
 
     fn print_failed_task(&self, task: u32, state: &SlurmJobState) {
@@ -448,7 +449,7 @@ fn run_squeue(arguments: &[&str]) -> anyhow::Result<Option<String>> {
     let mut command = Command::new("squeue");
     command.args(["--noheader", "--states=all"]).args(arguments);
     command.arg(format!("--format={}", slurm::SQUEUE_LINE_FORMAT));
-    commands::show(&command);
+    commands::print_command(&command);
     let output = command.output().map_err(|cause| {
         anyhow::anyhow!("squeue: {cause}: submit from a machine with Slurm's client programs")
     })?;

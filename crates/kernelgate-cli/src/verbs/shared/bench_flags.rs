@@ -39,6 +39,6 @@ impl BenchFlags {
 
     /// Finds the selected benches, as [`BenchChoice::find`] does.
     pub fn find(&self, root: &Path, running: &ChildProcess) -> anyhow::Result<FoundBenches> {
-        self.choice().find(root, versions::TIMEOUT, running)
+        self.choice().find(root, versions::VERSION_TIMEOUT, running)
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::protocol::{BenchResponseBody, RequestedAction};
-use kernelgate::record::{Shard, Store};
+use kernelgate::record::{BaselineStore, Shard};
 
 use super::bench_flags::BenchFlags;
 use super::interrupt;
-use super::settings::{SHARD_VARIABLE, Settings};
+use super::settings::{BenchProcessSettings, SHARD_VARIABLE};
 use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::ChildProcess;
 use crate::benches::find::FoundBenches;
@@ -17,10 +17,10 @@ use crate::benches::versions;
 use crate::compare::progress::parse_duration;
 
 /// Timeout of a bench without a timeout of its own.
-const TIMEOUT: Duration = Duration::from_secs(1800);
+const ANSWER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1800);
 
 /// Answers of the bench executables, by name.
-pub type Answers = Vec<(String, BenchResponseBody)>;
+pub type BenchAnswers = Vec<(String, BenchResponseBody)>;
 
 #[derive(Debug, clap::Args)]
 pub struct CaseSelection {
@@ -34,7 +34,7 @@ pub struct CaseSelection {
 #[derive(Debug, Clone, clap::Args)]
 pub struct ChosenBenches {
     #[command(flatten)]
-    settings: Settings,
+    settings: BenchProcessSettings,
     #[command(flatten)]
     benches: BenchFlags,
     /// Time after which a bench that has given no response is ended [default: 30m, and 20s where it
@@ -65,16 +65,20 @@ impl CaseSelection {
     }
 
     /// The answers of every bench executable of the package.
-    pub fn ask(&self, store: &Store, action: &RequestedAction) -> anyhow::Result<Answers> {
+    pub fn ask(
+        &self,
+        store: &BaselineStore,
+        action: &RequestedAction,
+    ) -> anyhow::Result<BenchAnswers> {
         self.bench_client(store)?.ask(action)
     }
 
-    /// Finds the executables, which can then be asked several times. To be called once, because it
-    /// watches for Ctrl-C.
-    pub fn bench_client(&self, store: &Store) -> anyhow::Result<BenchClient<'_>> {
+    /// Finds the executables, which can then be asked several times. The function must be called
+    /// once only, because it watches for Ctrl-C.
+    pub fn bench_client(&self, store: &BaselineStore) -> anyhow::Result<BenchClient<'_>> {
         CaseFilter::parse(self.filter.as_deref(), false)?;
-        let running = interrupt::watched()?;
-        let timeout = self.benches.wait.unwrap_or(versions::TIMEOUT);
+        let running = interrupt::watched_processes()?;
+        let timeout = self.benches.wait.unwrap_or(versions::VERSION_TIMEOUT);
         let found = self.benches.benches.choice().find(&store.root, timeout, &running)?;
         Ok(BenchClient { choice: self, found, running })
     }
@@ -96,7 +100,7 @@ impl BenchClient<'_> {
     }
 
     /// Sends the request to all executables and collects their responses.
-    pub fn ask(&self, action: &RequestedAction) -> anyhow::Result<Answers> {
+    pub fn ask(&self, action: &RequestedAction) -> anyhow::Result<BenchAnswers> {
         ask::all(&self.found, &self.request_settings(None), action)
     }
 
@@ -128,7 +132,7 @@ impl BenchClient<'_> {
         RequestSettings {
             settings,
             filter: self.choice.filter.as_deref(),
-            timeout: self.choice.benches.wait.unwrap_or(TIMEOUT),
+            timeout: self.choice.benches.wait.unwrap_or(ANSWER_TIMEOUT_DEFAULT),
             running: &self.running,
         }
     }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::benches::child::ChildProcess;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 
 /// Watches for interrupts: an interrupt ends the running process and its descendants, and then the
 /// program. To be called once.
-pub fn watched() -> anyhow::Result<ChildProcess> {
+pub fn watched_processes() -> anyhow::Result<ChildProcess> {
     watch_interrupts_printing(String::new)
 }
 
@@ -37,8 +37,8 @@ pub struct PartialResults {
 }
 
 impl PartialResults {
-    /// From now on, the first interrupt ends the running process but not the program, which must
-    /// check [`Self::interrupted`].
+    /// After this call, the first interrupt ends the running process but not the program, which
+    /// must check [`Self::interrupted`].
     pub fn begin(&self) {
         self.has_some.store(true, Ordering::SeqCst);
     }
@@ -69,7 +69,7 @@ fn watch_interrupts_with(
         }
         held.kill_all();
         eprintln!("\ninterrupted{}", last());
-        std::process::exit(Exit::INTERRUPTED_EXIT_CODE);
+        std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE);
     };
     ctrlc::set_handler(handler)
         .map_err(|error| anyhow::anyhow!("failed to watch for Ctrl-C: {error}"))?;

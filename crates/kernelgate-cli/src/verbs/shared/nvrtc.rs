@@ -70,7 +70,7 @@ impl NvrtcMajor {
 
 fn run(command: &mut Command) -> anyhow::Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
-    commands::show(command);
+    commands::print_command(command);
     let status = command
         .stdin(Stdio::null())
         .stdout(std::io::stderr())

@@ -6,7 +6,7 @@ use crate::fleet::task::quoted;
 use clap::ValueEnum;
 use kernelgate::display;
 use kernelgate::display::medium::MarkdownText;
-use kernelgate::display::table::Table;
+use kernelgate::display::table::TextTable;
 use kernelgate::display::terminal;
 use kernelgate::record::RecordFileError;
 use kernelgate::record::file_set::PreparedFileSet;
@@ -34,10 +34,10 @@ impl OutputFormat {
 impl OutputFormat {
     /// A table in this format, within the terminal's width if there is a terminal. In Markdown an
     /// empty line follows the text.
-    pub fn table(self, table: &Table) -> String {
+    pub fn table(self, table: &TextTable) -> String {
         match self {
             Self::Markdown => table.to_markdown() + "\n",
-            _ => table.text_within(terminal::columns()),
+            _ => table.text_within(terminal::terminal_columns()),
         }
     }
 

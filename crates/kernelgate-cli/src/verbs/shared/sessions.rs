@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable_on_terminal;
-use kernelgate::record::{CargoPackage, ProcessRun, Session, Store};
+use kernelgate::record::{BaselineStore, CargoPackage, ProcessRun, Session};
 
 /// Selects the recorded sessions of a verb.
 #[derive(Debug, clap::Args)]
@@ -27,7 +27,7 @@ pub struct SelectedSessions {
 
 impl SelectedSessions {
     /// Reads the sessions, with the runs of the package in the current folder, no run twice.
-    pub fn read(&self, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
+    pub fn read(&self, store: &BaselineStore) -> anyhow::Result<Vec<ProcessRun>> {
         let sessions = match self.session.is_empty() {
             true => store.last_sessions(self.last.into())?,
             false => store.sessions_in_folders(self.session.iter().map(PathBuf::as_path))?,
@@ -45,7 +45,7 @@ impl SelectedSessions {
 /// error. Outside of a package, runs of all packages are used.
 pub fn without_other_packages(
     mut sessions: Vec<Session>,
-    store: &Store,
+    store: &BaselineStore,
 ) -> anyhow::Result<Vec<Session>> {
     let Some(own) = &store.package else { return Ok(sessions) };
     let mut others: BTreeMap<CargoPackage, u32> = BTreeMap::new();

@@ -10,21 +10,21 @@ use crate::compare::progress::parse_duration;
 use crate::compare::{PlanBasis, PlanRequest};
 use crate::gate::limits::AskedLimits;
 use crate::gate::paired::TestPlan;
-use crate::gate::rules::rules_file::{MAX_ACCEPTED_TIME_NS, MAX_RATIO};
+use crate::gate::rules::rules_file::{MAX_ACCEPTED_TIME_NS, MAX_RULE_RATIO};
 use kernelgate::harness::args::{BackendFlagValue, EffortFlagValue, PowerFlagValue};
 use kernelgate::harness::scheduler::parse_shard;
 use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::AxisOverride;
 
 /// Share of a case's time that is used to warm up.
-const WARM_UP: f64 = 0.25;
+const WARM_UP_SECONDS: f64 = 0.25;
 
 /// Variable that gives a shard to benches.
 pub const SHARD_VARIABLE: &str = "KERNELGATE_SHARD";
 
 /// Settings of bench executables: cases, device and inputs.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Settings {
+pub struct BenchProcessSettings {
     /// Number of cases and samples, as in `cargo bench`
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     effort: Option<EffortFlagValue>,
@@ -61,7 +61,7 @@ pub struct Settings {
     shard: Option<Shard>,
 }
 
-impl Settings {
+impl BenchProcessSettings {
     /// The shard of the work that was requested.
     pub const fn shard(&self) -> Option<Shard> {
         self.shard
@@ -122,7 +122,7 @@ impl Settings {
 }
 
 /// Flags that set thresholds and the measurement time. These flags have no default values, because
-/// the device's calibration comes before the defaults.
+/// the device's calibration precedes the defaults.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ThresholdFlags {
     /// Largest number of blocks of four processes [default: as calibrated, else 96]
@@ -147,7 +147,7 @@ pub struct ThresholdFlags {
 
 /// Flags that set timeouts for processes that may hang.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Timeouts {
+pub struct ProcessTimeouts {
     /// Time after which a process of a bench is treated as hung and ended [default: 20s to report
     /// its version, 1m to list its cases, 30m to verify them; later processes 1m and ten times the
     /// time of the verification]
@@ -198,9 +198,9 @@ impl ThresholdFlags {
     /// The plan with these flags over a basis.
     pub fn plan(&self, basis: PlanBasis) -> anyhow::Result<PlanRequest> {
         for (flag, value, most) in [
-            ("--relative", self.relative, MAX_RATIO),
+            ("--relative", self.relative, MAX_RULE_RATIO),
             ("--absolute", self.absolute, MAX_ACCEPTED_TIME_NS),
-            ("--tolerated", self.tolerated, MAX_RATIO),
+            ("--tolerated", self.tolerated, MAX_RULE_RATIO),
         ] {
             check_flag_range(flag, value, 0.0..=most)?;
         }
@@ -222,8 +222,8 @@ impl ThresholdFlags {
     pub fn sampling(&self) -> Option<TrialSampling> {
         let whole_s = self.case_time?.as_secs_f64();
         Some(TrialSampling {
-            warm_up_s: WARM_UP * whole_s,
-            measurement_s: (1.0 - WARM_UP) * whole_s,
+            warm_up_s: WARM_UP_SECONDS * whole_s,
+            measurement_s: (1.0 - WARM_UP_SECONDS) * whole_s,
             ..TrialSampling::HOST_SAMPLING
         })
     }

@@ -14,15 +14,17 @@ use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::lock_baseline;
 use crate::verbs::shared::output::{OutputFormat, print_json, refuse_overwriting_source};
 use crate::verbs::shared::sessions::SelectedSessions;
-use crate::verbs::shared::settings::Settings;
+use crate::verbs::shared::settings::BenchProcessSettings;
 use kernelgate::display::medium::CsvText;
-use kernelgate::display::table::Table;
-use kernelgate::display::{counted, time};
-use kernelgate::exit::Exit;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::{counted_noun, time_text};
+use kernelgate::exit::ExitReason;
 use kernelgate::protocol::{BenchResponseBody, RequestedAction};
 use kernelgate::record::environment::EnvironmentMismatch;
 use kernelgate::record::store::check_path_component;
-use kernelgate::record::{Baseline, CaseRun, Environment, Measurement, ProcessRun, Store, file};
+use kernelgate::record::{
+    Baseline, BaselineStore, CaseRun, Environment, Measurement, ProcessRun, file,
+};
 use kernelgate::stats::median;
 
 /// Timeout of a bench that is asked for its device.
@@ -31,7 +33,7 @@ const DEVICE_ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug, clap::Subcommand)]
 pub enum BaselineVerb {
     /// Run the benches several times and make a baseline of it
-    Save(super::save::Arguments),
+    Save(super::save::SaveArguments),
     /// List baselines with device, age and cases, and broken files
     List {
         /// How to print
@@ -46,7 +48,7 @@ pub enum BaselineVerb {
         /// Name of the baseline
         name: String,
         #[command(flatten)]
-        settings: Settings,
+        settings: BenchProcessSettings,
         #[command(flatten)]
         benches: BenchFlags,
     },
@@ -98,12 +100,14 @@ pub enum BaselineVerb {
     },
 }
 
-pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(verb: &BaselineVerb, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     match verb {
         BaselineVerb::Save(arguments) => super::save::run(arguments, store),
-        BaselineVerb::Find { name, settings, benches } => find(store, name, settings, benches),
+        BaselineVerb::Find { name, settings, benches } => {
+            find_baseline(store, name, settings, benches)
+        }
         BaselineVerb::Seal { file } => seal_baseline(file),
-        BaselineVerb::List { format } => list(store, *format),
+        BaselineVerb::List { format } => list_baselines(store, *format),
         BaselineVerb::Show { name, device, format } => {
             print_baseline(&read(store, device.as_deref(), name)?, *format)
         }
@@ -112,19 +116,23 @@ pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
             import_baseline(store, file, name.as_deref(), *force)
         }
         BaselineVerb::Export { name, file, device } => {
-            let device = device_of(store, device.as_deref(), name)?;
+            let device = device_of_baseline(store, device.as_deref(), name)?;
             refuse_overwriting_source("the export", file, &store.baseline_path(&device, name)?)?;
-            export(&store.baseline(&device, name)?, file)
+            export_csv(&store.baseline(&device, name)?, file)
         }
     }
 }
 
-fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
-    Ok(store.baseline(&device_of(store, device, name)?, name)?)
+fn read(store: &BaselineStore, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
+    Ok(store.baseline(&device_of_baseline(store, device, name)?, name)?)
 }
 
 /// The named device, or the only device with a baseline of that name, or this machine's CPU.
-fn device_of(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<String> {
+fn device_of_baseline(
+    store: &BaselineStore,
+    device: Option<&str>,
+    name: &str,
+) -> anyhow::Result<String> {
     if let Some(device) = device {
         check_path_component(device).map_err(|_| {
             anyhow::anyhow!("--device {device}: no folder of baselines has such a name")
@@ -143,20 +151,20 @@ fn device_of(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<
     })
 }
 
-fn find(
-    store: &Store,
+fn find_baseline(
+    store: &BaselineStore,
     name: &str,
-    settings: &Settings,
+    settings: &BenchProcessSettings,
     benches: &BenchFlags,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<ExitReason> {
     // The name is checked before benches are built to find the device.
     check_path_component(name)?;
-    let running = &interrupt::watched()?;
+    let running = &interrupt::watched_processes()?;
     let found = benches.find(&store.root, running)?;
     let settings = settings.variables();
     let asking =
         RequestSettings { settings, filter: None, timeout: DEVICE_ANSWER_TIMEOUT, running };
-    // Every bench that supports a device runs on it.
+    // Every bench of a supported device runs on that device.
     let mut devices: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &RequestedAction::Environment)? {
         let BenchResponseBody::Environment(environment) = answer else {
@@ -174,15 +182,15 @@ fn find(
         None => anyhow::bail!("no bench says what it runs on"),
     };
     println!("{}", store.baseline_path(device, name)?.display());
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
-fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit> {
-    let measurement = match Measurement::from_runs(runs) {
+fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<ExitReason> {
+    let measurement = match Measurement::measurement_of_runs(runs) {
         Ok(measurement) => measurement,
         Err(differing) => {
             println!("refused: {}", printable_on_terminal(&differing.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
     };
     for missing in measurement.missing_shards() {
@@ -191,8 +199,8 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
     let runs = measurement.process_runs();
     let path = store.baseline_path(&measurement.device_folder(), name)?;
     let _lock = lock_baseline(&path)?;
-    let mut baseline =
-        Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let mut baseline = Baseline::open_baseline(&path, name)
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     anyhow::ensure!(
         runs.iter().any(|run| !run.cases.is_empty()),
         "no case was measured: there is nothing to add"
@@ -219,7 +227,7 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
                     run.key()
                 );
             }
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
     }
     for record in store.numerics(runs)? {
@@ -229,10 +237,10 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
     println!(
         "{}, up to {most} runs each, in {}",
-        counted(baseline.cases.len(), "case"),
+        counted_noun(baseline.cases.len(), "case"),
         printable_path(&path)
     );
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 #[derive(Debug, Serialize)]
@@ -248,7 +256,7 @@ struct ListedBaselineJson {
     error: Option<String>,
 }
 
-fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
+fn list_baselines(store: &BaselineStore, format: OutputFormat) -> anyhow::Result<ExitReason> {
     let files = store.baseline_files()?;
     let mut listed = Vec::new();
     for (device, name, path) in files {
@@ -280,7 +288,7 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
     if format == OutputFormat::Json {
         print_json(&listed)?;
     } else {
-        let mut table = Table::new(&["baseline", "cases", "runs", "newest", "commit"]);
+        let mut table = TextTable::new(&["baseline", "cases", "runs", "newest", "commit"]);
         for row in listed.iter().filter(|row| row.error.is_none()) {
             table.row(vec![
                 format!("{}/{}", row.device, row.name),
@@ -303,13 +311,13 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
             .filter_map(|row| row.error.as_ref())
             .for_each(|error| println!("broken: failed to {}", printable_on_terminal(error)));
     }
-    Ok(if broken { Exit::Usage } else { Exit::Fine })
+    Ok(if broken { ExitReason::Usage } else { ExitReason::Fine })
 }
 
-fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
+fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<ExitReason> {
     if format == OutputFormat::Json {
         print!("{}", file::record_text(baseline));
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     for (key, run) in &baseline.runs {
         println!(
@@ -321,27 +329,27 @@ fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<E
             if run.stated_commit { " (as stated)" } else { "" }
         );
     }
-    let mut table = Table::new(&["case", "time", "spread", "runs"]);
+    let mut table = TextTable::new(&["case", "time", "spread", "runs"]);
     for (id, case) in &baseline.cases {
         let medians: Vec<f64> = case.runs.values().map(|run| run.median_ns).collect();
         let relative: Vec<f64> = case.runs.values().map(|run| run.spread).collect();
         table.row(vec![
             id.clone(),
-            time(median(&medians)),
+            time_text(median(&medians)),
             format!("±{:.1}%", 100.0 * median(&relative)),
             case.runs.len().to_string(),
         ]);
     }
     println!("\n{}", format.table(&table));
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 fn import_baseline(
-    store: &Store,
+    store: &BaselineStore,
     from: &Path,
     name: Option<&str>,
     force: bool,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<ExitReason> {
     let mut baseline: Baseline =
         file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
@@ -368,31 +376,31 @@ fn import_baseline(
         );
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} to {}", counted(baseline.cases.len(), "case"), printable_path(&path));
-    Ok(Exit::Fine)
+    println!("{} to {}", counted_noun(baseline.cases.len(), "case"), printable_path(&path));
+    Ok(ExitReason::Fine)
 }
 
-fn seal_baseline(path: &Path) -> anyhow::Result<Exit> {
+fn seal_baseline(path: &Path) -> anyhow::Result<ExitReason> {
     let path = &file::follow_link(path);
-    // If there is no such file, reading it gives the best error.
+    // Without the file, reading it gives the most helpful error.
     let _lock = path.is_file().then(|| lock_baseline(path)).transpose()?;
     let baseline: Baseline =
-        file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        file::read_without_checksum(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let cases = counted(baseline.cases.len(), "case");
+    let cases = counted_noun(baseline.cases.len(), "case");
     println!("sealed without change: {cases} in {}", printable_path(path));
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
-fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
+fn export_csv(baseline: &Baseline, to: &Path) -> anyhow::Result<ExitReason> {
     let text = match to.extension().and_then(|ending| ending.to_str()) {
         Some("json") => file::record_text(baseline),
         Some("csv") => csv(baseline),
         _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
     };
     file::write_text(to, &text).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} to {}", counted(baseline.cases.len(), "case"), printable_path(to));
-    Ok(Exit::Fine)
+    println!("{} to {}", counted_noun(baseline.cases.len(), "case"), printable_path(to));
+    Ok(ExitReason::Fine)
 }
 
 /// A field of a CSV file, quoted by RFC 4180.

@@ -3,19 +3,21 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::bisect::{self, Bisection, BisectionRequest, Ended};
+use crate::bisect::{self, Bisection, BisectionRequest, SearchEnd};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, Injection, PlanBasis, SideSource};
+use crate::compare::{ComparisonRequest, PlanBasis, SideInjection, SideSource};
 use crate::report;
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, refuse_injected_changes};
+use crate::verbs::shared::settings::{
+    BenchProcessSettings, ProcessTimeouts, ThresholdFlags, refuse_injected_changes,
+};
 use kernelgate::display::terminal;
-use kernelgate::exit::Exit;
-use kernelgate::record::Store;
+use kernelgate::exit::ExitReason;
+use kernelgate::record::BaselineStore;
 use kernelgate::record::text::printable_on_terminal;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct BisectArguments {
     /// Id of the case
     case: String,
     /// Revision at which the case was not slow
@@ -38,7 +40,7 @@ pub struct Arguments {
     #[command(flatten)]
     limits: ThresholdFlags,
     #[command(flatten)]
-    timeouts: Timeouts,
+    timeouts: ProcessTimeouts,
     /// Continue the last search, which was interrupted
     #[arg(long)]
     resume: bool,
@@ -46,13 +48,13 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "bench")]
     profile: String,
     #[command(flatten)]
-    settings: Settings,
+    settings: BenchProcessSettings,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &BisectArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     refuse_injected_changes()?;
     let comparison = ComparisonRequest {
         base: SideSource::Revision(arguments.good.clone()),
@@ -62,7 +64,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         shard: None,
         filter: None,
         settings: arguments.settings.variables_without_shard(),
-        injection: Injection::default(),
+        injection: SideInjection::default(),
         affected: false,
         profile_slower: false,
         time_identical: false,
@@ -87,9 +89,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let found = match bisect::run(&request) {
         Ok(found) => found,
-        Err(refused) if refused.exit() == Exit::Refused => {
+        Err(refused) if refused.exit() == ExitReason::Refused => {
             eprintln!("{}", printable_on_terminal(&refused.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
         Err(error) => return Err(error.into()),
     };
@@ -99,17 +101,19 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         OutputFormat::Text => terminal::print_wrapped(&printable_on_terminal(&text)),
         OutputFormat::Markdown => println!("{}", report::bisection::markdown(&text)),
     }
-    Ok(exit(&found))
+    Ok(bisection_exit(&found))
 }
 
 /// The exit code: success if one commit was found and confirmed; a search that cannot name one is
 /// inconclusive.
-fn exit(bisection: &Bisection) -> Exit {
+fn bisection_exit(bisection: &Bisection) -> ExitReason {
     match &bisection.ended {
-        Ended::Found(found) if found.is_confirmed() && found.last_good + 1 == found.first_bad => {
-            Exit::Fine
+        SearchEnd::Found(found)
+            if found.is_confirmed() && found.last_good + 1 == found.first_bad =>
+        {
+            ExitReason::Fine
         }
-        Ended::Found(_) | Ended::EndsUndecided(_) => Exit::Inconclusive,
-        Ended::NoDifference(_) | Ended::EndUnusable(_) => Exit::Refused,
+        SearchEnd::Found(_) | SearchEnd::EndsUndecided(_) => ExitReason::Inconclusive,
+        SearchEnd::NoDifference(_) | SearchEnd::EndUnusable(_) => ExitReason::Refused,
     }
 }

@@ -1,5 +1,5 @@
-//! The verb `kernelgate calibrate`: it runs comparisons whose answer is known, and recommends
-//! thresholds from them.
+//! Runs comparisons whose answer is known (`kernelgate calibrate`), and recommends thresholds from
+//! the results.
 
 use kernelgate::record::text::{printable_on_terminal, printable_path};
 use std::path::{Path, PathBuf};
@@ -9,21 +9,23 @@ use anyhow::Context;
 
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, Injection, PlanBasis, PlanRequest, SideSource};
+use crate::compare::{ComparisonRequest, PlanBasis, PlanRequest, SideInjection, SideSource};
 use crate::gate::calibration::{Calibration, CalibrationSummary, summarise_calibration};
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
 use crate::verbs::shared::output::{
     OutputFormat, arguments_of_process, print_json, shell_command_line,
 };
-use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, refuse_injected_changes};
+use crate::verbs::shared::settings::{
+    BenchProcessSettings, ProcessTimeouts, ThresholdFlags, refuse_injected_changes,
+};
 use kernelgate::display::terminal;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
-use kernelgate::record::{Store, file};
+use kernelgate::record::{BaselineStore, file};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct CalibrateArguments {
     /// Use all cases whose id matches this regular expression; without it and without --axis a few
     /// cases are chosen by their time
     filter: Option<String>,
@@ -75,7 +77,7 @@ pub struct Arguments {
     #[command(flatten)]
     limits: ThresholdFlags,
     #[command(flatten)]
-    timeouts: Timeouts,
+    timeouts: ProcessTimeouts,
     /// Continue the last calibration, which was interrupted or ran out of time
     #[arg(long)]
     resume: bool,
@@ -91,7 +93,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "bench")]
     profile: String,
     #[command(flatten)]
-    settings: Settings,
+    settings: BenchProcessSettings,
     /// File to write, also if the calibration is not complete [default:
     /// baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the
     /// target folder]
@@ -102,7 +104,7 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
-impl Arguments {
+impl CalibrateArguments {
     fn sham_comparisons(&self) -> usize {
         self.sham.unwrap_or(self.comparisons / 20)
     }
@@ -119,11 +121,11 @@ struct CalibrationReportJson<'a> {
     recommended: Option<&'a crate::gate::calibration::RecommendedThresholds>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     if !arguments.merge.is_empty() {
-        return merge(arguments, store);
+        return merge_calibration_files(arguments, store);
     }
-    check(arguments)?;
+    check_arguments(arguments)?;
     let folder = store.work.join("calibrate");
     let state = match arguments.settings.shard() {
         Some(shard) => folder.join(format!("part-{}.json", shard.shard_file_label())),
@@ -151,9 +153,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let (calibration, left) = match calibrate::run(&request, &settings) {
         Ok(measured) => measured,
-        Err(refused) if refused.exit() == Exit::Refused => {
+        Err(refused) if refused.exit() == ExitReason::Refused => {
             eprintln!("{}", printable_on_terminal(&refused.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
         Err(error) => return Err(error.into()),
     };
@@ -162,12 +164,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     if left > 0 {
         arguments.output.as_deref().map(save).transpose()?;
-        print(arguments.format, &calibration, &state)?;
+        print_calibration(arguments.format, &calibration, &state)?;
         eprintln!(
             "{left} comparisons are left: the same command with --resume goes on; so far in {}",
             state.display()
         );
-        return Ok(Exit::Inconclusive);
+        return Ok(ExitReason::Inconclusive);
     }
     let otherwise = if arguments.settings.shard().is_some() {
         state
@@ -176,14 +178,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let output = arguments.output.clone().unwrap_or(otherwise);
     save(&output)?;
-    print(arguments.format, &calibration, &output)?;
-    Ok(Exit::Fine)
+    print_calibration(arguments.format, &calibration, &output)?;
+    Ok(ExitReason::Fine)
 }
 
 /// Runs the comparison that a calibration repeats.
 fn run_comparison(
-    arguments: &Arguments,
-    store: &Store,
+    arguments: &CalibrateArguments,
+    store: &BaselineStore,
     plan: PlanRequest,
     folder: PathBuf,
 ) -> ComparisonRequest {
@@ -195,7 +197,7 @@ fn run_comparison(
         shard: None,
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables_without_shard(),
-        injection: Injection::default(),
+        injection: SideInjection::default(),
         time_identical: true,
         affected: false,
         profile_slower: false,
@@ -213,11 +215,11 @@ fn run_comparison(
     }
 }
 
-const fn selects_cases(arguments: &Arguments) -> bool {
+const fn selects_cases(arguments: &CalibrateArguments) -> bool {
     arguments.filter.is_some() || arguments.settings.names_axes()
 }
 
-fn check(arguments: &Arguments) -> anyhow::Result<()> {
+fn check_arguments(arguments: &CalibrateArguments) -> anyhow::Result<()> {
     for (flag, percents) in [("--inject", &arguments.inject), ("--work", &arguments.work)] {
         for percent in percents {
             anyhow::ensure!(
@@ -246,17 +248,24 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let Some(merged) = merged(&arguments.merge)? else { return Ok(Exit::Refused) };
+fn merge_calibration_files(
+    arguments: &CalibrateArguments,
+    store: &BaselineStore,
+) -> anyhow::Result<ExitReason> {
+    let Some(merged) = merged(&arguments.merge)? else { return Ok(ExitReason::Refused) };
     let output = write(&merged, arguments.output.as_deref(), store)?;
-    print(arguments.format, &merged, &output)?;
-    Ok(Exit::Fine)
+    print_calibration(arguments.format, &merged, &output)?;
+    Ok(ExitReason::Fine)
 }
 
 /// Writes a merged calibration to its file and prints it.
-pub fn keep(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::Result<()> {
+pub fn keep(
+    merged: &Calibration,
+    output: Option<&Path>,
+    store: &BaselineStore,
+) -> anyhow::Result<()> {
     let output = write(merged, output, store)?;
-    print(OutputFormat::Text, merged, &output)
+    print_calibration(OutputFormat::Text, merged, &output)
 }
 
 /// Merges the calibrations in files; `None` if they do not belong together, which is printed.
@@ -285,17 +294,25 @@ fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
 }
 
 /// Writes a calibration, and returns the path.
-fn write(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::Result<PathBuf> {
+fn write(
+    merged: &Calibration,
+    output: Option<&Path>,
+    store: &BaselineStore,
+) -> anyhow::Result<PathBuf> {
     let usual = || store.calibration_path(&merged.environment.baseline_folder_name());
     let output = output.map_or_else(usual, Path::to_owned);
     file::write(&output, merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     Ok(output)
 }
 
-fn print(format: OutputFormat, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
+fn print_calibration(
+    format: OutputFormat,
+    calibration: &Calibration,
+    at: &Path,
+) -> anyhow::Result<()> {
     match format {
         OutputFormat::Text => {
-            terminal::print_wrapped(&calibration::text(calibration, terminal::columns()))
+            terminal::print_wrapped(&calibration::text(calibration, terminal::terminal_columns()))
         }
         OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
         OutputFormat::Json => print_json(&CalibrationReportJson {

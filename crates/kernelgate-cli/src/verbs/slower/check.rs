@@ -15,21 +15,21 @@ use clap::builder::FalseyValueParser;
 
 use super::resources::{self, check_architecture_name};
 use crate::benches::cargo;
-use crate::benches::child::{ChildProcess, Ended};
+use crate::benches::child::{ChildProcess, ProcessEnd};
 use crate::commands;
-use crate::compare::sides::git::{self, Repository, git};
+use crate::compare::sides::git::{self, GitRepository, git};
 use crate::compare::sides::leftovers;
 use crate::fleet::task::quoted;
 use crate::report::bisection::markdown as fenced;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::nvrtc::NvrtcMajor;
 use kernelgate::display::medium::MarkdownText;
-use kernelgate::exit::Exit;
-use kernelgate::record::{Store, file};
+use kernelgate::exit::ExitReason;
+use kernelgate::record::{BaselineStore, file};
 use kernelgate_cuda::library;
 
 /// Time after which a part is treated as hung.
-const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Output files of the previous check, which are removed before this one.
 const CHECK_OUTPUT_FILES: [&str; 8] = [
     "comment.md",
@@ -52,7 +52,7 @@ const MAX_SHOWN_WORSE_KERNELS: usize = 10;
 
 /// The method by which a pull request is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Mode {
+enum JudgingMode {
     /// Compare if git has the base and both sides build with such benches, else gate if this device
     /// has a baseline
     #[default]
@@ -70,14 +70,14 @@ enum Mode {
                         3 inconclusive, which is no pass unless --allow-inconclusive is given; 0 \
                         fine. Another code of a part (130: interrupted) ends the check at once."
 )]
-pub struct Arguments {
+pub struct CheckArguments {
     /// Revision to compare with, at its merge base with HEAD: changes that were merged later do not
     /// count [default: origin/main where git has it, else main]
     #[arg(long, env = "PERF_BASE", value_name = "REV")]
     base: Option<String>,
     /// How to judge
     #[arg(long, env = "PERF_MODE", value_enum, default_value = "auto")]
-    mode: Mode,
+    mode: JudgingMode,
     /// Use only cases whose id matches this regular expression
     #[arg(long, env = "PERF_FILTER", value_name = "REGEX")]
     filter: Option<String>,
@@ -121,8 +121,8 @@ pub struct Arguments {
 
 /// A check that runs.
 struct CheckRun<'a> {
-    arguments: &'a Arguments,
-    store: &'a Store,
+    arguments: &'a CheckArguments,
+    store: &'a BaselineStore,
     out: PathBuf,
     program: PathBuf,
     running: ChildProcess,
@@ -131,21 +131,21 @@ struct CheckRun<'a> {
 /// Outcome of a method.
 struct JudgedMethodOutcome {
     method: &'static str,
-    exit: Exit,
+    exit: ExitReason,
     /// The exit of `cargo bench`, if a bench died.
     died: Option<String>,
 }
 
 /// Outcome of the check of the kernels' resources.
-struct Checked {
-    exit: Exit,
+struct CheckedResources {
+    exit: ExitReason,
     /// Text that the comment shows unfolded; empty if no kernel got worse.
     seen: String,
     /// Folded text.
     text: String,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &CheckArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     check_architecture_name("--arch", &arguments.arch)?;
     let target = store.work.parent().map(PathBuf::from).unwrap_or_default();
     let check = CheckRun {
@@ -159,20 +159,20 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(&check.out)
             .with_context(|| format!("--out: failed to make {}", check.out.display()))?;
         for name in CHECK_OUTPUT_FILES {
-            leftovers::remove(&check.out.join(name))
+            leftovers::remove_path(&check.out.join(name))
                 .with_context(|| format!("--out: failed to remove {name} of the last check"))?;
         }
     }
     let judged = check.judge()?;
     let checked = check.resources(&target)?;
     if arguments.dry_run {
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     check.write_comment(&judged, &checked)?;
     let exit = judged.exit.more_severe(checked.exit);
-    if exit == Exit::Inconclusive && arguments.allow_inconclusive {
+    if exit == ExitReason::Inconclusive && arguments.allow_inconclusive {
         say("inconclusive, and allowed");
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     Ok(exit)
 }
@@ -193,22 +193,23 @@ impl CheckRun<'_> {
     fn judge(&self) -> anyhow::Result<JudgedMethodOutcome> {
         let mode = self.arguments.mode;
         let base = match mode {
-            Mode::Gate => Err(String::new()),
-            Mode::Auto | Mode::Compare => self.commit_to_compare_with(),
+            JudgingMode::Gate => Err(String::new()),
+            JudgingMode::Auto | JudgingMode::Compare => self.commit_to_compare_with(),
         };
         let why_not = match (base, mode) {
             (Ok(base), _) => {
                 let exit = self.compare(&base)?;
                 // If the comparison wrote no result file, nothing was compared.
-                let failed = exit == Exit::Usage && !self.out.join("result.json").is_file();
-                let gate = mode == Mode::Auto && failed && self.has_baseline_for_device()?.is_ok();
+                let failed = exit == ExitReason::Usage && !self.out.join("result.json").is_file();
+                let gate =
+                    mode == JudgingMode::Auto && failed && self.has_baseline_for_device()?.is_ok();
                 if !gate {
                     return Ok(JudgedMethodOutcome { method: "compare", exit, died: None });
                 }
                 say("compare was not possible (above): the committed baseline is the second best");
                 return self.gate();
             }
-            (Err(why), Mode::Compare) => anyhow::bail!("compare is not possible: {why}"),
+            (Err(why), JudgingMode::Compare) => anyhow::bail!("compare is not possible: {why}"),
             (Err(why), _) => why,
         };
         if let Err(missing) = self.has_baseline_for_device()? {
@@ -228,7 +229,7 @@ impl CheckRun<'_> {
 
     /// The commit with which the head is compared.
     fn commit_to_compare_with(&self) -> Result<String, String> {
-        let repository = Repository::around(&self.store.root)
+        let repository = GitRepository::around(&self.store.root)
             .map_err(|_| "this is no git checkout".to_owned())?;
         let resolve = |name: &str| repository.resolve(name).map_err(|error| error.to_string());
         let base = match &self.arguments.base {
@@ -246,9 +247,9 @@ impl CheckRun<'_> {
         })
     }
 
-    fn compare(&self, base: &str) -> anyhow::Result<Exit> {
+    fn compare(&self, base: &str) -> anyhow::Result<ExitReason> {
         let short = |commit: &str| commit.get(..12).unwrap_or(commit).to_owned();
-        let Arguments { budget, case_time, filter, .. } = self.arguments;
+        let CheckArguments { budget, case_time, filter, .. } = self.arguments;
         let mut line = vec!["compare".to_owned(), "--base".to_owned(), short(base)];
         line.extend(["--budget".to_owned(), budget.clone()]);
         line.extend(["--out".to_owned(), self.out.display().to_string()]);
@@ -275,7 +276,7 @@ impl CheckRun<'_> {
         }
         let mut command = Command::new(&self.program);
         command.args(["baseline", "find", name]);
-        commands::show(&command);
+        commands::print_command(&command);
         let found =
             command.stdin(Stdio::null()).output().context("failed to start this program again")?;
         let why = String::from_utf8_lossy(&found.stderr).trim().to_owned();
@@ -284,7 +285,7 @@ impl CheckRun<'_> {
 
     /// Times the head in several sessions and judges them together.
     fn gate(&self) -> anyhow::Result<JudgedMethodOutcome> {
-        let Arguments { runs, filter, baseline, dry_run, .. } = self.arguments;
+        let CheckArguments { runs, filter, baseline, dry_run, .. } = self.arguments;
         let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let (mut sessions, mut died) = (Vec::new(), None);
         for number in 1..=*runs {
@@ -292,14 +293,14 @@ impl CheckRun<'_> {
             line.extend(self.bench_arguments());
             line.extend(["--", "--quick", "--noplot"].map(str::to_owned));
             line.extend(filter.clone());
-            self.announce(&format!("cargo {} (run {number} of {runs})", typed(&line)));
+            self.announce(&format!("cargo {} (run {number} of {runs})", typed_arguments(&line)));
             let session = format!("check-{started}-{}-{number}", std::process::id());
             let folder = self.store.runs.join(&session);
             sessions.extend(["--session".to_owned(), folder.display().to_string()]);
             if *dry_run {
                 continue;
             }
-            let mut bench = Command::new(cargo::program());
+            let mut bench = Command::new(cargo::cargo_program());
             bench.args(&line).env("KERNELGATE_SESSION", &session);
             let code = self.exit_code_of_command(&mut bench)?;
             if code >= MIN_SIGNAL_EXIT_CODE {
@@ -309,14 +310,18 @@ impl CheckRun<'_> {
                 died = Some(format!("`cargo bench` ended with {code} (run {number} of {runs})"));
                 died.iter().for_each(|died| say(died));
                 if !folder.is_dir() {
-                    return Ok(JudgedMethodOutcome { method: "gate", exit: Exit::Usage, died });
+                    return Ok(JudgedMethodOutcome {
+                        method: "gate",
+                        exit: ExitReason::Usage,
+                        died,
+                    });
                 }
             }
         }
         // A page that cannot be drawn does not change the verdict.
         let page = self.out.join("report").display().to_string();
         let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
-        self.announce(&format!("kernelgate {}", typed(&report)));
+        self.announce(&format!("kernelgate {}", typed_arguments(&report)));
         if !dry_run && self.exit_code_of_command(Command::new(&self.program).args(&report))? != 0 {
             say("no page was drawn");
         }
@@ -324,8 +329,8 @@ impl CheckRun<'_> {
         let gate = ["gate".to_owned(), "--baseline".to_owned(), baseline.clone()];
         let exit = self.part(&[&gate[..], &sessions, &out].concat())?;
         // A wrong case ends cargo like a bench that died, and its record fails the gate.
-        let fails = ![Exit::Fine, Exit::Inconclusive].contains(&exit);
-        let exit = if died.is_some() && !fails { Exit::Usage } else { exit };
+        let fails = ![ExitReason::Fine, ExitReason::Inconclusive].contains(&exit);
+        let exit = if died.is_some() && !fails { ExitReason::Usage } else { exit };
         Ok(JudgedMethodOutcome { method: "gate", exit, died })
     }
 
@@ -334,13 +339,13 @@ impl CheckRun<'_> {
     }
 
     /// Calls this program again; its results go to standard error.
-    fn part(&self, line: &[String]) -> anyhow::Result<Exit> {
-        self.announce(&format!("kernelgate {}", typed(line)));
+    fn part(&self, line: &[String]) -> anyhow::Result<ExitReason> {
+        self.announce(&format!("kernelgate {}", typed_arguments(line)));
         if self.arguments.dry_run {
-            return Ok(Exit::Fine);
+            return Ok(ExitReason::Fine);
         }
         let code = self.exit_code_of_command(Command::new(&self.program).args(line))?;
-        Ok(counted(code))
+        Ok(exit_of_code(code))
     }
 
     /// Runs a command and returns its exit code.
@@ -349,26 +354,30 @@ impl CheckRun<'_> {
         command.stdin(Stdio::null()).stdout(std::io::stderr());
         // Parts that need much memory limit it themselves.
         let ended = self.running.start(command);
-        let ended = ended.and_then(|_| self.running.finish_within(TIMEOUT, u64::MAX));
+        let ended = ended.and_then(|_| self.running.finish_within(CHECK_TIMEOUT, u64::MAX));
         let ended = ended.with_context(|| format!("failed to start {program}"))?;
         match ended {
             // If a signal from outside ended the part, the whole check ends.
-            Ended::Exited(status) => Ok(status.code().unwrap_or(Exit::INTERRUPTED_EXIT_CODE)),
-            Ended::TimedOut | Ended::OverMemory(_) => anyhow::bail!("{program} was ended"),
+            ProcessEnd::Exited(status) => {
+                Ok(status.code().unwrap_or(ExitReason::INTERRUPTED_EXIT_CODE))
+            }
+            ProcessEnd::TimedOut | ProcessEnd::OverMemory(_) => {
+                anyhow::bail!("{program} was ended")
+            }
         }
     }
 
     /// Checks the kernels' resources against their record, if there is a record and NVRTC.
-    fn resources(&self, target: &Path) -> anyhow::Result<Checked> {
+    fn resources(&self, target: &Path) -> anyhow::Result<CheckedResources> {
         let arch = &self.arguments.arch;
-        let unchecked = |why: String| Checked {
-            exit: Exit::Fine,
+        let unchecked = |why: String| CheckedResources {
+            exit: ExitReason::Fine,
             seen: String::new(),
             text: format!("not checked: {why}"),
         };
         let line = ["resources", "--arch", arch, "--check"].map(str::to_owned);
         if self.arguments.dry_run {
-            say(&format!("kernelgate {} (where resources are recorded)", typed(&line)));
+            say(&format!("kernelgate {} (where resources are recorded)", typed_arguments(&line)));
             return Ok(unchecked(String::new()));
         }
         let record = resources::path(self.store, arch);
@@ -382,12 +391,12 @@ impl CheckRun<'_> {
                 Err(error) => return Ok(unchecked(format!("no NVRTC here, and {error:#}"))),
             }
         }
-        self.announce(&format!("kernelgate {}", typed(&line)));
+        self.announce(&format!("kernelgate {}", typed_arguments(&line)));
         command.args(&line);
-        commands::show(&command);
+        commands::print_command(&command);
         let output =
             command.stdin(Stdio::null()).output().context("failed to start this program again")?;
-        let exit = counted(output.status.code().unwrap_or(Exit::INTERRUPTED_EXIT_CODE));
+        let exit = exit_of_code(output.status.code().unwrap_or(ExitReason::INTERRUPTED_EXIT_CODE));
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let path = self.out.join("resources.txt");
         let text = String::from_utf8_lossy(&text);
@@ -396,7 +405,11 @@ impl CheckRun<'_> {
     }
 
     /// Adds the kernel resources and the commands to the method's comment, and prints it.
-    fn write_comment(&self, judged: &JudgedMethodOutcome, checked: &Checked) -> anyhow::Result<()> {
+    fn write_comment(
+        &self,
+        judged: &JudgedMethodOutcome,
+        checked: &CheckedResources,
+    ) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");
         let mut text =
             file::read_untrusted_text(&path, MAX_COMMENT_FILE_BYTES).unwrap_or_else(|_| {
@@ -430,24 +443,24 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 /// The exit code of a part; a code that this program does not have ends the check.
-fn counted(code: i32) -> Exit {
-    Exit::exit_from_code(code).unwrap_or_else(|| {
+fn exit_of_code(code: i32) -> ExitReason {
+    ExitReason::exit_from_code(code).unwrap_or_else(|| {
         say(&format!("ended with {code}"));
         std::process::exit(code)
     })
 }
 
 /// The arguments of a part as typed in a shell.
-fn typed(line: &[String]) -> String {
+fn typed_arguments(line: &[String]) -> String {
     line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
 /// Makes kernels that got worse visible in the comment, and folds the rest.
-fn checked(exit: Exit, text: &str) -> Checked {
+fn checked(exit: ExitReason, text: &str) -> CheckedResources {
     let first = text.lines().next().unwrap_or_default();
     let seen = match exit {
-        Exit::Fine => String::new(),
-        Exit::Regression => {
+        ExitReason::Fine => String::new(),
+        ExitReason::Regression => {
             say("kernel resources got worse");
             let worse = text.lines().filter_map(|line| line.strip_prefix("WORSE "));
             let worse: Vec<String> = worse
@@ -460,7 +473,7 @@ fn checked(exit: Exit, text: &str) -> Checked {
                 worse.join("\n")
             )
         }
-        Exit::Usage | Exit::Inconclusive | Exit::Refused => {
+        ExitReason::Usage | ExitReason::Inconclusive | ExitReason::Refused => {
             say("kernel resources were not compared");
             format!("**Kernel resources were not compared**: {}", MarkdownText(first))
         }
@@ -469,7 +482,7 @@ fn checked(exit: Exit, text: &str) -> Checked {
     if text.lines().count() > MAX_SHOWN_OUTPUT_LINES {
         lines.push("…");
     }
-    Checked { exit, seen, text: lines.join("\n") }
+    CheckedResources { exit, seen, text: lines.join("\n") }
 }
 
 #[cfg(test)]
@@ -479,23 +492,23 @@ mod tests {
     #[test]
     fn codes_of_this_program_count_and_others_end_the_check() {
         assert_eq!(
-            [0, 1, 2, 3, 4].map(|code| Exit::exit_from_code(code).map(|exit| exit as i32)),
+            [0, 1, 2, 3, 4].map(|code| ExitReason::exit_from_code(code).map(|exit| exit as i32)),
             [0, 1, 2, 3, 4].map(Some)
         );
-        assert_eq!([101, 130, 141].map(Exit::exit_from_code), [None; 3]);
+        assert_eq!([101, 130, 141].map(ExitReason::exit_from_code), [None; 3]);
     }
 
     #[test]
     fn worse_kernels_are_visible_and_long_lists_are_cut() {
         let lines: Vec<String> = (0..40).map(|i| format!("WORSE k{i}: registers")).collect();
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
-        let worse = checked(Exit::Regression, &text);
+        let worse = checked(ExitReason::Regression, &text);
         assert!(worse.seen.starts_with("**Kernel resources got worse** (sm_90a: 40 kernels):"));
         assert_eq!(worse.seen.lines().count(), 2 + MAX_SHOWN_WORSE_KERNELS);
         assert_eq!(worse.text.lines().count(), MAX_SHOWN_OUTPUT_LINES + 1);
-        let fine = checked(Exit::Fine, "sm_90a: nothing changed");
+        let fine = checked(ExitReason::Fine, "sm_90a: nothing changed");
         assert_eq!((fine.seen.as_str(), fine.text.as_str()), ("", "sm_90a: nothing changed"));
-        let refused = checked(Exit::Refused, "refused: compiler is `a` and `b`");
+        let refused = checked(ExitReason::Refused, "refused: compiler is `a` and `b`");
         insta::assert_snapshot!(refused.seen, @"**Kernel resources were not compared**: refused: compiler is `a` and `b`");
     }
 }

@@ -11,22 +11,23 @@ use super::resources::check_architecture_name;
 use super::verdict::{VerdictFormat, VerdictOutput};
 use crate::compare::progress::parse_duration;
 use crate::compare::{
-    self, ComparisonOutcome, ComparisonRequest, Injection, PlanBasis, SideSource,
+    self, ComparisonOutcome, ComparisonRequest, PlanBasis, SideInjection, SideSource,
 };
-use crate::gate::rules::rules_file::MAX_RATIO;
+use crate::gate::rules::rules_file::MAX_RULE_RATIO;
 use crate::report::formats::metrics;
 use crate::report::{comparison, verdicts};
 use crate::verbs::shared::output::{arguments_of_process, print_json, shell_command_line};
 use crate::verbs::shared::settings::{
-    Settings, ThresholdFlags, Timeouts, check_flag_range, refuse_injected_changes,
+    BenchProcessSettings, ProcessTimeouts, ThresholdFlags, check_flag_range,
+    refuse_injected_changes,
 };
 use kernelgate::display::terminal;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
-use kernelgate::record::{Store, file};
+use kernelgate::record::{BaselineStore, file};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct CompareArguments {
     /// Use only cases whose id matches this regular expression
     filter: Option<String>,
     /// Revision to compare with: any that git knows
@@ -61,7 +62,7 @@ pub struct Arguments {
     #[arg(long, value_name = "RATIO")]
     growth: Option<f64>,
     #[command(flatten)]
-    timeouts: Timeouts,
+    timeouts: ProcessTimeouts,
     /// Also time cases whose executable is the same file on both sides, byte by byte
     #[arg(long)]
     time_identical: bool,
@@ -86,7 +87,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "bench")]
     profile: String,
     #[command(flatten)]
-    settings: Settings,
+    settings: BenchProcessSettings,
     /// File of the shard that `--shard` measures, for `kernelgate merge` [default: I-of-N.json in
     /// kernelgate/compare/shards/ of the target folder]
     #[arg(long, value_name = "FILE")]
@@ -103,8 +104,8 @@ pub struct Arguments {
 /// kernel.
 fn list_changed_kernels(
     request: &ComparisonRequest,
-    arguments: &Arguments,
-) -> anyhow::Result<Exit> {
+    arguments: &CompareArguments,
+) -> anyhow::Result<ExitReason> {
     let kernels = compare::list_kernels(request, &arguments.kernels)?;
     let lines: Vec<String> = kernels.iter().flat_map(comparison::kernels).collect();
     match arguments.output.verdict_format() {
@@ -112,11 +113,11 @@ fn list_changed_kernels(
         _ => terminal::print_wrapped(&printable_on_terminal(&lines.join("\n"))),
     }
     let compared = kernels.iter().all(|it| it.same + it.changed.len() > 0);
-    Ok(if compared { Exit::Fine } else { Exit::Inconclusive })
+    Ok(if compared { ExitReason::Fine } else { ExitReason::Inconclusive })
 }
 
 /// Absolute paths, because git runs in another folder.
-fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+fn absolute_path_list(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let here = std::env::current_dir().context("failed to find the working folder")?;
     Ok(paths.iter().map(|path| here.join(path)).collect())
 }
@@ -129,10 +130,10 @@ fn source(folder: Option<&PathBuf>, revision: Option<&String>) -> SideSource {
     }
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     refuse_injected_changes()?;
     CaseFilter::parse(arguments.filter.as_deref(), false)?;
-    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
+    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RULE_RATIO)?;
     for arch in &arguments.kernels {
         check_architecture_name("--kernels", arch)?;
         let format = arguments.output.verdict_format();
@@ -154,7 +155,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         shard,
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
-        injection: Injection::default(),
+        injection: SideInjection::default(),
         time_identical: arguments.time_identical,
         affected: arguments.affected,
         profile_slower: !arguments.no_profile,
@@ -166,14 +167,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         profile: arguments.profile.clone(),
         resume: arguments.resume,
         package: store.root.clone(),
-        leave_out: absolute(&arguments.leave_out)?,
+        leave_out: absolute_path_list(&arguments.leave_out)?,
         target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
         folder: folder.clone(),
     };
     if let Some(output) = &arguments.build_only {
-        compare::build(&request, output)?;
+        compare::build_sides_once(&request, output)?;
         eprintln!("built into base/ and head/ of {}", printable_path(output));
-        return Ok(Exit::Fine);
+        return Ok(ExitReason::Fine);
     }
     arguments.output.check()?;
     if !arguments.kernels.is_empty() {
@@ -181,9 +182,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let ComparisonOutcome { comparison: outcome, shard: kept } = match compare::run(&request) {
         Ok(outcome) => outcome,
-        Err(refused) if refused.exit() == Exit::Refused => {
+        Err(refused) if refused.exit() == ExitReason::Refused => {
             eprintln!("{}", printable_on_terminal(&refused.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
         Err(error) => return Err(error.into()),
     };
@@ -192,7 +193,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let own = || store.package.as_ref().map(|package| package.name.clone());
     summary.package = arguments.package.clone().or_else(own);
     arguments.output.print(
-        &verdicts::text(&outcome, terminal::columns()),
+        &verdicts::text(&outcome, terminal::terminal_columns()),
         &summary,
         &outcome,
         &metrics::metrics_of_comparison(&outcome),
@@ -209,5 +210,5 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         printable_path(&path),
         kept.shard.count
     );
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }

@@ -5,26 +5,26 @@ use std::collections::BTreeMap;
 use super::verdict::VerdictOutput;
 use crate::benches::package;
 use crate::gate::baseline::{
-    self, BaselineFacts, GatePolicy, GateReport, Staleness, judge_numerics,
+    self, BaselineFacts, BaselineStaleness, GatePolicy, GateReport, judge_numerics,
 };
 use crate::gate::calibration::Calibration;
 use crate::gate::limits::{AskedLimits, LimitSource};
-use crate::gate::rules::Rules;
-use crate::gate::rules::rules_file::{self, MAX_ACCEPTED_TIME_NS, MAX_RATIO};
+use crate::gate::rules::PackageRules;
+use crate::gate::rules::rules_file::{self, MAX_ACCEPTED_TIME_NS, MAX_RULE_RATIO};
 use crate::gate::single_run::CalibratedSpreads;
 use crate::report::formats::metrics;
 use crate::report::verdicts;
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 use kernelgate::display::terminal;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable_on_terminal;
-use kernelgate::record::{Baseline, Measurement, ProcessRun, Provenance, Store, file};
+use kernelgate::record::{Baseline, BaselineStore, Measurement, ProcessRun, Provenance, file};
 use regex::Regex;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct GateArguments {
     /// The baseline: baselines/DEVICE/NAME.json
     #[arg(long, value_name = "NAME")]
     baseline: String,
@@ -47,17 +47,17 @@ pub struct Arguments {
     output: VerdictOutput,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    check_flag_range("--relative", arguments.relative, 0.0..=MAX_RATIO)?;
+pub fn run(arguments: &GateArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+    check_flag_range("--relative", arguments.relative, 0.0..=MAX_RULE_RATIO)?;
     check_flag_range("--absolute", arguments.absolute, 0.0..=MAX_ACCEPTED_TIME_NS)?;
-    check_flag_range("--other-device", arguments.other_device, 0.0..=MAX_RATIO)?;
-    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
+    check_flag_range("--other-device", arguments.other_device, 0.0..=MAX_RULE_RATIO)?;
+    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RULE_RATIO)?;
     kernelgate::record::store::check_path_component(&arguments.baseline)?;
-    let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
+    let measurement = match Measurement::measurement_of_runs(arguments.sessions.read(store)?) {
         Ok(measurement) => measurement,
         Err(differing) => {
             println!("refused: {}", printable_on_terminal(&differing.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
     };
     let flags = AskedLimits {
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut summary = verdicts::summary(&report, &local_reproduction_commands(&arguments.baseline));
     summary.package = store.package.as_ref().map(|package| package.name.clone());
     arguments.output.print(
-        &verdicts::text(&report, terminal::columns()),
+        &verdicts::text(&report, terminal::terminal_columns()),
         &summary,
         &report,
         &metrics::from_runs(measurement.process_runs()),
@@ -83,7 +83,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 /// Judges a measurement against a baseline, with the rules of the package.
 pub fn judge(
-    store: &Store,
+    store: &BaselineStore,
     baseline: &str,
     measurement: &Measurement,
     policy: GatePolicy,
@@ -102,12 +102,12 @@ pub fn local_reproduction_commands(baseline: &str) -> String {
 
 /// Adds to an error the packages of the workspace that have a baseline of that name, if this one
 /// has none.
-fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
+fn elsewhere(error: StoreError, store: &BaselineStore, name: &str) -> anyhow::Error {
     let mut others = Vec::new();
     if matches!(error, StoreError::NoBaseline { .. }) {
         others = package::other_baselines(store);
         others.retain(|folder| {
-            let there = Store { baselines: folder.clone(), ..store.clone() };
+            let there = BaselineStore { baselines: folder.clone(), ..store.clone() };
             there.baseline_files().is_ok_and(|files| files.iter().any(|(_, it, _)| it == name))
         });
     }
@@ -122,13 +122,13 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
     }
 }
 
-/// Compares a measurement with its device's baseline. If only another device has a baseline of that
-/// name, the refusal states it.
+/// Compares a measurement with its device's baseline. If the baseline of that name exists for
+/// another device only, the refusal states so.
 fn compare_with_baseline(
-    store: &Store,
+    store: &BaselineStore,
     name: &str,
     measurement: &Measurement,
-    (policy, rules): (GatePolicy, Rules),
+    (policy, rules): (GatePolicy, PackageRules),
 ) -> Result<GateReport, StoreError> {
     let (runs, device) = (measurement.process_runs(), measurement.device_folder());
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
@@ -140,7 +140,8 @@ fn compare_with_baseline(
     let compare = |baseline: &Baseline| {
         let (rules, expired) =
             rules.clone().rules_for_baseline(|cases| code_versions_of_cases(baseline, runs, cases));
-        let report = baseline::judge(baseline, measurement, policy, &spreads, &rules);
+        let report =
+            baseline::judge_against_baseline(baseline, measurement, policy, &spreads, &rules);
         let report = judge_numerics(report, baseline, measurement, &records, &rules);
         let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
         let ids: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
@@ -184,14 +185,14 @@ fn code_versions_of_cases(
 
 /// Age of the oldest baseline run that a judged case uses.
 fn baseline_staleness(
-    store: &Store,
+    store: &BaselineStore,
     baseline: &Baseline,
     report: &GateReport,
-) -> Option<Staleness> {
+) -> Option<BaselineStaleness> {
     let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
-    Some(Staleness {
+    Some(BaselineStaleness {
         recorded: oldest.started.clone(),
         commit: oldest.provenance.short_commit(),
         days: started.map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),

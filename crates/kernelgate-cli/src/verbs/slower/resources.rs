@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context;
-use kernelgate::display::table::Table;
-use kernelgate::exit::Exit;
+use kernelgate::display::table::TextTable;
+use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::protocol::{BenchResponseBody, RequestedAction};
-use kernelgate::record::Store;
-use kernelgate::record::resources::{KernelResources, Resources};
+use kernelgate::record::BaselineStore;
+use kernelgate::record::resources::{KernelResources, RunResources};
 use kernelgate::record::text::printable_path;
 use kernelgate_cuda::architecture;
 
@@ -18,14 +18,14 @@ use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::ChildProcess;
 use crate::benches::find::FoundBenches;
 use crate::compare::progress::parse_duration;
-use crate::gate::kernels::resources::{ResourcesOutcome, compare, keep_listed_kernels};
+use crate::gate::kernels::resources::{ResourcesOutcome, compare_resources, keep_listed_kernels};
 use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::choice::unexpected_response;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, json};
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct ResourcesArguments {
     /// Use only kernels whose name matches this regular expression
     filter: Option<String>,
     /// Architecture to compile for (repeatable); JSON of several is a list
@@ -48,15 +48,15 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &ResourcesArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let filter = CaseFilter::parse(arguments.filter.as_deref(), false)?;
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
-    let mut bases: BTreeMap<&str, Resources> = BTreeMap::new();
+    let mut bases: BTreeMap<&str, RunResources> = BTreeMap::new();
     for arch in &arguments.arch {
         check_architecture_name("--arch", arch)?;
         if arguments.check {
             // The record is read before anything is built.
-            let mut base = Resources::read(&path(store, arch)).map_err(|error| {
+            let mut base = RunResources::read(&path(store, arch)).map_err(|error| {
                 let advice = match error.is_not_found() {
                     true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
                     false => String::new(),
@@ -67,9 +67,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             bases.insert(arch, base);
         }
     }
-    let running = interrupt::watched()?;
+    let running = interrupt::watched_processes()?;
     let found = arguments.benches.find(&store.root, &running)?;
-    let (mut exit, mut outcomes, mut listed) = (Exit::Fine, Vec::new(), Vec::new());
+    let (mut exit, mut outcomes, mut listed) = (ExitReason::Fine, Vec::new(), Vec::new());
     for arch in &arguments.arch {
         let mut resources = compile_all_kernels(&found, arch, arguments, &running)?;
         if arguments.save {
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             if arguments.benches.names_some() {
                 keep_listed_kernels(base, &resources);
             }
-            let outcome = compare(base, &resources);
+            let outcome = compare_resources(base, &resources);
             exit = exit.more_severe(outcome.exit());
             if arguments.format != OutputFormat::Json {
                 print_resource_changes(&outcome, arguments.format);
@@ -101,14 +101,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
     }
     if arguments.format == OutputFormat::Json {
-        print!("{}{}", document(&outcomes)?, document(&listed)?);
+        print!("{}{}", json_document(&outcomes)?, json_document(&listed)?);
     }
     Ok(exit)
 }
 
 /// The document of one architecture, or a list of several: one JSON document either way, empty
 /// without a document.
-fn document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
+fn json_document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
     match documents {
         [] => Ok(String::new()),
         [only] => json(only),
@@ -124,12 +124,12 @@ pub fn check_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
 }
 
 /// Keeps the kernels, and the builds that do not run, whose names match.
-fn keep_matching_kernels(resources: &mut Resources, filter: &CaseFilter) {
+fn keep_matching_kernels(resources: &mut RunResources, filter: &CaseFilter) {
     resources.kernels.retain(|name, _| filter.matches_id(name));
     resources.left_out.retain(|name, _| filter.matches_id(name));
 }
 
-pub fn path(store: &Store, arch: &str) -> std::path::PathBuf {
+pub fn path(store: &BaselineStore, arch: &str) -> std::path::PathBuf {
     store.baselines.join("resources").join(format!("{arch}.json"))
 }
 
@@ -138,14 +138,14 @@ pub fn path(store: &Store, arch: &str) -> std::path::PathBuf {
 fn compile_all_kernels(
     found: &FoundBenches,
     arch: &str,
-    arguments: &Arguments,
+    arguments: &ResourcesArguments,
     running: &ChildProcess,
-) -> anyhow::Result<Resources> {
+) -> anyhow::Result<RunResources> {
     let (settings, timeout) = (BTreeMap::new(), arguments.wait);
     let asking = RequestSettings { settings, filter: None, timeout, running };
     let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
     let action = RequestedAction::Resources { arch: arch.clone(), filter };
-    let mut all: Option<Resources> = None;
+    let mut all: Option<RunResources> = None;
     let mut left_out: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(found, &asking, &action)? {
         let BenchResponseBody::Resources(report) = answer else {
@@ -177,8 +177,8 @@ fn compile_all_kernels(
     all.context("no bench lists a kernel")
 }
 
-fn print_resources(resources: &Resources, format: OutputFormat) {
-    let mut table = Table::new(&[
+fn print_resources(resources: &RunResources, format: OutputFormat) {
+    let mut table = TextTable::new(&[
         "kernel",
         "registers",
         "spills",
@@ -254,9 +254,9 @@ mod tests {
 
     #[test]
     fn several_architectures_are_one_document() {
-        assert_eq!(document(&["a"; 0]).unwrap(), "");
-        assert_eq!(document(&["a"]).unwrap(), "\"a\"\n");
-        let both: Vec<String> = serde_json::from_str(&document(&["a", "b"]).unwrap()).unwrap();
+        assert_eq!(json_document(&["a"; 0]).unwrap(), "");
+        assert_eq!(json_document(&["a"]).unwrap(), "\"a\"\n");
+        let both: Vec<String> = serde_json::from_str(&json_document(&["a", "b"]).unwrap()).unwrap();
         assert_eq!(both, ["a", "b"]);
     }
 }

@@ -7,22 +7,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::benches::cargo;
-use crate::benches::child::{ChildProcess, Ended, memory_kill_reason, wait};
+use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason, wait};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::lock_baseline;
 use crate::verbs::shared::sessions;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::environment::EnvironmentMismatch;
 use kernelgate::record::store::check_path_component;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{Baseline, Measurement, Session, Store, file};
+use kernelgate::record::{Baseline, BaselineStore, Measurement, Session, file};
 
 /// Time after which a `cargo bench` is treated as hung.
-const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+const SAVE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct SaveArguments {
     /// Name of the baseline
     name: String,
     /// Number of runs of the benches; five show how runs differ, one does not
@@ -43,7 +43,7 @@ type FinishedRunFolders = Arc<Mutex<Vec<PathBuf>>>;
 
 /// Runs the benches and writes the baseline at the end. After an error or an interrupt the baseline
 /// is unchanged, and the finished runs are kept.
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &SaveArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     check_path_component(&arguments.name)?;
     check_baselines_writable(store, &arguments.name)?;
     let finished = FinishedRunFolders::default();
@@ -51,11 +51,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let running = interrupt::watch_interrupts_printing(move || {
         format!(": baseline `{name}` is as it was{}", advice_on_finished_runs(&held, &name))
     })?;
-    let outcome = measure(arguments, store, &running, &finished)
+    let outcome = measure_sessions(arguments, store, &running, &finished)
         .and_then(|sessions| sessions::without_other_packages(sessions, store))
         .and_then(|sessions| write(arguments, store, sessions));
     match outcome {
-        Ok(Exit::Fine) => Ok(Exit::Fine),
+        Ok(ExitReason::Fine) => Ok(ExitReason::Fine),
         Ok(other) => {
             eprintln!(
                 "the baseline is as it was{}",
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 /// Checks before anything is measured that baselines of that name can be read, and their folder
 /// written.
-fn check_baselines_writable(store: &Store, name: &str) -> anyhow::Result<()> {
+fn check_baselines_writable(store: &BaselineStore, name: &str) -> anyhow::Result<()> {
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
     for (.., path) in store.baseline_files()?.iter().filter(|(_, there, _)| there == name) {
         file::read::<Baseline>(path).map_err(failed_to)?;
@@ -96,9 +96,9 @@ fn advice_on_finished_runs(finished: &FinishedRunFolders, name: &str) -> String 
 }
 
 /// Measures the requested number of sessions, one after the other.
-fn measure(
-    arguments: &Arguments,
-    store: &Store,
+fn measure_sessions(
+    arguments: &SaveArguments,
+    store: &BaselineStore,
     running: &ChildProcess,
     finished: &FinishedRunFolders,
 ) -> anyhow::Result<Vec<Session>> {
@@ -107,7 +107,7 @@ fn measure(
     for number in 1..=arguments.runs {
         eprintln!("run {number} of {}", arguments.runs);
         let name = format!("{started}-{}-{number}", std::process::id());
-        bench(store, &name, &arguments.arguments, running)?;
+        run_cargo_bench(store, &name, &arguments.arguments, running)?;
         let folder = store.runs.join(&name);
         let session = store.open_session(&folder)?;
         if let Some(interrupted) = session.runs.iter().find(|run| !run.complete) {
@@ -128,26 +128,30 @@ fn measure(
 }
 
 fn check_baseline_writable(path: &Path, name: &str) -> anyhow::Result<()> {
-    Baseline::open(path, name)
+    Baseline::open_baseline(path, name)
         .and_then(|_| file::check_writable(path))
         .map_err(|error| anyhow::anyhow!("failed to {error}"))
 }
 
 /// Makes the baseline from the sessions: the first session replaces other runs of its cases, later
 /// sessions add to it.
-fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow::Result<Exit> {
+fn write(
+    arguments: &SaveArguments,
+    store: &BaselineStore,
+    sessions: Vec<Session>,
+) -> anyhow::Result<ExitReason> {
     let of_first_session = sessions.first().map_or(0, |session| session.runs.len());
     let runs = sessions.into_iter().flat_map(|session| session.runs).collect();
-    let measurement = match Measurement::from_runs(runs) {
+    let measurement = match Measurement::measurement_of_runs(runs) {
         Ok(measurement) => measurement,
         Err(differing) => {
             println!("refused: {}", printable_on_terminal(&differing.to_string()));
-            return Ok(Exit::Refused);
+            return Ok(ExitReason::Refused);
         }
     };
     let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
     let _lock = lock_baseline(&path)?;
-    let mut baseline = Baseline::open(&path, &arguments.name)
+    let mut baseline = Baseline::open_baseline(&path, &arguments.name)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let (first, others) = measurement.process_runs().split_at(of_first_session);
     for run in first {
@@ -164,7 +168,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
                 run.key()
             );
         }
-        return Ok(Exit::Refused);
+        return Ok(ExitReason::Refused);
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
     for record in store.numerics(measurement.process_runs())? {
@@ -182,19 +186,20 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
         Some(&most) if most > fewest => format!("{fewest} to {most}"),
         _ => fewest.to_string(),
     };
-    let cases = kernelgate::display::counted(cases.len(), "case");
+    let cases = kernelgate::display::counted_noun(cases.len(), "case");
     println!("{cases}, {runs} runs each, in {}", printable_path(&path));
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
-/// Runs `cargo bench` once. Its output goes to standard error: the result here is another.
-fn bench(
-    store: &Store,
+/// Runs `cargo bench` once. Cargo's output goes to standard error, because standard output holds
+/// the verb's result.
+fn run_cargo_bench(
+    store: &BaselineStore,
     session: &str,
     arguments: &[String],
     running: &ChildProcess,
 ) -> anyhow::Result<()> {
-    let cargo = cargo::program();
+    let cargo = cargo::cargo_program();
     let mut command = Command::new(&cargo);
     command
         .arg("bench")
@@ -209,12 +214,16 @@ fn bench(
     {
         command.env("CARGO_TARGET_DIR", here.join(target));
     }
-    let ended = wait(&mut command, TIMEOUT, running)
+    let ended = wait(&mut command, SAVE_TIMEOUT, running)
         .map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
     match ended {
-        Ended::Exited(status) if status.success() => Ok(()),
-        Ended::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
-        Ended::OverMemory(limit) => anyhow::bail!("cargo bench was {}", memory_kill_reason(limit)),
-        Ended::TimedOut => anyhow::bail!("cargo bench took more than {} s", TIMEOUT.as_secs()),
+        ProcessEnd::Exited(status) if status.success() => Ok(()),
+        ProcessEnd::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
+        ProcessEnd::OverMemory(limit) => {
+            anyhow::bail!("cargo bench was {}", memory_kill_reason(limit))
+        }
+        ProcessEnd::TimedOut => {
+            anyhow::bail!("cargo bench took more than {} s", SAVE_TIMEOUT.as_secs())
+        }
     }
 }

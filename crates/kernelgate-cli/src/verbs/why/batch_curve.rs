@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use kernelgate::display::table::Table;
-use kernelgate::display::time;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::time_text;
 use serde_json::{Value, json};
 
 /// A case whose launch computes a batch of samples.
@@ -84,8 +84,8 @@ impl BatchCurve {
     }
 
     /// The curve as a table of text.
-    pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
-        let mut table = Table::new(&[
+    pub fn text(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
+        let mut table = TextTable::new(&[
             "samples",
             "a launch",
             "samples/s",
@@ -97,7 +97,7 @@ impl BatchCurve {
             let (of_best, of_smallest) = self.batch_efficiency(of);
             table.row(vec![
                 of.samples.to_string(),
-                time(of.launch_ns),
+                time_text(of.launch_ns),
                 format!("{:.0}", of.samples_per_s()),
                 format!("{:.1}%", 100.0 * of_best),
                 format!("{of_smallest:.2}x"),
@@ -136,8 +136,8 @@ mod tests {
         let times = [
             batch_time("net/step/w8_b32_t8/cuda/best/hot", 32, 2e6),
             batch_time("net/step/w8_b8_t8/cuda/best/hot", 8, 1e6),
-            // These two cases differ in the number of steps and in the implementation, so they form
-            // no curve.
+            // These two cases differ in the number of steps and in the implementation, so that no
+            // curve joins them.
             batch_time("net/step/w8_b8_t4/cuda/best/hot", 8, 0.5e6),
             batch_time("net/step/w8_b32_t8/cpu", 32, 9e6),
         ];

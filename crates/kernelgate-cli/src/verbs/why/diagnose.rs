@@ -4,11 +4,11 @@
 use std::path::{Component, Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{Store, file};
+use kernelgate::record::{BaselineStore, file};
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::difference::{TraceSums, difference};
 use kernelgate_trace::diagnose::ranks::{self, Job};
 use kernelgate_trace::diagnose::{
     FindingSeverity, TraceDiagnosis, checklist, diagnose, diagnose_streamed,
@@ -24,10 +24,10 @@ use crate::verbs::shared::choice::ChosenBenches;
 use crate::verbs::shared::output::{print_json, refuse_overwriting_source};
 
 /// The version of the JSON around the diagnoses, which have one of their own.
-const SCHEMA: u32 = 1;
+const DIAGNOSIS_SCHEMA: u32 = 1;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct DiagnoseArguments {
     /// Traces: SQLite exports or reports of Nsight Systems, reports or CSV of Nsight Compute, JSON
     /// of PyTorch's profiler, JAX or rocprofv3 (.gz too), recordings of `kernelgate profile`. Two are compared, unless
     /// --each is given. Or one case, or a regular expression of several, to record and diagnose
@@ -93,32 +93,32 @@ impl From<FailOnSeverity> for FindingSeverity {
 
 /// The outcome of all diagnoses of a call.
 #[derive(Debug, Clone, Copy, Default)]
-struct Outcome {
+struct DiagnosesOutcome {
     /// Whether any question about a GPU was answered.
     answered: bool,
     /// The worst finding.
     worst: Option<FindingSeverity>,
 }
 
-impl Outcome {
+impl DiagnosesOutcome {
     fn add(&mut self, diagnosis: &TraceDiagnosis) {
         self.answered |= diagnosis.answers_any_gpu_question();
         self.worst = self.worst.max(diagnosis.worst());
     }
 
-    fn exit(self, fail_on: Option<FailOnSeverity>) -> Exit {
+    fn exit(self, fail_on: Option<FailOnSeverity>) -> ExitReason {
         let fails = fail_on.is_some_and(|flag| self.worst >= Some(flag.into()));
         match self.answered {
-            false => Exit::Inconclusive,
-            true if fails => Exit::Regression,
-            true => Exit::Fine,
+            false => ExitReason::Inconclusive,
+            true if fails => ExitReason::Regression,
+            true => ExitReason::Fine,
         }
     }
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &DiagnoseArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let folder = tempfile::tempdir()?;
-    let traces: Vec<(String, PathBuf)> = match case(&arguments.traces) {
+    let traces: Vec<(String, PathBuf)> = match case_filter_word(&arguments.traces) {
         Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
         None => {
             let named = |path: &PathBuf| (path.display().to_string(), path.clone());
@@ -136,12 +136,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         match arguments.format {
             DiagnosisFormat::Json => print_json(&json!({
-                "schema_version": SCHEMA,
+                "schema_version": DIAGNOSIS_SCHEMA,
                 "job": job.to_json(),
             }))?,
-            DiagnosisFormat::Text => print(&job.to_text()),
+            DiagnosisFormat::Text => print_text(&job.to_text()),
         }
-        let outcome = Outcome { answered: job.joined > 0, worst: job.worst() };
+        let outcome = DiagnosesOutcome { answered: job.joined > 0, worst: job.worst() };
         return Ok(outcome.exit(arguments.fail_on));
     }
     anyhow::ensure!(
@@ -156,15 +156,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     );
     match &traces[..] {
         [base, head] if together => {
-            compare(arguments, [base, head])?;
-            Ok(Exit::Fine)
+            compare_traces(arguments, [base, head])?;
+            Ok(ExitReason::Fine)
         }
-        traces => Ok(each(arguments, traces)?.exit(arguments.fail_on)),
+        traces => Ok(diagnose_each(arguments, traces)?.exit(arguments.fail_on)),
     }
 }
 
-/// The traces as ranks of one job, where they are that.
-fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
+/// Joins the traces as ranks of one job, if they belong to one.
+fn job(arguments: &DiagnoseArguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
     let alone = arguments.each || arguments.checklist || arguments.range.is_some();
     // Only JSON traces can declare ranks.
     let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
@@ -182,17 +182,20 @@ fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Op
     if traces.len() == 2 && !arguments.ranks && !ranks::have_different_ranks(&parts) {
         return Ok(None);
     }
-    let job = ranks::join(parts);
+    let job = ranks::join_ranks(parts);
     Ok(Some(job).filter(|job| arguments.ranks || job.joined > 0))
 }
 
-fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Outcome> {
+fn diagnose_each(
+    arguments: &DiagnoseArguments,
+    traces: &[(String, PathBuf)],
+) -> anyhow::Result<DiagnosesOutcome> {
     let mut all: Vec<Value> = Vec::new();
-    let mut outcome = Outcome::default();
+    let mut outcome = DiagnosesOutcome::default();
     for (index, (name, path)) in traces.iter().enumerate() {
         let (diagnosis, gpus) = match &arguments.html {
             Some(file) => {
-                let trace = load(path, arguments)?;
+                let trace = load_trace(path, arguments)?;
                 let diagnosis = diagnose(&trace);
                 let gpus = gpus(name, path, arguments, &diagnosis)?;
                 write_diagnosis_page(
@@ -223,17 +226,17 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
         if traces.len() > 1 {
             println!("{}{}", if index > 0 { "\n" } else { "" }, printable_on_terminal(name));
         }
-        print(&match arguments.checklist {
+        print_text(&match arguments.checklist {
             true => checklist::to_text(&lines),
             false => diagnosis.to_text(),
         });
         if let Some(gpus) = &gpus {
             println!();
-            print(&gpus.to_text());
+            print_text(&gpus.to_text());
         }
     }
     if arguments.format == DiagnosisFormat::Json {
-        print_json(&json!({ "schema_version": SCHEMA, "traces": all }))?;
+        print_json(&json!({ "schema_version": DIAGNOSIS_SCHEMA, "traces": all }))?;
     }
     Ok(outcome)
 }
@@ -242,7 +245,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
 fn gpus(
     name: &str,
     path: &Path,
-    arguments: &Arguments,
+    arguments: &DiagnoseArguments,
     diagnosis: &TraceDiagnosis,
 ) -> anyhow::Result<Option<Job>> {
     match arguments.range.is_some() || arguments.checklist {
@@ -252,19 +255,22 @@ fn gpus(
 }
 
 /// Prints the changes from one trace to another; both traces are read one after the other.
-fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
+fn compare_traces(
+    arguments: &DiagnoseArguments,
+    traces: [&(String, PathBuf); 2],
+) -> anyhow::Result<()> {
     let [base, head] =
-        traces.map(|(_, path)| analyze_trace(path, arguments, Sums::streamed, Sums::new));
+        traces.map(|(_, path)| analyze_trace(path, arguments, TraceSums::streamed, TraceSums::new));
     let difference = difference(base?, head?);
     let names = traces.map(|(name, _)| name);
     match arguments.format {
         DiagnosisFormat::Json => print_json(&json!({
-            "schema_version": SCHEMA,
+            "schema_version": DIAGNOSIS_SCHEMA,
             "compared": names,
             "difference": difference.to_json(),
         })),
         DiagnosisFormat::Text => {
-            print(&difference.to_text(names.map(String::as_str)));
+            print_text(&difference.to_text(names.map(String::as_str)));
             Ok(())
         }
     }
@@ -272,7 +278,7 @@ fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Re
 
 /// The case filter, if the only word names no file: files have an extension or begin with the root
 /// or the current folder (`/tmp/trace`, `./trace`), cases do not.
-fn case(words: &[PathBuf]) -> Option<String> {
+fn case_filter_word(words: &[PathBuf]) -> Option<String> {
     let [word] = words else { return None };
     let first = word.components().next();
     let is_path = matches!(
@@ -283,15 +289,15 @@ fn case(words: &[PathBuf]) -> Option<String> {
     (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
-/// Prints a text of the file with its control characters escaped.
-fn print(text: &str) {
+/// Prints a text of the file and escapes its control characters.
+fn print_text(text: &str) {
     text.lines().for_each(|line| println!("{}", printable_on_terminal(line)));
 }
 
 /// Analyses a trace: while it is read if possible, because a large trace does not fit into memory.
 fn analyze_trace<T>(
     path: &Path,
-    arguments: &Arguments,
+    arguments: &DiagnoseArguments,
     streamed: impl Fn(&Path) -> Result<Option<T>, TraceError>,
     held: impl Fn(&Trace) -> T,
 ) -> anyhow::Result<T> {
@@ -299,10 +305,10 @@ fn analyze_trace<T>(
         Some(_) => None,
         None => streamed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?,
     };
-    streamed.map_or_else(|| load(path, arguments).map(|trace| held(&trace)), Ok)
+    streamed.map_or_else(|| load_trace(path, arguments).map(|trace| held(&trace)), Ok)
 }
 
-fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
+fn load_trace(path: &Path, arguments: &DiagnoseArguments) -> anyhow::Result<Trace> {
     trace_file::open(path, &WantedTraceParts::ALL, arguments.range.as_deref())
 }
 
@@ -319,7 +325,7 @@ mod tests {
 
     #[test]
     fn cases_and_paths_are_distinguished() {
-        let filter_of = |word: &str| case(&[PathBuf::from(word)]);
+        let filter_of = |word: &str| case_filter_word(&[PathBuf::from(word)]);
         for filter in ["attention/forward/n64/cuda/hot", "^st_bif/", "graph"] {
             assert_eq!(filter_of(filter).as_deref(), Some(filter));
         }

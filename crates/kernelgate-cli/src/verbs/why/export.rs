@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::file;
 use kernelgate::record::text::printable_path;
 use kernelgate_trace::export;
@@ -15,7 +15,7 @@ use super::trace_file;
 use crate::verbs::shared::output::refuse_overwriting_source;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct ExportArguments {
     /// A trace: an SQLite export or report of Nsight Systems, JSON of PyTorch's profiler (.gz too)
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
@@ -38,7 +38,7 @@ enum ExportFormat {
     Perfetto,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+pub fn run(arguments: &ExportArguments) -> anyhow::Result<ExitReason> {
     if let Some(out) = &arguments.out {
         refuse_overwriting_source("--out", out, &arguments.trace)?;
     }
@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
             let written =
                 export::write_perfetto(&trace, &mut BufWriter::new(std::io::stdout().lock()));
             if written.as_ref().is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
-                std::process::exit(Exit::BROKEN_PIPE_EXIT_CODE);
+                std::process::exit(ExitReason::BROKEN_PIPE_EXIT_CODE);
             }
             written.context("failed to write to standard output")?;
         }
@@ -67,5 +67,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
             println!("{}: open it at https://ui.perfetto.dev", printable_path(out));
         }
     }
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }

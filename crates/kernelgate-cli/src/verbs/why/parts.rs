@@ -4,8 +4,8 @@
 //! Times of parts add up to the whole: if a launch begins before the previous one has ended, the
 //! time of both counts for the earlier launch.
 
-use kernelgate::display::table::Table;
-use kernelgate::display::{bytes, time};
+use kernelgate::display::table::TextTable;
+use kernelgate::display::{byte_text, time_text};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::CaseRecording;
 use kernelgate::workload::SampleUnit;
@@ -13,7 +13,7 @@ use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode};
 use serde_json::{Value, json};
 
 /// Parts of a case, and other facts about one launch.
-pub struct Parts {
+pub struct LaunchParts {
     parts: Vec<NetworkPartUse>,
     /// Samples a second, if a launch has samples.
     samples_per_s: Option<f64>,
@@ -42,10 +42,11 @@ struct MeasuredPart {
 
 /// The parts of a recording, which was read as this trace.
 #[allow(clippy::cast_precision_loss)]
-pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> Parts {
+pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> LaunchParts {
     let names: Vec<&str> = recording.parts.iter().flat_map(|part| part.range.split('/')).collect();
     let tree = trace.range_tree(&names);
-    let is_step = |range: &&RangeTreeNode| range.depth == 1 && range.name == CaseRecording::STEP;
+    let is_step =
+        |range: &&RangeTreeNode| range.depth == 1 && range.name == CaseRecording::STEP_RANGE;
     let step = tree.iter().find(is_step);
     let steps = f64::from(recording.steps.max(1));
     let part = |of: &kernelgate::protocol::RecordedPart| {
@@ -67,7 +68,7 @@ pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> Par
         }
     };
     let rate = |samples: u64| Some(samples as f64 * steps * 1e9 / step?.span_ns as f64);
-    Parts {
+    LaunchParts {
         parts: recording.parts.iter().map(part).collect(),
         samples_per_s: recording.samples.and_then(rate),
         sample_unit: recording.sample_unit,
@@ -96,9 +97,9 @@ fn kernels_a_launch(recording: &CaseRecording) -> Option<usize> {
     launches.all(|launch| launch.eq(first.iter().copied())).then_some(first.len())
 }
 
-impl Parts {
+impl LaunchParts {
     /// The rate, the kernels, the memory and the tables as text.
-    pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
+    pub fn text(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
         let mut text = String::new();
         if let Some(rate) = self.samples_per_s {
             text += &format!("{}\n", self.sample_unit.per_second(rate));
@@ -108,11 +109,12 @@ impl Parts {
             None => "launches differ in their kernels\n".to_owned(),
         };
         if !self.memory_uses.is_empty() {
-            let uses = self.memory_uses.iter().map(|(of, size)| format!("{of} {}", bytes(*size)));
+            let uses =
+                self.memory_uses.iter().map(|(of, size)| format!("{of} {}", byte_text(*size)));
             text += &format!("device memory by use: {}\n", uses.collect::<Vec<_>>().join(", "));
         }
         for parts in self.parts.chunk_by(|a, b| a.table == b.table) {
-            let mut table = Table::new(&[
+            let mut table = TextTable::new(&[
                 &parts[0].table,
                 "a launch",
                 "share",
@@ -162,10 +164,10 @@ impl NetworkPartUse {
         let reached = self.limit.as_ref().zip(measured);
         vec![
             self.label.clone(),
-            measured.map_or_else(none, |measured| time(measured.own_ns)),
+            measured.map_or_else(none, |measured| time_text(measured.own_ns)),
             measured.map_or_else(none, |measured| percent(measured.share)),
             measured.map_or_else(|| "0".to_owned(), |measured| measured.launched.to_string()),
-            self.limit.as_ref().map_or_else(none, |limit| time(limit.time_ns)),
+            self.limit.as_ref().map_or_else(none, |limit| time_text(limit.time_ns)),
             reached.map_or_else(none, |(limit, of)| percent(limit.time_ns / of.own_ns.max(1.0))),
             self.limit.as_ref().map_or_else(none, |limit| limit.by.clone()),
         ]

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use kernelgate::display::table::Table;
-use kernelgate::display::{terminal, time};
-use kernelgate::exit::Exit;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::{terminal, time_text};
+use kernelgate::exit::ExitReason;
 use kernelgate::protocol::{
     BenchResponseBody, CaseStatus, ProfiledCase, RecordedLaunches, RequestedAction,
 };
-use kernelgate::record::Store;
+use kernelgate::record::BaselineStore;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
 use kernelgate_trace::diagnose::short_name;
 use kernelgate_trace::stats::shorten;
@@ -28,7 +28,7 @@ use crate::verbs::shared::output::{OutputFormat, json, print_json, write_files};
 const MAX_KERNEL_NAME_COLUMNS: usize = 44;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct ProfileArguments {
     #[command(flatten)]
     choice: CaseSelection,
     /// How to print
@@ -47,7 +47,7 @@ pub struct Arguments {
     out: Option<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(arguments: &ProfileArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let repetitions = RecordedLaunches {
         warm_up: arguments.warm_up,
         steps: arguments.steps.map(NonZeroU32::get),
@@ -55,16 +55,18 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let scratch = tempfile::tempdir()?;
     let folder =
         arguments.out.as_ref().map_or_else(|| scratch.path().to_owned(), |out| out.join("traces"));
-    let profiled = profile(&arguments.choice, store, repetitions, &folder)?;
+    let profiled = profile_cases_of(&arguments.choice, store, repetitions, &folder)?;
     match arguments.format {
-        OutputFormat::Json => print_json(&values(&profiled)?)?,
-        format => format.print(text(&profiled, format, terminal::columns()).trim_end()),
+        OutputFormat::Json => print_json(&profile_values(&profiled)?)?,
+        format => {
+            format.print(profiles_text(&profiled, format, terminal::terminal_columns()).trim_end())
+        }
     }
     if let Some(out) = &arguments.out {
         let files = [
-            ("profile.txt", text(&profiled, OutputFormat::Text, None)),
-            ("profile.md", text(&profiled, OutputFormat::Markdown, None)),
-            ("profile.json", json(&values(&profiled)?)?),
+            ("profile.txt", profiles_text(&profiled, OutputFormat::Text, None)),
+            ("profile.md", profiles_text(&profiled, OutputFormat::Markdown, None)),
+            ("profile.json", json(&profile_values(&profiled)?)?),
         ];
         let recorded = || profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
         let drawings: Vec<_> =
@@ -83,17 +85,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         with(CaseStatus::Ok) || with(CaseStatus::Failed),
         "nothing was profiled: every case was skipped"
     );
-    Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
+    Ok(if with(CaseStatus::Failed) { ExitReason::Inconclusive } else { ExitReason::Fine })
 }
 
 /// Records the cases that a filter selects into a folder, a file for each.
 pub fn record(
     filter: &str,
     benches: &ChosenBenches,
-    store: &Store,
+    store: &BaselineStore,
     folder: &Path,
 ) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let profiled = profile(
+    let profiled = profile_cases_of(
         &CaseSelection::matching(filter, benches),
         store,
         RecordedLaunches::default(),
@@ -123,9 +125,9 @@ struct RecordedProfile {
     tools: Vec<Vec<String>>,
 }
 
-fn profile(
+fn profile_cases_of(
     choice: &CaseSelection,
-    store: &Store,
+    store: &BaselineStore,
     repetitions: RecordedLaunches,
     folder: &Path,
 ) -> anyhow::Result<Vec<RecordedProfile>> {
@@ -162,7 +164,7 @@ fn profile(
     Ok(profiled)
 }
 
-/// Time of a launch of a case, if it computes samples.
+/// Time of one launch of a batch case; `None` if the case computes no samples.
 fn batch_time_of_profile(profiled: &RecordedProfile) -> Option<BatchLaunchTime> {
     let case = &profiled.case;
     let by_host = || {
@@ -185,7 +187,7 @@ fn recorded_networks(profiled: &[RecordedProfile]) -> Vec<RecordedNetwork> {
 }
 
 /// The profiled cases as JSON values.
-fn values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
+fn profile_values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
     let (curves, networks) = (batch_curves_of(profiled), recorded_networks(profiled));
     let value = |profiled: &RecordedProfile| {
         let mut value = serde_json::to_value(&profiled.case)?;
@@ -206,8 +208,12 @@ fn values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
     profiled.iter().map(value).collect()
 }
 
-fn text(profiled: &[RecordedProfile], format: OutputFormat, columns: Option<usize>) -> String {
-    let shown = |table: &Table| match format {
+fn profiles_text(
+    profiled: &[RecordedProfile],
+    format: OutputFormat,
+    columns: Option<usize>,
+) -> String {
+    let shown = |table: &TextTable| match format {
         OutputFormat::Markdown => table.to_markdown(),
         _ => table.text_within(columns),
     };
@@ -220,7 +226,7 @@ fn text(profiled: &[RecordedProfile], format: OutputFormat, columns: Option<usiz
 fn profile_text(
     profiled: &RecordedProfile,
     format: OutputFormat,
-    shown: &dyn Fn(&Table) -> String,
+    shown: &dyn Fn(&TextTable) -> String,
 ) -> String {
     let case = &profiled.case;
     if !case.phases.is_empty() {
@@ -230,17 +236,24 @@ fn profile_text(
         let reason = format.words(case.reason.as_deref().unwrap_or_default());
         return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name());
     };
-    let mut table =
-        Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
+    let mut table = TextTable::new(&[
+        "kernel",
+        "launches",
+        "total",
+        "of the span",
+        "each",
+        "shortest",
+        "longest",
+    ]);
     for kernel in &summary.kernels {
         table.row(vec![
             shorten(&short_name(&kernel.name), MAX_KERNEL_NAME_COLUMNS),
             kernel.count.to_string(),
-            time(kernel.total_ns as f64),
+            time_text(kernel.total_ns as f64),
             format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
-            time(kernel.total_ns as f64 / kernel.count as f64),
-            time(kernel.shortest_ns as f64),
-            time(kernel.longest_ns as f64),
+            time_text(kernel.total_ns as f64 / kernel.count as f64),
+            time_text(kernel.shortest_ns as f64),
+            time_text(kernel.longest_ns as f64),
         ]);
     }
     let table = shown(&table);
@@ -258,8 +271,8 @@ fn profile_text(
         "{}\n{recorded}\n{table}\n{} from the first kernel's start to the last one's end, {} \
          ({:.1}%) with none running\n\n{tools}\n",
         case.case,
-        time(summary.span_ns as f64),
-        time(idle as f64),
+        time_text(summary.span_ns as f64),
+        time_text(idle as f64),
         100.0 * idle as f64 / summary.span_ns.max(1) as f64
     )
 }
@@ -268,18 +281,18 @@ fn profile_text(
 fn phase_tables_text(
     case: &ProfiledCase,
     format: OutputFormat,
-    shown: &dyn Fn(&Table) -> String,
+    shown: &dyn Fn(&TextTable) -> String,
 ) -> String {
     let mut table =
-        Table::new(&["phase", "times", "total", "each", "shortest", "longest", "threads busy"]);
+        TextTable::new(&["phase", "times", "total", "each", "shortest", "longest", "threads busy"]);
     for phase in &case.phases {
         table.row(vec![
             phase.name.clone(),
             phase.count.to_string(),
-            time(phase.total_ns),
-            time(phase.total_ns / phase.count.max(1) as f64),
-            time(phase.shortest_ns),
-            time(phase.longest_ns),
+            time_text(phase.total_ns),
+            time_text(phase.total_ns / phase.count.max(1) as f64),
+            time_text(phase.shortest_ns),
+            time_text(phase.longest_ns),
             phase.busy_threads.map_or_else(|| "-".to_owned(), |busy| format!("{busy:.2}")),
         ]);
     }

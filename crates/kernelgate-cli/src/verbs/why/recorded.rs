@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use kernelgate::display::table::Table;
-use kernelgate::display::{bytes, time};
+use kernelgate::display::table::TextTable;
+use kernelgate::display::{byte_text, time_text};
 use kernelgate::protocol::CaseRecording;
 use kernelgate::record::file;
 use kernelgate::record::text::printable_on_terminal;
@@ -13,7 +13,7 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 use serde_json::{Value, json};
 
 use super::network::RecordedNetwork;
-use super::parts::{self, Parts};
+use super::parts::{self, LaunchParts};
 use super::stages::{self, KernelStages};
 use super::trace_file;
 use crate::verbs::shared::output::OutputFormat;
@@ -28,7 +28,7 @@ pub struct ProfiledRecording {
     recording: CaseRecording,
     tree: Vec<RangeTreeNode>,
     /// Parts of the network, if the workload names some.
-    parts: Option<Parts>,
+    parts: Option<LaunchParts>,
     /// Stage times of kernels whose rows name stages.
     stages: Vec<KernelStages>,
     diagnosis: TraceDiagnosis,
@@ -40,7 +40,7 @@ pub struct ProfiledRecording {
 pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<ProfiledRecording> {
     let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let trace = read::open(&path, &WantedTraceParts::ALL)
+    let trace = read::open_trace_file(&path, &WantedTraceParts::ALL)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let joined = JoinedTrace::new(&trace);
     let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnose_job());
@@ -52,7 +52,7 @@ pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<ProfiledR
 
 impl ProfiledRecording {
     /// Device and host times, the ranges and the findings as text.
-    pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&Table) -> String) -> String {
+    pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&TextTable) -> String) -> String {
         let indented = |text: &str| {
             let lines: Vec<_> = text.lines().map(printable_on_terminal).collect();
             match format {
@@ -81,19 +81,19 @@ impl ProfiledRecording {
         let CaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
         let wall_ns = *wall_ns as f64;
         let Some(case) = self.tree.first() else {
-            return format!("nothing ran on the device in {}\n", time(wall_ns));
+            return format!("nothing ran on the device in {}\n", time_text(wall_ns));
         };
         let busy_ns = case.busy_ns as f64;
         let mut text = format!(
             "{} of {} on the device ({:.1}%), {steps} launches after {warm_up}\n",
-            time(busy_ns),
-            time(wall_ns),
+            time_text(busy_ns),
+            time_text(wall_ns),
             100.0 * busy_ns / wall_ns.max(1.0),
         );
         if let Some(step) = self.step() {
             text += &format!(
                 "a launch: {} from its first start to its last end\n",
-                time(step.span_ns as f64 / step.times.max(1) as f64)
+                time_text(step.span_ns as f64 / step.times.max(1) as f64)
             );
             for (by, reached) in &step.of_limits {
                 text += &format!("{:.1}% of the {by} limit\n", reached * 100.0);
@@ -101,7 +101,8 @@ impl ProfiledRecording {
         }
         if let Some(memory) = self.diagnosis.memory.first() {
             // The range of the case is the only outermost range.
-            let held = |phase: usize| bytes(memory.phases.get(phase).map_or(0, |of| of.peak_bytes));
+            let held =
+                |phase: usize| byte_text(memory.phases.get(phase).map_or(0, |of| of.peak_bytes));
             text += &format!(
                 "device memory: {} at most while it was prepared and verified, {} while it was \
                  launched\n",
@@ -112,7 +113,7 @@ impl ProfiledRecording {
         if let Some(cost_ns) = launch_cost_ns {
             text += &format!(
                 "recording adds {} to the host's part of a launch\n",
-                time(cost_ns.max(0.0))
+                time_text(cost_ns.max(0.0))
             );
         }
         text
@@ -137,12 +138,13 @@ impl ProfiledRecording {
     }
 
     fn step(&self) -> Option<&RangeTreeNode> {
-        self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::STEP)
+        self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::STEP_RANGE)
     }
 
-    fn ranges(&self, shown: &dyn Fn(&Table) -> String) -> String {
-        let mut table =
-            Table::new(&["range", "times", "host", "device", "busy", "share", "launched", "bound"]);
+    fn ranges(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
+        let mut table = TextTable::new(&[
+            "range", "times", "host", "device", "busy", "share", "launched", "bound",
+        ]);
         let mut left_out = 0;
         for range in &self.tree {
             if range.share < MIN_SHOWN_SHARE {
@@ -154,9 +156,9 @@ impl ProfiledRecording {
             table.row(vec![
                 format!("{} {name}", "·".repeat(range.depth)),
                 range.times.to_string(),
-                range.host_ns.map_or_else(|| "-".to_owned(), |ns| time(ns as f64)),
-                time(range.span_ns as f64),
-                time(range.busy_ns as f64),
+                range.host_ns.map_or_else(|| "-".to_owned(), |ns| time_text(ns as f64)),
+                time_text(range.span_ns as f64),
+                time_text(range.busy_ns as f64),
                 format!("{:.1}%", range.share * 100.0),
                 range.operations.to_string(),
                 range.bound.label().to_owned(),
@@ -180,7 +182,7 @@ impl ProfiledRecording {
             "busy_ns": self.tree.first().map(|case| case.busy_ns),
             "launch_cost_ns": self.recording.launch_cost_ns,
             "ranges": ranges,
-            "parts": self.parts.as_ref().map(Parts::json),
+            "parts": self.parts.as_ref().map(LaunchParts::json),
             "stages": self.stages.iter().map(KernelStages::json).collect::<Vec<_>>(),
             "diagnosis": self.diagnosis.to_json(),
             "gpus": self.gpus.as_ref().map(Job::to_json),

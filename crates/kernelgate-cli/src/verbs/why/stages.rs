@@ -4,14 +4,14 @@
 //! The clocks count cycles. The time of a stage is its share of the cycles, multiplied by the time
 //! of the kernel without clocks.
 
-use kernelgate::display::table::Table;
-use kernelgate::display::time;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::time_text;
 use kernelgate::protocol::{CaseRecording, RecordedStages};
 use kernelgate::record::text::printable_on_terminal;
 use serde_json::{Value, json};
 
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, PlottedUnit, Row, Rows, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, PlottedUnit, Row, ScaleKind,
 };
 
 /// The stages of a kernel in one launch of its case.
@@ -21,10 +21,10 @@ pub struct KernelStages {
     blocks: usize,
     /// Time of the kernel, as recorded without clocks, nanoseconds.
     kernel_ns: f64,
-    stages: Vec<Stage>,
+    stages: Vec<StageTime>,
 }
 
-struct Stage {
+struct StageTime {
     name: String,
     /// The stage's share of the kernel's cycles.
     share: f64,
@@ -57,7 +57,7 @@ fn kernel_stages(recording: &CaseRecording, stages: &RecordedStages) -> Option<K
     let ns_a_cycle = kernel_ns * blocks.len() as f64 / all;
     let stage = |(i, name): (usize, &String)| {
         let cycles = || blocks.iter().map(|cycles| cycles[i] as f64);
-        Stage {
+        StageTime {
             name: name.clone(),
             share: cycles().sum::<f64>() / all,
             blocks_ns: cycles().map(|cycles| cycles * ns_a_cycle).collect(),
@@ -71,7 +71,7 @@ fn kernel_stages(recording: &CaseRecording, stages: &RecordedStages) -> Option<K
     })
 }
 
-impl Stage {
+impl StageTime {
     fn mean_ns(&self) -> f64 {
         self.blocks_ns.iter().sum::<f64>() / self.blocks_ns.len().max(1) as f64
     }
@@ -87,16 +87,16 @@ impl Stage {
 
 impl KernelStages {
     /// The stages as a table with a heading.
-    pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
+    pub fn text(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
         let mut table =
-            Table::new(&["stage", "a launch", "share", "shortest block", "longest block"]);
+            TextTable::new(&["stage", "a launch", "share", "shortest block", "longest block"]);
         for stage in &self.stages {
             table.row(vec![
                 printable_on_terminal(&stage.name).into_owned(),
-                time(stage.mean_ns()),
+                time_text(stage.mean_ns()),
                 format!("{:.1}%", 100.0 * stage.share),
-                time(stage.shortest_block_ns()),
-                time(stage.longest_block_ns()),
+                time_text(stage.shortest_block_ns()),
+                time_text(stage.longest_block_ns()),
             ]);
         }
         format!("\nstages of {}\n{}", self.heading(), shown(&table))
@@ -106,14 +106,14 @@ impl KernelStages {
         format!(
             "{}, {} in {} blocks: mean over the blocks, by clocks in another build of it",
             printable_on_terminal(&self.kernel),
-            time(self.kernel_ns),
+            time_text(self.kernel_ns),
             self.blocks
         )
     }
 
     /// The stages as JSON.
     pub fn json(&self) -> Value {
-        let stage = |stage: &Stage| {
+        let stage = |stage: &StageTime| {
             json!({
                 "name": stage.name,
                 "share": stage.share,
@@ -130,19 +130,19 @@ impl KernelStages {
 
     /// A chart with a row for each stage and a ring for each block.
     fn stage_chart(&self, case: &str) -> ChartWithTitle {
-        let row = |stage: &Stage| Row {
+        let row = |stage: &StageTime| Row {
             label: stage.name.clone(),
-            value: format!("{} {:.1}%", time(stage.mean_ns()), 100.0 * stage.share),
+            value: format!("{} {:.1}%", time_text(stage.mean_ns()), 100.0 * stage.share),
             marks: vec![
                 ChartRowMark::Dots(stage.blocks_ns.clone(), 0),
                 ChartRowMark::Tick(stage.mean_ns()),
             ],
         };
-        let axis = Axis::new("time in a launch", PlottedUnit::Time, ScaleKind::FromZero);
+        let axis = ChartAxis::new("time in a launch", PlottedUnit::Time, ScaleKind::FromZero);
         ChartWithTitle {
             title: case.to_owned(),
             subtitle: format!("ring: a block, line: mean of all blocks; {}", self.heading()),
-            body: ChartBody::Rows(Rows {
+            body: ChartBody::Rows(LabelledRows {
                 axis,
                 legend: Vec::new(),
                 rows: self.stages.iter().map(row).collect(),

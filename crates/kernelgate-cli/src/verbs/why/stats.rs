@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::display::medium::CsvText;
-use kernelgate::exit::Exit;
+use kernelgate::exit::ExitReason;
 use kernelgate::record::text::{on_one_line, printable_on_terminal, printable_path};
 use kernelgate_trace::analyze::timeline::idle;
-use kernelgate_trace::model::{Recorder, Trace};
+use kernelgate_trace::model::{Trace, TraceRecorder};
 use kernelgate_trace::read::WantedTraceParts;
 use kernelgate_trace::stats::{self, StatsReport, Table};
 use regex::Regex;
@@ -18,13 +18,13 @@ use super::trace_file;
 use crate::verbs::shared::output::{json as json_text, print_json, write_files};
 
 /// Version of the JSON output of `kernelgate stats`.
-const SCHEMA: u32 = 1;
+const STATS_SCHEMA: u32 = 1;
 
 /// Size of a file from which it is read once for each table, so that fewer rows are in memory.
 const MIN_BYTES_TO_READ_BY_TABLE: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct StatsArguments {
     /// Traces: SQLite exports or reports of Nsight Systems, JSON of PyTorch's profiler (.gz too)
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
@@ -64,7 +64,7 @@ fn report(name: &str) -> Result<StatsReport, String> {
     })
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+pub fn run(arguments: &StatsArguments) -> anyhow::Result<ExitReason> {
     let reports = if arguments.report.is_empty() {
         StatsReport::ALL.to_vec()
     } else {
@@ -85,16 +85,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
                 files.iter().map(|(name, text)| (name.as_str(), text.clone())),
                 &[],
             )?;
-            summaries.push(summary(path, &trace, &files));
+            summaries.push(stats_summary(path, &trace, &files));
             continue;
         }
         match arguments.format {
-            StatsTableFormat::Json => printed.push(document(path, &tables)),
+            StatsTableFormat::Json => printed.push(tables_document(path, &tables)),
             format => print(path, &tables, format, arguments.traces.len() > 1),
         }
     }
     if let Some(folder) = &arguments.out {
-        let all = json!({ "schema_version": SCHEMA, "traces": summaries });
+        let all = json!({ "schema_version": STATS_SCHEMA, "traces": summaries });
         write_files(folder, [("summary.json", json_text(&all)?)], &[])?;
         println!(
             "{} traces, {} tables each: {}",
@@ -103,20 +103,24 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
             printable_path(folder)
         );
     } else if arguments.format == StatsTableFormat::Json {
-        print_json(&json!({ "schema_version": SCHEMA, "traces": printed }))?;
+        print_json(&json!({ "schema_version": STATS_SCHEMA, "traces": printed }))?;
     }
-    Ok(Exit::Fine)
+    Ok(ExitReason::Fine)
 }
 
 /// The trace with the tables that are needed, restricted to `--range`.
-fn load(path: &Path, reports: &[StatsReport], arguments: &Arguments) -> anyhow::Result<Trace> {
+fn load_for_reports(
+    path: &Path,
+    reports: &[StatsReport],
+    arguments: &StatsArguments,
+) -> anyhow::Result<Trace> {
     let mut wanted =
         reports.iter().fold(WantedTraceParts::default(), |all, report| all.and(report.columns()));
     if arguments.out.is_some() {
         wanted.operations = true;
     }
     let trace = trace_file::open(path, &wanted, arguments.range.as_deref())?;
-    if trace.recorder == Recorder::NsightCompute {
+    if trace.recorder == TraceRecorder::NsightCompute {
         anyhow::bail!(
             "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",
             path.display()
@@ -136,11 +140,11 @@ fn print_read_problems(path: &Path, problems: &BTreeSet<String>) {
 fn tables(
     path: &Path,
     reports: &[StatsReport],
-    arguments: &Arguments,
+    arguments: &StatsArguments,
 ) -> anyhow::Result<(Trace, Vec<Table>)> {
     let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= MIN_BYTES_TO_READ_BY_TABLE);
     if !large || arguments.range.is_some() {
-        let trace = load(path, reports, arguments)?;
+        let trace = load_for_reports(path, reports, arguments)?;
         print_read_problems(path, &trace.quality.unreadable.iter().cloned().collect());
         let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
         return Ok((trace, tables));
@@ -153,7 +157,7 @@ fn tables(
         let (trace, table) = match streamed {
             Some(streamed) => (streamed.trace, streamed.table),
             None => {
-                let trace = load(path, &[report], arguments)?;
+                let trace = load_for_reports(path, &[report], arguments)?;
                 let table = stats::table(&trace, report);
                 (trace, table)
             }
@@ -162,7 +166,7 @@ fn tables(
         problems.extend(trace.quality.unreadable);
     }
     print_read_problems(path, &problems);
-    Ok((load(path, &[], arguments)?, tables))
+    Ok((load_for_reports(path, &[], arguments)?, tables))
 }
 
 fn print(path: &Path, tables: &[Table], format: StatsTableFormat, several: bool) {
@@ -195,7 +199,7 @@ fn text(table: &Table) -> String {
     table.to_text()
 }
 
-fn document(path: &Path, tables: &[Table]) -> serde_json::Value {
+fn tables_document(path: &Path, tables: &[Table]) -> serde_json::Value {
     let tables: Vec<serde_json::Value> = tables.iter().map(Table::cell_to_json).collect();
     json!({ "trace": path.display().to_string(), "tables": tables })
 }
@@ -242,10 +246,10 @@ fn trace_file_names(traces: &[PathBuf]) -> Vec<String> {
 }
 
 /// The entry of a trace in `summary.json`.
-fn summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serde_json::Value {
+fn stats_summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serde_json::Value {
     let activities = idle::activity_of_devices(trace, |_| true);
     let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
-    let span_ns: i64 = activities.iter().map(idle::Activity::span_of_gaps_ns).sum();
+    let span_ns: i64 = activities.iter().map(idle::DeviceActivity::span_of_gaps_ns).sum();
     let kernels = stats::table(trace, StatsReport::GpuKernels);
     let top = kernels.rows.first().map(|row| row[kernels.named_by].plain());
     json!({

@@ -19,10 +19,10 @@ const NCU_SECTIONS: [&str; 6] = [
 /// Largest number of kernels that Nsight Compute measures: those with the most time.
 const MAX_KERNELS_FOR_NCU: usize = 3;
 /// Launches of each kernel that Nsight Compute measures.
-const LAUNCHES: usize = 5;
+const MEASURED_LAUNCHES: usize = 5;
 
 /// Longest line after wrapping.
-const COLUMNS: usize = 96;
+const WRAPPED_COLUMNS: usize = 96;
 
 /// Command lines, word by word, for Nsight Systems and Nsight Compute, each with the command that
 /// reads its report. `kernels` are the case's, by time; if it is empty because nothing was
@@ -48,7 +48,7 @@ pub fn lines(
     let sections = NCU_SECTIONS.map(|section| format!("--section {section}"));
     let kernels = [
         format!("-k {}", quoted(&format!("regex:{}", ncu_kernel_filter(case, kernels)))),
-        format!("--launch-count {LAUNCHES}"),
+        format!("--launch-count {MEASURED_LAUNCHES}"),
     ];
     [
         line(
@@ -69,7 +69,7 @@ pub fn broken(words: &[String]) -> String {
     let (mut text, mut column) = (String::new(), 0);
     for word in words {
         let length = word.chars().count() + 1;
-        if column > 0 && column + length > COLUMNS {
+        if column > 0 && column + length > WRAPPED_COLUMNS {
             text += " \\\n  ";
             column = 2;
         } else if column > 0 {

@@ -12,7 +12,7 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 pub fn open(path: &Path, wanted: &WantedTraceParts, range: Option<&str>) -> anyhow::Result<Trace> {
     let failed = |error| anyhow::anyhow!("failed to {error}");
     let Some(range) = range else {
-        return read::open(path, wanted).map_err(failed);
+        return read::open_trace_file(path, wanted).map_err(failed);
     };
     inside::open(path, wanted, range).map_err(failed)?.ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
@@ -24,6 +24,7 @@ pub fn gpus(name: &str, path: &Path, diagnosis: &TraceDiagnosis) -> anyhow::Resu
     if diagnosis.devices.len() < 2 {
         return Ok(None);
     }
-    let job = ranks::within(name, path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let job =
+        ranks::ranks_of_trace(name, path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     Ok(job.filter(|job| job.joined > 0))
 }

@@ -46,7 +46,7 @@ impl KernelArgument {
         Self::Struct(StructArgumentBytes { stored, size: bytes.len() })
     }
 
-    /// Size of the parameter that it is for, bytes.
+    /// Size of the kernel parameter that this argument is for, bytes.
     pub const fn size(&self) -> usize {
         match self {
             Self::Address(_) | Self::I64(_) | Self::U64(_) => 8,

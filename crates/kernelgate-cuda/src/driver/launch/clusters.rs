@@ -64,8 +64,8 @@ impl Kernel {
         Ok((!cluster.contains(&0)).then_some(cluster))
     }
 
-    /// Cluster size in blocks in x, y, z: that of the launch if set, else the size that the kernel
-    /// was compiled for. For a GPU with clusters.
+    /// Cluster size in blocks in x, y, z: the size that the launch sets, else the size that the
+    /// kernel was compiled for. The caller checks that the GPU supports clusters.
     ///
     /// # Errors
     /// Fails if the kernel was compiled for clusters of another size.

@@ -1,8 +1,8 @@
 //! Machine code and PTX that other tools made: cubin, fatbin, PTX, from a file or from memory.
 //!
-//! The driver decides which images it loads. This module reads only the facts of a kernel image
-//! that messages need: its kind and its architectures. This module does not have source code
-//! ([`crate::compiler`] has).
+//! The driver decides which images of a file it loads. This module reads only the facts of a kernel
+//! image that messages need: its kind and its architectures. This module does not handle source
+//! code ([`crate::compiler`] does).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ impl KernelImage {
     /// Makes an image from bytes in memory: `include_bytes!`, or the output of another compiler.
     ///
     /// # Errors
-    /// Fails if they are not an image.
+    /// Fails if the bytes are not a kernel image.
     pub fn from_bytes(
         name: impl Into<String>,
         bytes: impl Into<Vec<u8>>,
@@ -203,7 +203,7 @@ const FATBIN_MAGIC: u32 = 0xba55_ed50;
 const FATBIN_WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const LTO_IR_MAGIC: u32 = 0x7f4e_43ed;
 
-/// The kind of an image, by how it begins.
+/// The kind of an image, by its first bytes.
 fn kind(bytes: &[u8]) -> Result<KernelImageKind, &'static str> {
     if bytes.is_empty() {
         return Err("is empty");
@@ -222,7 +222,7 @@ fn kind(bytes: &[u8]) -> Result<KernelImageKind, &'static str> {
         _ => {}
     }
     let text = std::str::from_utf8(bytes).map_err(|_| "is neither cubin, fatbin nor PTX")?;
-    // PTX begins with comments, then its version.
+    // A PTX text begins with comments, which the version follows.
     let code = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     if !code().any(|line| line.starts_with(".version")) {
         return Err("is text without `.version`, and no PTX; source goes through `Source`");
@@ -237,29 +237,35 @@ fn kind(bytes: &[u8]) -> Result<KernelImageKind, &'static str> {
 /// second.
 fn elf(bytes: &[u8]) -> Option<KernelImageKind> {
     const CUDA_ELF_MACHINE: u16 = 190;
-    const FLAGS: usize = 48;
+    const ELF_FLAGS_OFFSET: usize = 48;
     let machine = u16::from_le_bytes(bytes.get(18..20)?.try_into().ok()?);
     if machine != CUDA_ELF_MACHINE {
         return None;
     }
     let shift = if *bytes.get(8)? >= 8 { 8 } else { 0 };
-    let number = word(bytes, FLAGS)? >> shift & 0xff;
+    let number = word(bytes, ELF_FLAGS_OFFSET)? >> shift & 0xff;
     Some(KernelImageKind::Cubin((number > 0).then(|| format!("sm_{number}"))))
 }
 
 /// Number of bytes that the headers of a cubin declare: its tables of sections and segments, and
 /// their contents. The driver gets no length of the image, so its headers are checked first.
 fn declared_cubin_bytes(bytes: &[u8]) -> u64 {
-    const HEADER: u64 = 64;
+    const ELF_HEADER_BYTES: u64 = 64;
     /// Section types of the ELF standard with content in the file. ELF section types of NVIDIA,
     /// which may have no content, are not in this range.
     const SECTION_TYPES_WITH_CONTENT: std::ops::Range<u32> = 1..8;
     let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
     // Start of a table, size of its entries, and their number.
     let table = |start: usize, size: usize| {
-        Some((long(bytes, start)?, read_half_word(bytes, size)?, read_half_word(bytes, size + 2)?))
+        Some((
+            read_long(bytes, start)?,
+            read_half_word(bytes, size)?,
+            read_half_word(bytes, size + 2)?,
+        ))
     };
-    let (Some(segments), Some(sections)) = (table(32, 54), table(40, 58)) else { return HEADER };
+    let (Some(segments), Some(sections)) = (table(32, 54), table(40, 58)) else {
+        return ELF_HEADER_BYTES;
+    };
     let end = |(start, size, count): (u64, u64, u64)| match count {
         0 => 0,
         count => start.saturating_add(size * count),
@@ -269,17 +275,19 @@ fn declared_cubin_bytes(bytes: &[u8]) -> u64 {
     };
     let section = |entry: &[u8]| {
         let kind = word(entry, 4).filter(|kind| SECTION_TYPES_WITH_CONTENT.contains(kind));
-        Some(long(entry, 24)?.saturating_add(kind.and_then(|_| long(entry, 32))?))
+        Some(read_long(entry, 24)?.saturating_add(kind.and_then(|_| read_long(entry, 32))?))
     };
-    let segment = |entry: &[u8]| Some(long(entry, 8)?.saturating_add(long(entry, 32)?));
+    let segment = |entry: &[u8]| Some(read_long(entry, 8)?.saturating_add(read_long(entry, 32)?));
     let sections_end = each(sections).filter_map(section).max().unwrap_or_default();
     let segments_end = each(segments).filter_map(segment).max().unwrap_or_default();
-    [HEADER, end(sections), end(segments), sections_end, segments_end].into_iter().fold(0, u64::max)
+    [ELF_HEADER_BYTES, end(sections), end(segments), sections_end, segments_end]
+        .into_iter()
+        .fold(0, u64::max)
 }
 
 /// Size that the header of a fatbin declares, bytes: the header and the data behind it.
 fn declared_fatbin_bytes(bytes: &[u8]) -> u64 {
-    match (read_half_word(bytes, 6), long(bytes, 8)) {
+    match (read_half_word(bytes, 6), read_long(bytes, 8)) {
         (Some(header), Some(payload)) => payload.saturating_add(header),
         _ => 16,
     }
@@ -316,7 +324,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
+fn read_long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
@@ -459,7 +467,7 @@ mod tests {
     fn a_cubin_of_another_architecture_skips_with_both_named() {
         let Some((device, _alone)) = gpu() else { return };
         let source = Source::new("mine", "extern \"C\" __global__ void mine(float* x) { *x = 1; }");
-        let compile = |arch| nvrtc::compile(&source.build(&[]), arch).unwrap().cubin;
+        let compile = |arch| nvrtc::compile_to_cubin(&source.build(&[]), arch).unwrap().cubin;
         let own = KernelImage::from_bytes("own", compile(&device.facts().arch)).unwrap();
         device.load_module(&own).unwrap().kernel("mine").unwrap();
         let missing = device.load_module(&own).unwrap().kernel("yours").err().unwrap();

@@ -61,16 +61,16 @@ impl Kernel {
         &self.stream
     }
 
-    /// Alive as long as `self`, which keeps its module loaded.
+    /// The function handle is valid as long as `self`, which keeps its module loaded.
     pub(crate) fn function(&self) -> sys::CUfunction {
         self.function.cu_function()
     }
 
-    /// Allows launches with this amount of dynamic shared memory. A larger limit set earlier stays,
-    /// because other launches of the same function may rely on it.
+    /// Allows launches with this amount of dynamic shared memory. A larger limit set earlier is
+    /// kept, because other launches of the same function may rely on it.
     ///
     /// # Errors
-    /// Fails if the device has less.
+    /// Fails if the device has less shared memory.
     pub fn allow_dynamic_shared(&self, bytes: u32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const MAX_DYNAMIC_SHARED_ATTRIBUTE: attribute =
@@ -186,7 +186,7 @@ impl Kernel {
             .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))
     }
 
-    /// Launches the kernel on the device's stream; returns before it has run.
+    /// Launches the kernel on the device's stream; the call may return before the kernel has run.
     ///
     /// A kernel launched with PDL must wait for earlier work on the stream before it accesses
     /// anything that this work writes.

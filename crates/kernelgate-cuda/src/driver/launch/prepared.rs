@@ -31,7 +31,7 @@ impl PreparedLaunch {
         Ok(Self { kernel, launch, arguments })
     }
 
-    /// Enqueues the launch; returns before it has run.
+    /// Enqueues the launch; the call may return before the kernel has run.
     ///
     /// # Errors
     /// Fails if the driver refuses; the error names the kernel.

@@ -23,7 +23,7 @@ pub struct Launch {
     #[serde(skip)]
     pub cluster: Option<[u32; 3]>,
     /// Whether its blocks wait for each other (`cooperative_groups`), so that all of them have to
-    /// be resident at once. The launch waits until the resources that they need are free.
+    /// be resident at once. The launch waits until the resources of all its blocks are free.
     #[serde(skip)]
     pub cooperative: bool,
     /// Whether its blocks may start while the kernel before it on the stream still runs
@@ -67,7 +67,7 @@ impl Launch {
     /// A grid of these blocks in x, y and z, each of `threads` threads.
     ///
     /// # Errors
-    /// Fails if a grid cannot hold them, or has no blocks.
+    /// Fails if a grid cannot hold the blocks, or there are no blocks.
     pub fn with_blocks(blocks: [usize; 3], threads: u32) -> Result<Self, BackendError> {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));

@@ -37,10 +37,10 @@ impl StageClockedKernel {
         self.stages
     }
 
-    /// Sets its counters to zero, in the order of the device's stream.
+    /// Sets the kernel's stage counters to zero, in the order of the device's stream.
     ///
     /// # Errors
-    /// Fails if the driver fails.
+    /// Fails if the driver cannot clear the counters.
     pub fn clear(&self) -> Result<(), BackendError> {
         self.counters.as_ref().map_or(Ok(()), |counters| counters.clear())
     }
@@ -49,7 +49,7 @@ impl StageClockedKernel {
     /// kernel was loaded without clocks.
     ///
     /// # Errors
-    /// Fails if the copy, or anything launched before it, failed.
+    /// Fails if the copy, or a launch before it, failed.
     pub fn stage_cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
         let Some(counters) = &self.counters else { return Ok(Vec::new()) };
         let all = counters.read()?;
@@ -63,7 +63,7 @@ impl StageClockedKernel {
     }
 }
 
-/// The counters of a module, which it keeps loaded.
+/// The stage counters of a module, which this value keeps loaded.
 pub(crate) struct StageCounters {
     _module: Arc<CudaModule>,
     stream: Arc<CudaStream>,
@@ -73,7 +73,7 @@ pub(crate) struct StageCounters {
 
 impl StageCounters {
     /// # Errors
-    /// Fails if the module has none.
+    /// Fails if the module has no stage counters.
     pub(crate) fn in_module(
         module: Arc<CudaModule>,
         stream: &Arc<CudaStream>,

@@ -200,7 +200,7 @@ mod tests {
         );
     }
 
-    const KERNEL: &str = r#"
+    const TENSOR_MAP_KERNEL: &str = r#"
 #include "common/bulk.cuh"
 #include "common/memory.cuh"
 #include "common/tensor_copy.cuh"
@@ -231,8 +231,9 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         let values: Vec<u8> = (1..=2 * 5 * 64u16).flat_map(u16::to_ne_bytes).collect();
         let tensor = device.upload(&values).unwrap();
         let out = device.allocate(8 * 128).unwrap();
-        let kernel =
-            device.kernel(&Source::new("tensor_map", KERNEL).build(&[]), "unswizzled").unwrap();
+        let kernel = device
+            .kernel(&Source::new("tensor_map", TENSOR_MAP_KERNEL).build(&[]), "unswizzled")
+            .unwrap();
         let parameters = Arguments::new()
             .bytes(&TEST_TENSOR_BOXES.map(tensor.address()).unwrap())
             .address(out.address());
@@ -240,7 +241,7 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         PreparedLaunch::new(&device, kernel, dims, parameters).unwrap().launch().unwrap();
         let mut copied = vec![0; 8 * 128];
         out.download(&mut copied).unwrap();
-        // The second matrix has five rows of the eight: every other one in memory.
+        // The test's second matrix has five rows in a box of eight: every second row in memory.
         for (row, bytes) in copied[..5 * 128].chunks(128).enumerate() {
             assert_eq!(bytes, &values[(2 * row + 1) * 128..][..128], "row {row}");
         }

@@ -24,15 +24,15 @@ pub struct UsedKernel {
 /// The used kernels by kernel build and symbol.
 pub type UsedKernels = BTreeMap<String, UsedKernel>;
 
-/// Kernels that were loaded through one view of a device ([`Device::recording`]). The view adds to
-/// them also while the row is launched.
+/// Kernels that were loaded through one view of a device ([`Device::recording`]). Launching a row
+/// adds the kernels that it loads meanwhile.
 ///
 /// [`Device::recording`]: crate::driver::device::Device::recording
 #[derive(Clone, Default)]
-pub struct LoadedKernels(Arc<Mutex<Loaded>>);
+pub struct LoadedKernels(Arc<Mutex<LoadedKernelList>>);
 
 #[derive(Default)]
-struct Loaded {
+struct LoadedKernelList {
     kernels: BTreeMap<String, LoadedKernelCode>,
     staged: Vec<Arc<StageClockedKernel>>,
 }
@@ -110,7 +110,7 @@ impl LoadedKernels {
         all
     }
 
-    fn lock(&self) -> MutexGuard<'_, Loaded> {
+    fn lock(&self) -> MutexGuard<'_, LoadedKernelList> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

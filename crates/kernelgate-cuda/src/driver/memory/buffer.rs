@@ -26,7 +26,7 @@ impl DeviceBuffer {
         self.slice.device_ptr(self.slice.stream()).0
     }
 
-    /// Ordinal of the GPU that it lies on.
+    /// Ordinal of the GPU that holds the buffer.
     pub fn ordinal(&self) -> usize {
         self.slice.stream().context().ordinal()
     }
@@ -42,7 +42,7 @@ impl DeviceBuffer {
     /// Fails if the driver fails.
     pub fn fill(&self, byte: u8) -> Result<(), BackendError> {
         let stream = self.slice.stream();
-        bind(stream.context())?;
+        bind_context(stream.context())?;
         // SAFETY: the range is the whole allocation, which is alive.
         unsafe { result::memset_d8_async(self.address(), byte, self.bytes(), stream.cu_stream()) }
             .map_err(|error| failed("fill memory", &error))
@@ -87,7 +87,7 @@ impl DeviceBuffer {
     /// a stream.
     ///
     /// # Errors
-    /// Fails if one of the two is shorter, or the driver fails.
+    /// Fails if either buffer is shorter than `bytes`, or the driver fails.
     pub fn copy_from(
         &self,
         stream: &CudaStream,
@@ -104,7 +104,7 @@ impl DeviceBuffer {
     /// Address of a range.
     ///
     /// # Errors
-    /// Fails if it is not in the buffer.
+    /// Fails if the range is not inside of the buffer.
     fn address_of_range(&self, range: &Range<usize>) -> Result<u64, BackendError> {
         if range.start > range.end || range.end > self.bytes() {
             return Err(BackendError::Launch(format!(
@@ -130,7 +130,7 @@ impl DeviceBuffer {
             )));
         }
         let stream = self.slice.stream();
-        bind(stream.context())?;
+        bind_context(stream.context())?;
         if bytes.len() >= staging::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.upload(stream, self.address(), bytes) };
@@ -161,7 +161,7 @@ impl DeviceBuffer {
                 self.bytes()
             )));
         }
-        bind(stream.context())?;
+        bind_context(stream.context())?;
         let failed = |error| failed("copy from the GPU", &error);
         let from = self.address() + offset as u64;
         // SAFETY: the range lies in the allocation, which is alive; the target outlives the copy,
@@ -173,11 +173,11 @@ impl DeviceBuffer {
     /// Copies the first bytes of the device buffer to the host and waits for the copy.
     ///
     /// # Errors
-    /// Fails if the copy, or anything launched before it, failed.
+    /// Fails if the copy, or a launch before it, failed.
     pub fn download(&self, target: &mut [u8]) -> Result<(), BackendError> {
         let view = self.slice.slice(0..target.len());
         let stream = self.slice.stream();
-        bind(stream.context())?;
+        bind_context(stream.context())?;
         if target.len() >= staging::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.download(stream, self.address(), target) };
@@ -188,7 +188,7 @@ impl DeviceBuffer {
 }
 
 /// Makes the context of a buffer current on the thread.
-fn bind(context: &CudaContext) -> Result<(), BackendError> {
+fn bind_context(context: &CudaContext) -> Result<(), BackendError> {
     context.bind_to_thread().map_err(|error| failed("make the context current", &error))
 }
 

@@ -58,8 +58,8 @@ impl HostDeviceMailbox {
 
 impl Drop for HostDeviceMailbox {
     fn drop(&mut self) {
-        // SAFETY: the memory was allocated by `malloc_host` and is not used again. A broken context
-        // cannot free it, and the process then ends anyway.
+        // SAFETY: the memory was allocated by `malloc_host` and is not used again. If the context
+        // is broken, the memory cannot be freed, and the process ends anyway.
         let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
     }
 }

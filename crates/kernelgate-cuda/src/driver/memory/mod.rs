@@ -20,10 +20,10 @@ const RESERVED_DEVICE_BYTES: u64 = 512 << 20;
 /// Checks that the given number of bytes of device memory can be allocated.
 ///
 /// # Errors
-/// Fails if they cannot, or the driver fails.
+/// Fails if the bytes do not fit into free memory, or the driver fails.
 pub fn require_free_memory(device: &Device, bytes: u64) -> Result<(), BackendError> {
-    let (free, total) = settled(device)?;
-    check(bytes, free, total)
+    let (free, total) = memory_after_launches(device)?;
+    check_memory_fits(bytes, free, total)
 }
 
 /// Free and total device memory, bytes, once the launches have finished and freed memory has left
@@ -31,7 +31,7 @@ pub fn require_free_memory(device: &Device, bytes: u64) -> Result<(), BackendErr
 ///
 /// # Errors
 /// Fails if the driver fails.
-pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
+pub fn memory_after_launches(device: &Device) -> Result<(u64, u64), BackendError> {
     // First with a timeout, because a hung kernel never finishes; then through the driver, which
     // registers freed memory only then.
     device.synchronize()?;
@@ -64,7 +64,7 @@ pub struct DeviceMemoryUsage {
 ///
 /// # Errors
 /// Fails if the driver fails.
-pub fn usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
+pub fn device_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
     let (free, total) = device.memory()?;
     let of_pool = |attribute| {
         let bytes = memory_pool_attribute(device, attribute);
@@ -109,7 +109,7 @@ pub fn reset_peak_usage(device: &Device) -> Result<(), BackendError> {
         .map_err(|error| failed("begin anew with the memory of the pool", &error))
 }
 
-fn check(bytes: u64, free: u64, total: u64) -> Result<(), BackendError> {
+fn check_memory_fits(bytes: u64, free: u64, total: u64) -> Result<(), BackendError> {
     let available = free.min(total.saturating_sub(RESERVED_DEVICE_BYTES));
     if bytes <= available {
         return Ok(());
@@ -125,13 +125,13 @@ mod tests {
     fn reports_use_and_peak_of_the_pool() {
         let Some((device, _alone)) = crate::testing::gpu() else { return };
         const MIB: u64 = 1 << 20;
-        settled(&device).unwrap();
+        memory_after_launches(&device).unwrap();
         reset_peak_usage(&device).unwrap();
-        let before = usage(&device).unwrap();
+        let before = device_memory_usage(&device).unwrap();
         let kept = device.allocate((96 * MIB) as usize).unwrap();
         drop(device.allocate((64 * MIB) as usize).unwrap());
-        settled(&device).unwrap();
-        let now = usage(&device).unwrap();
+        memory_after_launches(&device).unwrap();
+        let now = device_memory_usage(&device).unwrap();
         eprintln!("{before:?} {now:?}");
         // The driver rounds an allocation up to a multiple of about 512 bytes.
         let is_about = |bytes: u64, expected: u64| (expected..expected + MIB).contains(&bytes);
@@ -140,18 +140,18 @@ mod tests {
         // Tests that are about to begin may open the device meanwhile.
         assert!(now.outside.abs_diff(before.outside) <= 32 * MIB);
         reset_peak_usage(&device).unwrap();
-        assert_eq!(usage(&device).unwrap().pool_peak, now.pool);
+        assert_eq!(device_memory_usage(&device).unwrap().pool_peak, now.pool);
         drop(kept);
-        settled(&device).unwrap();
-        assert_eq!(usage(&device).unwrap().pool, before.pool);
+        memory_after_launches(&device).unwrap();
+        assert_eq!(device_memory_usage(&device).unwrap().pool, before.pool);
     }
 
     #[test]
     fn reports_both_sizes_of_memory_that_does_not_fit() {
-        assert_eq!(check(1 << 30, 2 << 30, 80 << 30), Ok(()));
-        let error = check(18_000_000_000, 2_000_000_000, 80_000_000_000).unwrap_err();
+        assert_eq!(check_memory_fits(1 << 30, 2 << 30, 80 << 30), Ok(()));
+        let error = check_memory_fits(18_000_000_000, 2_000_000_000, 80_000_000_000).unwrap_err();
         assert_eq!(error.to_string(), "needs 18.00 GB on the GPU of memory, 2.00 GB are free");
-        assert!(check(u64::MAX, 80 << 30, 80 << 30).is_err());
-        assert!(check(80 << 30, 80 << 30, 80 << 30).is_err());
+        assert!(check_memory_fits(u64::MAX, 80 << 30, 80 << 30).is_err());
+        assert!(check_memory_fits(80 << 30, 80 << 30, 80 << 30).is_err());
     }
 }

@@ -54,7 +54,7 @@ impl PersistingL2 {
             DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT) => none(),
             error => failed("set L2 aside", &error),
         })?;
-        // The driver rounds, and under MPS it does nothing.
+        // The driver rounds the size, and ignores it under MPS.
         let mut taken = Self {
             context: Arc::clone(&context),
             room: PersistingL2Reserve { kept: 0, window: most_window },
@@ -78,19 +78,19 @@ pub fn persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("query the set-aside of L2", &error))
 }
 
-/// Restores the L2 settings of context and stream that an earlier case changed, including the
-/// set-aside and a window that fills it. Every case then begins with the same settings.
+/// Restores the L2 settings of context and stream that an earlier case changed: its set-aside, and
+/// a window that uses all of it. Every case then begins with the same settings.
 ///
 /// # Errors
 /// Fails if the driver refuses.
-pub fn restore(device: &Device) -> Result<(), BackendError> {
+pub fn restore_l2_state(device: &Device) -> Result<(), BackendError> {
     device.restore_settings()?;
-    reset(device)
+    reset_persisting_l2(device)
 }
 
 /// Settings of the whole context and of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct L2Settings {
     pub(crate) context: ContextSettings,
     pub(crate) stream: StreamSettings,
     /// Set-aside of L2, bytes; absent if the driver has no such limit.
@@ -98,8 +98,8 @@ pub struct Settings {
 }
 
 /// Reads the current settings, made by the case that is alive.
-pub fn settings(device: &Device) -> Settings {
-    Settings {
+pub fn settings(device: &Device) -> L2Settings {
+    L2Settings {
         context: device.current_settings(),
         stream: StreamSettings::read(device.stream()),
         aside: persisting_l2_bytes(device).ok(),
@@ -110,7 +110,7 @@ pub fn settings(device: &Device) -> Settings {
 ///
 /// # Errors
 /// Fails if the driver refuses.
-pub fn restore_l2_settings(device: &Device, before: &Settings) -> Result<(), BackendError> {
+pub fn restore_l2_settings(device: &Device, before: &L2Settings) -> Result<(), BackendError> {
     before.context.restore(device.context())?;
     if let (Some(aside), true) = (before.aside, persisting_l2_bytes(device).ok() != before.aside) {
         let set = device.context().set_limit(LIMIT, aside);
@@ -124,8 +124,8 @@ pub fn restore_l2_settings(device: &Device, before: &Settings) -> Result<(), Bac
 ///
 /// # Errors
 /// Fails if the driver fails.
-fn reset(device: &Device) -> Result<(), BackendError> {
-    match give_back(device.context(), 0) {
+fn reset_persisting_l2(device: &Device) -> Result<(), BackendError> {
+    match return_persisting_l2(device.context(), 0) {
         // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
         Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => Ok(()),
         given => given.map_err(|error| failed("give back the set-aside of L2", &error)),
@@ -146,7 +146,7 @@ pub fn reset_persisting_lines(device: &Device) -> Result<(), BackendError> {
 }
 
 /// Restores the set-aside to `before` bytes, and releases the kept lines.
-fn give_back(context: &CudaContext, before: usize) -> Result<(), DriverError> {
+fn return_persisting_l2(context: &CudaContext, before: usize) -> Result<(), DriverError> {
     context.set_limit(LIMIT, before)?;
     // SAFETY: setting the limit made the context this thread's; no memory is involved.
     unsafe { sys::cuCtxResetPersistingL2Cache() }.result()
@@ -155,7 +155,7 @@ fn give_back(context: &CudaContext, before: usize) -> Result<(), DriverError> {
 impl Drop for PersistingL2 {
     fn drop(&mut self) {
         // A broken context refuses, and the process then ends anyway.
-        let _ = give_back(&self.context, self.before);
+        let _ = return_persisting_l2(&self.context, self.before);
     }
 }
 

@@ -13,15 +13,15 @@ use crate::BackendError;
 use crate::driver::status::failed;
 
 /// Bytes of a block.
-const BLOCK: usize = 16 << 20;
+const STAGING_BLOCK_BYTES: usize = 16 << 20;
 /// Bytes that one task copies on the host.
-const PIECE: usize = 1 << 19;
+const COPIED_PIECE_BYTES: usize = 1 << 19;
 /// Smallest copy that is staged here; the driver does shorter ones.
 pub const MIN_STAGED_BYTES: usize = 4 << 20;
 
 /// Two blocks of pinned memory, made for the first large copy.
 pub struct PinnedStagingBuffer {
-    blocks: Mutex<Option<[Block; 2]>>,
+    blocks: Mutex<Option<[PinnedBlock; 2]>>,
     /// The context, which must live until the blocks are freed.
     context: Arc<CudaContext>,
 }
@@ -46,13 +46,13 @@ impl PinnedStagingBuffer {
         bytes: &[u8],
     ) -> Result<(), BackendError> {
         self.with_blocks(|blocks| {
-            for (i, from) in bytes.chunks(BLOCK).enumerate() {
+            for (i, from) in bytes.chunks(STAGING_BLOCK_BYTES).enumerate() {
                 let block = &mut blocks[i % 2].staged_bytes_mut()[..from.len()];
                 // At this point the device still copies the other block and has finished this
                 // block.
-                copy(from, block);
+                copy_with_threads(from, block);
                 stream.synchronize().map_err(|error| failed("copy to the GPU", &error))?;
-                let to = address + (i * BLOCK) as u64;
+                let to = address + (i * STAGING_BLOCK_BYTES) as u64;
                 // SAFETY: the range lies in memory that the caller guarantees; the block is written
                 // again only after the stream was waited for, two rounds later or with the next
                 // copy.
@@ -67,7 +67,7 @@ impl PinnedStagingBuffer {
     /// copy.
     ///
     /// # Errors
-    /// Fails if the driver, or anything launched before it, failed.
+    /// Fails if the driver, or a launch before the copy, failed.
     ///
     /// # Safety
     /// `bytes.len()` bytes can be read at the address.
@@ -80,21 +80,21 @@ impl PinnedStagingBuffer {
         let wait = || stream.synchronize().map_err(|error| failed("copy from the GPU", &error));
         self.with_blocks(|blocks| {
             let mut arrived: Option<(usize, &mut [u8])> = None;
-            for (i, to) in target.chunks_mut(BLOCK).enumerate() {
+            for (i, to) in target.chunks_mut(STAGING_BLOCK_BYTES).enumerate() {
                 let block = &mut blocks[i % 2].staged_bytes_mut()[..to.len()];
-                let from = address + (i * BLOCK) as u64;
+                let from = address + (i * STAGING_BLOCK_BYTES) as u64;
                 // SAFETY: the range lies in memory that the caller guarantees; the block is read
                 // only after the stream was waited for.
                 unsafe { result::memcpy_dtoh_async(block, from, stream.cu_stream()) }
                     .map_err(|error| failed("copy from the GPU", &error))?;
                 if let Some((before, to)) = arrived.take() {
-                    copy(&blocks[before].bytes()[..to.len()], to);
+                    copy_with_threads(&blocks[before].bytes()[..to.len()], to);
                 }
                 wait()?;
                 arrived = Some((i % 2, to));
             }
             if let Some((before, to)) = arrived {
-                copy(&blocks[before].bytes()[..to.len()], to);
+                copy_with_threads(&blocks[before].bytes()[..to.len()], to);
             }
             Ok(())
         })
@@ -102,12 +102,12 @@ impl PinnedStagingBuffer {
 
     fn with_blocks<T>(
         &self,
-        work: impl FnOnce(&mut [Block; 2]) -> Result<T, BackendError>,
+        work: impl FnOnce(&mut [PinnedBlock; 2]) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if blocks.is_none() {
             self.context.bind_to_thread().map_err(|error| failed("pin host memory", &error))?;
-            *blocks = Some([Block::new()?, Block::new()?]);
+            *blocks = Some([PinnedBlock::new()?, PinnedBlock::new()?]);
         }
         work(blocks.as_mut().expect("just made"))
     }
@@ -121,49 +121,52 @@ impl Drop for PinnedStagingBuffer {
 }
 
 /// Copies on all cores.
-fn copy(from: &[u8], to: &mut [u8]) {
-    to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE)).for_each(|(to, from)| {
-        to.copy_from_slice(from);
-    });
+fn copy_with_threads(from: &[u8], to: &mut [u8]) {
+    to.par_chunks_mut(COPIED_PIECE_BYTES).zip(from.par_chunks(COPIED_PIECE_BYTES)).for_each(
+        |(to, from)| {
+            to.copy_from_slice(from);
+        },
+    );
 }
 
 /// A block of pinned host memory for copies.
-struct Block(NonNull<u8>);
+struct PinnedBlock(NonNull<u8>);
 
 // SAFETY: plain memory of the process, which any thread may read, write and free.
-unsafe impl Send for Block {}
+unsafe impl Send for PinnedBlock {}
 
-impl Block {
+impl PinnedBlock {
     /// Allocates a pinned block in the current context.
     fn new() -> Result<Self, BackendError> {
         // SAFETY: the caller has bound a context to this thread.
-        let memory = unsafe { result::malloc_host(BLOCK, sys::CU_MEMHOSTALLOC_PORTABLE) }
-            .map_err(|error| failed("pin host memory", &error))?;
+        let memory =
+            unsafe { result::malloc_host(STAGING_BLOCK_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }
+                .map_err(|error| failed("pin host memory", &error))?;
         let memory = NonNull::new(memory.cast::<u8>()).ok_or_else(|| {
             BackendError::Launch("failed to pin host memory: no address".to_owned())
         })?;
         // SAFETY: as long as that; from here on every byte is initialised.
-        unsafe { memory.as_ptr().write_bytes(0, BLOCK) };
+        unsafe { memory.as_ptr().write_bytes(0, STAGING_BLOCK_BYTES) };
         Ok(Self(memory))
     }
 
     fn bytes(&self) -> &[u8] {
         // SAFETY: the pinned allocation has this length, is initialised, and lives as long as
         // `self`.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), BLOCK) }
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), STAGING_BLOCK_BYTES) }
     }
 
     fn staged_bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the pinned allocation has this length and is initialised, and `self` is borrowed
         // exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BLOCK) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), STAGING_BLOCK_BYTES) }
     }
 }
 
-impl Drop for Block {
+impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        // SAFETY: the memory was allocated by `malloc_host` and is not used again. A broken context
-        // cannot free it, and the process then ends anyway.
+        // SAFETY: the memory was allocated by `malloc_host` and is not used again. If the context
+        // is broken, the memory cannot be freed, and the process ends anyway.
         let _ = unsafe { result::free_host(self.0.as_ptr().cast()) };
     }
 }
@@ -176,7 +179,12 @@ mod tests {
     #[test]
     fn large_copies_come_back_bit_by_bit() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
-        for len in [MIN_STAGED_BYTES, BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 12_345] {
+        for len in [
+            MIN_STAGED_BYTES,
+            STAGING_BLOCK_BYTES,
+            2 * STAGING_BLOCK_BYTES + 1,
+            3 * STAGING_BLOCK_BYTES + 12_345,
+        ] {
             let bytes: Vec<u8> = (0..len).map(|i| (i ^ (i >> 9) ^ (i >> 17)) as u8).collect();
             let buffer = device.upload(&bytes).unwrap();
             let mut back = vec![0; len];

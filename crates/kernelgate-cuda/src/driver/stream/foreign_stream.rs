@@ -1,8 +1,8 @@
 //! Timing of a stream that other code made, around the work that this code enqueues.
 //!
 //! The [`StreamTimer`] of such a stream has two events and is held by a function of the host. The
-//! other code's context is current during a call only. This module does not interpret the measured
-//! intervals.
+//! context of the other code is current during a call only. This module does not interpret the
+//! measured intervals.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::raw_stream::RawStream;
 use super::stream_timer::StreamTimer;
 use super::thread_state;
 use super::timed_stream::{self, CurrentContext, TimedStream};
-use crate::driver::check::{Code, device_architecture};
+use crate::driver::check::{CodeTarget, device_architecture};
 use crate::driver::device::{self, DeviceError, DeviceFacts};
 use crate::driver::status::{describe, failed};
 use crate::{BackendError, CaseFailure};
@@ -73,15 +73,15 @@ pub struct TimedInterval {
 }
 
 /// Number of repetitions for each kind of empty interval.
-const READINGS: usize = 15;
+const EMPTY_READINGS_COUNT: usize = 15;
 /// How long the stream is held for an empty reading; enqueueing takes microseconds.
 const READING_HOLD_TIME: Duration = Duration::from_millis(20);
 /// How long the stream is held for a reading whose hold times out.
 const WAITED_HOLD_TIME: Duration = Duration::from_millis(1);
 
 /// Indices of the first and the last event of an interval.
-const FIRST_READING: usize = 0;
-const LAST: usize = 1;
+const FIRST_EVENT: usize = 0;
+const LAST_EVENT: usize = 1;
 
 /// Times a stream that other code made.
 pub struct ForeignStream {
@@ -100,11 +100,11 @@ impl ForeignStream {
         if stream.is_null() {
             return Err(StreamError::Null);
         }
-        device::count()?;
-        let timed = TimedStream::Theirs { stream, context: context_of(stream)? };
+        device::gpu_count()?;
+        let timed = TimedStream::Theirs { stream, context: current_stream_context(stream)? };
         let cu_device = timed.device()?;
         let facts = device_architecture(cu_device)
-            .and_then(|own| device::facts_of(cu_device, Code::for_compiled_code(own)))
+            .and_then(|own| device::facts_of(cu_device, CodeTarget::for_compiled_code(own)))
             .map_err(|error| failed("describe the stream's GPU", &error))?;
         let timer = StreamTimer::on(timed, 2, HostStreamHold::new(stream), timeout)?;
         Ok(Self { timer, facts })
@@ -182,9 +182,9 @@ impl ForeignStream {
                 .map_err(|error| failed("wait for the stream", &error))
         })?;
         Ok(EmptyIntervalReadings {
-            nothing_ns: nothing[READINGS * 3 / 4],
-            least_ns: least[READINGS / 4],
-            waited_ns: waited[READINGS * 3 / 4],
+            nothing_ns: nothing[EMPTY_READINGS_COUNT * 3 / 4],
+            least_ns: least[EMPTY_READINGS_COUNT / 4],
+            waited_ns: waited[EMPTY_READINGS_COUNT * 3 / 4],
         })
     }
 
@@ -199,9 +199,10 @@ impl ForeignStream {
             enqueue(stream)?;
             Ok(stream.end()?.elapsed_ns)
         };
-        // The first operation of a kind may load code.
+        // The first operation of a kind may load code, so it is not timed.
         once(self)?;
-        let mut readings = (0..READINGS).map(|_| once(self)).collect::<Result<Vec<_>, _>>()?;
+        let mut readings =
+            (0..EMPTY_READINGS_COUNT).map(|_| once(self)).collect::<Result<Vec<_>, _>>()?;
         readings.sort_by(f64::total_cmp);
         Ok(readings)
     }
@@ -214,7 +215,7 @@ impl ForeignStream {
     pub fn begin(&mut self, hold: Option<Duration>) -> Result<(), BackendError> {
         self.check_no_capture()?;
         self.timer.begin(hold)?;
-        self.timer.record(FIRST_READING)
+        self.timer.record(FIRST_EVENT)
     }
 
     /// Enqueues the last event of the interval, releases the stream, and waits for the event.
@@ -228,7 +229,11 @@ impl ForeignStream {
         self.timer.release();
         let drained = drained?;
         let held = self.timer.finish()?;
-        Ok(TimedInterval { elapsed_ns: self.timer.elapsed_ns(FIRST_READING, LAST)?, drained, held })
+        Ok(TimedInterval {
+            elapsed_ns: self.timer.elapsed_ns(FIRST_EVENT, LAST_EVENT)?,
+            drained,
+            held,
+        })
     }
 
     /// Enqueues the last event. Returns whether the stream had finished everything before.
@@ -242,14 +247,14 @@ impl ForeignStream {
             Err(error) => return Err(failed("finish what is on the stream", &error)),
         };
         drop(entered);
-        self.timer.record(LAST)?;
+        self.timer.record(LAST_EVENT)?;
         Ok(drained)
     }
 
     /// Measures how long the context is busy from now on, on all streams.
     ///
     /// # Errors
-    /// Fails if something in it failed.
+    /// Fails if enqueued work of the context failed.
     pub fn context_busy_time(&self) -> Result<Duration, BackendError> {
         let _entered = self.enter()?;
         let started = Instant::now();
@@ -279,7 +284,7 @@ impl ForeignStream {
 }
 
 /// The context of a stream; for a default stream, the current context.
-fn context_of(stream: RawStream) -> Result<sys::CUcontext, StreamError> {
+fn current_stream_context(stream: RawStream) -> Result<sys::CUcontext, StreamError> {
     if stream.depends_on_current_context() {
         let context = thread_state::current_context().ok().filter(|context| !context.is_null());
         return context.ok_or(StreamError::NoContext);
@@ -295,11 +300,11 @@ mod tests {
     use crate::instruments::spin::SpinKernel;
     use crate::testing::gpu;
 
-    const TIMEOUT: Duration = Duration::from_secs(60);
+    const STREAM_TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
     fn the_null_handle_is_refused_without_a_driver_too() {
-        let refused = ForeignStream::new(RawStream::from(0), TIMEOUT).err();
+        let refused = ForeignStream::new(RawStream::from(0), STREAM_TIMEOUT).err();
         assert_eq!(refused, Some(StreamError::Null));
     }
 
@@ -307,7 +312,7 @@ mod tests {
     fn events_read_what_a_spin_takes_on_a_stream_that_other_code_made() {
         let Some((device, _alone)) = gpu() else { return };
         let stream = RawStream::from(device.stream().cu_stream());
-        let mut timer = ForeignStream::new(stream, TIMEOUT).unwrap();
+        let mut timer = ForeignStream::new(stream, STREAM_TIMEOUT).unwrap();
         assert_eq!(timer.facts().uuid, device.facts().uuid);
         let readings = timer.empty_readings().unwrap();
         eprintln!("{readings:?}");
@@ -332,13 +337,15 @@ mod tests {
     fn a_default_stream_is_that_of_the_current_context() {
         let Some((device, _alone)) = gpu() else { return };
         device.context().bind_to_thread().unwrap();
-        for stream in [RawStream::LEGACY_DEFAULT, RawStream::PER_THREAD_DEFAULT] {
-            let mut timer = ForeignStream::new(stream, TIMEOUT).unwrap();
+        for stream in [RawStream::LEGACY_DEFAULT_STREAM, RawStream::PER_THREAD_DEFAULT] {
+            let mut timer = ForeignStream::new(stream, STREAM_TIMEOUT).unwrap();
             timer.begin(None).unwrap();
             assert!(timer.end().unwrap().elapsed_ns >= 0.0);
         }
         let elsewhere = std::thread::spawn(|| {
-            ForeignStream::new(RawStream::LEGACY_DEFAULT, TIMEOUT).err().map(|it| it.to_string())
+            ForeignStream::new(RawStream::LEGACY_DEFAULT_STREAM, STREAM_TIMEOUT)
+                .err()
+                .map(|it| it.to_string())
         });
         assert!(elsewhere.join().unwrap().unwrap().contains("no CUDA context is current"));
     }

@@ -18,8 +18,8 @@ use crate::driver::status::failed;
 
 /// A way to hold a stream, so that enqueued work waits. A stream can have one hold at a time.
 pub trait StreamHold {
-    /// Enqueues the hold, which ends after `at_most` in any case. The caller made the context of
-    /// the stream current.
+    /// Enqueues the hold, which ends after `at_most` in any case. The caller has made the context
+    /// of the stream current.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -35,17 +35,17 @@ pub trait StreamHold {
 /// Holds a stream by a host function that the driver calls when the stream reaches it.
 pub struct HostStreamHold {
     stream: RawStream,
-    last: Arc<State>,
+    last: Arc<HoldState>,
 }
 
 /// Shared with the driver's thread that holds the stream.
-struct State {
+struct HoldState {
     at_most: Duration,
     released: AtomicBool,
     expired: AtomicBool,
 }
 
-impl State {
+impl HoldState {
     fn new(at_most: Duration) -> Arc<Self> {
         let (released, expired) = (AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(Self { at_most, released, expired })
@@ -55,17 +55,17 @@ impl State {
 impl HostStreamHold {
     /// A blocking kernel for a stream, not yet launched.
     pub(crate) fn new(stream: RawStream) -> Self {
-        Self { stream, last: State::new(Duration::ZERO) }
+        Self { stream, last: HoldState::new(Duration::ZERO) }
     }
 }
 
 /// Blocks the driver's thread, and with it the stream, until the hold ends.
 ///
 /// # Safety
-/// `data` is an `Arc<State>` made by `Arc::into_raw` for this call.
+/// `data` is an `Arc<HoldState>` made by `Arc::into_raw` for this call.
 unsafe extern "C" fn block_stream_on_host(data: *mut c_void) {
     // SAFETY: the caller's contract.
-    let hold = unsafe { Arc::from_raw(data.cast::<State>().cast_const()) };
+    let hold = unsafe { Arc::from_raw(data.cast::<HoldState>().cast_const()) };
     let started = Instant::now();
     while !hold.released.load(Ordering::Acquire) {
         if started.elapsed() > hold.at_most {
@@ -78,14 +78,14 @@ unsafe extern "C" fn block_stream_on_host(data: *mut c_void) {
 
 impl StreamHold for HostStreamHold {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.last = State::new(at_most);
+        self.last = HoldState::new(at_most);
         let data = Arc::into_raw(Arc::clone(&self.last)).cast_mut().cast::<c_void>();
         // SAFETY: the stream lives, and the function gets the data that its contract asks for.
         let held =
             unsafe { sys::cuLaunchHostFunc(self.stream.cu(), Some(block_stream_on_host), data) };
         held.result().map_err(|error| {
             // SAFETY: made above, and not taken by the function, which was refused.
-            drop(unsafe { Arc::from_raw(data.cast::<State>().cast_const()) });
+            drop(unsafe { Arc::from_raw(data.cast::<HoldState>().cast_const()) });
             failed("hold the stream", &error)
         })
     }
@@ -112,9 +112,9 @@ mod tests {
 
     /// Runs the driver's call of a hold. Runs the holding host function; returns whether the hold
     /// timed out.
-    fn call(hold: &Arc<State>) -> bool {
+    fn hold_stream(hold: &Arc<HoldState>) -> bool {
         let data = Arc::into_raw(Arc::clone(hold)).cast_mut().cast::<c_void>();
-        // SAFETY: the data is an `Arc<State>` that came from `Arc::into_raw`.
+        // SAFETY: the data is an `Arc<HoldState>` that came from `Arc::into_raw`.
         unsafe { block_stream_on_host(data) };
         assert_eq!(Arc::strong_count(hold), 1, "the call gives its count back");
         hold.expired.load(Ordering::Acquire)
@@ -122,13 +122,13 @@ mod tests {
 
     #[test]
     fn a_released_hold_of_the_host_does_not_time_out() {
-        let hold = State::new(Duration::from_secs(60));
+        let hold = HoldState::new(Duration::from_secs(60));
         hold.released.store(true, Ordering::Release);
-        assert!(!call(&hold));
+        assert!(!hold_stream(&hold));
     }
 
     #[test]
     fn a_hold_of_the_host_that_nothing_releases_times_out() {
-        assert!(call(&State::new(Duration::from_millis(1))));
+        assert!(hold_stream(&HoldState::new(Duration::from_millis(1))));
     }
 }

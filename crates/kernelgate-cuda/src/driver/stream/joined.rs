@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::driver::graph::ExecutableGraph;
     use crate::instruments::spin::SpinKernel;
-    use crate::library::{self, Library};
+    use crate::library::{self, RequiredLibrary};
     use crate::testing::{gpu, second_gpu_for_test};
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
         type ContextCreateFunction =
             unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult;
-        let create = library::function(Library::Driver, c"cuCtxCreate_v2").unwrap();
+        let create = library::function(RequiredLibrary::Driver, c"cuCtxCreate_v2").unwrap();
         // SAFETY: the function has that type; the pointers are valid; the context is destroyed
         // below.
         unsafe {

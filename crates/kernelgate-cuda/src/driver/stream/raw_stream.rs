@@ -1,5 +1,5 @@
 //! The handle of a stream that other code made: by another version of cudarc, by a C or C++
-//! library, by another framework. To the driver all of them are one `CUstream`.
+//! library, by another framework. All these handle types stand for one `CUstream` of the driver.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use cudarc::driver::sys;
 
 /// Handle of a stream, as the driver knows it: `CUstream`, `cudaStream_t`.
 ///
-/// A stream handle is trusted, as the addresses that a kernel gets are: it must be the handle of a
-/// stream that outlives its use here. The driver recognizes many invalid handles, but not all.
+/// The driver cannot check a stream handle completely: the caller promises that the stream exists
+/// and outlives this value. The driver recognises many invalid handles, but not all handles.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RawStream(usize);
 
 impl RawStream {
     /// The legacy default stream of the current context, by its explicit handle
-    /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver, but is refused
+    /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver. It is refused
     /// here, because a handle that was never set is null too.
-    pub const LEGACY_DEFAULT: Self = Self(1);
+    pub const LEGACY_DEFAULT_STREAM: Self = Self(1);
     /// The default stream of the calling thread in the context that is current
     /// (`CU_STREAM_PER_THREAD`).
     pub const PER_THREAD_DEFAULT: Self = Self(2);
@@ -38,7 +38,7 @@ impl RawStream {
 
     /// Whether the stream means a stream of whichever context is current.
     pub(crate) fn depends_on_current_context(self) -> bool {
-        self == Self::LEGACY_DEFAULT || self == Self::PER_THREAD_DEFAULT
+        self == Self::LEGACY_DEFAULT_STREAM || self == Self::PER_THREAD_DEFAULT
     }
 
     pub(crate) const fn cu(self) -> sys::CUstream {

@@ -12,8 +12,8 @@ use cudarc::driver::{CudaStream, DriverError};
 use crate::BackendError;
 use crate::driver::status::failed;
 
-const WINDOW: CUstreamAttrID = CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
-/// Settings other than the window, with their names.
+const WINDOW_ATTRIBUTE: CUstreamAttrID = CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
+/// Stream settings other than the access window, with their names.
 const NAMED_SETTINGS: [(CUstreamAttrID, &str); 4] = [
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, "way of the host to wait"),
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY, "priority"),
@@ -39,7 +39,7 @@ impl StreamSettings {
     pub(crate) fn read(stream: &CudaStream) -> Self {
         let read =
             |(id, _)| get(stream, id).ok().map(|value| to_settable_attribute(id, bytes(value)));
-        let window = get(stream, WINDOW).ok().filter(|value| window_length(*value) != 0);
+        let window = get(stream, WINDOW_ATTRIBUTE).ok().filter(|value| window_length(*value) != 0);
         Self { others: NAMED_SETTINGS.map(read), window: window.map(bytes) }
     }
 
@@ -65,7 +65,7 @@ impl StreamSettings {
             if self.window.is_none() {
                 value.accessPolicyWindow.num_bytes = 0;
             }
-            set(stream, WINDOW, value).map_err(|error| ("window of L2", error))?;
+            set(stream, WINDOW_ATTRIBUTE, value).map_err(|error| ("window of L2", error))?;
         }
         for (((id, name), before), now) in
             NAMED_SETTINGS.into_iter().zip(self.others).zip(now.others)
@@ -134,9 +134,9 @@ mod tests {
         eprintln!("{original:?}");
         let kept = device.allocate(1 << 20).unwrap();
         let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
-        let has_window = match set(stream, WINDOW, window.launch_attribute().value) {
+        let has_window = match set(stream, WINDOW_ATTRIBUTE, window.launch_attribute().value) {
             Ok(()) => {
-                assert_eq!(window_length(get(stream, WINDOW).unwrap()), 1 << 20);
+                assert_eq!(window_length(get(stream, WINDOW_ATTRIBUTE).unwrap()), 1 << 20);
                 true
             }
             Err(error) => {
@@ -163,12 +163,12 @@ mod tests {
         assert_ne!(StreamSettings::read(stream), with_policy);
         let case_settings = persistence::settings(&device);
         assert_eq!(case_settings.stream.window.is_some(), has_window);
-        persistence::restore(&device).unwrap();
+        persistence::restore_l2_state(&device).unwrap();
         assert_eq!(StreamSettings::read(stream), original);
-        assert_eq!(get(stream, WINDOW).map_or(0, window_length), 0);
-        // Restores them around a row that another case is compared with.
+        assert_eq!(get(stream, WINDOW_ATTRIBUTE).map_or(0, window_length), 0);
+        // Restores the settings around a row with which another case is compared.
         persistence::restore_l2_settings(&device, &case_settings).unwrap();
         assert_eq!(persistence::settings(&device), case_settings);
-        persistence::restore(&device).unwrap();
+        persistence::restore_l2_state(&device).unwrap();
     }
 }

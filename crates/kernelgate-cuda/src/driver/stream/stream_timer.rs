@@ -2,8 +2,8 @@
 //!
 //! All events are created in advance, so that no object is created between two events. An interval
 //! is measured in this order: hold the stream, enqueue events and work, release the stream, wait
-//! for it. This module does not interpret an interval, and does not order events, work, probes and
-//! flushes in it.
+//! for it. This module does not interpret an interval, and does not order the events, work, probes
+//! and flushes inside of it.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct StreamTimer<H> {
     hold: H,
     holds: bool,
     stream: TimedStream,
-    /// The last one marks the end of an interval.
+    /// Pool of CUDA events, whose last event marks the end of an interval.
     events: EventPool,
     timeout: Duration,
 }
@@ -76,8 +76,9 @@ impl<H: StreamHold> StreamTimer<H> {
         }
     }
 
-    /// Waits for the stream. Returns whether it was held until it was released: `None` if it was not
-    /// to be held, false if the hold timed out, and the work did not wait for the host.
+    /// Waits for the stream. Returns whether the stream was held until the host released it: `None`
+    /// if it was not to be held, false if the hold timed out, and the work did not wait for the
+    /// host.
     ///
     /// # Errors
     /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time.

@@ -14,7 +14,7 @@ use crate::driver::status::failed;
 /// # Errors
 /// Errors of `launch`; [`BackendError::Launch`] if it changed the current context or left a capture
 /// of the stream open.
-pub fn checked(
+pub fn restore_after_launch(
     device: &Device,
     launch: impl FnOnce() -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
@@ -89,9 +89,9 @@ mod tests {
     fn an_open_capture_and_a_changed_context_are_errors_and_restored() {
         let Some((device, _alone)) = gpu() else { return };
         let spin = SpinKernel::new(&device).unwrap();
-        checked(&device, || spin.launch(1000)).unwrap();
+        restore_after_launch(&device, || spin.launch(1000)).unwrap();
         let stream = device.stream().cu_stream();
-        let opened = checked(&device, || {
+        let opened = restore_after_launch(&device, || {
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             // SAFETY: the stream lives.
             unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result().unwrap();
@@ -99,13 +99,13 @@ mod tests {
         });
         assert!(opened.unwrap_err().to_string().contains("leaves a capture of the stream open"));
         assert!(!is_capturing_stream(stream).unwrap());
-        let changed = checked(&device, || {
+        let changed = restore_after_launch(&device, || {
             // SAFETY: no context is a context that may be current.
             unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }.result().unwrap();
             Ok(())
         });
         assert!(changed.unwrap_err().to_string().contains("changes the CUDA context"));
         // The device still launches.
-        checked(&device, || spin.launch(1000)).unwrap();
+        restore_after_launch(&device, || spin.launch(1000)).unwrap();
     }
 }

@@ -11,7 +11,7 @@ use crate::driver::status::failed;
 ///
 /// # Errors
 /// Fails if something on the stream failed, or has not finished by then: [`BackendError::Lost`].
-pub fn finish(
+pub fn finish_stream(
     stream: &CudaStream,
     marker: &CudaEvent,
     timeout: Duration,
@@ -23,7 +23,7 @@ pub fn finish(
 /// Waits until an event has passed, at most for the given time; the event must be alive.
 ///
 /// # Errors
-/// Fails if something before it failed, or has not finished by then: [`BackendError::Lost`].
+/// Fails if earlier work failed, or has not finished at the timeout: [`BackendError::Lost`].
 pub fn wait_until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use crate::BackendError;
 use crate::Device;
-use crate::library::{self, Library};
+use crate::library::{self, RequiredLibrary};
 
 /// Oldest version that is used: earlier ones need workarounds for masks and accumulators.
-const OLDEST: usize = 91_100;
+const OLDEST_CUDNN: usize = 91_100;
 
 /// A pointer as cuDNN hands it out: to a descriptor, a handle, or device memory.
 pub type Raw = *mut c_void;
@@ -158,7 +158,7 @@ const CUDNN_HEURISTIC_MODE_A: u32 = 3;
 #[derive(Clone, Copy)]
 pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_HANDLE.
-    Handle(&'a Handle),
+    Handle(&'a CudnnHandle),
     /// CUDNN_TYPE_DATA_TYPE.
     DataType(CudnnDataType),
     /// CUDNN_TYPE_BOOLEAN.
@@ -201,7 +201,7 @@ struct Api {
 /// Version of the cuDNN library as a number: 91400 is 9.14.0.
 ///
 /// # Errors
-/// Fails if it is missing or too old.
+/// Fails if cuDNN is missing or too old.
 pub fn version() -> Result<usize, CudnnRefusal> {
     Ok(api()?.version)
 }
@@ -212,7 +212,7 @@ fn api() -> Result<&'static Api, CudnnRefusal> {
 }
 
 fn load() -> Result<Api, CudnnRefusal> {
-    for library in [Library::CublasLt, Library::Cudnn] {
+    for library in [RequiredLibrary::CublasLt, RequiredLibrary::Cudnn] {
         library::load(library).ok_or_else(|| {
             CudnnRefusal(format!("needs {}: {}", library.name(), library.advice()))
         })?;
@@ -220,14 +220,14 @@ fn load() -> Result<Api, CudnnRefusal> {
     // SAFETY: the function types are those of cuDNN 9's headers, where enumerations are unsigned
     // and a status is an int.
     unsafe {
-        let version: unsafe extern "C" fn() -> usize = function(c"cudnnGetVersion")?;
-        let runtime: unsafe extern "C" fn() -> usize = function(c"cudnnGetCudartVersion")?;
+        let version: unsafe extern "C" fn() -> usize = cudnn_function(c"cudnnGetVersion")?;
+        let runtime: unsafe extern "C" fn() -> usize = cudnn_function(c"cudnnGetCudartVersion")?;
         let (version, runtime) = (version(), runtime());
-        if version < OLDEST {
+        if version < OLDEST_CUDNN {
             let show = |version: usize| format!("{}.{}", version / 10_000, version / 100 % 100);
             return Err(CudnnRefusal(format!(
                 "needs cuDNN {} or later, here is {}",
-                show(OLDEST),
+                show(OLDEST_CUDNN),
                 show(version)
             )));
         }
@@ -236,22 +236,23 @@ fn load() -> Result<Api, CudnnRefusal> {
         if runtime / 1000 != cuda {
             return Err(CudnnRefusal(format!(
                 "needs a cuDNN for CUDA {cuda}, {} is for {}",
-                library::load(Library::Cudnn).map_or("here".into(), |it| it.file.to_string_lossy()),
+                library::load(RequiredLibrary::Cudnn)
+                    .map_or("here".into(), |it| it.file.to_string_lossy()),
                 runtime / 1000
             )));
         }
         Ok(Api {
-            create: function(c"cudnnCreate")?,
-            destroy: function(c"cudnnDestroy")?,
-            set_stream: function(c"cudnnSetStream")?,
-            error_string: function(c"cudnnGetErrorString")?,
-            last_error: function(c"cudnnGetLastErrorString")?,
-            create_descriptor: function(c"cudnnBackendCreateDescriptor")?,
-            destroy_descriptor: function(c"cudnnBackendDestroyDescriptor")?,
-            set_attribute: function(c"cudnnBackendSetAttribute")?,
-            get_attribute: function(c"cudnnBackendGetAttribute")?,
-            finalize: function(c"cudnnBackendFinalize")?,
-            execute: function(c"cudnnBackendExecute")?,
+            create: cudnn_function(c"cudnnCreate")?,
+            destroy: cudnn_function(c"cudnnDestroy")?,
+            set_stream: cudnn_function(c"cudnnSetStream")?,
+            error_string: cudnn_function(c"cudnnGetErrorString")?,
+            last_error: cudnn_function(c"cudnnGetLastErrorString")?,
+            create_descriptor: cudnn_function(c"cudnnBackendCreateDescriptor")?,
+            destroy_descriptor: cudnn_function(c"cudnnBackendDestroyDescriptor")?,
+            set_attribute: cudnn_function(c"cudnnBackendSetAttribute")?,
+            get_attribute: cudnn_function(c"cudnnBackendGetAttribute")?,
+            finalize: cudnn_function(c"cudnnBackendFinalize")?,
+            execute: cudnn_function(c"cudnnBackendExecute")?,
             version,
         })
     }
@@ -261,9 +262,9 @@ fn load() -> Result<Api, CudnnRefusal> {
 ///
 /// # Safety
 /// The caller chooses `F` as the type of the function with that name.
-unsafe fn function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
+unsafe fn cudnn_function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
     // SAFETY: the caller's promise.
-    unsafe { library::typed_function(Library::Cudnn, name) }
+    unsafe { library::typed_function(RequiredLibrary::Cudnn, name) }
         .ok_or_else(|| CudnnRefusal(format!("this cuDNN has no {}", name.to_string_lossy())))
 }
 
@@ -289,14 +290,14 @@ impl Api {
 }
 
 /// A cuDNN context that works on a device's stream.
-pub struct Handle {
+pub struct CudnnHandle {
     raw: Raw,
     api: &'static Api,
     /// The CUDA stream must outlive the cuDNN handle.
     _device: Arc<Device>,
 }
 
-impl Handle {
+impl CudnnHandle {
     /// Opens one.
     ///
     /// # Errors
@@ -319,7 +320,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for CudnnHandle {
     fn drop(&mut self) {
         // SAFETY: the handle was made by cudnnCreate and is destroyed once.
         unsafe { (self.api.destroy)(self.raw) };
@@ -351,7 +352,7 @@ impl CudnnDescriptor {
     /// A descriptor with these attributes, ready to use.
     ///
     /// # Errors
-    /// Fails if cuDNN refuses an attribute or the whole.
+    /// Fails if cuDNN refuses an attribute or the finished descriptor.
     pub fn finished_descriptor(
         kind: CudnnDescriptorKind,
         attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],
@@ -406,7 +407,7 @@ impl CudnnDescriptor {
     /// Reads an integer attribute that cuDNN computed.
     ///
     /// # Errors
-    /// Fails if it has none.
+    /// Fails if the descriptor has no such attribute.
     pub fn integer(&self, attribute: CudnnAttribute) -> Result<i64, CudnnRefusal> {
         let (mut count, mut value) = (0i64, 0i64);
         // SAFETY: the descriptor is alive, and there is room for the one value that is asked for.
@@ -472,7 +473,7 @@ impl Drop for CudnnDescriptor {
 /// # Errors
 /// Fails if cuDNN refuses.
 pub unsafe fn execute_plan(
-    handle: &Handle,
+    handle: &CudnnHandle,
     plan: &CudnnDescriptor,
     pack: &CudnnDescriptor,
 ) -> Result<(), BackendError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::api::{
     self, CudnnAttribute as A, CudnnAttributeValue, CudnnDataType, CudnnDescriptor,
-    CudnnDescriptorKind, CudnnPointwiseMode, CudnnRefusal, Handle, OperationDescriptor, Raw,
+    CudnnDescriptorKind, CudnnHandle, CudnnPointwiseMode, CudnnRefusal, OperationDescriptor, Raw,
 };
 use crate::BackendError;
 use crate::{Device, DeviceBuffer};
@@ -61,7 +61,7 @@ impl CudnnOperationGraph {
     /// Adds a tensor in device memory to the graph.
     ///
     /// # Errors
-    /// Fails if cuDNN refuses; so for all of these.
+    /// Fails if cuDNN refuses the tensor, as do the further methods.
     pub fn memory(
         &mut self,
         layout: TensorLayout,
@@ -146,7 +146,7 @@ impl CudnnOperationGraph {
         Ok(())
     }
 
-    /// y = mode(inputs), one to three of them, in fp32.
+    /// Adds y = mode(inputs) with one to three inputs, in fp32.
     ///
     /// # Errors
     /// Fails if cuDNN refuses.
@@ -279,11 +279,11 @@ impl CudnnOperationGraph {
         Ok(())
     }
 
-    /// All operations together. Without a handle cuDNN checks them, but can plan nothing.
+    /// All operations together. Without a handle cuDNN checks the operations, but cannot plan them.
     ///
     /// # Errors
     /// Fails if cuDNN refuses.
-    pub fn whole(&self, handle: Option<&Handle>) -> Result<CudnnDescriptor, CudnnRefusal> {
+    pub fn whole(&self, handle: Option<&CudnnHandle>) -> Result<CudnnDescriptor, CudnnRefusal> {
         let operations: Vec<&CudnnDescriptor> = self.operations.iter().collect();
         let mut attributes =
             vec![(A::GraphOperations, CudnnAttributeValue::Descriptors(&operations))];
@@ -302,7 +302,7 @@ impl CudnnOperationGraph {
         device: &Arc<Device>,
         memory: &[(GraphTensor, u64)],
     ) -> Result<CudnnExecutionPlan, BackendError> {
-        let handle = Handle::new(device)?;
+        let handle = CudnnHandle::new(device)?;
         let graph = self.whole(Some(&handle))?;
         let heuristics = CudnnDescriptor::finished_descriptor(
             CudnnDescriptorKind::Heuristics,
@@ -360,10 +360,10 @@ impl CudnnOperationGraph {
     }
 }
 
-/// The first plan that cuDNN can build with its engine, or the reason why the first plan cannot be
-/// built.
+/// Builds the first plan that one of cuDNN's engines supports, or returns the reason why the first
+/// plan cannot be built.
 fn first_buildable_plan(
-    handle: &Handle,
+    handle: &CudnnHandle,
     configs: Vec<CudnnDescriptor>,
 ) -> Result<(CudnnDescriptor, CudnnDescriptor), CudnnRefusal> {
     let mut first_refusal = None;
@@ -383,12 +383,12 @@ fn first_buildable_plan(
 
 /// A graph made executable, with the addresses that it works on.
 pub struct CudnnExecutionPlan {
-    // The fields are dropped in this order, because each refers to the fields after it.
+    // The fields are dropped in this order, because each field refers to later fields.
     pack: CudnnDescriptor,
     plan: CudnnDescriptor,
     _made_of: Vec<CudnnDescriptor>,
     _graph: CudnnOperationGraph,
-    handle: Handle,
+    handle: CudnnHandle,
     workspace: DeviceBuffer,
     _scalars: Box<[f32]>,
 }
@@ -440,7 +440,8 @@ mod tests {
         let factor = graph.add_scalar_tensor(2.0).unwrap();
         graph.pointwise(CudnnPointwiseMode::Multiply, &[x, factor], y).unwrap();
         assert!(graph.whole(None).is_ok());
-        // The pack stores the tensor addresses, and cuDNN does not read memory there.
+        // The pack stores the tensor addresses, and cuDNN does not read the memory at the
+        // addresses.
         assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
     }
 }

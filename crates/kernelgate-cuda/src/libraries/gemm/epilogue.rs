@@ -60,7 +60,7 @@ impl GemmEpilogue {
         }
     }
 
-    /// The library's A is this B: it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
+    /// Matrix B here is A in the library: it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
     pub(super) const fn kind(self) -> lt::Epilogue {
         use Activation::{Gelu, Relu};
         use lt::Epilogue as E;

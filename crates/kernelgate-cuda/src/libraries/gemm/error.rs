@@ -114,7 +114,7 @@ impl GemmError {
         matches!(self, Self::Dtypes { .. } | Self::Epilogue { .. } | Self::NoAlgorithm { .. })
     }
 
-    /// An error of the library while it does something.
+    /// Makes an error of the library from its status and the action that failed.
     pub(in crate::libraries) fn library_error(action: &'static str) -> impl Fn(LtError) -> Self {
         move |status| Self::Library { action, status }
     }

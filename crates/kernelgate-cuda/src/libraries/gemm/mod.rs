@@ -23,13 +23,13 @@ pub use dtype::MatrixDtype;
 pub use epilogue::{Activation, GemmEpilogue};
 pub use error::GemmError;
 pub use operands::GemmOperands;
-pub use spec::{GemmSpec, Scales};
+pub use spec::{GemmScales, GemmSpec};
 
 use super::lt::{self, Attribute};
 use crate::BackendError;
 use crate::driver::graph::ExecutableGraph;
 use crate::driver::stream::event::EventPool;
-use crate::library::{self, Library};
+use crate::library::{self, RequiredLibrary};
 use crate::{Device, DeviceBuffer};
 
 /// Device memory that the library may use during a GEMM, for each lane.
@@ -47,14 +47,14 @@ const MAX_WORKSPACE_PIECE_BYTES: usize = 64 << 10;
 pub struct CublasLtLanes {
     device: Arc<Device>,
     handle: lt::CublasLtHandle,
-    lanes: Vec<Lane>,
+    lanes: Vec<GemmLane>,
     workspace_bytes: usize,
     /// Bytes of the workspace that launches use.
     used_bytes: Cell<usize>,
 }
 
 /// A stream with a cuBLASLt workspace; the first lane has the GPU's own stream.
-struct Lane {
+struct GemmLane {
     stream: Arc<CudaStream>,
     workspace: DeviceBuffer,
 }
@@ -79,11 +79,11 @@ impl CublasLtLanes {
         lanes: usize,
         workspace_bytes: usize,
     ) -> Result<Rc<Self>, BackendError> {
-        available().map_err(BackendError::Unsupported)?;
+        check_available().map_err(BackendError::Unsupported)?;
         let lane = |number: usize| {
             let stream =
                 if number == 0 { Arc::clone(device.stream()) } else { device.create_stream()? };
-            Ok(Lane { stream, workspace: device.allocate(workspace_bytes)? })
+            Ok(GemmLane { stream, workspace: device.allocate(workspace_bytes)? })
         };
         let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
         let handle = lt::create_handle().map_err(GemmError::library_error("open"))?;
@@ -133,16 +133,21 @@ impl CublasLtLanes {
 ///
 /// # Errors
 /// How to get it.
-pub fn available() -> Result<(), String> {
-    let missing =
-        || format!("{} is missing: {}", Library::CublasLt.name(), Library::CublasLt.advice());
-    library::load(Library::CublasLt).map(drop).ok_or_else(missing)
+pub fn check_available() -> Result<(), String> {
+    let missing = || {
+        format!(
+            "{} is missing: {}",
+            RequiredLibrary::CublasLt.name(),
+            RequiredLibrary::CublasLt.advice()
+        )
+    };
+    library::load(RequiredLibrary::CublasLt).map(drop).ok_or_else(missing)
 }
 
 impl Drop for CublasLtLanes {
     fn drop(&mut self) {
         // SAFETY: destroyed once; every GEMM of it holds a count and is gone.
-        unsafe { lt::destroy(lt::Kind::Handle, self.handle) };
+        unsafe { lt::destroy(lt::LtObjectKind::Handle, self.handle) };
     }
 }
 
@@ -165,8 +170,8 @@ pub struct Gemm {
 enum SanitizerTreatment {
     /// `seen`: filled, then computed.
     Seen,
-    /// `none`: D is only filled, so that results computed from it are wrong. Under racecheck 2025.3
-    /// cuBLASLt's kernels crash, or take minutes.
+    /// `none`: With `none`, D is only filled, so that results computed from it are wrong. Under
+    /// racecheck 2025.3 cuBLASLt's kernels crash, or take minutes.
     None,
 }
 
@@ -185,7 +190,7 @@ impl SanitizerTreatment {
 /// could be noise, and the next process could choose differently.
 const CLEARLY_FASTER_TIME_RATIO: f64 = 0.97;
 /// Number of rounds in which algorithms are timed; the fastest counts.
-const ROUNDS: usize = 3;
+const TIMING_ROUNDS: usize = 3;
 
 impl Gemm {
     /// Describes a GEMM and requests its algorithms; the library's first is used until another one
@@ -356,7 +361,7 @@ impl Gemm {
             let graph =
                 ExecutableGraph::capture_clearing_first(&device, self.blas.pieces(), enqueue)?;
             let mut fastest = f64::INFINITY;
-            for _ in 0..ROUNDS {
+            for _ in 0..TIMING_ROUNDS {
                 events.record(0)?;
                 graph.launch()?;
                 events.record(1)?;
@@ -460,10 +465,12 @@ fn fastest(times: &[f64]) -> usize {
 
 impl Drop for Gemm {
     fn drop(&mut self) {
-        // SAFETY: each is destroyed once, if it was made.
+        // SAFETY: each object is destroyed once, if it was made.
         unsafe {
-            self.layouts.into_iter().for_each(|layout| lt::destroy(lt::Kind::Layout, layout));
-            lt::destroy(lt::Kind::Description, self.description);
+            self.layouts
+                .into_iter()
+                .for_each(|layout| lt::destroy(lt::LtObjectKind::Layout, layout));
+            lt::destroy(lt::LtObjectKind::Description, self.description);
         }
     }
 }

@@ -26,7 +26,7 @@ pub struct GemmOperands<A = u64> {
     pub scale_b: Option<A>,
     /// Address of the f32 factor of matrix D.
     pub scale_d: Option<A>,
-    /// Largest magnitude of D before its factor, an f32.
+    /// Largest magnitude of D before D's scale factor is applied, an f32.
     pub amax_d: Option<A>,
     /// Workspace for this GEMM launch alone; if absent, the launches of a lane share a workspace.
     pub workspace: Option<A>,

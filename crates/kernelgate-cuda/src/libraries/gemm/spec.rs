@@ -8,7 +8,7 @@ use crate::libraries::lt;
 /// Device scalars of an fp8 GEMM, each an f32: factors of A and B, the factor of D before it is
 /// rounded, and the largest magnitude of D before that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Scales {
+pub struct GemmScales {
     /// Whether A has one.
     pub a: bool,
     /// Whether B has one.
@@ -72,7 +72,7 @@ pub struct GemmSpec {
     /// Work on the result before it is stored.
     pub epilogue: GemmEpilogue,
     /// Scales of fp8 matrices.
-    pub scales: Scales,
+    pub scales: GemmScales,
     /// Alignment that the addresses of all matrices have at least, bytes. Algorithms that need more
     /// are not proposed; the library's default is 256.
     pub alignment: u32,
@@ -83,7 +83,7 @@ pub(super) const DEFAULT_MATRIX_ALIGNMENT: u32 = 256;
 
 /// Layout of a matrix as cuBLASLt sees it: column-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct ColumnMajorLayout {
     pub dtype: MatrixDtype,
     pub rows: usize,
     pub columns: usize,
@@ -96,10 +96,10 @@ pub(super) struct Layout {
 /// Matrices in the library's order: its A is this B, because it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ColumnMajorLayouts {
-    pub a: Layout,
-    pub b: Layout,
-    pub c: Layout,
-    pub d: Layout,
+    pub a: ColumnMajorLayout,
+    pub b: ColumnMajorLayout,
+    pub c: ColumnMajorLayout,
+    pub d: ColumnMajorLayout,
 }
 
 impl GemmSpec {
@@ -127,7 +127,7 @@ impl GemmSpec {
             alpha: 1.0,
             beta: 0.0,
             epilogue: GemmEpilogue::None,
-            scales: Scales { a: false, b: false, d: false, amax_d: false },
+            scales: GemmScales { a: false, b: false, d: false, amax_d: false },
             alignment: DEFAULT_MATRIX_ALIGNMENT,
         }
     }
@@ -194,7 +194,7 @@ impl GemmSpec {
         if d == MatrixDtype::I32 && (alpha.fract() != 0.0 || beta.fract() != 0.0) {
             return Err(GemmError::Scalars { alpha, beta });
         }
-        let Scales { a: scale_a, b: scale_b, d: scale_d, amax_d } = self.scales;
+        let GemmScales { a: scale_a, b: scale_b, d: scale_d, amax_d } = self.scales;
         for (matrix, dtype, scaled) in
             [('A', a, scale_a), ('B', b, scale_b), ('D', d, scale_d || amax_d)]
         {
@@ -215,8 +215,8 @@ impl GemmSpec {
                 });
             }
         }
-        // The result matrices of a batch lie one behind the other, or all within the rows of one
-        // leading dimension.
+        // The result matrices of a batch lie one behind another, or side by side within the rows of
+        // one leading dimension.
         let (ld, stride) = (layouts.d.ld, layouts.d.batch_stride);
         let behind = stride >= (m - 1) * ld + n;
         let interleaved = stride >= n && (batch_count - 1) * stride + n <= ld;
@@ -265,7 +265,7 @@ impl GemmSpec {
         let layout = |dtype, [rows, columns]: [usize; 2], ld: Option<usize>, stride| {
             let ld = ld.unwrap_or(rows);
             let batch_stride = Option::unwrap_or(stride, ld * columns);
-            Layout { dtype, rows, columns, ld, batch_stride }
+            ColumnMajorLayout { dtype, rows, columns, ld, batch_stride }
         };
         let &Self { m, n, k, .. } = self;
         let a = if self.a_transposed { [m, k] } else { [k, m] };
@@ -287,21 +287,21 @@ mod tests {
 
     const PLAIN_GEMM: GemmSpec = GemmSpec::new(6, 4, 10, Bf16, F32);
 
-    fn extents(layout: Layout) -> [usize; 4] {
+    fn matrix_extents(layout: ColumnMajorLayout) -> [usize; 4] {
         [layout.rows, layout.columns, layout.ld, layout.batch_stride]
     }
 
     #[test]
     fn row_major_matrices_are_column_major_ones_of_swapped_extents() {
         let layouts = PLAIN_GEMM.column_major_layouts();
-        assert_eq!(extents(layouts.a), [4, 10, 4, 40], "B");
-        assert_eq!(extents(layouts.b), [10, 6, 10, 60], "A");
-        assert_eq!(extents(layouts.d), [4, 6, 4, 24]);
+        assert_eq!(matrix_extents(layouts.a), [4, 10, 4, 40], "B");
+        assert_eq!(matrix_extents(layouts.b), [10, 6, 10, 60], "A");
+        assert_eq!(matrix_extents(layouts.d), [4, 6, 4, 24]);
         assert_eq!(layouts.c, layouts.d);
         let both = GemmSpec { a_transposed: true, b_transposed: true, ..PLAIN_GEMM }
             .column_major_layouts();
-        assert_eq!(extents(both.a), [10, 4, 10, 40], "B");
-        assert_eq!(extents(both.b), [6, 10, 6, 60], "A");
+        assert_eq!(matrix_extents(both.a), [10, 4, 10, 40], "B");
+        assert_eq!(matrix_extents(both.b), [6, 10, 6, 60], "A");
         assert_eq!(both.d, layouts.d);
     }
 
@@ -309,13 +309,13 @@ mod tests {
     fn matrices_of_a_batch_follow_each_other_unless_strides_are_given() {
         let gaps = GemmSpec { ldb: Some(7), ldd: Some(9), batch_count: 3, ..PLAIN_GEMM };
         let layouts = gaps.column_major_layouts();
-        assert_eq!(extents(layouts.a), [4, 10, 7, 70]);
-        assert_eq!(extents(layouts.d), [4, 6, 9, 54]);
+        assert_eq!(matrix_extents(layouts.a), [4, 10, 7, 70]);
+        assert_eq!(matrix_extents(layouts.d), [4, 6, 9, 54]);
         assert_eq!(layouts.c, layouts.d, "C lies as D does");
         let shared = GemmSpec { stride_b: Some(0), stride_d: Some(100), ldc: Some(4), ..gaps };
         let layouts = shared.column_major_layouts();
         assert_eq!((layouts.a.batch_stride, layouts.d.batch_stride), (0, 100));
-        assert_eq!(extents(layouts.c), [4, 6, 4, 100]);
+        assert_eq!(matrix_extents(layouts.c), [4, 6, 4, 100]);
         assert_eq!(shared.check(), Ok(()));
     }
 
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(halved.check(), Err(GemmError::Scalars { alpha: 0.5, beta: 0.0 }));
         let biased = GemmSpec { epilogue: GemmEpilogue::Bias, ..integers };
         assert!(biased.check().unwrap_err().is_unsupported());
-        let scales = Scales { d: true, ..Scales::default() };
+        let scales = GemmScales { d: true, ..GemmScales::default() };
         let scaled = GemmSpec { scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
         assert_eq!(scaled.check(), Err(GemmError::Scale { matrix: 'D', dtype: Bf16 }));
     }

@@ -17,7 +17,7 @@ fn the_first_algorithm_stays_unless_another_is_clearly_faster() {
 #[test]
 fn a_launch_names_the_operand_that_it_lacks() {
     let epilogue = GemmEpilogue::Activation { function: Activation::Relu, bias: true, aux: true };
-    let scales = Scales { a: true, ..Scales::default() };
+    let scales = GemmScales { a: true, ..GemmScales::default() };
     let spec = GemmSpec { epilogue, scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
     let mut operands = GemmOperands::new(1, 2, 3);
     for name in ["the bias", "aux", "A's scale"] {
@@ -126,13 +126,13 @@ fn random_whole_numbers(count: usize, seed: u64) -> Vec<f64> {
 
 /// Position of the elements of a row-major matrix in memory.
 #[derive(Clone, Copy)]
-struct Place {
+struct MatrixPlace {
     transposed: bool,
     ld: usize,
     stride: usize,
 }
 
-impl Place {
+impl MatrixPlace {
     const fn at(self, batch: usize, row: usize, column: usize) -> usize {
         let (row, column) = if self.transposed { (column, row) } else { (row, column) };
         batch * self.stride + row * self.ld + column
@@ -161,7 +161,7 @@ impl GemmFixture {
             blas => blas.unwrap(),
         };
         let spec::ColumnMajorLayouts { a, b, c, d } = spec.column_major_layouts();
-        let elements = |layout: spec::Layout| {
+        let elements = |layout: spec::ColumnMajorLayout| {
             (spec.batch_count - 1) * layout.batch_stride + layout.ld * layout.columns
         };
         let host =
@@ -204,7 +204,7 @@ impl GemmFixture {
         true
     }
 
-    fn place(&self, matrix: char) -> Place {
+    fn place(&self, matrix: char) -> MatrixPlace {
         let spec::ColumnMajorLayouts { a, b, c, d } = self.spec.column_major_layouts();
         let (layout, transposed) = match matrix {
             'A' => (b, self.spec.a_transposed),
@@ -212,7 +212,7 @@ impl GemmFixture {
             'C' => (c, false),
             _ => (d, false),
         };
-        Place { transposed, ld: layout.ld, stride: layout.batch_stride }
+        MatrixPlace { transposed, ld: layout.ld, stride: layout.batch_stride }
     }
 
     /// Expected value of alpha·A·B + beta·C for one element.
@@ -254,7 +254,7 @@ impl GemmFixture {
 }
 
 /// Launches a GEMM and compares D with alpha·A·B + beta·C.
-fn agrees(device: &Arc<Device>, spec: GemmSpec) {
+fn check_gemm_agrees(device: &Arc<Device>, spec: GemmSpec) {
     let Some(fixture) = GemmFixture::new(device, spec) else { return };
     if fixture.launch(&fixture.operands()) {
         fixture.check(0.0, |batch, row, column| fixture.product(batch, row, column));
@@ -276,7 +276,7 @@ fn transposed_operands_agree_with_fp64_in_every_dtype() {
     ] {
         for [a_transposed, b_transposed] in TRANSPOSITIONS {
             let spec = GemmSpec::new(24, 40, 32, inputs, d);
-            agrees(&device, GemmSpec { tf32, a_transposed, b_transposed, ..spec });
+            check_gemm_agrees(&device, GemmSpec { tf32, a_transposed, b_transposed, ..spec });
         }
     }
 }
@@ -294,10 +294,10 @@ fn leading_dimensions_and_small_alignments_agree_with_fp64() {
             beta: 2.0,
             ..GemmSpec::new(24, 40, 32, Bf16, F32)
         };
-        agrees(&device, GemmSpec { a_transposed, b_transposed, ..gaps });
+        check_gemm_agrees(&device, GemmSpec { a_transposed, b_transposed, ..gaps });
         // Rows of 5, 3 and 7 elements.
         let odd = GemmSpec { alignment: 4, ..GemmSpec::new(5, 7, 3, F32, F32) };
-        agrees(&device, GemmSpec { a_transposed, b_transposed, ..odd });
+        check_gemm_agrees(&device, GemmSpec { a_transposed, b_transposed, ..odd });
     }
 }
 
@@ -305,7 +305,7 @@ fn leading_dimensions_and_small_alignments_agree_with_fp64() {
 fn alpha_and_beta_scale_the_product_and_c() {
     let Some((device, _alone)) = gpu() else { return };
     let spec = GemmSpec { alpha: 0.5, beta: -3.0, ..GemmSpec::new(32, 16, 64, F16, F32) };
-    agrees(&device, spec);
+    check_gemm_agrees(&device, spec);
     // C is D.
     let Some(fixture) = GemmFixture::new(&device, spec) else { return };
     let gemm = Gemm::new(&fixture.blas, spec).unwrap();
@@ -319,26 +319,26 @@ fn alpha_and_beta_scale_the_product_and_c() {
 fn batches_with_gaps_and_shared_operands_agree_with_fp64() {
     let Some((device, _alone)) = gpu() else { return };
     let batch = GemmSpec { batch_count: 3, ..GemmSpec::new(16, 24, 32, Bf16, F32) };
-    agrees(&device, batch);
-    agrees(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
-    agrees(&device, GemmSpec { stride_a: Some(640), stride_d: Some(512), ..batch });
+    check_gemm_agrees(&device, batch);
+    check_gemm_agrees(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
+    check_gemm_agrees(&device, GemmSpec { stride_a: Some(640), stride_d: Some(512), ..batch });
     // Heads of `[rows, heads, columns]`: a matrix begins within the row of another.
     let heads = GemmSpec { lda: Some(96), stride_a: Some(32), ..batch };
-    agrees(&device, GemmSpec { ldd: Some(72), stride_d: Some(24), ..heads });
+    check_gemm_agrees(&device, GemmSpec { ldd: Some(72), stride_d: Some(24), ..heads });
 }
 
 #[test]
 fn integers_and_fp8_agree_with_fp64() {
     let Some((device, _alone)) = gpu() else { return };
     let library_order = |b, spec: GemmSpec| GemmSpec { b, b_transposed: true, ..spec };
-    agrees(&device, library_order(I8, GemmSpec::new(32, 64, 128, I8, I32)));
+    check_gemm_agrees(&device, library_order(I8, GemmSpec::new(32, 64, 128, I8, I32)));
     for (a, b, d) in [(E4m3, E4m3, Bf16), (E4m3, E5m2, F32), (E5m2, E4m3, F16)] {
-        agrees(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
+        check_gemm_agrees(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
     }
     // A GPU may lack some transpositions: one that the library declines is skipped.
     for [a_transposed, b_transposed] in TRANSPOSITIONS {
         let spec = GemmSpec::new(32, 64, 128, E4m3, Bf16);
-        agrees(&device, GemmSpec { a_transposed, b_transposed, ..spec });
+        check_gemm_agrees(&device, GemmSpec { a_transposed, b_transposed, ..spec });
     }
 }
 
@@ -347,7 +347,7 @@ fn fp8_scales_are_applied_and_amax_is_written() {
     let Some((device, _alone)) = gpu() else { return };
     let spec = GemmSpec {
         b_transposed: true,
-        scales: Scales { a: true, b: true, d: true, amax_d: true },
+        scales: GemmScales { a: true, b: true, d: true, amax_d: true },
         ..GemmSpec::new(32, 64, 16, E4m3, E4m3)
     };
     let Some(fixture) = GemmFixture::new(&device, spec) else { return };

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use cudarc::cupti::sys;
 
 use crate::BackendError;
-use crate::library::{self, Library};
+use crate::library::{self, RequiredLibrary};
 
 /// Callback with which CUPTI requests a buffer: its address, its size, and the most records for it.
 pub type GiveBufferFunction = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
@@ -39,14 +39,14 @@ pub struct Api {
     error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
 }
 
-/// Functions of the CUPTI library; `None` if the library is missing or lacks one of them.
+/// Functions of the CUPTI library; `None` if the library or one of the functions is missing.
 pub fn api() -> Option<&'static Api> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
     API.get_or_init(load).as_ref()
 }
 
 fn load() -> Option<Api> {
-    let library = Library::Cupti;
+    let library = RequiredLibrary::Cupti;
     // SAFETY: the function types are those of `cupti_activity.h` and `cupti_callbacks.h`, which are
     // the same from CUDA 12 to 13: results and other enumerations have the size of an int.
     unsafe {
@@ -86,7 +86,7 @@ impl Api {
             let has_text = (self.error_string)(status, &raw mut text) == 0;
             if has_text { text_of(text) } else { String::new() }
         };
-        Err(refusal(status, action, &text))
+        Err(cupti_refusal(status, action, &text))
     }
 
     /// Nanoseconds of the clock that records have.
@@ -99,7 +99,7 @@ impl Api {
 }
 
 /// The error for a status with which CUPTI refuses an action.
-fn refusal(status: c_int, action: &str, text: &str) -> BackendError {
+fn cupti_refusal(status: c_int, action: &str, text: &str) -> BackendError {
     BackendError::Launch(if status == ANOTHER_CLIENT_STATUS {
         format!(
             "another program records this process through CUPTI (Nsight Systems, Nsight Compute, \
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn another_client_is_named_and_other_errors_keep_cuptis_words() {
-        let other = refusal(39, "begin", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED");
+        let other = cupti_refusal(39, "begin", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED");
         assert_eq!(
             other.to_string(),
             "launch failed: another program records this process through CUPTI (Nsight Systems, Nsight Compute, compute-sanitizer, a profiler), and only one can: run without it (CUPTI error 39)"
@@ -138,7 +138,7 @@ mod tests {
             other.to_string(),
             "launch failed: another program records this process through CUPTI (Nsight Systems, Nsight Compute, compute-sanitizer, a profiler), and only one can: run without it (CUPTI error 39)"
         );
-        let refused = refusal(999, "record", "CUPTI_ERROR_UNKNOWN");
+        let refused = cupti_refusal(999, "record", "CUPTI_ERROR_UNKNOWN");
         assert_eq!(
             refused.to_string(),
             "launch failed: CUPTI failed to record: CUPTI_ERROR_UNKNOWN (999)"

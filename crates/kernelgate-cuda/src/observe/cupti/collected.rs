@@ -1,4 +1,4 @@
-//! Records out of CUPTI's buffers, until they are taken.
+//! Collects records from CUPTI's buffers, until the recorder takes them.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
@@ -16,19 +16,19 @@ use super::layout::{
     RawOverheadRecord, RawPeerCopyRecord, RawWaitRecord,
 };
 use crate::observe::activity::{
-    Activity, AllocationRecord, CallRecord, CopyRecord, KernelRecord, MemsetRecord, StreamId,
-    WaitRecord,
+    AllocationRecord, CallRecord, CopyRecord, KernelRecord, MemsetRecord, RecordedActivity,
+    StreamId, WaitRecord,
 };
 
-pub const KERNEL: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
-pub const COPY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
+pub const KERNEL_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
+pub const COPY_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
 pub const PEER_COPY_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2 as u32;
 pub const SET: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
 pub const DRIVER_CALL_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
-pub const RUNTIME: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
-pub const SYNCHRONIZATION_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_SYNCHRONIZATION as u32;
+pub const RUNTIME_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
+pub const SYNCHRONIZATION_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_SYNCHRONIZATION as u32;
 pub const PROFILER_OVERHEAD_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
-pub const ALLOCATION_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 as u32;
+pub const ALLOCATION_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 as u32;
 
 /// Size of the buffers that CUPTI fills and returns.
 const CUPTI_BUFFER_BYTES: usize = 4 << 20;
@@ -37,14 +37,14 @@ const CUPTI_BUFFER_ALIGNMENT: usize = 8;
 /// Records that arrived and were not taken yet.
 #[derive(Default)]
 pub struct CollectedCuptiRecords {
-    pub activity: Activity,
+    pub activity: RecordedActivity,
     names: HashMap<String, u32>,
     /// The names of functions, by domain and number.
     functions: HashMap<(u32, u32), u32>,
 }
 
 /// The records of the process; CUPTI's callbacks have one target a process.
-pub fn collected() -> MutexGuard<'static, CollectedCuptiRecords> {
+pub fn lock_collected() -> MutexGuard<'static, CollectedCuptiRecords> {
     static COLLECTED_RECORDS: LazyLock<Mutex<CollectedCuptiRecords>> =
         LazyLock::new(Mutex::default);
     COLLECTED_RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -88,21 +88,23 @@ impl CollectedCuptiRecords {
         // SAFETY: a record of that kind has that layout (`layout`), and is whole.
         unsafe {
             match record.read() {
-                KERNEL => self.kernel(&record.cast::<RawKernelRecord>().read_unaligned()),
-                COPY => self.copy(&record.cast::<RawCopyRecord>().read_unaligned()),
+                KERNEL_ACTIVITY => self.kernel(&record.cast::<RawKernelRecord>().read_unaligned()),
+                COPY_ACTIVITY => self.copy(&record.cast::<RawCopyRecord>().read_unaligned()),
                 PEER_COPY_KIND => {
                     self.add_peer_copy(&record.cast::<RawPeerCopyRecord>().read_unaligned())
                 }
                 SET => self.set(&record.cast::<RawMemsetRecord>().read_unaligned()),
-                DRIVER_CALL_KIND | RUNTIME => {
+                DRIVER_CALL_KIND | RUNTIME_ACTIVITY => {
                     self.call(&record.cast::<RawCallRecord>().read_unaligned())
                 }
-                SYNCHRONIZATION_KIND => self.wait(&record.cast::<RawWaitRecord>().read_unaligned()),
+                SYNCHRONIZATION_ACTIVITY => {
+                    self.wait(&record.cast::<RawWaitRecord>().read_unaligned())
+                }
                 PROFILER_OVERHEAD_KIND => {
                     let raw = record.cast::<RawOverheadRecord>().read_unaligned();
                     self.activity.overhead.push([raw.start, raw.end]);
                 }
-                ALLOCATION_KIND => {
+                ALLOCATION_ACTIVITY => {
                     self.allocation(&record.cast::<RawAllocationRecord>().read_unaligned())
                 }
                 _ => {}
@@ -208,7 +210,7 @@ impl CollectedCuptiRecords {
     }
 }
 
-fn layout() -> Layout {
+fn record_layout() -> Layout {
     Layout::from_size_align(CUPTI_BUFFER_BYTES, CUPTI_BUFFER_ALIGNMENT)
         .expect("the size and alignment are constants")
 }
@@ -223,14 +225,14 @@ pub extern "C" fn give_cupti_buffer(
     // response to a lack of memory; lost records are counted as dropped. The CUPTI buffer is freed
     // in `take_buffer`.
     unsafe {
-        *buffer = alloc(layout());
+        *buffer = alloc(record_layout());
         *size = if (*buffer).is_null() { 0 } else { CUPTI_BUFFER_BYTES };
         // Zero means: as many records as fit into the buffer.
         *most_records = 0;
     }
 }
 
-/// Receives a buffer back and adds its records.
+/// Takes a filled buffer from CUPTI and adds its records.
 pub extern "C" fn take_cupti_buffer(
     context: *mut c_void,
     stream: u32,
@@ -239,7 +241,7 @@ pub extern "C" fn take_cupti_buffer(
     valid_bytes: usize,
 ) {
     let (false, Some(api)) = (buffer.is_null(), api()) else { return };
-    let mut collected = collected();
+    let mut collected = lock_collected();
     let mut record: *mut u32 = std::ptr::null_mut();
     let mut dropped = 0;
     // SAFETY: the buffer is one of ours with `valid_bytes` of records, which this walks until CUPTI
@@ -251,7 +253,7 @@ pub extern "C" fn take_cupti_buffer(
         if (api.dropped)(context, stream, &raw mut dropped) == 0 {
             collected.activity.dropped += dropped as u64;
         }
-        dealloc(buffer, layout());
+        dealloc(buffer, record_layout());
     }
 }
 
@@ -260,12 +262,12 @@ mod tests {
     use super::*;
 
     /// A structure with all bytes 0, which is valid for each of its fields.
-    fn zeroed<T>() -> T {
+    fn zeroed_record<T>() -> T {
         // SAFETY: integers and pointers may be all zero bits.
         unsafe { std::mem::zeroed() }
     }
 
-    fn added<T>(records: &[T]) -> Activity {
+    fn add_records<T>(records: &[T]) -> RecordedActivity {
         let mut collected = CollectedCuptiRecords::default();
         for record in records {
             // SAFETY: the buffer holds whole records that begin with their kind.
@@ -277,7 +279,7 @@ mod tests {
     #[test]
     fn kernels_keep_name_shape_and_node() {
         let kernel = |name: &'static std::ffi::CStr, start| RawKernelRecord {
-            kind: KERNEL,
+            kind: KERNEL_ACTIVITY,
             name: name.as_ptr(),
             start,
             end: start + 5,
@@ -287,10 +289,11 @@ mod tests {
             dynamic_shared: 4096,
             correlation: 9,
             graph_node: 0x7_0000_0001,
-            ..zeroed()
+            ..zeroed_record()
         };
-        let nameless = RawKernelRecord { kind: KERNEL, ..zeroed() };
-        let activity = added(&[kernel(c"a", 10), kernel(c"b", 20), kernel(c"a", 30), nameless]);
+        let nameless = RawKernelRecord { kind: KERNEL_ACTIVITY, ..zeroed_record() };
+        let activity =
+            add_records(&[kernel(c"a", 10), kernel(c"b", 20), kernel(c"a", 30), nameless]);
         assert_eq!(activity.names, ["a", "b", ""]);
         let names: Vec<u32> = activity.kernels.iter().map(|kernel| kernel.name).collect();
         assert_eq!(names, [0, 1, 0, 2]);
@@ -302,36 +305,56 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_list_and_a_foreign_one_has_none() {
-        let copy = RawCopyRecord { kind: COPY, direction: 1, source: 1, target: 3, ..zeroed() };
-        assert_eq!((added(&[copy]).copies[0].source, added(&[copy]).copies[0].target), (1, 3));
+        let copy = RawCopyRecord {
+            kind: COPY_ACTIVITY,
+            direction: 1,
+            source: 1,
+            target: 3,
+            ..zeroed_record()
+        };
+        assert_eq!(
+            (add_records(&[copy]).copies[0].source, add_records(&[copy]).copies[0].target),
+            (1, 3)
+        );
         let between = RawPeerCopyRecord {
             kind: PEER_COPY_KIND,
             direction: 10,
             device: 1,
             bytes: 9,
-            ..zeroed()
+            ..zeroed_record()
         };
-        let between = added(&[between]).copies[0];
+        let between = add_records(&[between]).copies[0];
         assert_eq!((between.kind, between.on.device, between.bytes), (10, 1, 9));
         assert_eq!(
-            added(&[RawMemsetRecord { kind: SET, bytes: 64, ..zeroed() }]).sets[0].bytes,
+            add_records(&[RawMemsetRecord { kind: SET, bytes: 64, ..zeroed_record() }]).sets[0]
+                .bytes,
             64
         );
-        let wait =
-            RawWaitRecord { kind: SYNCHRONIZATION_KIND, waits_for: 3, stream: 7, ..zeroed() };
-        assert_eq!((added(&[wait]).waits[0].kind, added(&[wait]).waits[0].on.stream), (3, 7));
+        let wait = RawWaitRecord {
+            kind: SYNCHRONIZATION_ACTIVITY,
+            waits_for: 3,
+            stream: 7,
+            ..zeroed_record()
+        };
+        assert_eq!(
+            (add_records(&[wait]).waits[0].kind, add_records(&[wait]).waits[0].on.stream),
+            (3, 7)
+        );
         let overhead =
-            RawOverheadRecord { kind: PROFILER_OVERHEAD_KIND, start: 3, end: 9, ..zeroed() };
-        assert_eq!(added(&[overhead]).overhead, [[3, 9]]);
+            RawOverheadRecord { kind: PROFILER_OVERHEAD_KIND, start: 3, end: 9, ..zeroed_record() };
+        assert_eq!(add_records(&[overhead]).overhead, [[3, 9]]);
         let memory = |memory, operation| RawAllocationRecord {
-            kind: ALLOCATION_KIND,
+            kind: ALLOCATION_ACTIVITY,
             memory,
             operation,
             bytes: 100,
-            ..zeroed()
+            ..zeroed_record()
         };
-        let kept = added(&[memory(3, 1), memory(3, 2), memory(1, 1)]).allocations;
+        let kept = add_records(&[memory(3, 1), memory(3, 2), memory(1, 1)]).allocations;
         assert_eq!(kept.iter().map(|kept| kept.bytes).collect::<Vec<_>>(), [100, -100]);
-        assert_eq!(added(&[RawCallRecord { kind: 9999, ..zeroed() }]), Activity::default());
+        assert_eq!(
+            add_records(&[RawCallRecord { kind: 9999, ..zeroed_record() }]),
+            RecordedActivity::default()
+        );
     }
 }

@@ -83,7 +83,7 @@ extern "C" fn on_cupti_callback(_: *mut c_void, domain: u32, event: u32, data: *
     };
     let Some(node) = id(graph.node) else { return };
     match event {
-        GRAPH_NODE_CREATED => record_created_node(node, range::open()),
+        GRAPH_NODE_CREATED => record_created_node(node, range::open_ranges()),
         GRAPH_NODE_CLONED => {
             if let Some(original) = id(graph.original_node) {
                 record_cloned_node(node, original);

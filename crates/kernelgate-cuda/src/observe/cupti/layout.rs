@@ -177,7 +177,7 @@ mod tests {
         };
     }
 
-    /// Long because it is a table of fields.
+    /// The function is long because it is a table of fields.
     #[test]
     #[expect(clippy::too_many_lines)]
     fn every_field_lies_where_the_header_has_it() {

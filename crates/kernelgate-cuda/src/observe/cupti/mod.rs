@@ -9,18 +9,19 @@ mod layout;
 
 use api::{Api, api};
 use collected::{
-    ALLOCATION_KIND, COPY, DRIVER_CALL_KIND, KERNEL, PEER_COPY_KIND, PROFILER_OVERHEAD_KIND,
-    RUNTIME, SET, SYNCHRONIZATION_KIND, collected, give_cupti_buffer, take_cupti_buffer,
+    ALLOCATION_ACTIVITY, COPY_ACTIVITY, DRIVER_CALL_KIND, KERNEL_ACTIVITY, PEER_COPY_KIND,
+    PROFILER_OVERHEAD_KIND, RUNTIME_ACTIVITY, SET, SYNCHRONIZATION_ACTIVITY, give_cupti_buffer,
+    lock_collected, take_cupti_buffer,
 };
 use graph_nodes::CuptiSubscription;
 
-use super::activity::{Activity, GraphNodeRecord, RangeRecord};
+use super::activity::{GraphNodeRecord, RangeRecord, RecordedActivity};
 use super::range;
 use crate::BackendError;
 
 /// Extent of a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recorded {
+pub enum RecordingExtent {
     /// Kernels.
     Kernels,
     /// Operations on a GPU: kernels, copies and memory sets.
@@ -31,24 +32,31 @@ pub enum Recorded {
     Everything,
 }
 
-impl Recorded {
+impl RecordingExtent {
     /// CUPTI's kinds. Never the kernels that run one after the other only, and never whole graphs,
     /// which would hide their kernels.
     const fn kinds(self) -> &'static [u32] {
         match self {
-            Self::Kernels => &[KERNEL],
-            Self::Operations => &[KERNEL, COPY, PEER_COPY_KIND, SET],
-            Self::Calls => &[KERNEL, COPY, PEER_COPY_KIND, SET, DRIVER_CALL_KIND, RUNTIME],
-            Self::Everything => &[
-                KERNEL,
-                COPY,
+            Self::Kernels => &[KERNEL_ACTIVITY],
+            Self::Operations => &[KERNEL_ACTIVITY, COPY_ACTIVITY, PEER_COPY_KIND, SET],
+            Self::Calls => &[
+                KERNEL_ACTIVITY,
+                COPY_ACTIVITY,
                 PEER_COPY_KIND,
                 SET,
                 DRIVER_CALL_KIND,
-                RUNTIME,
-                SYNCHRONIZATION_KIND,
+                RUNTIME_ACTIVITY,
+            ],
+            Self::Everything => &[
+                KERNEL_ACTIVITY,
+                COPY_ACTIVITY,
+                PEER_COPY_KIND,
+                SET,
+                DRIVER_CALL_KIND,
+                RUNTIME_ACTIVITY,
+                SYNCHRONIZATION_ACTIVITY,
                 PROFILER_OVERHEAD_KIND,
-                ALLOCATION_KIND,
+                ALLOCATION_ACTIVITY,
             ],
         }
     }
@@ -62,21 +70,21 @@ const FLUSH_EVERY_BUFFER: u32 = 1;
 /// Records the activity of the process until it is dropped; only one may exist. Recording slows
 /// launches, so it must not run while results are timed. Graphs that were captured before have no
 /// ranges.
-pub struct Recorder {
-    kinds: Recorded,
+pub struct ActivityRecorder {
+    kinds: RecordingExtent,
     _graphs: Option<CuptiSubscription>,
 }
 
-impl Recorder {
+impl ActivityRecorder {
     /// Starts recording with CUPTI; `None` if CUPTI is missing.
     ///
     /// # Errors
     /// Fails if CUPTI refuses, for example because another profiler has the process.
-    pub fn start(recorded: Recorded) -> Result<Option<Self>, BackendError> {
+    pub fn start(recorded: RecordingExtent) -> Result<Option<Self>, BackendError> {
         let Some(api) = api() else { return Ok(None) };
-        let everything = recorded == Recorded::Everything;
-        // The subscription comes first: it fails if another profiler is attached.
-        let subscribed = recorded != Recorded::Kernels;
+        let everything = recorded == RecordingExtent::Everything;
+        // The recorder subscribes first, because subscribing fails if another profiler is attached.
+        let subscribed = recorded != RecordingExtent::Kernels;
         let graphs = subscribed.then(|| graph_nodes::subscribe_to_cupti(api)).transpose()?;
         // SAFETY: the callbacks live as long as the process, and the value is one that every
         // version has.
@@ -91,7 +99,7 @@ impl Recorder {
             api.check(unsafe { (api.enable)(kind) }, "record")?;
         }
         if everything {
-            range::record(now);
+            range::record_ranges(now);
         }
         recorder.take()?;
         Ok(Some(recorder))
@@ -102,7 +110,7 @@ impl Recorder {
     ///
     /// # Errors
     /// Fails if CUPTI fails.
-    pub fn take(&self) -> Result<Activity, BackendError> {
+    pub fn take(&self) -> Result<RecordedActivity, BackendError> {
         self.take_records_since(0, 0)
     }
 
@@ -118,14 +126,14 @@ impl Recorder {
         &self,
         time: u64,
         allocations: u64,
-    ) -> Result<Activity, BackendError> {
+    ) -> Result<RecordedActivity, BackendError> {
         if let Some(api) = api() {
-            // SAFETY: the CUPTI callbacks were registered.
+            // SAFETY: the CUPTI callbacks were registered before.
             api.check(unsafe { (api.flush)(FLUSH_EVERY_BUFFER) }, "hand over its records")?;
             count_dropped_records(api);
         }
-        let mut collected = std::mem::take(&mut *collected());
-        for ended in range::take() {
+        let mut collected = std::mem::take(&mut *lock_collected());
+        for ended in range::take_ranges() {
             let name = collected.name(&ended.name);
             let range::EndedRange { start, end, thread, .. } = ended;
             collected.activity.ranges.push(RangeRecord { name, start, end, thread });
@@ -164,9 +172,9 @@ impl Recorder {
     }
 }
 
-impl Drop for Recorder {
+impl Drop for ActivityRecorder {
     fn drop(&mut self) {
-        range::stop();
+        range::stop_ranges();
         for &kind in self.kinds.kinds() {
             // SAFETY: every version of CUPTI has this kind of record.
             let _ = api().map(|api| unsafe { (api.disable)(kind) });
@@ -184,7 +192,7 @@ fn count_dropped_records(api: &Api) {
     // SAFETY: no context stands for the queue that all share; the address is valid.
     let has_count = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
     if has_count {
-        collected().activity.dropped += dropped as u64;
+        lock_collected().activity.dropped += dropped as u64;
     }
 }
 

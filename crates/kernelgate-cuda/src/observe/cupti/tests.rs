@@ -5,19 +5,19 @@ use std::time::Instant;
 use super::*;
 use crate::Device;
 use crate::driver::graph::ExecutableGraph;
-use crate::instruments::bandwidth::Passes;
+use crate::instruments::bandwidth::BandwidthPasses;
 use crate::observe::activity::StreamId;
 use crate::observe::range::RangeGuard;
 use crate::testing::gpu;
 
-const BYTES: u64 = 64 << 20;
+const COPIED_TEST_BYTES: u64 = 64 << 20;
 
-fn passes(device: &std::sync::Arc<Device>) -> Passes {
-    Passes::new(device, BYTES as usize, &[1; 256]).unwrap()
+fn passes(device: &std::sync::Arc<Device>) -> BandwidthPasses {
+    BandwidthPasses::new(device, COPIED_TEST_BYTES as usize, &[1; 256]).unwrap()
 }
 
-fn recorder() -> Option<Recorder> {
-    let recorder = Recorder::start(Recorded::Everything).unwrap();
+fn recorder() -> Option<ActivityRecorder> {
+    let recorder = ActivityRecorder::start(RecordingExtent::Everything).unwrap();
     if recorder.is_none() {
         eprintln!("skipped: CUPTI is missing");
     }
@@ -25,7 +25,7 @@ fn recorder() -> Option<Recorder> {
 }
 
 /// Names of the activity's records with the given name indices.
-fn names(activity: &Activity, of: impl IntoIterator<Item = u32>) -> Vec<&str> {
+fn record_names(activity: &RecordedActivity, of: impl IntoIterator<Item = u32>) -> Vec<&str> {
     of.into_iter().map(|name| activity.names[name as usize].as_str()).collect()
 }
 
@@ -39,7 +39,7 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     {
         let _outer = RangeGuard::new("outer");
         let _inner = RangeGuard::new("inner");
-        passes.copy(BYTES).unwrap();
+        passes.copy(COPIED_TEST_BYTES).unwrap();
         device.synchronize().unwrap();
     }
     let activity = recorder.take().unwrap();
@@ -49,9 +49,9 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     assert_ne!(kernel.on, StreamId::default());
     assert!(kernel.grid[0] > 0 && kernel.block[0] > 0 && kernel.registers > 0, "{kernel:?}");
     let call = activity.calls.iter().find(|call| call.correlation == kernel.correlation).unwrap();
-    assert!(names(&activity, [call.name])[0].starts_with("cuLaunchKernel"), "{activity:?}");
+    assert!(record_names(&activity, [call.name])[0].starts_with("cuLaunchKernel"), "{activity:?}");
     assert_eq!(
-        names(&activity, activity.ranges.iter().map(|range| range.name)),
+        record_names(&activity, activity.ranges.iter().map(|range| range.name)),
         ["outer", "inner"]
     );
     for range in &activity.ranges {
@@ -61,10 +61,10 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     assert!(call.start < kernel.start && kernel.end <= activity.ranges[0].end + 1_000_000);
     assert!(!activity.waits.is_empty(), "{activity:?}");
     let later = recorder.now();
-    passes.copy(BYTES).unwrap();
+    passes.copy(COPIED_TEST_BYTES).unwrap();
     device.synchronize().unwrap();
     assert_eq!(recorder.take_records_since(later, later).unwrap().kernels.len(), 1);
-    passes.copy(BYTES).unwrap();
+    passes.copy(COPIED_TEST_BYTES).unwrap();
     device.synchronize().unwrap();
     assert_eq!(recorder.take_records_since(recorder.now(), 0).unwrap().kernels, []);
 }
@@ -78,9 +78,9 @@ fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
         for name in ["first", "second"] {
             let _step = RangeGuard::new("step");
             let _range = RangeGuard::new(name);
-            passes.copy(BYTES)?;
+            passes.copy(COPIED_TEST_BYTES)?;
         }
-        passes.read(BYTES)
+        passes.read(COPIED_TEST_BYTES)
     })
     .unwrap();
     device.synchronize().unwrap();
@@ -93,7 +93,7 @@ fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
     assert_eq!(activity.kernels.len(), 6, "{activity:?}");
     let ranges = |node: u64| {
         let node = activity.graph_nodes.iter().find(|known| known.id == node);
-        node.map_or(Vec::new(), |node| names(&activity, node.ranges.iter().copied()))
+        node.map_or(Vec::new(), |node| record_names(&activity, node.ranges.iter().copied()))
     };
     let found: Vec<Vec<&str>> =
         activity.kernels.iter().map(|kernel| ranges(kernel.graph_node)).collect();
@@ -127,12 +127,12 @@ fn memory_that_is_taken_and_given_back_is_recorded() {
 fn a_second_client_is_refused_and_the_first_goes_on() {
     let Some((device, _one)) = gpu() else { return };
     let Some(recorder) = recorder() else { return };
-    let refused = Recorder::start(Recorded::Everything).err().unwrap().to_string();
+    let refused = ActivityRecorder::start(RecordingExtent::Everything).err().unwrap().to_string();
     assert!(refused.contains("another program records this process"), "{refused}");
     let passes = passes(&device);
     device.synchronize().unwrap();
     recorder.take().unwrap();
-    passes.copy(BYTES).unwrap();
+    passes.copy(COPIED_TEST_BYTES).unwrap();
     device.synchronize().unwrap();
     assert_eq!(recorder.take().unwrap().kernels.len(), 1);
 }
@@ -140,7 +140,7 @@ fn a_second_client_is_refused_and_the_first_goes_on() {
 /// Prints the time that recording adds to a launch; asserts only that no record is lost.
 #[test]
 fn no_record_of_many_launches_is_lost() {
-    const LAUNCHES: usize = 20_000;
+    const BURST_TEST_LAUNCHES: usize = 20_000;
     let Some((device, _one)) = gpu() else { return };
     let passes = passes(&device);
     let fastest_ns = || {
@@ -148,7 +148,7 @@ fn no_record_of_many_launches_is_lost() {
         for _ in 0..5 {
             device.synchronize().unwrap();
             let clock = Instant::now();
-            // Few enough that the queue is never full.
+            // The test launches so few copies that the queue is never full.
             (0..400).for_each(|_| passes.copy(4096).unwrap());
             fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
         }
@@ -159,11 +159,11 @@ fn no_record_of_many_launches_is_lost() {
     let Some(recorder) = recorder() else { return };
     let with = fastest_ns();
     recorder.take().unwrap();
-    (0..LAUNCHES).for_each(|_| passes.copy(4096).unwrap());
+    (0..BURST_TEST_LAUNCHES).for_each(|_| passes.copy(4096).unwrap());
     device.synchronize().unwrap();
     let activity = recorder.take().unwrap();
-    assert_eq!((activity.kernels.len(), activity.dropped), (LAUNCHES, 0));
-    assert!(activity.calls.len() >= LAUNCHES);
+    assert_eq!((activity.kernels.len(), activity.dropped), (BURST_TEST_LAUNCHES, 0));
+    assert!(activity.calls.len() >= BURST_TEST_LAUNCHES);
     eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
 }
 
@@ -185,12 +185,12 @@ fn cupti_leaves_the_process_and_comes_again() {
     let before_ns = fastest_ns();
     for _ in 0..3 {
         let clock = Instant::now();
-        let Some(recorder) = Recorder::start(Recorded::Operations).unwrap() else {
+        let Some(recorder) = ActivityRecorder::start(RecordingExtent::Operations).unwrap() else {
             eprintln!("skipped: CUPTI is missing");
             return;
         };
         let started = clock.elapsed();
-        passes.copy(BYTES).unwrap();
+        passes.copy(COPIED_TEST_BYTES).unwrap();
         device.synchronize_context().unwrap();
         let kernels = recorder.take().unwrap().kernels.len();
         assert_eq!(kernels, 1);

@@ -6,7 +6,7 @@ use rand_distr::{Distribution, StandardNormal, StudentT};
 use super::*;
 
 /// A twentieth slower.
-const STEP: f64 = 0.048_790_164_169_432;
+const LOG_STEP: f64 = 0.048_790_164_169_432;
 
 fn noise_of_generated(seed: u64, count: usize, draw: impl Fn(&mut ChaCha8Rng) -> f64) -> Vec<f64> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -30,10 +30,10 @@ fn detect_all_changes(values: &[f64]) -> Vec<ChangePoint> {
 
 /// Whether a step is detected at its place with at most five values after the step.
 fn detects_step(mut values: Vec<f64>, at: usize) -> bool {
-    values[at..].iter_mut().for_each(|value| *value += STEP);
+    values[at..].iter_mut().for_each(|value| *value += LOG_STEP);
     (MIN_SEGMENT_VALUES..=5).any(|after| {
         let changes = detect_all_changes(&values[..at + after]);
-        changes.iter().any(|change| change.at.abs_diff(at) <= 1 && change.shift > STEP / 2.0)
+        changes.iter().any(|change| change.at.abs_diff(at) <= 1 && change.shift > LOG_STEP / 2.0)
     })
 }
 

@@ -14,7 +14,7 @@ pub struct LaunchCall {
     pub thread: u32,
 }
 
-/// The launch of each operation, where it is recorded.
+/// The launch call of each operation, if it was recorded.
 #[derive(Debug, Clone, Default)]
 pub struct LaunchCalls {
     /// Time from the start of the call to the start of its operation, nanoseconds.

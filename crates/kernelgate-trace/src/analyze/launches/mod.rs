@@ -5,24 +5,25 @@ pub mod graph_nodes;
 pub(crate) mod passing;
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::order::OperationOrder;
 use crate::model::{Trace, launch_correlation_key};
 
 /// No call is known.
-pub const NONE: u32 = u32::MAX;
+pub const NO_CALL: u32 = u32::MAX;
 
 /// Records which host call launched which operation.
 #[derive(Debug, Clone)]
-pub struct Launches {
+pub struct TraceLaunches {
     /// Index of the launch call of each operation, or [`NONE`].
     pub call_of: Vec<u32>,
 }
 
-impl Launches {
-    /// Joins a trace. Several operations may have one call: a graph with its nodes.
-    pub fn join(trace: &Trace) -> Self {
+impl TraceLaunches {
+    /// Joins a trace. Joins a graph launch with all nodes of its graph, so several operations may
+    /// have one call.
+    pub fn join_launches(trace: &Trace) -> Self {
         let all = AllOperations::new(trace);
-        let mut call_of = vec![NONE; all.len()];
+        let mut call_of = vec![NO_CALL; all.len()];
         let operations = launches_by_correlation(trace);
         let calls = &trace.calls;
         let mut callers: Vec<(u64, u32)> = (0u32..)
@@ -52,15 +53,15 @@ impl Launches {
 
     /// Operations whose call is not in the trace.
     pub fn operations_without_call(&self) -> usize {
-        self.call_of.iter().filter(|&&call| call == NONE).count()
+        self.call_of.iter().filter(|&&call| call == NO_CALL).count()
     }
 }
 
 /// Operations with a correlation id, in order of their [`correlation_key`]; of one call by their numbers.
-pub(crate) fn launches_by_correlation(trace: &Trace) -> Order {
+pub(crate) fn launches_by_correlation(trace: &Trace) -> OperationOrder {
     let all = AllOperations::new(trace);
     let key = |id: OperationId| correlation_key(trace, &all, id);
-    Order::operations_by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
+    OperationOrder::operations_by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
 }
 
 /// The key that joins an operation with its launch call.

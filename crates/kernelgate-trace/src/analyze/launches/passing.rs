@@ -5,14 +5,14 @@ use std::cmp::Reverse;
 
 use crate::analyze::launches::{correlation_key, launches_by_correlation};
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::order::OperationOrder;
 use crate::model::Trace;
 use crate::model::launch_correlation_key;
 use crate::read::{CallRow, RangeRow};
 
-/// An open range with the facts collected about it so far.
+/// An open host range with the facts collected about it so far.
 #[derive(Debug)]
-pub(crate) struct Open<S> {
+pub(crate) struct OpenHostRange<S> {
     pub row: RangeRow,
     pub state: S,
 }
@@ -20,7 +20,7 @@ pub(crate) struct Open<S> {
 /// The open ranges of each thread, outer ones, which opened earlier, first. They need not nest.
 #[derive(Debug)]
 pub(crate) struct OpenRangesByThread<S> {
-    threads: Vec<Vec<Open<S>>>,
+    threads: Vec<Vec<OpenHostRange<S>>>,
 }
 
 impl<S> Default for OpenRangesByThread<S> {
@@ -30,7 +30,7 @@ impl<S> Default for OpenRangesByThread<S> {
 }
 
 impl<S> OpenRangesByThread<S> {
-    fn open(&mut self, thread: u32) -> &mut Vec<Open<S>> {
+    fn open(&mut self, thread: u32) -> &mut Vec<OpenHostRange<S>> {
         let thread = thread as usize;
         if self.threads.len() <= thread {
             self.threads.resize_with(thread + 1, Vec::new);
@@ -39,34 +39,43 @@ impl<S> OpenRangesByThread<S> {
     }
 
     /// Opens a range, and passes ranges of the thread that have ended to `closed`.
-    pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(Open<S>)) {
+    pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(OpenHostRange<S>)) {
         let open = self.open(row.thread);
         if open.len() == open.capacity() {
-            close(open, row.start, closed);
+            close_ended(open, row.start, closed);
         }
-        open.push(Open { row, state });
+        open.push(OpenHostRange { row, state });
     }
 
     /// The ranges of a thread that were not over at a time.
-    pub fn at(&mut self, thread: u32, time: i64, closed: impl FnMut(Open<S>)) -> &mut [Open<S>] {
+    pub fn at(
+        &mut self,
+        thread: u32,
+        time: i64,
+        closed: impl FnMut(OpenHostRange<S>),
+    ) -> &mut [OpenHostRange<S>] {
         let open = self.open(thread);
-        close(open, time, closed);
+        close_ended(open, time, closed);
         open
     }
 
     /// The innermost range of a thread that was open from a time to another.
-    pub fn around(&mut self, thread: u32, (start, end): (i64, i64)) -> Option<&Open<S>> {
+    pub fn around(&mut self, thread: u32, (start, end): (i64, i64)) -> Option<&OpenHostRange<S>> {
         let open = self.at(thread, start, |_| ());
         open.iter().rev().find(|range| range.row.end >= end)
     }
 
     /// Closes all.
-    pub fn finish(&mut self, closed: impl FnMut(Open<S>)) {
+    pub fn finish(&mut self, closed: impl FnMut(OpenHostRange<S>)) {
         self.threads.drain(..).flatten().for_each(closed);
     }
 }
 
-fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
+fn close_ended<S>(
+    open: &mut Vec<OpenHostRange<S>>,
+    time: i64,
+    closed: impl FnMut(OpenHostRange<S>),
+) {
     open.extract_if(.., |range| range.row.end < time).for_each(closed);
 }
 
@@ -74,7 +83,7 @@ fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
 #[derive(Debug, Default)]
 pub(crate) struct LaunchedOperations {
     /// Launched operations in order of their keys.
-    operations: Order,
+    operations: OperationOrder,
     /// Whether the call of each operation was read, 64 operations a word.
     found: Vec<u64>,
     count: u32,

@@ -1,17 +1,17 @@
-//! Restricts a trace to named ranges while it is read, so that of an export of any length only the
-//! requested ranges and calls are held in memory.
+//! Restricts a trace to named ranges while it is read, so that only the requested ranges and calls
+//! of a long export are held in memory.
 
 use std::path::Path;
 
 use crate::analyze::launches::passing::{LaunchedOperations, NodeEvents, OpenRangesByThread};
 use crate::analyze::operations::OperationId;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
-use crate::analyze::ranges::restrict::{self, Selection};
+use crate::analyze::ranges::restrict::{self, MatchingSpans};
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::host::{ApiCallTable, HostRangeTable};
 use crate::model::names::NameId;
-use crate::read::{self, CallRow, RangeRow, Row, Streamed, WantedTraceParts};
+use crate::read::{self, CallRow, RangeRow, Row, StreamedRows, WantedTraceParts};
 
 /// Reads the operations that were launched inside ranges whose path matches [`restrict::inside`].
 /// `None`: no range matches.
@@ -28,8 +28,11 @@ pub fn open(
     // Names are known when all ranges were read: which paths match is found first.
     let mut paths = RangePaths::default();
     let ranges_alone = WantedTraceParts { ranges: true, ..WantedTraceParts::default() };
-    let Some(first) = read::stream(path, &ranges_alone, |_, row| paths.add(row))? else {
-        return Ok(restrict::inside(&read::open(path, &with_launches)?, pattern));
+    let Some(first) = read::stream_trace_rows(path, &ranges_alone, |_, row| paths.add(row))? else {
+        return Ok(restrict::restrict_to_ranges(
+            &read::open_trace_file(path, &with_launches)?,
+            pattern,
+        ));
     };
     let (named, now) = paths.paths.renamed(|label| first.names[label.0 as usize]);
     let matching = restrict::paths_that_match(
@@ -38,18 +41,18 @@ pub fn open(
         &restrict::parse_range_expression(pattern),
     );
     let matching = now.iter().map(|&path| matching[path as usize]).collect();
-    let mut pass = Pass { matching, ..Pass::default() };
+    let mut pass = InsidePass { matching, ..InsidePass::default() };
     drop(first);
-    let second = read::stream(path, &with_launches, |trace, row| pass.add(trace, row))?;
-    let trace = second.map(|Streamed { trace, names, last }| {
-        let Pass { mut ranges, calls, .. } = pass;
+    let second = read::stream_trace_rows(path, &with_launches, |trace, row| pass.add(trace, row))?;
+    let trace = second.map(|StreamedRows { trace, names, last }| {
+        let InsidePass { mut ranges, calls, .. } = pass;
         ranges.name.iter_mut().for_each(|name| *name = names[name.0 as usize]);
         for (end, &start) in ranges.end.iter_mut().zip(&ranges.start) {
             *end = (*end).min(last.max(start));
         }
         Trace { ranges, calls, ..trace }
     });
-    Ok(trace.and_then(|trace| restrict::inside(&trace, pattern)))
+    Ok(trace.and_then(|trace| restrict::restrict_to_ranges(&trace, pattern)))
 }
 
 /// An open range.
@@ -89,18 +92,18 @@ impl RangePaths {
 /// Keeps the operations inside, and the ranges that show it: those around them, and around nodes of
 /// graphs when they were created, and the calls that launched such nodes.
 #[derive(Debug, Default)]
-struct Pass {
+struct InsidePass {
     /// Whether the range of each path matches.
     matching: Vec<bool>,
     standing: RangePaths,
-    selection: Selection,
+    selection: MatchingSpans,
     launched: LaunchedOperations,
     nodes: NodeEvents,
     ranges: HostRangeTable,
     calls: ApiCallTable,
 }
 
-impl Pass {
+impl InsidePass {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
             Row::Begin => {
@@ -127,7 +130,7 @@ impl Pass {
         }
         let kept = self.selection.holds(trace, range.thread, range.start, range.end);
         if kept {
-            keep(&mut self.ranges, &range);
+            keep_range(&mut self.ranges, &range);
         }
         self.standing.open.add(range, OpenRange { path, kept }, |_| ());
     }
@@ -157,12 +160,12 @@ impl Pass {
     fn keep_enclosing_ranges(&mut self, thread: u32, (start, end): (i64, i64)) {
         for open in self.standing.open.at(thread, start, |_| ()) {
             if open.row.end >= end && !std::mem::replace(&mut open.state.kept, true) {
-                keep(&mut self.ranges, &open.row);
+                keep_range(&mut self.ranges, &open.row);
             }
         }
     }
 }
 
-fn keep(ranges: &mut HostRangeTable, row: &RangeRow) {
+fn keep_range(ranges: &mut HostRangeTable, row: &RangeRow) {
     ranges.push(row.start, row.end, row.thread, NameId(row.label), row.style);
 }

@@ -71,7 +71,7 @@ impl RangePathTree {
         })
     }
 
-    /// Number of paths, including [`ROOT_PATH`].
+    /// Number of range paths, including [`ROOT_PATH`].
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -93,7 +93,7 @@ impl RangePathTree {
 
     /// The innermost path that is, or is around, two paths.
     pub fn common(&self, mut a: RangePathId, mut b: RangePathId) -> RangePathId {
-        // A path is numbered behind the one around it.
+        // A path has a larger number than the path around it.
         while a != b {
             let inner = if a > b { &mut a } else { &mut b };
             *inner = self.parent_path(*inner);

@@ -4,8 +4,8 @@ use hashbrown::HashSet;
 use regex::Regex;
 
 use crate::analyze::launches::graph_nodes;
-use crate::analyze::launches::{Launches, NONE};
-use crate::analyze::operations::{AllOperations, Kind};
+use crate::analyze::launches::{NO_CALL, TraceLaunches};
+use crate::analyze::operations::{AllOperations, OperationKind};
 use crate::analyze::ranges::paths::{PathOfEachRange, ROOT_PATH, RangePathTree};
 use crate::analyze::ranges::sweep::RowsByThread;
 use crate::model::Trace;
@@ -24,12 +24,12 @@ type TimeSpans = Vec<(i64, i64)>;
 /// thread of its process did. A range that was open while a graph was captured holds the kernels of
 /// those nodes, and the launches of the graph.
 ///
-/// Long because each kind of record is filtered by its own columns.
+/// The function is long because each kind of record is filtered by its own columns.
 #[expect(clippy::too_many_lines)]
-pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
+pub fn restrict_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
     let expression = parse_range_expression(pattern);
     let nodes = graph_nodes_that_match(trace, &expression);
-    let (selection, found) = Selection::new(trace, &expression);
+    let (selection, found) = MatchingSpans::new(trace, &expression);
     if !found && nodes.is_empty() {
         return None;
     }
@@ -37,7 +37,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     let mut kept_call: Vec<bool> = (0..calls.len())
         .map(|call| selection.holds(trace, calls.thread[call], calls.start[call], calls.end[call]))
         .collect();
-    let [kernels, copies, sets, graphs] = operations(trace, &nodes, &mut kept_call);
+    let [kernels, copies, sets, graphs] = kept_operations(trace, &nodes, &mut kept_call);
     let mut inner = Trace {
         recorder: trace.recorder,
         names: trace.names.clone(),
@@ -72,13 +72,13 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     inner.sets.bytes = pick(&trace.sets.bytes, &sets);
     inner.graphs.on_gpu = trace.graphs.on_gpu.pick(&graphs);
     inner.graphs.executable = pick(&trace.graphs.executable, &graphs);
-    inner.calls = calls.pick(&rows(calls.len(), |call| kept_call[call]));
+    inner.calls = calls.pick(&kept_rows(calls.len(), |call| kept_call[call]));
     let ranges = &trace.ranges;
-    inner.ranges = ranges.pick(&rows(ranges.len(), |range| {
+    inner.ranges = ranges.pick(&kept_rows(ranges.len(), |range| {
         selection.holds(trace, ranges.thread[range], ranges.start[range], ranges.end[range])
     }));
     let syncs = &trace.syncs;
-    let kept_syncs = rows(syncs.on_gpu.len(), |sync| {
+    let kept_syncs = kept_rows(syncs.on_gpu.len(), |sync| {
         let process = trace.process_of_place(syncs.on_gpu.place.at(sync));
         selection.lies_inside_any_thread(
             process,
@@ -89,7 +89,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
     inner.syncs.kind = pick(&syncs.kind, &kept_syncs);
     let faults = &trace.page_faults;
-    let kept_faults = rows(faults.start.len(), |row| {
+    let kept_faults = kept_rows(faults.start.len(), |row| {
         selection.lies_inside_any_thread(faults.process[row], faults.start[row], faults.start[row])
     });
     inner.page_faults.start = pick(&faults.start, &kept_faults);
@@ -98,7 +98,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     inner.page_faults.device = pick(&faults.device, &kept_faults);
     inner.page_faults.count = pick(&faults.count, &kept_faults);
     let os = &trace.os_calls;
-    let kept_os = rows(os.start.len(), |call| {
+    let kept_os = kept_rows(os.start.len(), |call| {
         selection.lies_inside_any_thread(
             trace.threads[os.thread[call] as usize].process,
             os.start[call],
@@ -113,9 +113,13 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
 }
 
 /// The rows of kernels, copies, sets and graphs that a kept call launched or that lie in `nodes`.
-/// The launch of the graph that contains such a node is kept too.
-fn operations(trace: &Trace, nodes: &HashSet<(u32, u64)>, kept_call: &mut [bool]) -> [Vec<u32>; 4] {
-    let launches = Launches::join(trace);
+/// If a node is kept, the launch of its graph is kept too.
+fn kept_operations(
+    trace: &Trace,
+    nodes: &HashSet<(u32, u64)>,
+    kept_call: &mut [bool],
+) -> [Vec<u32>; 4] {
+    let launches = TraceLaunches::join_launches(trace);
     let all = AllOperations::new(trace);
     let mut kept: [Vec<u32>; 4] = Default::default();
     let mut of_nodes: Vec<u32> = Vec::new();
@@ -123,15 +127,16 @@ fn operations(trace: &Trace, nodes: &HashSet<(u32, u64)>, kept_call: &mut [bool]
         let call = launches.call_of[id as usize];
         let (kind, index) = all.part(id);
         let node = || {
-            let node = trace.kernels.graph_node.get(index).filter(|_| kind == Kind::Kernel)?;
+            let node =
+                trace.kernels.graph_node.get(index).filter(|_| kind == OperationKind::Kernel)?;
             Some((trace.process_of_place(trace.kernels.on_gpu.place.at(index)), node))
         };
-        let in_range = call != NONE && kept_call[call as usize];
+        let in_range = call != NO_CALL && kept_call[call as usize];
         let in_node = !in_range && node().is_some_and(|node| nodes.contains(&node));
         if in_range || in_node {
             kept[kind as usize].push(u32::try_from(index).expect("fewer than 2^32 rows"));
         }
-        if in_node && call != NONE {
+        if in_node && call != NO_CALL {
             of_nodes.push(call);
         }
     }
@@ -140,22 +145,22 @@ fn operations(trace: &Trace, nodes: &HashSet<(u32, u64)>, kept_call: &mut [bool]
 }
 
 /// The rows to keep.
-fn rows(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
+fn kept_rows(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
     let kept = (0..count).filter(|&row| keep(row));
     kept.map(|row| u32::try_from(row).expect("fewer than 2^32 rows")).collect()
 }
 
 /// The spans of the ranges that match.
 #[derive(Debug, Default)]
-pub(in crate::analyze) struct Selection {
+pub(in crate::analyze) struct MatchingSpans {
     by_thread: Vec<TimeSpans>,
     by_process: Vec<TimeSpans>,
-    /// Time spans of matching ranges of all threads: an event without a thread is inside if it lies
-    /// in one of them.
+    /// Time spans of matching ranges of all threads: an event without a thread is inside if one of
+    /// the spans contains it.
     any: Vec<TimeSpans>,
 }
 
-impl Selection {
+impl MatchingSpans {
     /// The ranges of a trace that match an expression, and whether any matches.
     fn new(trace: &Trace, expression: &Regex) -> (Self, bool) {
         let PathOfEachRange { paths, of_range, .. } = PathOfEachRange::new(trace);

@@ -3,8 +3,8 @@
 //!
 //! Ranks go on in the order of their recorded starts in the job's time, so that all ranks have
 //! arrived at a collective before anything behind it is replayed. If the clocks are not aligned
-//! well enough for that, operations behind it move with the arrival of their own rank. This module
-//! does not decide which operations belong to one collective.
+//! well enough, operations behind the collective move with the arrival of their own rank. This
+//! module does not decide which operations belong to one collective.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,12 +13,13 @@ use hashbrown::HashMap;
 
 use crate::analyze::operations::OperationId;
 use crate::analyze::replay::{
-    Change, CriticalPathSegment, CriticalPathWalk, OperationDependencies, Replay, Walk,
+    BackwardPathWalk, CriticalPathSegment, CriticalPathWalk, OperationDependencies, ReplayChange,
+    RunningReplay,
 };
 
 /// The operation of one rank in a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Member {
+pub struct CollectiveMember {
     /// Index into the traces of the job.
     pub trace: usize,
     /// Operation of the member.
@@ -30,7 +31,7 @@ pub struct Member {
 }
 
 /// The operations of all ranks in one collective.
-pub type CollectiveMembers = Vec<Member>;
+pub type CollectiveMembers = Vec<CollectiveMember>;
 
 /// Dependencies among the operations of all ranks of a job, for replays.
 pub struct JobReplay<'a> {
@@ -74,7 +75,7 @@ impl<'a> JobReplay<'a> {
         })
     }
 
-    /// The first start and the last end on any rank, in the job's time.
+    /// The first start and the last end of the collective on any rank, in the job's time.
     fn span(&self) -> (i64, i64) {
         self.trace_spans().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
     }
@@ -87,21 +88,22 @@ impl<'a> JobReplay<'a> {
     }
 
     /// When the last rank arrived at a collective, and which.
-    fn ready(members: &[Member]) -> (i64, &Member) {
+    fn last_rank_arrival(members: &[CollectiveMember]) -> (i64, &CollectiveMember) {
         let last = members.iter().max_by_key(|member| (member.start, member.trace));
         let last = last.expect("a collective has ranks");
         (last.start, last)
     }
 
     /// Nanoseconds that the job is shorter with a change for each trace.
-    pub fn gain(&self, changes: &[Change<'_>]) -> i64 {
-        let mut replays: Vec<Replay<'_, '_>> = self.traces.iter().map(Replay::new).collect();
+    pub fn gain(&self, changes: &[ReplayChange<'_>]) -> i64 {
+        let mut replays: Vec<RunningReplay<'_, '_>> =
+            self.traces.iter().map(RunningReplay::new).collect();
         let mut arrivals: Vec<PendingArrivals> = self
             .collectives
             .iter()
             .map(|members| PendingArrivals { missing: members.len(), ready: i64::MIN })
             .collect();
-        let next = |replay: &Replay<'_, '_>, trace: usize| {
+        let next = |replay: &RunningReplay<'_, '_>, trace: usize| {
             let id = replay.next()?;
             let start = self.traces[trace].operations().start(id);
             Some(Reverse(((self.common)(trace, start), trace, id)))
@@ -140,11 +142,11 @@ impl<'a> JobReplay<'a> {
         &self,
         number: usize,
         ready: i64,
-        changes: &[Change<'_>],
-        replays: &mut [Replay<'_, '_>],
+        changes: &[ReplayChange<'_>],
+        replays: &mut [RunningReplay<'_, '_>],
     ) -> i64 {
         let members = &self.collectives[number];
-        let (recorded, _) = Self::ready(members);
+        let (recorded, _) = Self::last_rank_arrival(members);
         let mut last = i64::MIN;
         for member in members {
             let transfer = (member.end - recorded).max(0);
@@ -161,7 +163,8 @@ impl<'a> JobReplay<'a> {
     pub fn critical_path(&self) -> Vec<(usize, CriticalPathSegment, i64)> {
         let end = |trace: &usize| (self.common)(*trace, self.traces[*trace].span().1);
         let Some(mut trace) = (0..self.traces.len()).max_by_key(end) else { return Vec::new() };
-        let mut walks: Vec<Walk<'_, '_>> = self.traces.iter().map(Walk::new).collect();
+        let mut walks: Vec<BackwardPathWalk<'_, '_>> =
+            self.traces.iter().map(BackwardPathWalk::new).collect();
         let mut segments = Vec::new();
         let mut next = Some(self.traces[trace].last());
         let mut at = self.traces[trace].span().1;
@@ -173,7 +176,7 @@ impl<'a> JobReplay<'a> {
             let mut path =
                 CriticalPathWalk { first: self.traces[trace].span().0, at, segments: Vec::new() };
             let last = self.of_operation[trace].get(&id).map(|&number| {
-                let (ready, last) = Self::ready(&self.collectives[number]);
+                let (ready, last) = Self::last_rank_arrival(&self.collectives[number]);
                 (ready, *last)
             });
             next = match last {

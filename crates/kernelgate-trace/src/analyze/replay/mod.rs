@@ -1,8 +1,8 @@
 //! Replays the recorded dependencies of a trace with other durations: a call starts after the
 //! previous call of its thread; an operation starts after its launch, after the previous operation
 //! of its stream, and after the operation of another stream that it seems to wait for; a wait ends
-//! after the last operation that ended during it. The time between stays as long as it was
-//! recorded. A host that makes no recorded call and continues when the GPU has finished the
+//! after the last operation that ended during it. The time between these events stays as long as it
+//! was recorded. A host that makes no recorded call and continues when the GPU has finished the
 //! launched work also counts as waiting.
 //!
 //! A replay takes time proportional to the operations. [`Replay`] goes operation by operation, so
@@ -15,14 +15,14 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
-use crate::analyze::operations::{AllOperations, Kind, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
+use crate::analyze::order::OperationOrder;
 use crate::analyze::timeline::cover::UnitedSpans;
 use crate::model::Trace;
-use crate::model::packed::{Cell, PackedColumn};
+use crate::model::packed::{PackedColumn, PackedValue};
 
 /// Number that stands for no operation, or no thread.
-const NONE: u32 = u32::MAX;
+const NO_OPERATION: u32 = u32::MAX;
 /// An operation that starts this long after its launch and after the previous operation of its
 /// stream may wait for another stream.
 const MIN_WAIT_FOR_STREAM_NS: i64 = 1_000;
@@ -51,16 +51,16 @@ const MIN_BUSY_SHARE_OF_WAIT: f64 = 0.9;
 
 /// A time in which the host waits for the GPU.
 #[derive(Debug, Clone, Copy)]
-struct Wait {
+struct HostWait {
     call: GpuWaitCall,
-    /// The operation that ended it; [`NONE`] where the GPU was done already.
+    /// The operation that ended the wait; [`NONE`] if the GPU had already finished.
     ended_by: OperationId,
     /// Whether the wait is a call, and not the time between two launches.
     recorded: bool,
 }
 
 /// Changed durations of operations, calls and waits for a replay.
-pub struct Change<'a> {
+pub struct ReplayChange<'a> {
     /// Function that gives an operation's replayed duration from its recorded one.
     pub length: &'a dyn Fn(OperationId, i64) -> i64,
     /// Whether launch calls take time in the replay.
@@ -74,7 +74,7 @@ pub struct Change<'a> {
 /// How the host's time is replayed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ReplayedHostTime<'a> {
-    /// The host takes its recorded time.
+    /// The host takes its recorded time between launch calls.
     Recorded,
     /// A part of the time between launch calls is left, 0 to 1.
     Scaled(f64),
@@ -91,9 +91,9 @@ impl ReplayedHostTime<'_> {
     }
 }
 
-impl Change<'_> {
+impl ReplayChange<'_> {
     /// No change.
-    pub const NONE: Change<'static> = Change {
+    pub const NONE: ReplayChange<'static> = ReplayChange {
         length: &|_, ns| ns,
         launches: true,
         waits: true,
@@ -121,7 +121,7 @@ pub enum CriticalPathSegment {
 }
 
 impl CriticalPathSegment {
-    /// The segment as text; an operation is printed by its own name.
+    /// Label of the segment; an operation is printed by its own name.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Operation(_) => "operation",
@@ -140,16 +140,16 @@ pub struct OperationDependencies<'a> {
     all: AllOperations<'a>,
     launches: &'a LaunchCalls,
     /// Operations whose launch is recorded, in the order of their launch.
-    launched: Order,
+    launched: OperationOrder,
     /// Operations in the order of their start.
-    started: Order,
+    started: OperationOrder,
     /// Waits of the host, in the order of their end.
-    waits: Vec<Wait>,
-    /// Difference of each operation's number and that of the previous operation of its stream; 0
-    /// for the first one.
+    waits: Vec<HostWait>,
+    /// Difference between the numbers of each operation and of the previous operation on its
+    /// stream; 0 for a stream's first operation.
     step: PackedColumn<i64>,
-    /// Difference of each operation's number and that of the operation of another stream that it
-    /// seems to wait for; 0 if it waits for no call.
+    /// Difference between the numbers of each operation and of the operation on another stream that
+    /// it seems to wait for; 0 if it waits for none.
     other: PackedColumn<i64>,
     threads: usize,
     span: (i64, i64),
@@ -161,9 +161,10 @@ impl<'a> OperationDependencies<'a> {
         let all = AllOperations::new(trace);
         let process = |id: OperationId| trace.process_of_place(all.place(id)) as usize;
         let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
-        let launched = Order::operations_by_key(all.ids().filter(|&id| launches.has(id)), time);
-        let started = Order::operations_by_key(all.ids(), |id| all.start(id));
-        let ended = Order::operations_by_key(all.ids(), |id| all.end(id));
+        let launched =
+            OperationOrder::operations_by_key(all.ids().filter(|&id| launches.has(id)), time);
+        let started = OperationOrder::operations_by_key(all.ids(), |id| all.start(id));
+        let ended = OperationOrder::operations_by_key(all.ids(), |id| all.end(id));
         let first = all.start(started.get(0)?);
         let last = all.end(ended.get(ended.len() - 1)?);
         let mut of = Self {
@@ -184,7 +185,7 @@ impl<'a> OperationDependencies<'a> {
         Some(of)
     }
 
-    /// The operation before one on its stream.
+    /// The previous operation on the stream of an operation.
     fn before(&self, id: OperationId) -> Option<OperationId> {
         operation_before(id, self.step.at(id as usize))
     }
@@ -195,16 +196,21 @@ impl<'a> OperationDependencies<'a> {
     }
 
     /// Finds the operations that others wait for: on their own stream, or on another stream.
-    fn streams(&mut self, trace: &Trace, ended: &Order, process: impl Fn(OperationId) -> usize) {
-        let mut last_of_place = vec![NONE; trace.places.len()];
-        let mut last_of_process = vec![NONE; trace.processes.len()];
+    fn streams(
+        &mut self,
+        trace: &Trace,
+        ended: &OperationOrder,
+        process: impl Fn(OperationId) -> usize,
+    ) {
+        let mut last_of_place = vec![NO_OPERATION; trace.places.len()];
+        let mut last_of_process = vec![NO_OPERATION; trace.processes.len()];
         let mut devices: HashMap<(u32, u32), usize> = HashMap::new();
         let numbered = trace.places.iter().map(|place| {
             let new = devices.len();
             *devices.entry((place.process, place.device)).or_insert(new)
         });
         let device_of_place: Vec<usize> = numbered.collect();
-        let mut last_of_device = vec![NONE; devices.len()];
+        let mut last_of_device = vec![NO_OPERATION; devices.len()];
         let mut ended = ended.iter().peekable();
         for id in self.started.iter() {
             let start = self.all.start(id);
@@ -214,13 +220,13 @@ impl<'a> OperationDependencies<'a> {
             }
             let place = self.all.place(id).0 as usize;
             let last = last_of_place[place];
-            // An operation inside another one, such as a migration during a kernel, does not wait
-            // for it.
-            let inside = last != NONE
+            // An operation inside another operation, such as a migration during a kernel, does not
+            // wait for it.
+            let inside = last != NO_OPERATION
                 && start < self.all.end(last)
                 && self.all.end(id) <= self.all.end(last);
             if !inside {
-                let step = if last == NONE { 0 } else { id.number() - last.number() };
+                let step = if last == NO_OPERATION { 0 } else { id.number() - last.number() };
                 self.step.set(id as usize, step);
                 last_of_place[place] = id;
             }
@@ -231,7 +237,7 @@ impl<'a> OperationDependencies<'a> {
             // The wait's own device comes first, because a process may use several devices.
             let others = [last_of_device[device_of_place[place]], last_of_process[process(id)]];
             let waits_for = |&other: &OperationId| {
-                other != NONE
+                other != NO_OPERATION
                     && other != id
                     && self.all.start(other) < start
                     && self.all.end(other) > ready
@@ -246,10 +252,10 @@ impl<'a> OperationDependencies<'a> {
         &mut self,
         trace: &Trace,
         calls: &[GpuWaitCall],
-        ended: &Order,
+        ended: &OperationOrder,
         process: impl Fn(OperationId) -> usize,
     ) {
-        let mut last_of_process = vec![NONE; trace.processes.len()];
+        let mut last_of_process = vec![NO_OPERATION; trace.processes.len()];
         let mut done = ended.iter().peekable();
         let mut calls: Vec<GpuWaitCall> = calls.to_vec();
         calls.sort_by_key(|call| call.end);
@@ -259,16 +265,20 @@ impl<'a> OperationDependencies<'a> {
             }
             let own = trace.threads[call.thread as usize].process as usize;
             let last = last_of_process[own];
-            let waited = last != NONE && self.all.end(last) > call.start;
-            let ended_by = if waited { last } else { NONE };
-            self.waits.push(Wait { call, ended_by, recorded: true });
+            let waited = last != NO_OPERATION && self.all.end(last) > call.start;
+            let ended_by = if waited { last } else { NO_OPERATION };
+            self.waits.push(HostWait { call, ended_by, recorded: true });
         }
         let blocking = self.launched.iter().filter_map(|id| {
             let call = self.launch(id).filter(|call| self.blocks(id, self.all.span(id), call))?;
             let LaunchCall { start, end, thread } = call;
-            Some(Wait { call: GpuWaitCall { thread, start, end }, ended_by: id, recorded: true })
+            Some(HostWait {
+                call: GpuWaitCall { thread, start, end },
+                ended_by: id,
+                recorded: true,
+            })
         });
-        let blocking: Vec<Wait> = blocking.collect();
+        let blocking: Vec<HostWait> = blocking.collect();
         self.waits.extend(blocking);
     }
 
@@ -278,7 +288,7 @@ impl<'a> OperationDependencies<'a> {
         &mut self,
         trace: &Trace,
         calls: &[GpuWaitCall],
-        ended: &Order,
+        ended: &OperationOrder,
         process: impl Fn(OperationId) -> usize,
     ) {
         let mut pauses: Vec<GpuWaitCall> = Vec::new();
@@ -308,7 +318,8 @@ impl<'a> OperationDependencies<'a> {
             worked[process(id)].add((self.all.start(id), self.all.end(id)));
         }
         let processes = trace.processes.len();
-        let (mut last_of_process, mut pending) = (vec![NONE; processes], vec![0i64; processes]);
+        let (mut last_of_process, mut pending) =
+            (vec![NO_OPERATION; processes], vec![0i64; processes]);
         let mut done = ended.iter().peekable();
         let mut launched = self.launched.iter().peekable();
         for call in pauses {
@@ -327,19 +338,19 @@ impl<'a> OperationDependencies<'a> {
                 let span = (self.all.start(id), self.all.end(id));
                 process(id) == own
                     && span.0 < call.end
-                    && last != NONE
+                    && last != NO_OPERATION
                     && span.1 - call.end < call.end - self.all.end(last)
             });
             #[allow(clippy::cast_precision_loss)]
             let [worked, whole] =
                 [worked[own].within((call.start, call.end)), call.end - call.start]
                     .map(|ns| ns as f64);
-            let ended = last != NONE && self.all.end(last) > call.start;
+            let ended = last != NO_OPERATION && self.all.end(last) > call.start;
             if ended
                 && pending[own] <= MAX_QUEUED_WHILE_WAITING
                 && worked >= MIN_BUSY_SHARE_OF_WAIT * whole
             {
-                self.waits.push(Wait { call, ended_by: next.unwrap_or(last), recorded: false });
+                self.waits.push(HostWait { call, ended_by: next.unwrap_or(last), recorded: false });
             }
         }
     }
@@ -349,14 +360,14 @@ impl<'a> OperationDependencies<'a> {
     /// is over before a long call returns did not hold it up.
     fn blocks(&self, id: OperationId, (start, end): (i64, i64), call: &LaunchCall) -> bool {
         let beside = call.end.min(end) - call.start.max(start);
-        if self.all.part(id).0 == Kind::Kernel && beside * 2 < call.end - call.start {
+        if self.all.part(id).0 == OperationKind::Kernel && beside * 2 < call.end - call.start {
             return false;
         }
         end <= call.end || (end - start > MIN_WAIT_FOR_STREAM_NS && beside * 2 > end - start)
     }
 
-    /// The time from which an operation could start by its launch alone. A call that waits for its
-    /// operation may also have waited for earlier operations.
+    /// The earliest start of an operation that its launch call alone allows. A call that waits for
+    /// its operation may also have waited for earlier operations.
     fn earliest_start_by_launch(
         &self,
         id: OperationId,
@@ -367,7 +378,7 @@ impl<'a> OperationDependencies<'a> {
         at.min(span.0)
     }
 
-    /// The call that launched an operation, where it is recorded.
+    /// The call that launched an operation, if the call was recorded.
     fn launch(&self, id: OperationId) -> Option<LaunchCall> {
         self.launches.get(&self.all, id)
     }
@@ -404,8 +415,8 @@ impl<'a> OperationDependencies<'a> {
     }
 
     /// Nanoseconds that the trace is shorter with a change; negative where it is longer.
-    pub fn gain(&self, change: &Change<'_>) -> i64 {
-        let mut replay = Replay::new(self);
+    pub fn gain(&self, change: &ReplayChange<'_>) -> i64 {
+        let mut replay = RunningReplay::new(self);
         let (mut first, mut last) = (i64::MAX, i64::MIN);
         while let Some(id) = replay.next() {
             let by = replay.start(id, change);
@@ -422,10 +433,10 @@ impl<'a> OperationDependencies<'a> {
         (self.span.1 - self.span.0) - (last.max(first) - first)
     }
 
-    /// The critical path, from its end back to its start: `each` gets segments that add up to the
-    /// time from the first start to the last end.
+    /// Visits the critical path, from its end back to its start: `each` gets segments that add up
+    /// to the time from the first start to the last end.
     pub fn critical_path(&self, mut each: impl FnMut(CriticalPathSegment, i64)) {
-        let mut walk = Walk::new(self);
+        let mut walk = BackwardPathWalk::new(self);
         let mut path =
             CriticalPathWalk { first: self.span.0, at: self.span.1, segments: Vec::new() };
         let mut next = Some(self.last());
@@ -445,7 +456,7 @@ impl<'a> OperationDependencies<'a> {
         self.before(id).map_or(0, |before| (self.all.start(id) - self.all.end(before)).max(0))
     }
 
-    /// The operation with the latest end.
+    /// The operation of the trace with the latest end.
     pub fn last(&self) -> OperationId {
         let last = self.started.iter().max_by_key(|&id| (self.all.end(id), Reverse(id)));
         last.expect("there are operations")
@@ -457,8 +468,8 @@ fn operation_before(id: OperationId, step: i64) -> Option<OperationId> {
     (step != 0).then(|| OperationId::from_number(id.number() - step))
 }
 
-/// A replay while it goes on: differences between replayed and recorded times.
-pub struct Replay<'d, 'a> {
+/// A running replay: the differences between replayed and recorded times.
+pub struct RunningReplay<'d, 'a> {
     of: &'d OperationDependencies<'a>,
     /// Replayed time after the last call of each thread.
     thread: Vec<i64>,
@@ -468,13 +479,13 @@ pub struct Replay<'d, 'a> {
     by: PackedColumn<i64>,
     /// Thread and start of the last launch call: a graph's call launches several operations.
     last_call: (u32, i64),
-    /// The next launch call, with an operation that it launches.
+    /// The next launch call, with one of the operations that it launches.
     next_call: Option<(OperationId, LaunchCall)>,
     /// Positions in the operations by launch and by start, and in the waits.
     at: (usize, usize, usize),
 }
 
-impl<'d, 'a> Replay<'d, 'a> {
+impl<'d, 'a> RunningReplay<'d, 'a> {
     /// Starts a replay of a trace's dependencies.
     pub fn new(of: &'d OperationDependencies<'a>) -> Self {
         Self {
@@ -482,20 +493,20 @@ impl<'d, 'a> Replay<'d, 'a> {
             thread: vec![0; of.threads],
             called: vec![i64::MIN; of.threads],
             by: PackedColumn::filled_with(of.all.len(), 0),
-            last_call: (NONE, i64::MIN),
+            last_call: (NO_OPERATION, i64::MIN),
             next_call: of.launch_call_at(0),
             at: (0, 0, 0),
         }
     }
 
-    /// The next operation in the order of their recorded start.
+    /// The next operation in order of recorded starts.
     pub fn next(&self) -> Option<OperationId> {
         self.of.started.get(self.at.1)
     }
 
     /// Replays the calls before the next operation and its start; returns the difference of its
-    /// start. Its end has to be set before what depends on it is replayed.
-    pub fn start(&mut self, id: OperationId, change: &Change<'_>) -> i64 {
+    /// start. The end of an operation is set before the operations that depend on it are replayed.
+    pub fn start(&mut self, id: OperationId, change: &ReplayChange<'_>) -> i64 {
         let source = self.of;
         let span = source.all.span(id);
         let start = span.0;
@@ -538,7 +549,7 @@ impl<'d, 'a> Replay<'d, 'a> {
         self.by.set(id as usize, by);
     }
 
-    fn call(&mut self, id: OperationId, call: &LaunchCall, change: &Change<'_>) {
+    fn call(&mut self, id: OperationId, call: &LaunchCall, change: &ReplayChange<'_>) {
         let thread = call.thread as usize;
         let removed = |from: i64| match change.launches {
             true => change.host.paused_ns(from, call.end),
@@ -559,9 +570,9 @@ impl<'d, 'a> Replay<'d, 'a> {
         }
     }
 
-    /// The host's own time from its last call to a time.
+    /// Replays the host's own time from its last call to a given time.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    fn host(&mut self, thread: usize, until: i64, change: &Change<'_>) {
+    fn host(&mut self, thread: usize, until: i64, change: &ReplayChange<'_>) {
         let since = self.called[thread];
         self.thread[thread] -= match change.host {
             ReplayedHostTime::Scaled(left) if since != i64::MIN && until > since => {
@@ -572,7 +583,7 @@ impl<'d, 'a> Replay<'d, 'a> {
         };
     }
 
-    fn wait(&mut self, wait: &Wait, change: &Change<'_>) {
+    fn wait(&mut self, wait: &HostWait, change: &ReplayChange<'_>) {
         let GpuWaitCall { thread, start, end } = wait.call;
         let index = thread as usize;
         if !wait.recorded && matches!(change.host, ReplayedHostTime::Scaled(_)) {
@@ -583,7 +594,7 @@ impl<'d, 'a> Replay<'d, 'a> {
         let not_before = self.thread[index] + start - end;
         self.thread[index] = match (wait.ended_by, change.waits || !wait.recorded) {
             (_, false) => not_before,
-            (NONE, true) => self.thread[index],
+            (NO_OPERATION, true) => self.thread[index],
             // The call returns as long after (or before) the end of the operation as it was
             // recorded, and not before it was entered.
             (ended_by, true) => {
@@ -616,7 +627,7 @@ impl CriticalPathWalk {
 }
 
 /// A walk back along the critical path, from an operation to the one that it waited for.
-pub struct Walk<'d, 'a> {
+pub struct BackwardPathWalk<'d, 'a> {
     of: &'d OperationDependencies<'a>,
     /// Positions of the waits of each thread, in the order of their end.
     waits: Vec<Vec<u32>>,
@@ -653,11 +664,13 @@ impl LaunchCallSums {
     }
 }
 
-impl<'d, 'a> Walk<'d, 'a> {
-    /// Sorts the launch calls by thread.
+impl<'d, 'a> BackwardPathWalk<'d, 'a> {
+    /// Sorts the launch calls of a trace by thread.
     pub fn new(of: &'d OperationDependencies<'a>) -> Self {
         let mut waits = vec![Vec::new(); of.threads];
-        for (position, wait) in (0u32..).zip(&of.waits).filter(|(_, of)| of.ended_by != NONE) {
+        for (position, wait) in
+            (0u32..).zip(&of.waits).filter(|(_, of)| of.ended_by != NO_OPERATION)
+        {
             waits[wait.call.thread as usize].push(position);
         }
         let mut launches = vec![LaunchCallSums::default(); of.threads];

@@ -20,7 +20,7 @@ impl UnitedSpans {
         union
     }
 
-    /// Adds a time span that starts no earlier than the spans before it.
+    /// Adds a time span that starts no earlier than the spans added before.
     pub fn add(&mut self, (start, end): (i64, i64)) {
         match self.start.len().checked_sub(1).map(|last| (last, self.span(last))) {
             Some((last, (first, until))) if start <= until => {

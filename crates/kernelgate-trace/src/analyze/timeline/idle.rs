@@ -1,9 +1,9 @@
 //! Busy and idle times of a GPU for a process.
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::order::OperationOrder;
 use crate::model::Trace;
-use crate::model::packed::{Cell, PackedColumn, partition_point};
+use crate::model::packed::{PackedColumn, PackedValue, partition_point};
 
 /// A time without any operation, between two operations of one process on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl IdleGaps {
         self.from(all, 0)
     }
 
-    /// The first index from which on a condition no longer holds.
+    /// The first index at which a condition no longer holds.
     pub fn partition_point(&self, all: &AllOperations<'_>, holds: impl Fn(&Gap) -> bool) -> usize {
         partition_point(self.len(), |index| self.get(all, index).is_some_and(|gap| holds(&gap)))
     }
@@ -89,12 +89,12 @@ impl IdleGaps {
 /// The work of one process on one device: the union of kernels, copies, sets and graph launches, so
 /// that operations that run at once count once.
 #[derive(Debug, Clone)]
-pub struct Activity {
+pub struct DeviceActivity {
     /// Index into [`Trace::processes`].
     pub process: u32,
     /// The device.
     pub device: u32,
-    /// Start of the first operation and end of the last one.
+    /// Start of the first operation and end of the last operation of an activity.
     pub span: (i64, i64),
     /// Nanoseconds in which at least one operation ran.
     pub busy_ns: i64,
@@ -104,7 +104,7 @@ pub struct Activity {
     pub operations: usize,
 }
 
-impl Activity {
+impl DeviceActivity {
     /// Nanoseconds from the first to the last operation.
     pub fn span_of_gaps_ns(&self) -> i64 {
         self.span.1 - self.span.0
@@ -117,12 +117,15 @@ impl Activity {
 }
 
 /// The activity of every process on every device, from the operations that are `wanted`.
-pub fn activity_of_devices(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Activity> {
+pub fn activity_of_devices(
+    trace: &Trace,
+    wanted: impl Fn(OperationId) -> bool,
+) -> Vec<DeviceActivity> {
     let all = AllOperations::new(trace);
     let devices = operations_by_device(trace, &all, wanted);
     devices
         .iter()
-        .map(|(owner, operations)| activity(&all, *owner, operations, |_, _| {}))
+        .map(|(owner, operations)| device_activity(&all, *owner, operations, |_, _| {}))
         .collect()
 }
 
@@ -133,7 +136,7 @@ pub fn exclusive_busy_times(trace: &Trace) -> PackedColumn<i64> {
     let all = AllOperations::new(trace);
     let mut own = PackedColumn::filled_with(all.len(), 0);
     for (owner, operations) in operations_by_device(trace, &all, |_| true) {
-        activity(&all, owner, &operations, |id, own_ns| own.set(id as usize, own_ns));
+        device_activity(&all, owner, &operations, |id, own_ns| own.set(id as usize, own_ns));
     }
     own
 }
@@ -146,8 +149,8 @@ pub fn operations_by_device(
     trace: &Trace,
     all: &AllOperations<'_>,
     wanted: impl Fn(OperationId) -> bool,
-) -> Vec<(ProcessAndDevice, Order)> {
-    let owner_of = |place: &crate::model::gpu::Place| (place.process, place.device);
+) -> Vec<(ProcessAndDevice, OperationOrder)> {
+    let owner_of = |place: &crate::model::gpu::OperationPlace| (place.process, place.device);
     let mut owners: Vec<ProcessAndDevice> = trace.places.iter().map(owner_of).collect();
     owners.sort_unstable();
     owners.dedup();
@@ -160,23 +163,25 @@ pub fn operations_by_device(
     ids().for_each(|id| counts[owner(id)] += 1);
     let mut used = (0..owners.len()).filter(|&number| counts[number] > 0);
     if let (Some(only), None) = (used.next(), used.next()) {
-        return vec![(owners[only], Order::operations_by_key(ids(), start))];
+        return vec![(owners[only], OperationOrder::operations_by_key(ids(), start))];
     }
     // All operations are sorted in one pass, however many processes and devices there are.
     let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
     ids().for_each(|id| lists[owner(id)].push(id));
     let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
-    used.map(|(owner, list)| (owner, Order::operations_by_key(list.iter().copied(), start)))
-        .collect()
+    used.map(|(owner, list)| {
+        (owner, OperationOrder::operations_by_key(list.iter().copied(), start))
+    })
+    .collect()
 }
 
 /// The activity of one process on one device; `own` gets each operation's own time.
-fn activity(
+fn device_activity(
     all: &AllOperations<'_>,
     (process, device): ProcessAndDevice,
-    operations: &Order,
+    operations: &OperationOrder,
     mut own: impl FnMut(OperationId, i64),
-) -> Activity {
+) -> DeviceActivity {
     let id = operations.get(0).expect("an owner has operations");
     let first = all.start(id);
     let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, IdleGaps::default());
@@ -193,5 +198,5 @@ fn activity(
         }
     }
     let (span, operations) = ((first, until), operations.len());
-    Activity { process, device, span, busy_ns, gaps, operations }
+    DeviceActivity { process, device, span, busy_ns, gaps, operations }
 }

@@ -1,20 +1,20 @@
 //! Iterations of a run: found by ranges, by marks, or by kernels that repeat, and cut on the device
-//! where their first operation starts. This module does not judge how long an iteration should
-//! take.
+//! where their first operation starts. This module does not judge whether an iteration takes too
+//! long.
 
 use hashbrown::HashMap;
 
-use crate::analyze::operations::{AllOperations, Kind, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
+use crate::analyze::order::OperationOrder;
 use crate::model::Trace;
 use crate::model::packed::PackedColumn;
 
 /// Fewest iterations.
 const MIN_ITERATIONS: usize = 3;
 /// Words in names of ranges that are iterations.
-const WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
-/// Share of the time between the first and the last iteration that ranges without a telling name
-/// must fill, and share of the launches that they must contain.
+const ITERATION_WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
+/// Share of the time between the first and the last iteration that ranges without an iteration's
+/// name must fill, and of the launches that they must contain.
 const MIN_COVERED_SHARE: f64 = 0.5;
 /// Part of the iterations whose number of operations is near the median.
 const MIN_REGULAR_SHARE: f64 = 0.7;
@@ -23,7 +23,7 @@ const MAX_FIRST_KERNEL_CANDIDATES: usize = 24;
 /// Largest number of operations that are compared to find one period.
 const MAX_COMPARED_OPERATIONS: usize = 200_000;
 /// Part of an iteration's operations that the next one repeats.
-const REPEATED: f64 = 0.9;
+const REPEATED_SHARE: f64 = 0.9;
 
 /// A sign by which iterations were found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct HostIterations<K> {
     pub key: K,
     /// Start time of each iteration on the host, nanoseconds.
     pub starts: Vec<i64>,
-    /// End of the last iteration in host time.
+    /// End of the process's last iteration in host time.
     pub end: i64,
 }
 
@@ -83,15 +83,15 @@ pub fn find_iteration_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
     for candidate in candidates {
         groups.entry(candidate.key).or_default().push(*candidate);
     }
-    let mut ranked: Vec<Group<K>> = groups
+    let mut ranked: Vec<CandidateGroup<K>> = groups
         .into_iter()
         .filter(|(_, group)| group.len() >= MIN_ITERATIONS)
         .filter_map(|(key, mut candidates)| {
             candidates.sort_by_key(|of| (of.start, of.end));
             let name = name(key).to_ascii_lowercase();
-            let named = WORDS.iter().any(|word| name.contains(word));
+            let named = ITERATION_WORDS.iter().any(|word| name.contains(word));
             // Names with namespaces are operators of frameworks, and a framework operator is not an iteration.
-            (named || !name.contains("::")).then(|| Group {
+            (named || !name.contains("::")).then(|| CandidateGroup {
                 key,
                 named,
                 depth: candidates.iter().map(|of| of.depth).min().unwrap_or(0),
@@ -119,7 +119,7 @@ pub fn find_iteration_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
 }
 
 /// Candidates of one key.
-struct Group<K> {
+struct CandidateGroup<K> {
     key: K,
     /// Whether the name of the ranges is one of iterations.
     named: bool,
@@ -142,9 +142,9 @@ fn launches_regularly(starts: &[i64], end: i64, launches: &PackedColumn<i64>) ->
     median > 0 && share >= MIN_REGULAR_SHARE
 }
 
-/// Start times of the host's iterations on a device: `operations` with the time of their launch, in
-/// any order. The last cut is the end of the last iteration; an iteration without an operation is
-/// empty.
+/// Start times of the host's iterations on a device: `operations` holds operations with the time of
+/// their launch, in any order. The last cut is the end of the last iteration; an iteration that ran
+/// no operation is empty.
 pub fn device_iteration_starts(
     starts: &[i64],
     end: i64,
@@ -172,10 +172,10 @@ pub fn device_iteration_starts(
 fn key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
     let (kind, row) = all.part(id);
     let name = match kind {
-        Kind::Kernel => trace.kernels.function.at(row),
-        Kind::Copy => trace.copies.kind[row].0,
-        Kind::Set => 0,
-        Kind::Graph => trace.graphs.executable[row],
+        OperationKind::Kernel => trace.kernels.function.at(row),
+        OperationKind::Copy => trace.copies.kind[row].0,
+        OperationKind::Set => 0,
+        OperationKind::Graph => trace.graphs.executable[row],
     };
     (kind as u64) << 32 | u64::from(name)
 }
@@ -185,7 +185,7 @@ fn key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
 pub fn repeated(
     trace: &Trace,
     all: &AllOperations<'_>,
-    operations: &Order,
+    operations: &OperationOrder,
 ) -> Option<Vec<OperationId>> {
     let mut numbers: HashMap<u64, u32> = HashMap::new();
     let mut sequence: PackedColumn<u32> = PackedColumn::default();
@@ -209,7 +209,7 @@ pub fn repeated(
     let scored: Vec<(f64, u32)> =
         anchors.iter().map(|&(_, name)| (repetition_score(&sequence, names, name), name)).collect();
     let best = scored.iter().map(|&(score, _)| score).fold(0.0, f64::max);
-    if best < REPEATED {
+    if best < REPEATED_SHARE {
         return None;
     }
     // The shortest of several periods with equal scores is chosen.

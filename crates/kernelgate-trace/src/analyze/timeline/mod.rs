@@ -15,7 +15,7 @@ use crate::analyze::timeline::idle::Gap;
 /// Lines of busy time. Concurrent work counts once: compute hides communication, and both hide
 /// copies, so that the lines add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Line {
+pub enum BusyTimeLine {
     /// Compute while no communication, copy or migration runs.
     Compute,
     /// Compute and communication run in parallel: the communication is hidden.
@@ -30,13 +30,13 @@ pub enum Line {
     Communication,
     /// Page migrations run without compute or communication.
     Migration,
-    /// Copies run without compute or communication: they are exposed.
+    /// Copies run without compute or communication: the copies are exposed.
     Copy,
     /// Memory is set, and nothing else runs.
     Set,
 }
 
-impl Line {
+impl BusyTimeLine {
     /// Every line.
     pub const ALL: [Self; 9] = [
         Self::Compute,
@@ -81,7 +81,7 @@ impl Line {
     }
 
     /// The line of work whose classes run at once.
-    fn running(running: &[usize; CLASSES]) -> Self {
+    fn running(running: &[usize; OPERATION_CLASSES]) -> Self {
         let runs = |class: OperationClass| running[class as usize] > 0;
         match runs(OperationClass::Compute) {
             true if runs(OperationClass::Communication) => Self::ComputeAndCommunication,
@@ -97,11 +97,11 @@ impl Line {
     }
 }
 
-const CLASSES: usize = OperationClass::ALL.len();
+const OPERATION_CLASSES: usize = OperationClass::ALL.len();
 
 /// A piece of a device's time between two starts or ends of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Piece {
+pub enum TimelinePiece {
     /// Operations run.
     Busy {
         /// First nanosecond.
@@ -109,7 +109,7 @@ pub enum Piece {
         /// Nanosecond after the last.
         end: i64,
         /// Line of the piece.
-        line: Line,
+        line: BusyTimeLine,
         /// The operation that determines the class of the piece: the earliest started one of that
         /// class.
         owner: OperationId,
@@ -129,7 +129,7 @@ pub fn pieces(
     all: &AllOperations<'_>,
     classes: &OperationClasses<'_>,
     operations: impl Iterator<Item = OperationId>,
-    mut each: impl FnMut(Piece),
+    mut each: impl FnMut(TimelinePiece),
 ) {
     let mut sweep = TimelineSweep::default();
     for (started, id) in (0u32..).zip(operations) {
@@ -139,7 +139,7 @@ pub fn pieces(
             && sweep.time < start
         {
             let gap = Gap { start: sweep.time, end: start, before: last, after: id, started };
-            each(Piece::Idle(gap));
+            each(TimelinePiece::Idle(gap));
         }
         sweep.time = sweep.time.max(start);
         if end > start {
@@ -156,10 +156,10 @@ struct TimelineSweep {
     /// The operation that ended last, if any.
     last: Option<OperationId>,
     running: BinaryHeap<Reverse<RunningOperation>>,
-    count: [usize; CLASSES],
+    count: [usize; OPERATION_CLASSES],
     /// Running operations of each class in the order of their start; an ended one is dropped at the
     /// front.
-    order: [VecDeque<(i64, OperationId)>; CLASSES],
+    order: [VecDeque<(i64, OperationId)>; OPERATION_CLASSES],
 }
 
 impl Default for TimelineSweep {
@@ -168,7 +168,7 @@ impl Default for TimelineSweep {
             time: i64::MIN,
             last: None,
             running: BinaryHeap::new(),
-            count: [0; CLASSES],
+            count: [0; OPERATION_CLASSES],
             order: Default::default(),
         }
     }
@@ -182,13 +182,13 @@ impl TimelineSweep {
     }
 
     /// Hands out the time until `until` as far as operations run.
-    fn advance_to(&mut self, until: i64, each: &mut impl FnMut(Piece)) {
+    fn advance_to(&mut self, until: i64, each: &mut impl FnMut(TimelinePiece)) {
         while let Some(&Reverse((end, class, id))) = self.running.peek() {
             let to = end.min(until);
             if to > self.time {
-                let line = Line::running(&self.count);
+                let line = BusyTimeLine::running(&self.count);
                 let owner = self.operation_that_owns_time();
-                each(Piece::Busy { start: self.time, end: to, line, owner });
+                each(TimelinePiece::Busy { start: self.time, end: to, line, owner });
                 self.time = to;
             }
             if end > until {

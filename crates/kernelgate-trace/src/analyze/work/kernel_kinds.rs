@@ -38,7 +38,7 @@ pub enum KernelClass {
 
 impl KernelClass {
     /// The class of a kernel by its demangled name.
-    pub fn from_name(name: &str) -> Self {
+    pub fn class_of_name(name: &str) -> Self {
         if CommunicationKind::communication_of_kernel(name).is_some() {
             return Self::Communication;
         }
@@ -47,7 +47,7 @@ impl KernelClass {
             return class;
         }
         let class = class_by_name_words(&function);
-        if let Some(arguments) = launched(&function, name) {
+        if let Some(arguments) = launched_kernel(&function, name) {
             return class_by_name_words(arguments).or(class).unwrap_or(Self::Other);
         }
         let copies = || name.contains("direct_copy_kernel").then_some(Self::Movement);
@@ -88,7 +88,7 @@ const LAUNCHER_FUNCTIONS: &[&str] = &[
 ];
 
 /// The name of the kernel that a launcher has as its argument.
-fn launched<'a>(function: &str, name: &'a str) -> Option<&'a str> {
+fn launched_kernel<'a>(function: &str, name: &'a str) -> Option<&'a str> {
     if !LAUNCHER_FUNCTIONS.contains(&function) {
         return None;
     }
@@ -147,7 +147,7 @@ struct KernelClassWords {
 }
 
 /// The first match decides.
-const CLASSES: &[KernelClassWords] = &[
+const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
     KernelClassWords {
         class: KernelClass::Attention,
         parts: &[
@@ -303,7 +303,7 @@ fn class_by_name_words(function: &str) -> Option<KernelClass> {
         of.parts.iter().any(|part| lower.contains(part))
             || of.whole.iter().any(|whole| words.iter().any(|word| word == whole))
     };
-    CLASSES.iter().find(found).map(|of| of.class)
+    KERNEL_CLASS_WORDS.iter().find(found).map(|of| of.class)
 }
 
 /// `cudnn::nchwToNhwcKernel_v2` as `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`: in lower case, without
@@ -336,15 +336,15 @@ mod tests {
     };
     use super::*;
 
-    fn check(all: &[(&str, KernelClass)]) {
+    fn check_classes(all: &[(&str, KernelClass)]) {
         for (name, class) in all {
-            assert_eq!(KernelClass::from_name(name), *class, "{name}");
+            assert_eq!(KernelClass::class_of_name(name), *class, "{name}");
         }
     }
 
     #[test]
     fn classifies_nvidia_libraries() {
-        check(&[
+        check_classes(&[
             ("ampere_sgemm_128x64_tn", Matmul),
             ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", Matmul),
             (
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn classifies_amd_libraries() {
-        check(&[
+        check_classes(&[
             ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN", Matmul),
             ("igemm_fwd_gtcx3_nhwc_bf16", Matmul),
             ("ck_moe_stage1_kernel<BF16, 128, 128>", Matmul),
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn classifies_framework_kernels() {
-        check(&[
+        check_classes(&[
             (
                 "void flash::flash_fwd_kernel<cutlass::bfloat16_t>(flash::Flash_fwd_params)",
                 Attention,
@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn communication_is_a_class_of_its_own() {
-        check(&[
+        check_classes(&[
             (
                 "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
                 Communication,
@@ -465,7 +465,7 @@ mod tests {
 
     #[test]
     fn types_of_parameters_and_arguments_decide_nothing() {
-        check(&[
+        check_classes(&[
             ("vecAdd(ConversionParams)", Elementwise),
             ("fft2d_c2r_32x32<float>(float2 *, cudnn::reduced_divisor)", Other),
             ("my_solver(catalog::Entry)", Other),

@@ -1,5 +1,5 @@
 //! FLOPs and bytes of operators by the shapes of their inputs, and of matrix products by the sizes
-//! in their names. Bytes are the least that memory must move: each input and each output once.
+//! in their names. The bytes are the least that memory must move: each input and each output once.
 //! Absent: what caches and other kernels save or add.
 
 use serde_json::Value;
@@ -7,11 +7,11 @@ use serde_json::Value;
 use crate::analyze::work::peaks::MatrixPrecision;
 use crate::model::gpu::DeclaredWorkCount;
 use crate::model::host::OperatorInputs;
-use crate::model::names::Names;
+use crate::model::names::TraceNames;
 
 /// Floating-point operations and bytes of an operator.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Work {
+pub struct OperatorWork {
     /// Floating-point operations of the operator's matrix products; 0 of operators that only move.
     pub flops: f64,
     /// The fewest bytes that memory must move for the operator.
@@ -45,15 +45,15 @@ impl OperatorTensor {
 }
 
 /// Recorded inputs of an operator: tensors and values.
-struct Inputs {
+struct RecordedInputs {
     /// Tensors by argument; `None` for an argument that is not a tensor.
     tensors: Vec<Option<OperatorTensor>>,
     /// Values of arguments that are not tensors, as written.
     values: Vec<String>,
 }
 
-impl Inputs {
-    fn parse(inputs: &OperatorInputs, names: &Names) -> Option<Self> {
+impl RecordedInputs {
+    fn parse(inputs: &OperatorInputs, names: &TraceNames) -> Option<Self> {
         let list = |text| match serde_json::from_str(names.text(text)) {
             Ok(Value::Array(list)) => list,
             _ => Vec::new(),
@@ -119,23 +119,31 @@ fn bytes_and_precision_of_type(name: &str) -> Option<(f64, Option<MatrixPrecisio
 }
 
 /// Work of an operator; `None` where its formula is not known or its shapes were not recorded.
-pub fn work_of_operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Work> {
+pub fn work_of_operator(
+    name: &str,
+    inputs: &OperatorInputs,
+    names: &TraceNames,
+) -> Option<OperatorWork> {
     let function = name.strip_prefix("aten::").or_else(|| name.strip_prefix("_C::"))?;
-    let inputs = Inputs::parse(inputs, names)?;
+    let inputs = RecordedInputs::parse(inputs, names)?;
     let work = match function {
         "mm" | "_int_mm" | "_scaled_mm" | "bmm" => product(&inputs, 0),
         "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => product(&inputs, 1),
         "matmul" => product(&inputs, 0),
-        "linear" => linear(&inputs),
-        "convolution" | "_convolution" | "convolution_overrideable" => convolution(&inputs, 3, 4),
-        "cudnn_convolution" | "miopen_convolution" => convolution(&inputs, 3, 2),
-        "conv2d" | "conv1d" | "conv3d" => convolution(&inputs, 3, 4),
-        "convolution_backward" => convolution_backward_work(&inputs),
-        "_scaled_dot_product_flash_attention" => attention(&inputs, QueryLayout::HeadsFirst, 4),
-        "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
-            attention(&inputs, QueryLayout::HeadsFirst, 6)
+        "linear" => linear_work(&inputs),
+        "convolution" | "_convolution" | "convolution_overrideable" => {
+            convolution_work(&inputs, 3, 4)
         }
-        "_flash_attention_forward" => attention(&inputs, QueryLayout::HeadsLast, 8),
+        "cudnn_convolution" | "miopen_convolution" => convolution_work(&inputs, 3, 2),
+        "conv2d" | "conv1d" | "conv3d" => convolution_work(&inputs, 3, 4),
+        "convolution_backward" => convolution_backward_work(&inputs),
+        "_scaled_dot_product_flash_attention" => {
+            attention_work(&inputs, QueryLayout::HeadsFirst, 4)
+        }
+        "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
+            attention_work(&inputs, QueryLayout::HeadsFirst, 6)
+        }
+        "_flash_attention_forward" => attention_work(&inputs, QueryLayout::HeadsLast, 8),
         "_scaled_dot_product_flash_attention_backward" => attention_backward(&inputs, 11),
         "_scaled_dot_product_efficient_attention_backward" => attention_backward(&inputs, 11),
         "_scaled_dot_product_cudnn_attention_backward" => attention_backward(&inputs, 14),
@@ -147,17 +155,17 @@ pub fn work_of_operator(name: &str, inputs: &OperatorInputs, names: &Names) -> O
 
 /// Products that an output of a matrix product adds up. `aten::matmul` calls one of these
 /// operators, which is counted instead.
-pub fn matmul_inner_size(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<f64> {
+pub fn matmul_inner_size(name: &str, inputs: &OperatorInputs, names: &TraceNames) -> Option<f64> {
     let first = match name.strip_prefix("aten::")? {
         "mm" | "bmm" => 0,
         "addmm" | "baddbmm" => 1,
         _ => return None,
     };
-    Inputs::parse(inputs, names)?.tensor(first)?.axis_from_last(0)
+    RecordedInputs::parse(inputs, names)?.tensor(first)?.axis_from_last(0)
 }
 
 /// `[…, m, k]` times `[…, k, n]`, from an argument on.
-fn product(inputs: &Inputs, first: usize) -> Option<Work> {
+fn product(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
     let (a, b) = (inputs.tensor(first)?, inputs.tensor(first + 1)?);
     let (k, n) = match b.axes.len() {
         1 => (b.axes[0], 1.0),
@@ -171,7 +179,7 @@ fn product(inputs: &Inputs, first: usize) -> Option<Work> {
     let batches = b.values() / (k * n);
     let rows = if a.axes.len() < b.axes.len() { rows * batches } else { rows };
     let output = rows * n;
-    Some(Work {
+    Some(OperatorWork {
         flops: 2.0 * output * k,
         bytes: inputs.bytes() + output * a.size.max(2.0),
         precision: a.precision,
@@ -179,14 +187,14 @@ fn product(inputs: &Inputs, first: usize) -> Option<Work> {
 }
 
 /// `[…, k]` times the transpose of `[n, k]`.
-fn linear(inputs: &Inputs) -> Option<Work> {
+fn linear_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
     let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
     let (n, k) = (weight.axis_from_last(1)?, weight.axis_from_last(0)?);
     if input.axis_from_last(0)? != k {
         return None;
     }
     let output = input.values() / k * n;
-    Some(Work {
+    Some(OperatorWork {
         flops: 2.0 * output * k,
         bytes: inputs.bytes() + output * input.size,
         precision: input.precision,
@@ -194,7 +202,11 @@ fn linear(inputs: &Inputs) -> Option<Work> {
 }
 
 /// A convolution whose strides and paddings are arguments of these numbers.
-fn convolution(inputs: &Inputs, stride: usize, padding: usize) -> Option<Work> {
+fn convolution_work(
+    inputs: &RecordedInputs,
+    stride: usize,
+    padding: usize,
+) -> Option<OperatorWork> {
     let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
     let axes = weight.axes.len().checked_sub(2).filter(|axes| *axes > 0)?;
     if input.axes.len() != axes + 2 {
@@ -210,7 +222,7 @@ fn convolution(inputs: &Inputs, stride: usize, padding: usize) -> Option<Work> {
         output *= (steps.floor() + 1.0).max(0.0);
     }
     let per_output = weight.values() / weight.axes[0];
-    Some(Work {
+    Some(OperatorWork {
         flops: 2.0 * output * per_output,
         bytes: inputs.bytes() + output * input.size,
         precision: input.precision,
@@ -218,7 +230,7 @@ fn convolution(inputs: &Inputs, stride: usize, padding: usize) -> Option<Work> {
 }
 
 /// Gradients of input and weight, each as many operations as the convolution.
-fn convolution_backward_work(inputs: &Inputs) -> Option<Work> {
+fn convolution_backward_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
     let (gradient, input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?, inputs.tensor(2)?);
     let per_output = weight.values() / weight.axes[0];
     let mask = inputs.values.get(10).filter(|mask| mask.contains("True") || mask.contains("true"));
@@ -227,7 +239,7 @@ fn convolution_backward_work(inputs: &Inputs) -> Option<Work> {
     });
     #[allow(clippy::cast_precision_loss)]
     let flops = 2.0 * gradient.values() * per_output * parts as f64;
-    Some(Work {
+    Some(OperatorWork {
         flops,
         bytes: inputs.bytes() + input.bytes() + weight.bytes(),
         precision: gradient.precision,
@@ -244,7 +256,11 @@ enum QueryLayout {
 }
 
 /// Two products of queries and keys or values; half of them where later tokens are masked.
-fn attention(inputs: &Inputs, layout: QueryLayout, causal: usize) -> Option<Work> {
+fn attention_work(
+    inputs: &RecordedInputs,
+    layout: QueryLayout,
+    causal: usize,
+) -> Option<OperatorWork> {
     let [q, k, v] = [0, 1, 2].map(|argument| inputs.tensor(argument));
     let (q, k, v) = (q?, k?, v?);
     if q.axes.len() != 4 || k.axes.len() != 4 || v.axes.len() != 4 {
@@ -256,7 +272,7 @@ fn attention(inputs: &Inputs, layout: QueryLayout, causal: usize) -> Option<Work
     };
     let scores = q.axes[0] * q.axes[heads] * q.axes[tokens] * k.axes[tokens];
     let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
-    Some(Work {
+    Some(OperatorWork {
         flops: 2.0 * scores * (q.axes[3] + v.axes[3]) * masked,
         bytes: q.bytes() + k.bytes() + v.bytes() + q.values() / q.axes[3] * v.axes[3] * q.size,
         precision: q.precision,
@@ -264,11 +280,15 @@ fn attention(inputs: &Inputs, layout: QueryLayout, causal: usize) -> Option<Work
 }
 
 /// Five products in place of two: scores again, and gradients of queries, keys, values and scores.
-fn attention_backward(inputs: &Inputs, causal: usize) -> Option<Work> {
-    let shifted = Inputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
-    let forward = attention(&shifted, QueryLayout::HeadsFirst, usize::MAX)?;
+fn attention_backward(inputs: &RecordedInputs, causal: usize) -> Option<OperatorWork> {
+    let shifted = RecordedInputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
+    let forward = attention_work(&shifted, QueryLayout::HeadsFirst, usize::MAX)?;
     let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
-    Some(Work { flops: 2.5 * forward.flops * masked, bytes: 2.0 * forward.bytes, ..forward })
+    Some(OperatorWork {
+        flops: 2.5 * forward.flops * masked,
+        bytes: 2.0 * forward.bytes,
+        ..forward
+    })
 }
 
 /// Functions of each element, normalisation and softmax: they move their inputs and an output as
@@ -316,16 +336,16 @@ const MEMORY_BOUND_OPERATORS: &[&str] = &[
     "_softmax_backward_data",
 ];
 
-fn work_of_moving_bytes(function: &str, inputs: &Inputs) -> Option<Work> {
+fn work_of_moving_bytes(function: &str, inputs: &RecordedInputs) -> Option<OperatorWork> {
     let largest = inputs.tensors.iter().flatten().map(OperatorTensor::bytes).fold(0.0, f64::max);
     let bytes = match function {
-        // The first argument of these operators is only written.
+        // The first argument of these operators is written but not read.
         "copy_" | "fill_" | "zero_" => inputs.bytes(),
         "sum" | "mean" | "max" | "min" | "amax" => inputs.bytes(),
         function if MEMORY_BOUND_OPERATORS.contains(&function) => inputs.bytes() + largest,
         _ => return None,
     };
-    (bytes > 0.0).then_some(Work { flops: 0.0, bytes, precision: None })
+    (bytes > 0.0).then_some(OperatorWork { flops: 0.0, bytes, precision: None })
 }
 
 /// The precision that a word names, and the bytes of a value.
@@ -341,10 +361,10 @@ fn precision_by_name(word: &str) -> Option<(MatrixPrecision, f64)> {
     }
 }
 
-/// Declared work: its matrix products, and the least bytes. The precision is that of nearly all
-/// operations; `None` if several precisions share them.
-pub fn declared(count: &DeclaredWorkCount) -> Option<Work> {
-    /// Share of the multiplications from which their precision counts as that of all.
+/// The work that a recording declares: its matrix products, and the least bytes. The precision is
+/// that of nearly all operations; `None` if the operations have several precisions.
+pub fn declared(count: &DeclaredWorkCount) -> Option<OperatorWork> {
+    /// Share of the multiplications in one precision from which the work counts as computed in it.
     const MIN_SHARE_FOR_ONE_PRECISION: f64 = 0.95;
     let products = || {
         let product = |(unit, flops): &(String, f64)| {
@@ -355,12 +375,12 @@ pub fn declared(count: &DeclaredWorkCount) -> Option<Work> {
     let flops: f64 = products().map(|(_, flops)| flops).sum();
     let main = products().find(|(_, own)| *own >= MIN_SHARE_FOR_ONE_PRECISION * flops);
     let precision = main.filter(|_| flops > 0.0).map(|(precision, _)| precision);
-    let work = Work { flops, bytes: count.bytes, precision };
+    let work = OperatorWork { flops, bytes: count.bytes, precision };
     (flops + count.bytes > 0.0 && (flops + count.bytes).is_finite()).then_some(work)
 }
 
 /// Work of a matrix product whose name has its sizes, such as `gemm_m4096_n512_k1024_bf16`.
-pub fn work_of_named_gemm(name: &str) -> Option<Work> {
+pub fn work_of_named_gemm(name: &str) -> Option<OperatorWork> {
     // Most names have no size of any axis: that is seen at once.
     let sized = |pair: &[u8]| pair[0].eq_ignore_ascii_case(&b'k') && pair[1].is_ascii_digit();
     if !name.as_bytes().windows(2).any(sized) {
@@ -377,15 +397,15 @@ pub fn work_of_named_gemm(name: &str) -> Option<Work> {
     let (m, n, k) = (size('m')?, size('n')?, size('k')?);
     let (precision, bytes) = words.iter().find_map(|word| precision_by_name(word)).unzip();
     let bytes = bytes.unwrap_or(0.0) * (m * k + k * n + m * n);
-    Some(Work { flops: 2.0 * m * n * k, bytes, precision })
+    Some(OperatorWork { flops: 2.0 * m * n * k, bytes, precision })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn work(name: &str, dims: &str, types: &str, values: &str) -> Option<Work> {
-        let mut names = Names::default();
+    fn work(name: &str, dims: &str, types: &str, values: &str) -> Option<OperatorWork> {
+        let mut names = TraceNames::default();
         let [dims, types, values] = [dims, types, values].map(|text| names.intern_text(text));
         work_of_operator(name, &OperatorInputs { dims, types, values }, &names)
     }
@@ -437,7 +457,7 @@ mod tests {
         let add = work("aten::add", "[[4, 8], [8], []]", types, "[]");
         assert_eq!(
             add,
-            Some(Work { flops: 0.0, bytes: 4.0 * (32.0 + 8.0 + 32.0), precision: None })
+            Some(OperatorWork { flops: 0.0, bytes: 4.0 * (32.0 + 8.0 + 32.0), precision: None })
         );
         let copy = work("aten::copy_", "[[4], [4], []]", r#"["c10::Half", "float", ""]"#, "[]");
         assert_eq!(copy.map(|work| work.bytes), Some(24.0));

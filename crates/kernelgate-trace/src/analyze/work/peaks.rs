@@ -67,7 +67,7 @@ impl DevicePeaks {
             .collect();
         let named =
             |device: &&Row| device.0.iter().all(|part| words.iter().any(|word| word == part));
-        let Row(_, tera, bytes_per_ns) = DEVICES.iter().find(named)?;
+        let Row(_, tera, bytes_per_ns) = DEVICE_PEAKS.iter().find(named)?;
         Some(Self { tera: *tera, bytes_per_ns: *bytes_per_ns })
     }
 }
@@ -77,7 +77,7 @@ struct Row(&'static [&'static str], [f64; 6], f64);
 
 /// Longer device names come before shorter ones that they contain. The comment above each group
 /// names the data sheet of its numbers; rates with sparsity are halved.
-const DEVICES: &[Row] = &[
+const DEVICE_PEAKS: &[Row] = &[
     // These values are from the NVIDIA GB200 NVL72 data sheet, divided by the 72 GPUs of the rack.
     Row(&["gb200"], [40.0, 80.0, 1250.0, 2500.0, 5000.0, 5000.0], 8000.0),
     // NVIDIA HGX B200 and HGX B300 datasheet, an eighth of the board. The INT8 peak of B300 is

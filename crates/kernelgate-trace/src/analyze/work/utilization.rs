@@ -1,7 +1,7 @@
-//! How much of a device's peaks operators and ranges use. Other modules decide
-//! the source of the work (`operator_work`) and the kernels that belong to it.
+//! How much of a device's peaks operators and ranges use. Other modules find the work
+//! (`operator_work`) and the kernels of an operator.
 
-use crate::analyze::work::operator_work::Work;
+use crate::analyze::work::operator_work::OperatorWork;
 use crate::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
 
 /// Sum of declared work and measured kernel time.
@@ -11,9 +11,9 @@ pub struct WorkAndTimeSum {
     pub count: usize,
     /// Total time of the kernels, nanoseconds.
     pub kernel_ns: i64,
-    /// Floating-point operations of matrix products, in all.
+    /// Floating-point operations of all matrix products.
     pub flops: f64,
-    /// The fewest bytes that memory must move, in all.
+    /// The fewest bytes that memory must move for all operators.
     pub bytes: f64,
     /// Time that the matrix products take at the peaks of their precisions, in nanoseconds.
     pub tensor_ns: f64,
@@ -27,7 +27,7 @@ pub struct WorkAndTimeSum {
 
 impl WorkAndTimeSum {
     /// Adds an operator with the time of its kernels.
-    pub fn add(&mut self, work: &Work, kernel_ns: i64, peaks: Option<&DevicePeaks>) {
+    pub fn add(&mut self, work: &OperatorWork, kernel_ns: i64, peaks: Option<&DevicePeaks>) {
         self.add_operator_calls(1, work, kernel_ns, peaks);
     }
 
@@ -36,12 +36,12 @@ impl WorkAndTimeSum {
     pub fn add_operator_calls(
         &mut self,
         times: usize,
-        work: &Work,
+        work: &OperatorWork,
         kernel_ns: i64,
         peaks: Option<&DevicePeaks>,
     ) {
         let each = times as f64;
-        let work = &Work { flops: work.flops * each, bytes: work.bytes * each, ..*work };
+        let work = &OperatorWork { flops: work.flops * each, bytes: work.bytes * each, ..*work };
         self.count += times;
         self.kernel_ns += kernel_ns;
         self.flops += work.flops;
@@ -107,23 +107,27 @@ impl WorkAndTimeSum {
     }
 
     /// The peak that limits the work: memory or compute.
-    pub fn limit(&self) -> Option<Limit> {
+    pub fn limit(&self) -> Option<RooflineLimit> {
         let any = self.without_peak == 0 && self.memory_ns > 0.0;
-        let limit = if self.tensor_ns > self.memory_ns { Limit::Compute } else { Limit::Memory };
+        let limit = if self.tensor_ns > self.memory_ns {
+            RooflineLimit::Compute
+        } else {
+            RooflineLimit::Memory
+        };
         any.then_some(limit)
     }
 }
 
 /// The part of the roofline that limits work: memory or compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
+pub enum RooflineLimit {
     /// The work has more operations per byte than the roofline's ridge: matrix units limit it.
     Compute,
     /// The intensity is below the ridge of the roofline: memory limits the work.
     Memory,
 }
 
-impl Limit {
+impl RooflineLimit {
     /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
@@ -149,7 +153,7 @@ pub struct OperatorUtilization {
 pub struct RangeUtilization {
     /// Path of the range.
     pub path: String,
-    /// Time of all kernels that were launched in it, in nanoseconds.
+    /// Time of all kernels that were launched in the range, nanoseconds.
     pub kernel_ns: i64,
     /// Host time of the ranges of this path, in nanoseconds.
     pub host_ns: i64,
@@ -160,7 +164,7 @@ pub struct RangeUtilization {
 /// How much of a device's peaks a trace uses.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeviceUtilization {
-    /// The device and its peaks, where they are published.
+    /// The device and its peaks, if the peaks are published.
     pub device: Option<(String, DevicePeaks)>,
     /// Total time of all kernels, nanoseconds.
     pub kernel_ns: i64,
@@ -170,7 +174,7 @@ pub struct DeviceUtilization {
     pub operators: Vec<OperatorUtilization>,
     /// Outer ranges in the order of their kernel time, the longest first.
     pub ranges: Vec<RangeUtilization>,
-    /// Questions without an answer, each with the data that it needs.
+    /// Questions without an answer, each with the data that its answer needs.
     pub unknown: Vec<String>,
 }
 
@@ -192,7 +196,8 @@ mod tests {
             DevicePeaks::peaks_of_device("NVIDIA H100 80GB HBM3").expect("it is in the table");
         let mut sum = WorkAndTimeSum::default();
         let flops = 989.4e3 * 1000.0;
-        let work = Work { flops, bytes: 3350.0 * 100.0, precision: Some(MatrixPrecision::Fp16) };
+        let work =
+            OperatorWork { flops, bytes: 3350.0 * 100.0, precision: Some(MatrixPrecision::Fp16) };
         sum.add(&work, 2000, Some(&peaks));
         let near = |value: Option<f64>, expected: f64| {
             assert!(value.is_some_and(|value| (value - expected).abs() < 1e-9), "{value:?}");
@@ -202,17 +207,17 @@ mod tests {
         near(sum.share_of_memory_peak(), 0.05);
         near(sum.share_of_roofline(), 0.5);
         near(sum.achieved_teraflops(), 494.7);
-        assert_eq!(sum.limit(), Some(Limit::Compute));
-        let moves = Work { flops: 0.0, bytes: 3350.0 * 4000.0, precision: None };
+        assert_eq!(sum.limit(), Some(RooflineLimit::Compute));
+        let moves = OperatorWork { flops: 0.0, bytes: 3350.0 * 4000.0, precision: None };
         sum.add(&moves, 8000, Some(&peaks));
         near(sum.share_of_roofline(), 0.5);
-        assert_eq!(sum.limit(), Some(Limit::Memory));
+        assert_eq!(sum.limit(), Some(RooflineLimit::Memory));
     }
 
     #[test]
     fn work_without_a_peak_has_no_share() {
         let v100 = DevicePeaks::peaks_of_device("Tesla V100").expect("it is in the table");
-        let work = Work { flops: 1e6, bytes: 1e3, precision: Some(MatrixPrecision::Fp8) };
+        let work = OperatorWork { flops: 1e6, bytes: 1e3, precision: Some(MatrixPrecision::Fp8) };
         for peaks in [None, Some(&v100)] {
             let mut sum = WorkAndTimeSum::default();
             sum.add(&work, 100, peaks);

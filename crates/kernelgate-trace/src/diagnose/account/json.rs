@@ -3,12 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::{DeviceIterations, DeviceTimeAccount, TimeAccount};
-use crate::analyze::timeline::Line;
+use crate::analyze::timeline::BusyTimeLine;
 
 impl TimeAccount {
     /// Converts to a JSON object: nanoseconds of each line, which add up to `total_ns`.
     pub fn to_json(&self) -> Value {
-        let busy: Map<String, Value> = Line::ALL
+        let busy: Map<String, Value> = BusyTimeLine::ALL
             .iter()
             .map(|&line| (line.key().to_owned(), self.busy_ns_of_line(line).into()))
             .collect();

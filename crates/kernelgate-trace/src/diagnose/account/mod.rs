@@ -14,11 +14,11 @@ use hashbrown::HashMap;
 use super::context::DiagnosisContext;
 use super::host::cause::IdleCauseKind;
 use super::labels::short_name;
-use crate::analyze::order::Order;
+use crate::analyze::order::OperationOrder;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle::{self, Activity, Gap};
+use crate::analyze::timeline::idle::{self, DeviceActivity, Gap};
 use crate::analyze::timeline::iterations::{self, IterationEvidence};
-use crate::analyze::timeline::{self, Line, Piece};
+use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
 use crate::model::names::without_numbers_in_name;
 
 /// Ranges that are listed.
@@ -29,20 +29,20 @@ const UNUSUAL_LENGTH_RATIO: i64 = 2;
 /// The time of a span, divided into lines that add up to the whole span.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TimeAccount {
-    busy: [i64; Line::ALL.len()],
+    busy: [i64; BusyTimeLine::ALL.len()],
     /// Idle time by its cause, nanoseconds.
     pub idle: BTreeMap<IdleCauseKind, i64>,
 }
 
 impl TimeAccount {
     /// Nanoseconds of a line of busy time.
-    pub fn busy_ns_of_line(&self, line: Line) -> i64 {
+    pub fn busy_ns_of_line(&self, line: BusyTimeLine) -> i64 {
         self.busy[line as usize]
     }
 
     /// All lines of busy time that are not zero.
-    pub fn nonzero_busy_lines(&self) -> impl Iterator<Item = (Line, i64)> {
-        Line::ALL.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
+    pub fn nonzero_busy_lines(&self) -> impl Iterator<Item = (BusyTimeLine, i64)> {
+        BusyTimeLine::ALL.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
     }
 
     /// Nanoseconds in which at least one operation ran.
@@ -65,10 +65,10 @@ impl TimeAccount {
         self.idle.iter().filter(|(cause, _)| !cause.is_explained()).map(|(_, ns)| ns).sum()
     }
 
-    fn add(&mut self, part: &Part) {
+    fn add(&mut self, part: &AccountPart) {
         match part {
-            Part::Busy(line, ns) => self.busy[*line as usize] += ns,
-            Part::Idle(cause, ns) => *self.idle.entry(*cause).or_default() += ns,
+            AccountPart::Busy(line, ns) => self.busy[*line as usize] += ns,
+            AccountPart::Idle(cause, ns) => *self.idle.entry(*cause).or_default() += ns,
         }
     }
 
@@ -79,8 +79,8 @@ impl TimeAccount {
     }
 }
 
-enum Part {
-    Busy(Line, i64),
+enum AccountPart {
+    Busy(BusyTimeLine, i64),
     Idle(IdleCauseKind, i64),
 }
 
@@ -101,7 +101,7 @@ pub struct DeviceIterations {
     pub sign: IterationEvidence,
     /// Time account before the first iteration.
     pub before: TimeAccount,
-    /// The first [`Self::LISTED`] iterations, without those that ran nothing on this device.
+    /// The first [`Self::LISTED`] iterations, without iterations that ran nothing on this device.
     pub each: Vec<DeviceIteration>,
     /// Length of every one in order of time, nanoseconds.
     pub lengths: Vec<i64>,
@@ -113,7 +113,7 @@ pub struct DeviceIterations {
 
 impl DeviceIterations {
     /// Number of iterations whose times are kept individually.
-    pub const LISTED: usize = 1000;
+    pub const MAX_LISTED_ITERATIONS: usize = 1000;
 
     /// Lengths of the steady state, which is all but the first one, in order of their length.
     pub fn sorted_steady_lengths(&self) -> Vec<i64> {
@@ -131,7 +131,7 @@ impl DeviceIterations {
     }
 }
 
-/// Time of the operations in a range, and of the idle time before them.
+/// Time of the operations launched in a range, and of the idle time before these operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeTimeAccount {
     /// Path of the range; `#` stands for numbers.
@@ -153,7 +153,7 @@ pub struct DeviceTimeAccount {
     pub total: TimeAccount,
     /// Iterations of the device, where some were found.
     pub iterations: Option<DeviceIterations>,
-    /// Communication, copies and page migrations by kind, those with the most exposed time first.
+    /// Communication, copies and page migrations by kind, most exposed time first.
     pub transfers: Vec<TransferSum>,
     /// The outer two levels of ranges, the most expensive first.
     pub ranges: Vec<RangeTimeAccount>,
@@ -172,8 +172,8 @@ pub(super) fn accounts(context: &DiagnosisContext<'_>) -> Vec<DeviceTimeAccount>
 
 fn device(
     context: &DiagnosisContext<'_>,
-    activity: &Activity,
-    operations: &Order,
+    activity: &DeviceActivity,
+    operations: &OperationOrder,
     groups: &RangePathGroups,
 ) -> DeviceTimeAccount {
     let (sign, cuts) = iterations(context, activity, operations).unzip();
@@ -183,24 +183,24 @@ fn device(
     let mut transfers = transfers::DeviceTransfers::new(context, operations);
     timeline::pieces(&context.all, &context.classes, operations.iter(), |piece| {
         let (start, operation) = match piece {
-            Piece::Busy { start, owner, .. } => (start, owner),
-            Piece::Idle(gap) => (gap.start, gap.after),
+            TimelinePiece::Busy { start, owner, .. } => (start, owner),
+            TimelinePiece::Idle(gap) => (gap.start, gap.after),
         };
         cut.end_ranges_until(start);
         let groups = groups.around(context.path_id_of_operation(operation));
-        let mut add = |part: &Part| {
+        let mut add = |part: &AccountPart| {
             cut.now.add(part);
             groups.iter().filter(|&&group| group != NO_PATH_GROUP).for_each(|&group| {
                 ranges[group as usize].add(part);
             });
         };
         match piece {
-            Piece::Busy { start, end, line, owner } => {
-                add(&Part::Busy(line, end - start));
+            TimelinePiece::Busy { start, end, line, owner } => {
+                add(&AccountPart::Busy(line, end - start));
                 transfers.exposed(owner, end - start);
             }
-            Piece::Idle(gap) => {
-                split_gap_by_cause(context, &gap, |cause, ns| add(&Part::Idle(cause, ns)))
+            TimelinePiece::Idle(gap) => {
+                split_gap_by_cause(context, &gap, |cause, ns| add(&AccountPart::Idle(cause, ns)))
             }
         }
     });
@@ -220,7 +220,7 @@ fn device(
 /// A device's time while it is cut into iterations.
 #[derive(Default)]
 struct Cut<'a> {
-    /// Start times of the iterations, and the end of the last one.
+    /// Start times of the iterations, and the end of the last iteration.
     cuts: &'a [i64],
     /// Cuts that are over.
     over: usize,
@@ -256,7 +256,7 @@ impl Cut<'_> {
             self.steady.extend(&iteration.account);
         }
         self.lengths.push(iteration.span.1 - iteration.span.0);
-        if self.each.len() < DeviceIterations::LISTED {
+        if self.each.len() < DeviceIterations::MAX_LISTED_ITERATIONS {
             self.each.push(iteration);
         }
     }
@@ -282,8 +282,8 @@ fn split_gap_by_cause(
 /// ends.
 fn iterations(
     context: &DiagnosisContext<'_>,
-    activity: &Activity,
-    operations: &Order,
+    activity: &DeviceActivity,
+    operations: &OperationOrder,
 ) -> Option<(IterationEvidence, Vec<i64>)> {
     let by_host = context.host.iterations.get(activity.process as usize)?.as_ref();
     if let Some(found) = by_host {
@@ -301,8 +301,8 @@ fn iterations(
     let firsts = iterations::repeated(context.trace, &context.all, operations)?;
     let sign = IterationEvidence::Repetition(short_name(&context.all.name(*firsts.first()?)));
     let mut cuts: Vec<i64> = firsts.iter().map(|&id| context.all.start(id)).collect();
-    // The last iteration is taken to be as long as the one before it, if an operation starts in
-    // that time.
+    // The last iteration counts as long as the iteration before it, if an operation starts in that
+    // time.
     if let [.., before, last] = cuts[..] {
         let after = operations.partition_point(|id| context.all.start(id) < 2 * last - before);
         cuts.push(operations.get(after).map_or(activity.span.1, |id| context.all.start(id)));

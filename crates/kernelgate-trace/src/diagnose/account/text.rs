@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{DeviceIterations, DeviceTimeAccount, TimeAccount};
 use crate::analyze::classes::OperationClass;
-use crate::analyze::timeline::Line;
+use crate::analyze::timeline::BusyTimeLine;
 use crate::diagnose::text::{bytes, percent, time, wrap_line};
 use crate::stats::{shorten, with_thousands_separators};
 
@@ -41,7 +41,7 @@ impl DeviceTimeAccount {
             self.device,
             time(total)
         );
-        let columns = self.iterations.as_ref().map(Columns::new);
+        let columns = self.iterations.as_ref().map(AccountColumns::new);
         let header = match &columns {
             Some(_) => format!("{:>13}{:>13}{:>13}", "start-up", "first", "steady, mean"),
             None => String::new(),
@@ -109,14 +109,14 @@ impl DeviceTimeAccount {
             let name = name.map_or(range.path.clone(), |name| format!("  {name}"));
             let account = &range.account;
             let compute = [
-                Line::Compute,
-                Line::ComputeAndCommunication,
-                Line::ComputeAndMigration,
-                Line::ComputeAndCopy,
-                Line::Graph,
+                BusyTimeLine::Compute,
+                BusyTimeLine::ComputeAndCommunication,
+                BusyTimeLine::ComputeAndMigration,
+                BusyTimeLine::ComputeAndCopy,
+                BusyTimeLine::Graph,
             ];
-            let copies = [Line::Copy, Line::Migration, Line::Set];
-            let sum = |lines: &[Line]| {
+            let copies = [BusyTimeLine::Copy, BusyTimeLine::Migration, BusyTimeLine::Set];
+            let sum = |lines: &[BusyTimeLine]| {
                 time(lines.iter().map(|&line| account.busy_ns_of_line(line)).sum())
             };
             let _ = writeln!(
@@ -125,7 +125,7 @@ impl DeviceTimeAccount {
                 shorten(&name, 38),
                 time(account.total_ns()),
                 sum(&compute),
-                time(account.busy_ns_of_line(Line::Communication)),
+                time(account.busy_ns_of_line(BusyTimeLine::Communication)),
                 sum(&copies),
                 time(account.total_idle_ns())
             );
@@ -134,14 +134,14 @@ impl DeviceTimeAccount {
 }
 
 /// The columns of a table beside the sum.
-struct Columns {
+struct AccountColumns {
     before: TimeAccount,
     first: TimeAccount,
     steady: TimeAccount,
     count: i64,
 }
 
-impl Columns {
+impl AccountColumns {
     fn new(iterations: &DeviceIterations) -> Self {
         let first = iterations.each.first().map(|of| of.account.clone()).unwrap_or_default();
         let count = i64::try_from(iterations.lengths.len()).unwrap_or(i64::MAX) - 1;

@@ -4,8 +4,8 @@
 use hashbrown::HashMap;
 
 use crate::analyze::classes::{CommunicationKind, OperationClass};
-use crate::analyze::operations::{Kind, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::operations::{OperationId, OperationKind};
+use crate::analyze::order::OperationOrder;
 use crate::analyze::work::bus;
 use crate::diagnose::context::DiagnosisContext;
 use crate::model::names::NameId;
@@ -15,7 +15,7 @@ use crate::model::names::NameId;
 pub struct TransferSum {
     /// Class of the transfer: communication, copy or page migration.
     pub class: OperationClass,
-    /// The collective and its library, or the direction.
+    /// The collective and its library, or the direction of the copy.
     pub label: String,
     /// Number of transfers.
     pub count: usize,
@@ -61,7 +61,7 @@ pub(super) struct DeviceTransfers<'a> {
 }
 
 impl<'a> DeviceTransfers<'a> {
-    pub fn new(context: &'a DiagnosisContext<'a>, operations: &Order) -> Self {
+    pub fn new(context: &'a DiagnosisContext<'a>, operations: &OperationOrder) -> Self {
         let mut computes = vec![false; context.trace.places.len()];
         for id in operations.iter() {
             if context.classes.class_of_operation(id) == OperationClass::Compute {
@@ -98,7 +98,7 @@ impl<'a> DeviceTransfers<'a> {
         let place = all.place(id).0 as usize;
         sum.beside_compute += usize::from(self.computes[place]);
         match all.part(id) {
-            (Kind::Copy, row) => sum.bytes += trace.copies.bytes[row],
+            (OperationKind::Copy, row) => sum.bytes += trace.copies.bytes[row],
             _ => {
                 let Some(call) = trace.collectives.find(id) else { return };
                 let Key::Communication(CommunicationKind { collective, .. }) = key else { return };
@@ -117,7 +117,7 @@ impl<'a> DeviceTransfers<'a> {
         }
     }
 
-    /// All kinds of transfers, those with the most exposed time first.
+    /// All kinds of transfers, most exposed time first.
     pub fn finish(self) -> Vec<TransferSum> {
         let names = &self.context.trace.names;
         let mut all: Vec<TransferSum> = self

@@ -3,7 +3,7 @@
 
 /// A hypothetical change of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Faster {
+pub enum FasterPart {
     /// The named kernel takes half as long.
     Kernel(String),
     /// Launch calls of the host take no time.
@@ -14,11 +14,11 @@ pub enum Faster {
     Communication,
     /// Copies take no time.
     Copies,
-    /// Page migrations take no time, nor do kernels while migrations run beside them.
+    /// Page migrations take no time, nor do kernels that run beside migrations.
     Migrations,
 }
 
-impl Faster {
+impl FasterPart {
     /// Label in printed output.
     pub fn label(&self) -> String {
         match self {
@@ -36,7 +36,7 @@ impl Faster {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangeGain {
     /// The change.
-    pub change: Faster,
+    pub change: FasterPart,
     /// The recorded time that the change removes, nanoseconds; `None` where it has no sum.
     pub removed_ns: Option<i64>,
     /// Nanoseconds by which the change shortens the trace.

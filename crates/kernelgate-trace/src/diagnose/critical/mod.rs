@@ -8,21 +8,21 @@ use std::cmp::Reverse;
 use hashbrown::{HashMap, HashSet};
 
 use crate::analyze::classes::OperationClass;
-use crate::analyze::operations::{Kind, OperationId};
+use crate::analyze::operations::{OperationId, OperationKind};
 use crate::analyze::replay::{
-    Change, CriticalPathSegment, OperationDependencies, ReplayedHostTime,
+    CriticalPathSegment, OperationDependencies, ReplayChange, ReplayedHostTime,
 };
 use crate::analyze::timeline::cover::UnitedSpans;
 use crate::diagnose::context::DiagnosisContext;
-use crate::diagnose::critical::gains::{ChangeGain, CriticalPath, Faster};
+use crate::diagnose::critical::gains::{ChangeGain, CriticalPath, FasterPart};
 use crate::diagnose::finding::{DiagnosisFinding, FindingRemedy, FusibleKernel, ReplayedGain};
 use crate::diagnose::labels::short_name;
 
 /// Maximum number of kernels that are replayed and listed.
-const KERNELS: usize = 3;
+const MAX_REPLAYED_KERNELS: usize = 3;
 
 /// The critical path of a trace, empty without operations, and what mending each finding gains.
-/// Findings must be sorted by their savings.
+/// Findings must be sorted by savings before the critical path is computed.
 pub(in crate::diagnose) fn critical_path(
     context: &DiagnosisContext<'_>,
     findings: &mut [DiagnosisFinding],
@@ -88,7 +88,7 @@ fn time_with_migrations(context: &DiagnosisContext<'_>) -> HashMap<OperationId, 
         migrations.into_iter().map(|(place, spans)| (place, UnitedSpans::new(spans))).collect();
     let mut beside_ns = HashMap::new();
     for id in all.ids().filter(|_| !unions.is_empty()) {
-        if let (Kind::Kernel, Some(union)) =
+        if let (OperationKind::Kernel, Some(union)) =
             (all.part(id).0, unions.get(&context.process_and_device_of(id)))
         {
             match union.extent_inside((all.start(id), all.end(id))) {
@@ -152,28 +152,28 @@ impl Run<'_> {
             .map(|(function, &ns)| (ns, function))
             .collect();
         functions.sort_unstable_by_key(|&(ns, function)| (Reverse(ns), function));
-        functions.truncate(KERNELS);
-        let mut changes: Vec<(Faster, CombinedChanges)> = Vec::new();
+        functions.truncate(MAX_REPLAYED_KERNELS);
+        let mut changes: Vec<(FasterPart, CombinedChanges)> = Vec::new();
         let none = CombinedChanges::default;
         for &(_, function) in &functions {
             let name = trace.names.text(trace.functions[function as usize].demangled);
             let halved = CombinedChanges { functions: [(function, 0.5)].into(), ..none() };
-            changes.push((Faster::Kernel(short_name(name)), halved));
+            changes.push((FasterPart::Kernel(short_name(name)), halved));
         }
         let has = |class: OperationClass| {
             let mut accounts = context.all.ids();
             accounts.any(|id| context.classes.class_of_operation(id) == class)
         };
         if context.host.operations_without_call < context.all.len() {
-            changes.push((Faster::Launches, CombinedChanges { no_launches: true, ..none() }));
+            changes.push((FasterPart::Launches, CombinedChanges { no_launches: true, ..none() }));
         }
         if !context.host.wait_calls.is_empty() {
-            changes.push((Faster::Waits, CombinedChanges { no_waits: true, ..none() }));
+            changes.push((FasterPart::Waits, CombinedChanges { no_waits: true, ..none() }));
         }
         let classes = [
-            (Faster::Communication, OperationClass::Communication),
-            (Faster::Copies, OperationClass::Copy),
-            (Faster::Migrations, OperationClass::Migration),
+            (FasterPart::Communication, OperationClass::Communication),
+            (FasterPart::Copies, OperationClass::Copy),
+            (FasterPart::Migrations, OperationClass::Migration),
         ];
         for (change, class) in classes {
             if has(class) {
@@ -181,7 +181,7 @@ impl Run<'_> {
             }
         }
         // Two at a time: each replay needs a number an operation.
-        let replayed = |part: &[(Faster, CombinedChanges)]| -> Vec<ChangeGain> {
+        let replayed = |part: &[(FasterPart, CombinedChanges)]| -> Vec<ChangeGain> {
             part.iter().map(|(change, changes)| changes.gain_with_label(self, change)).collect()
         };
         let (first, second) = changes.split_at(changes.len() / 2);
@@ -282,7 +282,7 @@ impl CombinedChanges {
         if self.functions.is_empty() && self.shapes.is_empty() && self.fused.is_empty() {
             return ns;
         }
-        let (Kind::Kernel, row) = context.all.part(id) else { return ns };
+        let (OperationKind::Kernel, row) = context.all.part(id) else { return ns };
         let kernels = &context.trace.kernels;
         let shape = || {
             let key = (kernels.function.at(row), kernels.shape.get(row)?);
@@ -297,7 +297,7 @@ impl CombinedChanges {
     }
 
     fn gain(&self, run: &Run<'_>) -> i64 {
-        run.of.gain(&Change {
+        run.of.gain(&ReplayChange {
             length: &|id, ns| self.length(run, id, ns),
             launches: !self.no_launches,
             waits: !self.no_waits,
@@ -309,7 +309,7 @@ impl CombinedChanges {
         })
     }
 
-    fn gain_with_label(&self, run: &Run<'_>, change: &Faster) -> ChangeGain {
+    fn gain_with_label(&self, run: &Run<'_>, change: &FasterPart) -> ChangeGain {
         let all = &run.context.all;
         let removed = |id: OperationId| {
             let ns = all.length(id);

@@ -9,7 +9,7 @@ use super::{
 
 /// Version of the JSON format; it is raised when a field changes its meaning. The schema of the
 /// format is `schema/difference.json` of this crate.
-pub const SCHEMA: u32 = 2;
+pub const DIFFERENCE_SCHEMA: u32 = 2;
 
 impl TraceDifference {
     /// Converts the difference to JSON, with `schema_version`.
@@ -19,7 +19,7 @@ impl TraceDifference {
             found.iter().map(|(id, title)| json!({ "id": id, "title": title })).collect()
         };
         json!({
-            "schema_version": SCHEMA,
+            "schema_version": DIFFERENCE_SCHEMA,
             "setup": self.setup.iter().map(setup).collect::<Vec<_>>(),
             "other_machine": self.is_other_machine(),
             "recorders": [base.recorder, head.recorder],

@@ -1,10 +1,10 @@
 //! The changes between two traces, and the part of the whole difference that each explains.
 //!
-//! The whole is the time from the first GPU operation to the last. The whole is divided in two
-//! ways: by operation, with idle time by its cause; and by the range in which the operation was
-//! launched. In both ways the changes of the parts add up to the change of the whole; idle time
-//! whose cause the traces do not contain is a separate part, "unexplained". Absent: whether two
-//! recordings of one program would differ as much, which one trace of each does not show.
+//! The whole time lasts from the first GPU operation to the last GPU operation. The whole time is
+//! divided in two ways: by operation, with idle time by cause; and by the range of the launch. In
+//! both divisions the changes of the parts add up to the change of the whole; idle time with an
+//! unrecorded cause is the part "unexplained". Absent: whether two recordings of one program would
+//! differ as much, which one trace of each does not show.
 
 mod json;
 mod setup;
@@ -17,7 +17,9 @@ use std::collections::BTreeMap;
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::gpu::LaunchShape;
 pub use setup::{SetupProperty, SetupPropertyChange, TraceSetup};
-pub use sums::{CallSite, Calls, CountAndTimes, Part, Place, Sums, TracePartKind};
+pub use sums::{
+    CallSite, CountAndTimes, FunctionCalls, RangePathSums, TracePart, TracePartKind, TraceSums,
+};
 
 /// Two traces side by side, each list the largest change first.
 #[derive(Debug, Clone)]
@@ -89,7 +91,7 @@ impl AmountChange {
 #[derive(Debug, Clone)]
 pub struct TracePartChange {
     /// Kind of the part.
-    pub part: Part,
+    pub part: TracePart,
     /// Amount of the part.
     pub amounts: [CountAndTimes; 2],
 }
@@ -132,7 +134,7 @@ impl TracePartChange {
         }
     }
 
-    /// How its launches differ: "registers 96 -> 128", "grid 8×1×1 -> 16×1×1".
+    /// Describes how the part's launches differ: "registers 96 -> 128", "grid 8×1×1 -> 16×1×1".
     pub fn evidence(&self) -> Vec<String> {
         let [base, head] = &self.amounts;
         let mut words = Vec::new();
@@ -197,7 +199,7 @@ pub struct RangePathChange {
     /// The path without numbers; "" is outside of all ranges.
     pub path: String,
     /// The ranges.
-    pub places: [Place; 2],
+    pub places: [RangePathSums; 2],
 }
 
 impl RangePathChange {
@@ -210,10 +212,10 @@ impl RangePathChange {
 /// Calls of a function in both traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionCallChange {
-    /// The function, and where it was called.
+    /// The called function, and the range around the calls.
     pub site: CallSite,
     /// The calls.
-    pub calls: [Calls; 2],
+    pub calls: [FunctionCalls; 2],
 }
 
 impl FunctionCallChange {
@@ -224,10 +226,10 @@ impl FunctionCallChange {
 }
 
 /// Compares the summed times of two traces.
-pub fn difference(base: Sums, head: Sums) -> TraceDifference {
+pub fn difference(base: TraceSums, head: TraceSums) -> TraceDifference {
     let setup = setup::changes(&base.setup, &head.setup);
     let notes = comparison_notes(&base, &head);
-    let only = |of: &Sums, other: &Sums| {
+    let only = |of: &TraceSums, other: &TraceSums| {
         let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
         of.findings.iter().filter(|(id, _)| !also(id)).cloned().collect()
     };
@@ -268,7 +270,7 @@ impl TraceDifference {
         self.setup.iter().any(|change| machine.contains(&change.property))
     }
 
-    /// Total time of the second trace minus that of the first, nanoseconds.
+    /// Total time in the second trace minus total time in the first trace, nanoseconds.
     pub fn total_change_ns(&self) -> i64 {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
     }
@@ -278,7 +280,7 @@ impl TraceDifference {
     pub fn kernel_time_by_class(&self) -> Vec<(KernelClass, [i64; 2])> {
         let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
         for change in self.parts.iter().filter(|change| change.part.kind == TracePartKind::Kernel) {
-            let sums = kinds.entry(KernelClass::from_name(&change.part.name)).or_default();
+            let sums = kinds.entry(KernelClass::class_of_name(&change.part.name)).or_default();
             sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
         }
         let mut kinds: Vec<_> = kinds.into_iter().collect();
@@ -307,7 +309,7 @@ fn joined<K: Ord, V: Default>(base: BTreeMap<K, V>, head: BTreeMap<K, V>) -> Vec
 /// Ranges whose numbers are compared to see whether both traces hold the same work.
 const MAX_RANGES_COMPARED_BY_COUNT: usize = 3;
 
-fn comparison_notes(base: &Sums, head: &Sums) -> Vec<String> {
+fn comparison_notes(base: &TraceSums, head: &TraceSums) -> Vec<String> {
     let mut notes = Vec::new();
     if base.recorder != head.recorder {
         notes.push("two recorders: names may differ where nothing else does".to_owned());
@@ -319,7 +321,7 @@ fn comparison_notes(base: &Sums, head: &Sums) -> Vec<String> {
         ));
     }
     let whole_graphs =
-        |sums: &Sums| sums.parts.keys().any(|part| part.kind == TracePartKind::Graph);
+        |sums: &TraceSums| sums.parts.keys().any(|part| part.kind == TracePartKind::Graph);
     if whole_graphs(base) != whole_graphs(head) {
         notes.push(
             "one trace has graphs that were recorded whole: their kernels are in no list; record \

@@ -1,4 +1,4 @@
-//! Machine, recorder and options of a trace, and how those of two traces differ.
+//! Machine, recorder and options of a trace, and the differences between two traces.
 
 use std::collections::BTreeSet;
 
@@ -93,7 +93,7 @@ impl TraceSetup {
             (SetupProperty::Device, String::new(), joined(names)),
             (SetupProperty::Capability, String::new(), joined(capabilities)),
             (SetupProperty::Multiprocessors, String::new(), joined(multiprocessors)),
-            (SetupProperty::Ranks, String::new(), ranks(trace)),
+            (SetupProperty::Ranks, String::new(), job_size(trace)),
             (SetupProperty::Driver, String::new(), driver),
             (SetupProperty::Recorder, String::new(), Some(recorder.to_owned())),
         ];
@@ -113,7 +113,7 @@ impl TraceSetup {
 }
 
 /// The size of the job, or the processes that used a device.
-fn ranks(trace: &Trace) -> Option<String> {
+fn job_size(trace: &Trace) -> Option<String> {
     let world = trace.metadata.get("distributedInfo").and_then(|text| {
         let info: serde_json::Value = serde_json::from_str(text).ok()?;
         Some(info.get("world_size")?.to_string())
@@ -122,7 +122,7 @@ fn ranks(trace: &Trace) -> Option<String> {
     world.or_else(|| (!processes.is_empty()).then(|| processes.len().to_string()))
 }
 
-/// How two setups differ. A recorder option is compared only if both traces contain it.
+/// How two setups differ. A recorder option is compared only if both traces contain the option.
 pub(super) fn changes(base: &TraceSetup, head: &TraceSetup) -> Vec<SetupPropertyChange> {
     let both = base.values.iter().zip(&head.values);
     let differs = both.filter(|((property, _, base), (_, _, head))| {

@@ -7,12 +7,12 @@ use hashbrown::HashMap;
 
 use super::super::context::DiagnosisContext;
 use super::super::finding::TraceDiagnosis;
-pub use super::super::host::Calls;
+pub use super::super::host::FunctionCalls;
 use super::super::host::cause::{IdleCauseKind, Why};
 use super::super::profiled::{duration, launch_metric};
 use super::super::{rules, with_streamed_context};
 use super::setup::TraceSetup;
-use crate::analyze::operations::{Kind, MEMSET_NAME, OperationId, memcpy_name};
+use crate::analyze::operations::{MEMSET_NAME, OperationId, OperationKind, memcpy_name};
 use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::timeline::idle;
 use crate::error::TraceError;
@@ -53,7 +53,7 @@ impl TracePartKind {
 
 /// A part of the whole, identified by a key that is equal in both traces.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Part {
+pub struct TracePart {
     /// Kind of the part.
     pub kind: TracePartKind,
     /// The kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
@@ -67,8 +67,8 @@ pub struct CountAndTimes {
     pub count: usize,
     /// How long in all, in nanoseconds; operations that run at once count each in full.
     pub total_ns: i64,
-    /// Nanoseconds of the whole that belong to this part alone: it ran, and no operation that
-    /// started earlier did. The own times of all parts add up to the whole.
+    /// Nanoseconds in which this part ran and no operation that started earlier did. The `own_ns`
+    /// of all parts add up to the whole time.
     pub own_ns: i64,
     /// Launch shapes of a kernel, with how often each was launched.
     pub shapes: BTreeMap<LaunchShape, usize>,
@@ -90,9 +90,9 @@ impl CountAndTimes {
     }
 }
 
-/// Ranges of one path, ignoring numbers in names, and what was launched directly in them.
+/// Range path without numbers in its names, with the operations launched directly in its ranges.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Place {
+pub struct RangePathSums {
     /// How many ranges.
     pub ranges: usize,
     /// Host time of all calls of the part, in nanoseconds.
@@ -106,30 +106,30 @@ pub struct Place {
 pub struct CallSite {
     /// Name of the called function, without its version.
     pub function: String,
-    /// The path of the innermost range around it, without numbers.
+    /// The path of the innermost range around the calls, without numbers.
     pub range: Option<String>,
 }
 
 /// Summed times of one trace, for a comparison.
 #[derive(Debug, Clone)]
-pub struct Sums {
+pub struct TraceSums {
     /// Recorder of the trace.
     pub recorder: String,
     /// Machine and options of the trace.
     pub setup: TraceSetup,
-    /// Time from the first operation to the last, over all processes and devices; for Nsight
+    /// Time from the first operation to the last operation of all processes and devices; for Nsight
     /// Compute, the sum of all launches. Nanoseconds.
     pub whole_ns: i64,
     /// The time in which at least one operation ran, nanoseconds.
     pub busy_ns: i64,
     /// Processes on devices.
     pub activities: usize,
-    /// The whole by operation and by cause of idle time.
-    pub parts: BTreeMap<Part, CountAndTimes>,
-    /// The whole by the range that it was launched in; "" is outside of all.
-    pub places: BTreeMap<String, Place>,
+    /// The whole time by operation and by cause of idle time.
+    pub parts: BTreeMap<TracePart, CountAndTimes>,
+    /// The whole time by range of the launch; the key "" is outside of all ranges.
+    pub places: BTreeMap<String, RangePathSums>,
     /// Calls of CUDA.
-    pub calls: BTreeMap<CallSite, Calls>,
+    pub calls: BTreeMap<CallSite, FunctionCalls>,
     /// Findings: rule and title.
     pub findings: Vec<(&'static str, String)>,
 }
@@ -148,7 +148,7 @@ const COMPARED_NCU_METRICS: &[&str] = &[
     "Executed Instructions",
 ];
 
-impl Sums {
+impl TraceSums {
     /// Sums up a trace.
     pub fn new(trace: &Trace) -> Self {
         Self::sums_from_context(&DiagnosisContext::new(trace, !trace.work.is_empty()))
@@ -170,7 +170,7 @@ impl Sums {
         let mut sums = Self {
             setup: TraceSetup::new(trace, &recorder),
             recorder,
-            whole_ns: context.activities.iter().map(idle::Activity::span_of_gaps_ns).sum(),
+            whole_ns: context.activities.iter().map(idle::DeviceActivity::span_of_gaps_ns).sum(),
             busy_ns: context.activities.iter().map(|activity| activity.busy_ns).sum(),
             activities: context.activities.len(),
             parts: BTreeMap::new(),
@@ -181,7 +181,7 @@ impl Sums {
         if context.all.is_empty() {
             sums.add_profiled_launches(trace);
         }
-        let mut places = Places::new(context);
+        let mut places = SumsByRangePath::new(context);
         sums.add_operation_times(context, &mut places);
         sums.add_idle_times(context, &mut places);
         sums.add_call_times(context, &places);
@@ -189,7 +189,11 @@ impl Sums {
         sums
     }
 
-    fn add_operation_times(&mut self, context: &DiagnosisContext<'_>, places: &mut Places) {
+    fn add_operation_times(
+        &mut self,
+        context: &DiagnosisContext<'_>,
+        places: &mut SumsByRangePath,
+    ) {
         let own = idle::exclusive_busy_times(context.trace);
         let mut parts: HashMap<OperationNameKey, CountAndTimes> = HashMap::new();
         for id in context.all.ids() {
@@ -197,7 +201,7 @@ impl Sums {
             let own_ns = own.at(id as usize);
             let part = parts.entry(OperationNameKey::new(context, id)).or_default();
             part.add(total_ns, own_ns);
-            if let (Kind::Kernel, row) = context.all.part(id)
+            if let (OperationKind::Kernel, row) = context.all.part(id)
                 && let Some(shape) = context.trace.kernels.shape.get(row)
             {
                 *part.shapes.entry(context.trace.shapes[shape as usize]).or_default() += 1;
@@ -216,7 +220,7 @@ impl Sums {
         }
     }
 
-    fn add_idle_times(&mut self, context: &DiagnosisContext<'_>, places: &mut Places) {
+    fn add_idle_times(&mut self, context: &DiagnosisContext<'_>, places: &mut SumsByRangePath) {
         let mut causes: HashMap<Why, CountAndTimes> = HashMap::new();
         let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
         for gap in gaps {
@@ -234,14 +238,14 @@ impl Sums {
             };
             let name = format!("{}{function}", kind.label());
             // Versions of one function, such as `cudaMalloc_v3020`, are summed together.
-            let sum = self.parts.entry(Part { kind: part, name }).or_default();
+            let sum = self.parts.entry(TracePart { kind: part, name }).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
             sum.own_ns += amount.own_ns;
         }
     }
 
-    fn add_call_times(&mut self, context: &DiagnosisContext<'_>, places: &Places) {
+    fn add_call_times(&mut self, context: &DiagnosisContext<'_>, places: &SumsByRangePath) {
         for (&(name, path), sum) in &context.host.sites {
             let function = context.function(name).to_owned();
             let place = path.map(|path| places.of_path[path as usize]);
@@ -255,7 +259,8 @@ impl Sums {
     fn add_profiled_launches(&mut self, trace: &Trace) {
         for launch in &trace.profiled {
             let name = trace.names.text(launch.kernel).to_owned();
-            let part = self.parts.entry(Part { kind: TracePartKind::Kernel, name }).or_default();
+            let part =
+                self.parts.entry(TracePart { kind: TracePartKind::Kernel, name }).or_default();
             let ns = duration(trace, launch).unwrap_or(0);
             part.add(ns, ns);
             *part.shapes.entry(launch.shape).or_default() += 1;
@@ -283,20 +288,20 @@ impl OperationNameKey {
     fn new(context: &DiagnosisContext<'_>, id: OperationId) -> Self {
         let trace = context.trace;
         match context.all.part(id) {
-            (Kind::Kernel, row) => {
+            (OperationKind::Kernel, row) => {
                 Self::Kernel(trace.functions[trace.kernels.function.at(row) as usize].demangled.0)
             }
-            (Kind::Copy, row) => {
+            (OperationKind::Copy, row) => {
                 let copies = &trace.copies;
                 Self::Copy(copies.kind[row].0, copies.source[row], copies.target[row])
             }
-            (Kind::Set, _) => Self::Set,
+            (OperationKind::Set, _) => Self::Set,
             // Graph ids are valid in one process only, so all graphs share one key.
-            (Kind::Graph, _) => Self::Graph,
+            (OperationKind::Graph, _) => Self::Graph,
         }
     }
 
-    fn part(&self, trace: &Trace) -> Part {
+    fn part(&self, trace: &Trace) -> TracePart {
         let text = |name: u32| trace.names.text(crate::model::names::NameId(name));
         let (kind, name) = match self {
             Self::Kernel(name) => (TracePartKind::Kernel, text(*name).to_owned()),
@@ -309,19 +314,19 @@ impl OperationNameKey {
             Self::Set => (TracePartKind::Set, MEMSET_NAME.to_owned()),
             Self::Graph => (TracePartKind::Graph, "[CUDA graph]".to_owned()),
         };
-        Part { kind, name }
+        TracePart { kind, name }
     }
 }
 
 /// Sums of times by range path, ignoring numbers in names.
-struct Places {
+struct SumsByRangePath {
     /// The place of each path; 0 is outside of all ranges.
     of_path: Vec<u32>,
     texts: Vec<String>,
-    sums: Vec<Place>,
+    sums: Vec<RangePathSums>,
 }
 
-impl Places {
+impl SumsByRangePath {
     /// The ranges of a trace, with nothing launched in them yet.
     fn new(context: &DiagnosisContext<'_>) -> Self {
         let (trace, paths) = (context.trace, &context.host.paths);
@@ -333,7 +338,7 @@ impl Places {
             let new = u32::try_from(known.len()).expect("fewer than 2^32 paths");
             places.of_path.push(*known.entry(text).or_insert(new));
         }
-        places.sums.resize(known.len(), Place::default());
+        places.sums.resize(known.len(), RangePathSums::default());
         places.texts.resize(known.len(), String::new());
         for (text, place) in known {
             places.texts[place as usize] = text;
@@ -347,12 +352,12 @@ impl Places {
     }
 
     /// The place at which an operation was launched.
-    fn at(&mut self, context: &DiagnosisContext<'_>, id: OperationId) -> &mut Place {
+    fn at(&mut self, context: &DiagnosisContext<'_>, id: OperationId) -> &mut RangePathSums {
         let path = context.host.launched_in.at(id as usize);
         &mut self.sums[self.of_path[path as usize] as usize]
     }
 
-    fn sums_by_path_text(self) -> BTreeMap<String, Place> {
+    fn sums_by_path_text(self) -> BTreeMap<String, RangePathSums> {
         self.texts.into_iter().zip(self.sums).collect()
     }
 }

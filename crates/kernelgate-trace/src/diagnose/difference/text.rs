@@ -5,21 +5,21 @@ use std::fmt::Write as _;
 use super::super::labels::short_name;
 use super::super::text::{percent, time, wrap_line};
 use super::{
-    AmountChange, CountAndTimes, FunctionCallChange, Part, RangePathChange, TraceDifference,
+    AmountChange, CountAndTimes, FunctionCallChange, RangePathChange, TraceDifference, TracePart,
     TracePartChange, TracePartKind,
 };
 use crate::stats::{shorten, with_thousands_separators};
 
-/// Parts and ranges that have lines of their own.
+/// Number of parts and ranges that have lines of their own.
 const TOP: usize = 10;
 /// Calls and parts that are only named.
 const MAX_NAMED_SMALL_PARTS: usize = 6;
 /// The column at which the words of a line begin.
 const LINE_INDENT: &str = "                         ";
 /// Columns for the words after the name.
-const WORDS: usize = 75;
+const WORDS_COLUMN: usize = 75;
 /// Width of a name in a table of several columns.
-const NAME: usize = 60;
+const NAME_WIDTH: usize = 60;
 
 impl TraceDifference {
     /// The difference as text of at most 100 columns; `names` are the names of the two traces.
@@ -87,7 +87,7 @@ impl TraceDifference {
         let (shown, rest) = changed.split_at(changed.len().min(TOP));
         for change in shown {
             let label = format!("{} {}: ", change.part.kind.label(), change.change().label());
-            let name = shorten(&name(&change.part), WORDS - label.chars().count());
+            let name = shorten(&name(&change.part), WORDS_COLUMN - label.chars().count());
             let words = label + &name;
             self.line(text, change.total_change_ns(), &words);
             wrap_line(text, &change_details_text(change), LINE_INDENT, LINE_INDENT);
@@ -105,7 +105,7 @@ impl TraceDifference {
             let named: Vec<String> = rest
                 .iter()
                 .filter(|other| other.change() == change && other.part.kind != TracePartKind::Idle)
-                .map(|other| shorten(&name(&other.part), NAME))
+                .map(|other| shorten(&name(&other.part), NAME_WIDTH))
                 .collect();
             let more = named.len().saturating_sub(MAX_NAMED_SMALL_PARTS);
             let more = if more > 0 { format!("; {more} more") } else { String::new() };
@@ -129,7 +129,7 @@ impl TraceDifference {
             self.places.iter().filter(|change| change.total_change_ns() != 0).collect();
         let (shown, rest) = changed.split_at(changed.len().min(TOP));
         for change in shown {
-            self.line(text, change.total_change_ns(), &shorten(path(change), NAME));
+            self.line(text, change.total_change_ns(), &shorten(changed_path(change), NAME_WIDTH));
             let [base, head] = &change.places;
             let own = format!("{} -> {}", time(base.launched.own_ns), time(head.launched.own_ns));
             let host = match change.path.is_empty() {
@@ -216,11 +216,11 @@ impl TraceDifference {
     }
 }
 
-fn name(part: &Part) -> String {
+fn name(part: &TracePart) -> String {
     if part.kind == TracePartKind::Kernel { short_name(&part.name) } else { part.name.clone() }
 }
 
-fn path(change: &RangePathChange) -> &str {
+fn changed_path(change: &RangePathChange) -> &str {
     if change.path.is_empty() { "outside of all ranges" } else { &change.path }
 }
 

@@ -5,7 +5,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::ranges::sweep::RowsByThread;
-use crate::analyze::timeline::idle::{Activity, Gap};
+use crate::analyze::timeline::idle::{DeviceActivity, Gap};
 use crate::diagnose::host::waiting::WaitSiteId;
 use crate::model::Trace;
 use crate::model::gpu::SynchronisationKind;
@@ -45,12 +45,12 @@ pub enum IdleCauseKind {
     FirstLaunch,
     /// The usual time from the end of the launch call, in the gap, to the start of the operation.
     LaunchLatency,
-    /// The work was launched before the gap, and started as quickly as queued work usually does.
+    /// The work was launched before the gap, and started as fast as queued work usually does.
     BackToBack,
     /// Launched, not started: an event that the stream waits for.
     EventWait,
-    /// The work was launched but not started: the legacy default stream waits for another stream,
-    /// or another stream for it.
+    /// The launched work was delayed: the legacy default stream waits for another stream, or
+    /// another stream waits for it.
     DefaultStream,
     /// Launched, not started: a function of the host in the stream.
     HostFunction,
@@ -60,14 +60,14 @@ pub enum IdleCauseKind {
     Elsewhere,
     /// Launched, not started, behind as many operations as a queue holds.
     FullQueue,
-    /// The work was launched but not started: the Windows driver (WDDM) collects launches, and
-    /// moves memory before it submits them.
+    /// The launched work was delayed: the Windows driver (WDDM) collects launches, and moves memory
+    /// before it submits them.
     WindowsDriver,
     /// Launched, not started; the reason is not in the trace.
     NotStarted,
     /// The gap ends with a migration of managed pages, which no call launches.
     Migration,
-    /// The operation starts before its launch, so the clocks disagree.
+    /// The operation starts before its own launch, so the clocks disagree.
     Clocks,
     /// The launch is not in the trace.
     Unknown,
@@ -178,7 +178,7 @@ pub type Why = (IdleCauseKind, Option<NameId>);
 
 /// Number of parts of a gap whose lengths are stored in columns; gaps with more parts are stored in
 /// a list.
-const PARTS: usize = 4;
+const STORED_GAP_PARTS: usize = 4;
 
 /// The parts of all idle gaps, by cause.
 #[derive(Debug, Default)]
@@ -189,7 +189,7 @@ pub struct IdlePartsByCause {
     of_gap: PackedColumn<u32>,
     /// For the operation after each gap, the length of each part except the last part, which has
     /// the remainder.
-    lengths: [PackedColumn<i64>; PARTS - 1],
+    lengths: [PackedColumn<i64>; STORED_GAP_PARTS - 1],
     /// Durations of the parts of gaps that have several.
     long: HashMap<OperationId, Vec<i64>>,
 }
@@ -203,7 +203,7 @@ impl IdlePartsByCause {
         }
     }
 
-    /// Sets the parts of a gap, which add up to its length.
+    /// Stores the parts of a gap, which add up to its length.
     pub(in crate::diagnose) fn set(&mut self, gap: &Gap, parts: &[(Why, i64)]) {
         let causes: Vec<Why> = parts.iter().map(|&(why, _)| why).collect();
         let number = self.numbers.get(&causes).copied().unwrap_or_else(|| {
@@ -214,7 +214,7 @@ impl IdlePartsByCause {
             new
         });
         self.of_gap.set(gap.after as usize, number);
-        if parts.len() > PARTS {
+        if parts.len() > STORED_GAP_PARTS {
             self.long.insert(gap.after, parts.iter().map(|&(_, ns)| ns).collect());
             return;
         }
@@ -240,7 +240,7 @@ impl IdlePartsByCause {
         let id = gap.after as usize;
         let number = self.of_gap.at(id).checked_sub(1);
         let causes = number.map_or(&[][..], |number| &self.causes[number as usize]);
-        let listed = if causes.len() > PARTS { self.long.get(&gap.after) } else { None };
+        let listed = if causes.len() > STORED_GAP_PARTS { self.long.get(&gap.after) } else { None };
         let mut rest = gap.length();
         causes.iter().enumerate().map(move |(part, &why)| {
             let ns = match listed {
@@ -264,7 +264,8 @@ enum HoldingFunction {
 }
 
 fn holding_kind_of_function(function: &str) -> Option<HoldingFunction> {
-    const EVENTS: &[&str] = &["cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"];
+    const EVENT_WAIT_FUNCTIONS: &[&str] =
+        &["cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"];
     const HOST_FUNCTION_CALLS: &[&str] = &[
         "cudaLaunchHostFunc",
         "cuLaunchHostFunc",
@@ -274,7 +275,7 @@ fn holding_kind_of_function(function: &str) -> Option<HoldingFunction> {
         "hipStreamAddCallback",
     ];
     let function = without_interface_version(function).trim_end_matches("_ptsz");
-    if EVENTS.contains(&function) {
+    if EVENT_WAIT_FUNCTIONS.contains(&function) {
         return Some(HoldingFunction::Event);
     }
     HOST_FUNCTION_CALLS.contains(&function).then_some(HoldingFunction::HostFunction)
@@ -285,7 +286,7 @@ fn holding_kind_of_function(function: &str) -> Option<HoldingFunction> {
 struct StreamHoldingCall {
     by: HoldingFunction,
     name: NameId,
-    /// Stream that the call holds up; `None` if the trace does not record it.
+    /// Stream that the waiting call holds up; `None` if the trace does not record the stream.
     stream: Option<u64>,
 }
 
@@ -322,7 +323,7 @@ pub(in crate::diagnose) struct LateLaunchAndGap<'a> {
 
 /// An idle gap that is being divided into parts by cause.
 #[derive(Debug, Default)]
-pub(in crate::diagnose) struct Split {
+pub(in crate::diagnose) struct GapSplit {
     /// The parts in order of time, each cause once.
     pub parts: Vec<(Why, i64)>,
     /// Waits that reach into the gap before the launch, and what of the gap each could save, at most
@@ -330,7 +331,7 @@ pub(in crate::diagnose) struct Split {
     pub waits: Vec<(WaitSiteId, i64)>,
 }
 
-impl Split {
+impl GapSplit {
     fn clear_parts(&mut self) {
         self.parts.clear();
         self.waits.clear();
@@ -399,16 +400,16 @@ pub(in crate::diagnose) struct RecentCallsByThread {
     first: HashSet<OperationId>,
     /// Whether the trace was recorded with the Windows driver.
     windows: bool,
-    /// The first gap of each activity that is not over.
+    /// Index of the first gap of each activity that is not over.
     gap: Vec<usize>,
     /// Idle time of each activity up to each gap; empty where there is only one activity.
     idle_until: Vec<PackedColumn<i64>>,
-    split: Split,
+    split: GapSplit,
 }
 
 impl RecentCallsByThread {
     /// State before the first call of a trace is read.
-    pub fn new(trace: &Trace, activities: &[Activity]) -> Self {
+    pub fn new(trace: &Trace, activities: &[DeviceActivity]) -> Self {
         let threads = trace.threads.len();
         let (os, switches) = (&trace.os_calls, &trace.switches);
         let time = |row: u32| switches.time[row as usize];
@@ -429,7 +430,7 @@ impl RecentCallsByThread {
             .filter(|&((_, correlation), _)| correlation != 0)
             .collect();
         let all = AllOperations::new(trace);
-        let idle_until = |activity: &Activity| {
+        let idle_until = |activity: &DeviceActivity| {
             let sums = activity.gaps.iter(&all).scan(0, |sum, gap| {
                 *sum += gap.length();
                 Some(*sum)
@@ -442,8 +443,13 @@ impl RecentCallsByThread {
             held: vec![Vec::new(); threads],
             holds,
             event_streams,
-            os_calls: RowsByThread::sorted(threads, &os.thread, |_| true, |i| os.start[i as usize]),
-            switches: RowsByThread::sorted(threads, &switches.thread, |_| true, time),
+            os_calls: RowsByThread::rows_by_thread(
+                threads,
+                &os.thread,
+                |_| true,
+                |i| os.start[i as usize],
+            ),
+            switches: RowsByThread::rows_by_thread(threads, &switches.thread, |_| true, time),
             first: first_kernel_of_each_function(trace),
             windows: uses_windows_driver(trace),
             gap: vec![0; activities.len()],
@@ -451,7 +457,7 @@ impl RecentCallsByThread {
                 0 | 1 => Vec::new(),
                 _ => activities.iter().map(idle_until).collect(),
             },
-            split: Split::default(),
+            split: GapSplit::default(),
         }
     }
 
@@ -459,7 +465,7 @@ impl RecentCallsByThread {
     pub fn add(
         &mut self,
         trace: &Trace,
-        activities: &[Activity],
+        activities: &[DeviceActivity],
         call: &CallRow,
         wait: Option<WaitSiteId>,
     ) {
@@ -485,7 +491,7 @@ impl RecentCallsByThread {
     }
 
     /// The next range.
-    pub fn range(&mut self, trace: &Trace, activities: &[Activity], row: &RangeRow) {
+    pub fn range(&mut self, trace: &Trace, activities: &[DeviceActivity], row: &RangeRow) {
         if row.end.saturating_sub(row.start) < MIN_NAMED_HOST_CODE_NS {
             return;
         }
@@ -526,7 +532,7 @@ impl RecentCallsByThread {
     fn earliest_open_gap(
         &mut self,
         trace: &Trace,
-        activities: &[Activity],
+        activities: &[DeviceActivity],
         (process, time): (u32, i64),
     ) -> i64 {
         let all = AllOperations::new(trace);
@@ -543,9 +549,9 @@ impl RecentCallsByThread {
     pub fn split(
         &mut self,
         trace: &Trace,
-        activities: &[Activity],
+        activities: &[DeviceActivity],
         late: &LateLaunchAndGap<'_>,
-    ) -> &Split {
+    ) -> &GapSplit {
         let mut split = std::mem::take(&mut self.split);
         split.clear_parts();
         let &LateLaunchAndGap { launch, gap, .. } = late;
@@ -563,8 +569,8 @@ impl RecentCallsByThread {
         let after = (returned, gap.end);
         let why = self.split_launched_but_not_started(trace, activities, late, after);
         split.add(why, after.1 - after.0);
-        // Without its waits the host would launch that much earlier; several waits save at most one
-        // gap, and nothing of a time in which something else delays the operation.
+        // Without its waits the host would launch earlier by their length; several waits save at
+        // most one gap, and no time in which another cause delays the operation.
         let latency = matches!(why.0, IdleCauseKind::LaunchLatency | IdleCauseKind::BackToBack);
         let mut left = if latency { gap.length() } else { returned - gap.start };
         for (_, ns) in split.waits.iter_mut().rev() {
@@ -581,13 +587,13 @@ impl RecentCallsByThread {
         trace: &Trace,
         launch: &CallRow,
         span: (i64, i64),
-        split: &mut Split,
+        split: &mut GapSplit,
     ) {
         let thread = launch.thread as usize;
         let past = self.calls.get(thread).map_or(&[][..], |calls| calls);
         let first = first_call_reaching(past, span.0);
         let mut at = span.0;
-        // An outer call comes before those inside it, which it covers.
+        // An outer call comes before the inner calls, which it covers.
         for call in past[first..].iter().filter(|call| call.start < launch.start) {
             let (start, end) = (call.start.max(at), call.end.min(span.1));
             if end <= start {
@@ -608,7 +614,7 @@ impl RecentCallsByThread {
         trace: &Trace,
         thread: usize,
         span: (i64, i64),
-        split: &mut Split,
+        split: &mut GapSplit,
     ) {
         if span.1 <= span.0 {
             return;
@@ -639,7 +645,7 @@ impl RecentCallsByThread {
         trace: &Trace,
         thread: usize,
         span: (i64, i64),
-        split: &mut Split,
+        split: &mut GapSplit,
     ) {
         if span.1 > span.0 {
             let off = self.time_off_cpu_ns(trace, thread, span);
@@ -653,7 +659,7 @@ impl RecentCallsByThread {
     fn split_launched_but_not_started(
         &self,
         trace: &Trace,
-        activities: &[Activity],
+        activities: &[DeviceActivity],
         late: &LateLaunchAndGap<'_>,
         span: (i64, i64),
     ) -> Why {
@@ -708,7 +714,7 @@ impl RecentCallsByThread {
         &self,
         trace: &Trace,
         index: usize,
-        activity: &Activity,
+        activity: &DeviceActivity,
         (start, end): (i64, i64),
     ) -> i64 {
         let all = AllOperations::new(trace);

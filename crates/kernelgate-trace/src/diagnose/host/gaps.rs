@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::timeline::idle::{Activity, Gap};
+use crate::analyze::timeline::idle::{DeviceActivity, Gap};
 use crate::diagnose::context::DiagnosisContext;
 use crate::diagnose::host::cause::{
     IdleCauseKind, MAX_START_LATENCY_NS, MIN_GAP_WITH_OTHER_HOST_WORK_NS, Why,
@@ -64,7 +64,8 @@ pub struct OperationsAroundGap {
     pub before: String,
     /// The operation that started.
     pub after: String,
-    /// The innermost range in which all these operations were launched, if there is one.
+    /// The innermost range in which all the delayed operations were launched, if one range contains
+    /// them.
     pub range: Option<String>,
     /// How many gaps.
     pub count: usize,
@@ -148,8 +149,8 @@ impl Sum {
     }
 }
 
-/// Causes with their functions and ranges as text. Ranges whose names differ only in numbers are
-/// counted as one.
+/// Causes with their functions and ranges as text. Causes are counted together if their ranges
+/// differ only in the numbers of the names.
 #[derive(Default)]
 struct IdleCausesWithNames {
     blamed: Vec<(IdleCauseKind, Option<String>)>,
@@ -233,7 +234,7 @@ pub(in crate::diagnose) struct GapsWithCauses {
 /// `causes` of all gaps.
 pub(in crate::diagnose) fn explain(
     context: &DiagnosisContext<'_>,
-    activity: &Activity,
+    activity: &DeviceActivity,
     causes: &[IdleCause],
     lengths: impl Fn(i64) -> bool,
 ) -> GapsWithCauses {
@@ -254,7 +255,7 @@ pub(in crate::diagnose) fn explain(
 /// Reports the idle gaps of an activity by length and cause.
 pub(in crate::diagnose) fn report_gaps(
     context: &DiagnosisContext<'_>,
-    activity: &Activity,
+    activity: &DeviceActivity,
 ) -> IdleGapReport {
     let mut report = IdleGapReport::default();
     let (mut causes, mut transitions) =
@@ -290,10 +291,10 @@ pub(in crate::diagnose) fn report_gaps(
 fn operation_name_key(context: &DiagnosisContext<'_>, operation: u32) -> u64 {
     let (kind, index) = context.all.part(operation);
     let name = match kind {
-        crate::analyze::operations::Kind::Kernel => {
+        crate::analyze::operations::OperationKind::Kernel => {
             context.trace.functions[context.trace.kernels.function.at(index) as usize].demangled.0
         }
-        crate::analyze::operations::Kind::Copy => context.trace.copies.kind[index].0,
+        crate::analyze::operations::OperationKind::Copy => context.trace.copies.kind[index].0,
         _ => 0,
     };
     (kind as u64) << 32 | u64::from(name)

@@ -10,25 +10,25 @@ pub mod waiting;
 use hashbrown::HashMap;
 
 use crate::analyze::classes::OperationClasses;
-use crate::analyze::launches::NONE;
+use crate::analyze::launches::NO_CALL;
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::graph_nodes;
 use crate::analyze::launches::passing::{LaunchedOperations, NodeEvents, OpenRangesByThread};
-use crate::analyze::operations::{AllOperations, Kind, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
+use crate::analyze::order::OperationOrder;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
 use crate::analyze::replay::GpuWaitCall;
-use crate::analyze::timeline::idle::{self, Activity, Gap, IdleGaps};
+use crate::analyze::timeline::idle::{self, DeviceActivity, Gap, IdleGaps};
 use crate::diagnose::host::cause::{
     HOST_DEVICE_CLOCK_ERROR_NS, IdlePartsByCause, LateLaunchAndGap, RecentCallsByThread,
 };
-use crate::diagnose::host::repeating::{HostIterations, LongestRanges};
-use crate::diagnose::host::waiting::{Waits, names_that_wait};
+use crate::diagnose::host::repeating::{HostIterationFinder, LongestRanges};
+use crate::diagnose::host::waiting::{HostWaits, names_that_wait};
 use crate::model::Trace;
 use crate::model::names::NameId;
 use crate::model::packed::PackedColumn;
 use crate::read::{CallRow, RangeRow, Row};
-use crate::stats::{CountedGroupValues, Samples};
+use crate::stats::{CountedGroupValues, GroupedSamples};
 
 /// Ranges of a path.
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,7 +41,7 @@ pub struct RangePathSum {
 
 /// Calls of a function at a place.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Calls {
+pub struct FunctionCalls {
     /// How many.
     pub count: usize,
     /// How long in all, in nanoseconds of the host.
@@ -50,7 +50,7 @@ pub struct Calls {
     pub wait: bool,
 }
 
-impl Calls {
+impl FunctionCalls {
     /// Adds another sum of calls to this one.
     pub fn add(&mut self, other: Self) {
         self.count += other.count;
@@ -81,7 +81,8 @@ pub struct KeptHostRange {
     pub around: u32,
     /// Host time, nanoseconds.
     pub host_ns: i64,
-    /// The inputs of the operator that it is, as in [`crate::model::host::HostRangeTable::inputs`].
+    /// Inputs of the operator that the range stands for, as in
+    /// [`crate::model::host::HostRangeTable::inputs`].
     pub inputs: u32,
 }
 
@@ -121,7 +122,7 @@ pub struct HostActivitySummary {
     /// Host calls that wait for the GPU.
     pub wait_calls: Vec<GpuWaitCall>,
     /// Iterations of each process, by its ranges or marks.
-    pub iterations: Vec<Option<HostIterations>>,
+    pub iterations: Vec<Option<HostIterationFinder>>,
     /// Operations whose call is not in the trace.
     pub operations_without_call: usize,
     /// Lengths of the calls that launched kernels, by activity.
@@ -129,9 +130,10 @@ pub struct HostActivitySummary {
     /// Kernels by activity whose call is in the trace.
     pub launched_kernels: Vec<usize>,
     /// Waits for the GPU.
-    pub waits: Waits,
-    /// Calls by function; for calls that launch or wait, also by the range path around them.
-    pub sites: HashMap<(NameId, Option<RangePathId>), Calls>,
+    pub waits: HostWaits,
+    /// Calls by function; calls that launch or wait are also separated by the range path around
+    /// them.
+    pub sites: HashMap<(NameId, Option<RangePathId>), FunctionCalls>,
     /// Empty where nobody asks.
     pub kept: KeptRanges,
     /// Why the GPU was idle in each gap.
@@ -155,7 +157,7 @@ impl HostActivitySummary {
             thread.is_some_and(|thread| thread.process == process)
         };
         let time = |id| launch(id).map_or(i64::MIN, |launch| launch.start);
-        Order::operations_by_key(all.ids().filter(own), time).iter().map(time).collect()
+        OperationOrder::operations_by_key(all.ids().filter(own), time).iter().map(time).collect()
     }
 
     /// The function that launched a copy, a set or a graph.
@@ -174,17 +176,17 @@ struct OpenRangePlace {
     depth: u32,
 }
 
-/// State of the pass over ranges and calls. Until its end ranges are known by labels, and then by
+/// State of the pass over ranges and calls. Open ranges are known by labels, and closed ranges by
 /// names.
 #[derive(Debug, Default)]
 pub struct HostPassState {
     /// Whether every range is to be kept.
     keep_ranges: bool,
     host: HostActivitySummary,
-    activities: Vec<Activity>,
+    activities: Vec<DeviceActivity>,
     /// Index of the activity of each process and device.
     activity_of: Vec<usize>,
-    /// For each activity, the index of the gap after the one that was found last.
+    /// For each activity, the index of the gap after the last gap found.
     next_gap: Vec<usize>,
     /// For each activity, the number of operations whose launch was read.
     launched_so_far: Vec<usize>,
@@ -193,8 +195,8 @@ pub struct HostPassState {
     lately: RecentCallsByThread,
     /// Whether the call of each name waits for the GPU.
     waiting: Vec<bool>,
-    lengths: Samples,
-    launch_calls: Samples,
+    lengths: GroupedSamples,
+    launch_calls: GroupedSamples,
     /// Path, start and depth of ranges that were never closed.
     unclosed: Vec<(RangePathId, i64, u32)>,
     nodes: NodeEvents,
@@ -222,8 +224,9 @@ impl HostPassState {
         let all = AllOperations::new(trace);
         let kept = if keep_ranges { all.len() } else { 0 };
         let activities = idle::activity_of_devices(trace, |_| true);
-        let activity_of = |place: &crate::model::gpu::Place| {
-            let own = |of: &Activity| (of.process, of.device) == (place.process, place.device);
+        let activity_of = |place: &crate::model::gpu::OperationPlace| {
+            let own =
+                |of: &DeviceActivity| (of.process, of.device) == (place.process, place.device);
             activities.iter().position(own).unwrap_or(0)
         };
         let host = HostActivitySummary {
@@ -235,7 +238,7 @@ impl HostPassState {
             operations_without_call: all.len() - OperationClasses::new(trace).migrations(),
             idle: IdlePartsByCause::new(all.len()),
             of_path: vec![RangePathSum::default()],
-            kept: KeptRanges { ranges: Vec::new(), of_operation: vec![(NONE, NONE); kept] },
+            kept: KeptRanges { ranges: Vec::new(), of_operation: vec![(NO_CALL, NO_CALL); kept] },
             ..HostActivitySummary::default()
         };
         let events = &trace.node_events;
@@ -276,7 +279,7 @@ impl HostPassState {
             self.host.outermost.push(OutermostRange { process, start, end, name: NameId(label) });
         }
         if self.keep_ranges {
-            let around = around.map_or(NONE, |around| around.number);
+            let around = around.map_or(NO_CALL, |around| around.number);
             let host_ns = row.end - row.start;
             let range = KeptHostRange { path, around, host_ns, inputs: row.inputs };
             self.host.kept.ranges.push(range);
@@ -311,10 +314,10 @@ impl HostPassState {
             host.launched_in.set(id as usize, path.unwrap_or(ROOT_PATH));
             host.launches.set(&all, id, launch);
             if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
-                *kept = (around.map_or(NONE, |around| around.number), number(host.calls));
+                *kept = (around.map_or(NO_CALL, |around| around.number), number(host.calls));
             }
             let activity = activity_of(id);
-            if all.part(id).0 == Kind::Kernel {
+            if all.part(id).0 == OperationKind::Kernel {
                 host.launched_kernels[activity] += 1;
                 // One launch call of a graph launches many kernels.
                 if launched[..index].iter().all(|&other| activity_of(other) != activity) {
@@ -361,7 +364,7 @@ impl HostPassState {
             host.waits.launch(call.thread);
         }
         let site = host.sites.entry((call.name, path)).or_default();
-        site.add(Calls { count: 1, total_ns: call.end - call.start, wait: waits });
+        site.add(FunctionCalls { count: 1, total_ns: call.end - call.start, wait: waits });
         host.calls += 1;
         self.lately.add(trace, &self.activities, call, wait);
     }
@@ -382,7 +385,7 @@ impl HostPassState {
         trace: &Trace,
         name_of: impl Fn(NameId) -> NameId,
         last: i64,
-    ) -> (Vec<Activity>, HostActivitySummary) {
+    ) -> (Vec<DeviceActivity>, HostActivitySummary) {
         self.note_nodes_created_before(trace, i64::MAX);
         for (path, start, depth) in std::mem::take(&mut self.unclosed) {
             self.length(path, depth, last.max(start) - start);
@@ -402,7 +405,7 @@ impl HostPassState {
             all.count += sum.count;
             all.host_ns += sum.host_ns;
         }
-        let mut sites: HashMap<(NameId, Option<RangePathId>), Calls> = HashMap::new();
+        let mut sites: HashMap<(NameId, Option<RangePathId>), FunctionCalls> = HashMap::new();
         for ((name, path), calls) in host.sites {
             sites.entry((name, path.map(now_is))).or_default().add(calls);
         }

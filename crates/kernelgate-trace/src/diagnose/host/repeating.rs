@@ -13,11 +13,11 @@ use crate::read::RangeRow;
 /// Ranges that are kept; of more the shorter half is dropped.
 const MAX_KEPT_RANGES: usize = 1 << 16;
 /// Largest number of ranges around a range that is kept.
-const DEPTH: u32 = 3;
+const MAX_KEPT_DEPTH: u32 = 3;
 
 /// Iterations of a process in time of the host.
 #[derive(Debug, Clone)]
-pub struct HostIterations {
+pub struct HostIterationFinder {
     /// The sign by which iterations were found: a range or a mark.
     pub sign: IterationEvidence,
     /// Start time of each iteration on the host, nanoseconds.
@@ -45,7 +45,7 @@ type Key = (u32, usize);
 impl LongestRanges {
     /// The next range.
     pub fn add(&mut self, path: RangePathId, row: RangeRow, depth: u32) {
-        if depth > DEPTH {
+        if depth > MAX_KEPT_DEPTH {
             return;
         }
         if self.0.len() == MAX_KEPT_RANGES {
@@ -65,7 +65,7 @@ impl LongestRanges {
         paths: &RangePathTree,
         now_is: impl Fn(RangePathId) -> RangePathId,
         launch_times: impl Fn(u32) -> PackedColumn<i64>,
-    ) -> Vec<Option<HostIterations>> {
+    ) -> Vec<Option<HostIterationFinder>> {
         let mut patterns = NamePatterns::default();
         let ranges: Vec<IterationCandidate<Key>> = self
             .0
@@ -99,7 +99,7 @@ impl LongestRanges {
             let found = by_range.or_else(|| {
                 Some((among(&marks)?, IterationEvidence::Mark as fn(String) -> IterationEvidence))
             });
-            found.map(|(found, sign)| HostIterations {
+            found.map(|(found, sign)| HostIterationFinder {
                 sign: sign(patterns.names[found.key.1].clone()),
                 starts: found.starts,
                 end: found.end,

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
 use crate::model::names::NameId;
-use crate::model::{Table, Trace};
+use crate::model::{InternedValues, Trace};
 use crate::read::CallRow;
 
 /// Functions whose call returns when the GPU is done.
@@ -43,7 +43,7 @@ pub struct HostWaitSum {
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    /// Start and end of the longest wait; of equally long waits the first.
+    /// Start and end of the longest wait; of equally long waits the first wait counts.
     pub longest: Option<(i64, i64)>,
     /// Idle time of devices behind them that they could save, in nanoseconds: of each wait at most
     /// the time that it took.
@@ -96,7 +96,7 @@ pub struct WaitsInRanges {
     pub sum: HostWaitSum,
     /// Number of the first range that contains such a wait.
     first: u32,
-    /// Whether further ranges contain such waits too.
+    /// Whether further ranges contain similar waits too.
     pub several: bool,
 }
 
@@ -113,24 +113,25 @@ pub struct RegularWaits {
 
 /// All waits of the host for the GPU in a trace.
 #[derive(Debug, Default)]
-pub struct Waits {
+pub struct HostWaits {
     /// Waits by the path of the innermost range around them.
     pub in_ranges: HashMap<RangePathId, WaitsInRanges>,
-    /// Waits by thread and by the number of launches since the previous wait, at least one.
+    /// Waits by thread and by the number of launches since the thread's previous wait, at least
+    /// one.
     pub at_intervals: HashMap<(u32, usize), RegularWaits>,
     /// For each thread, the launches since its last wait, and its waits.
     threads: Vec<(usize, usize)>,
-    sites: Table<WaitSite>,
+    sites: InternedValues<WaitSite>,
     count: usize,
 }
 
-impl Waits {
+impl HostWaits {
     /// Counts a launch that a thread made.
     pub(in crate::diagnose) fn launch(&mut self, thread: u32) {
         self.thread(thread).0 += 1;
     }
 
-    /// Adds a wait, with the path and the number of the innermost range around it.
+    /// Adds a wait, with the path and the number of its innermost enclosing range.
     pub(in crate::diagnose) fn add(
         &mut self,
         call: &CallRow,

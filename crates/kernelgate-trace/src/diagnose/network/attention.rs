@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::phase::AttentionOperation;
-use crate::analyze::launches::NONE;
+use crate::analyze::launches::NO_CALL;
 use crate::analyze::work::operator_work;
 use crate::diagnose::context::DiagnosisContext;
 
@@ -24,12 +24,12 @@ pub struct AttentionOperationUse {
 
 /// Attention in three operations.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Attention {
+pub struct AttentionUse {
     /// Scores, softmax and values.
     pub operations: [AttentionOperationUse; 3],
 }
 
-impl Attention {
+impl AttentionUse {
     /// The use of one.
     pub const fn operation(&self, operation: AttentionOperation) -> &AttentionOperationUse {
         &self.operations[operation as usize]
@@ -52,7 +52,7 @@ impl Attention {
         (products > 0).then(|| softmax as f64 / products as f64)
     }
 
-    /// FLOPs of both matrix products over those of softmax.
+    /// FLOPs of both matrix products over the FLOPs of softmax.
     pub fn matmul_over_softmax_flops(&self) -> Option<f64> {
         let [scores, values] = self.products().map(|of| of.flops);
         let softmax = self.operation(AttentionOperation::Softmax).flops?;
@@ -66,7 +66,7 @@ impl Attention {
     ) -> Option<Self> {
         let on_gpu = &context.trace.kernels.on_gpu;
         let mut found = Self::default();
-        let mut shapes = Shapes::default();
+        let mut shapes = AttentionShapes::default();
         for row in 0..on_gpu.len() {
             let Some(operation) = operation_of(row) else { continue };
             let sum = &mut found.operations[operation as usize];
@@ -77,7 +77,7 @@ impl Attention {
         if found.operations.iter().any(|of| of.kernels == 0) {
             return None;
         }
-        let flops = declared(context).or_else(|| shapes.flops());
+        let flops = declared_attention(context).or_else(|| shapes.flops());
         for (of, flops) in found.operations.iter_mut().zip(flops.into_iter().flatten()) {
             of.flops = Some(flops);
         }
@@ -86,7 +86,7 @@ impl Attention {
 }
 
 /// Operations by the work that a recording declares for its parts, of all launches.
-fn declared(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
+fn declared_attention(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
     let mut flops = [0.0; 3];
     for part in &context.trace.parts {
         let name = part.range.rsplit('/').next().unwrap_or_default();
@@ -100,16 +100,16 @@ fn declared(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
 
 /// Operations by the shapes of matrix products.
 #[derive(Default)]
-struct Shapes {
+struct AttentionShapes {
     /// Ranges that are products: operation, FLOPs, and how many factors an output adds up.
     products: HashMap<u32, (AttentionOperation, f64, f64)>,
 }
 
-impl Shapes {
+impl AttentionShapes {
     /// Adds the innermost product around a kernel's launch.
     fn add(&mut self, context: &DiagnosisContext<'_>, row: usize, operation: AttentionOperation) {
         let kept = &context.host.kept;
-        let mut at = kept.of_operation.get(row).map_or(NONE, |(range, _)| *range);
+        let mut at = kept.of_operation.get(row).map_or(NO_CALL, |(range, _)| *range);
         while let Some(range) = kept.ranges.get(at as usize) {
             let name = context.trace.names.text(context.host.paths.name(range.path));
             let inputs = range.inputs.checked_sub(1);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    Attention, AttentionOperation, AttentionOperationUse, KernelUsePerPass, Network,
+    AttentionOperation, AttentionOperationUse, AttentionUse, KernelUsePerPass, NetworkPhases,
     PhaseUsePerPass, time_share_by_class,
 };
 
@@ -43,7 +43,7 @@ impl PhaseUsePerPass {
     }
 }
 
-impl Attention {
+impl AttentionUse {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let operation = |operation: AttentionOperation| {
@@ -65,7 +65,7 @@ impl Attention {
     }
 }
 
-impl Network {
+impl NetworkPhases {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let step = self.step();
@@ -76,7 +76,7 @@ impl Network {
             "phases": self.phases.iter().map(PhaseUsePerPass::to_json).collect::<Vec<_>>(),
             "training_kinds": trains.then(|| class_shares_json(&step)),
             "largest_training_kernel": step.first().filter(|_| trains).map(KernelUsePerPass::to_json),
-            "attention": self.attention.as_ref().map(Attention::to_json),
+            "attention": self.attention.as_ref().map(AttentionUse::to_json),
         })
     }
 }

@@ -10,7 +10,7 @@ mod text;
 
 use hashbrown::HashMap;
 
-pub use attention::{Attention, AttentionOperationUse};
+pub use attention::{AttentionOperationUse, AttentionUse};
 pub use phase::{AttentionOperation, TrainingPhase};
 
 use super::context::DiagnosisContext;
@@ -49,7 +49,7 @@ pub struct PhaseUsePerPass {
     pub host_ns: Option<f64>,
     /// Time in which an operation of it ran, and none of another phase that had started earlier.
     pub busy_ns: f64,
-    /// Time between its operations in which the device was idle.
+    /// Idle time of the device between the phase's operations.
     pub idle_ns: f64,
     /// The idle time by its cause, the longest first.
     pub idle: Vec<(IdleCauseKind, f64)>,
@@ -59,18 +59,18 @@ pub struct PhaseUsePerPass {
 
 /// The phases of a network in a trace, such as forward and backward.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Network {
+pub struct NetworkPhases {
     /// Phases that occur, in the order of a training step.
     pub phases: Vec<PhaseUsePerPass>,
-    /// Attention of the forward passes, where it has operations of its own.
-    pub attention: Option<Attention>,
+    /// Attention of the forward passes, if attention has operations of its own.
+    pub attention: Option<AttentionUse>,
     /// Forward passes.
     pub passes: usize,
     /// Part of the time of all kernels that is in no phase, 0 to 1.
     pub outside: f64,
 }
 
-impl Network {
+impl NetworkPhases {
     /// A phase.
     pub fn phase(&self, phase: TrainingPhase) -> Option<&PhaseUsePerPass> {
         self.phases.iter().find(|of| of.phase == phase)
@@ -121,9 +121,9 @@ fn sort_by_kernel_time(kernels: &mut [KernelUsePerPass]) {
     kernels.sort_by(|a, b| b.kernel_ns.total_cmp(&a.kernel_ns).then_with(|| a.name.cmp(&b.name)));
 }
 
-/// The phases of a trace, where it has any.
+/// The phases of a trace, if its ranges name phases.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn network(context: &DiagnosisContext<'_>) -> Option<Network> {
+pub(super) fn network(context: &DiagnosisContext<'_>) -> Option<NetworkPhases> {
     let places = PhasesOfPaths::new(context);
     let kernels = &context.trace.kernels;
     let operation_of = |row: usize| {
@@ -131,7 +131,7 @@ pub(super) fn network(context: &DiagnosisContext<'_>) -> Option<Network> {
         let forward = places.phase(path).is_none_or(|phase| phase == TrainingPhase::Forward);
         places.attention[path as usize].filter(|_| forward)
     };
-    let attention = Attention::new(context, operation_of);
+    let attention = AttentionUse::new(context, operation_of);
     let mut sums: [TrainingPhaseSum; 3] = Default::default();
     let own_ns = exclusive_busy_times(context.trace);
     let (mut all_ns, mut outside_ns) = (0, 0);
@@ -172,7 +172,7 @@ pub(super) fn network(context: &DiagnosisContext<'_>) -> Option<Network> {
     let passes = passes[TrainingPhase::Forward as usize];
     let outside = if phases.is_empty() { 0.0 } else { outside_ns as f64 / all_ns.max(1) as f64 };
     let any = !phases.is_empty() || attention.is_some();
-    any.then_some(Network { phases, attention, passes, outside })
+    any.then_some(NetworkPhases { phases, attention, passes, outside })
 }
 
 /// The phase and the operation of each path of ranges.
@@ -211,7 +211,7 @@ impl PhasesOfPaths {
             }
         }
         let [forward, rest @ ..] = found;
-        // The parts of a recorded network are those of its forward pass, unless the ranges differ.
+        // The parts of a recorded network belong to its forward pass, unless the ranges differ.
         let others = rest.contains(&true) || !context.trace.parts.is_empty();
         let outside = (!forward && others).then_some(TrainingPhase::Forward);
         Self { phases, attention, outside, opened, host_ns }
@@ -259,7 +259,7 @@ impl TrainingPhaseSum {
             let name = context.trace.names.text(name);
             KernelUsePerPass {
                 name: name.to_owned(),
-                class: KernelClass::from_name(name),
+                class: KernelClass::class_of_name(name),
                 launches: launches as f64 / passes as f64,
                 kernel_ns: each(ns),
             }

@@ -1,5 +1,5 @@
-//! The phases of training, found by the names of ranges: those that programs open, and those of
-//! PyTorch's autograd and optimizers.
+//! The phases of training, found by the names of ranges from programs, and from PyTorch's autograd
+//! and optimizers.
 
 /// A phase of a training step; a forward pass alone is inference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,7 +12,7 @@ pub enum TrainingPhase {
     Optimizer,
 }
 
-/// Whether a range encloses a whole phase, or a part of it.
+/// Whether a range encloses a whole phase, or a part of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseExtent {
     /// A range of the program that encloses the whole phase.
@@ -44,7 +44,7 @@ impl TrainingPhase {
         if let Some((_, phase)) = framework.iter().find(|(start, _)| name.starts_with(start)) {
             return Some((*phase, PhaseExtent::AroundPart));
         }
-        let name = words(name);
+        let name = separated_words(name);
         let name = name.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
         let phase = match name {
             "forward" | "forward_step" | "fwd" => Self::Forward,
@@ -76,7 +76,7 @@ pub enum AttentionOperation {
 impl AttentionOperation {
     /// The operation that a range is, by the names of the profiling guide.
     pub fn phase_of_range(name: &str) -> Option<Self> {
-        let name = words(name);
+        let name = separated_words(name);
         let named = |part: &str| name.contains(part);
         match () {
             () if named("attention_scores") => Some(Self::Scores),
@@ -97,7 +97,7 @@ impl AttentionOperation {
 }
 
 /// A name in lower case, with `_` between its words.
-fn words(name: &str) -> String {
+fn separated_words(name: &str) -> String {
     name.trim().to_ascii_lowercase().replace([' ', '-'], "_")
 }
 

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{
-    Attention, AttentionOperation, AttentionOperationUse, KernelUsePerPass, MIN_LISTED_TIME_SHARE,
-    Network, TrainingPhase, time_share_by_class, total_kernel_ns,
+    AttentionOperation, AttentionOperationUse, AttentionUse, KernelUsePerPass,
+    MIN_LISTED_TIME_SHARE, NetworkPhases, TrainingPhase, time_share_by_class, total_kernel_ns,
 };
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::diagnose::labels::short_name;
@@ -12,27 +12,27 @@ use crate::diagnose::text::{time, wrap_line};
 use crate::stats::shorten;
 
 /// Kernels that are listed.
-const LISTED: usize = 8;
+const MAX_PHASE_KERNELS: usize = 8;
 /// Width of a kernel's name in the table.
-const NAME: usize = 56;
+const KERNEL_NAME_WIDTH: usize = 56;
 
 #[allow(clippy::cast_possible_truncation)]
 fn ns(value: f64) -> String {
     time(value.round() as i64)
 }
 
-fn number(value: f64) -> String {
+fn number_text(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
-impl Network {
+impl NetworkPhases {
     pub(in crate::diagnose) fn write(&self, text: &mut String) {
         let _ = writeln!(text, "\nNetwork: times of one pass, on average over {}", self.passes());
         self.write_host_and_device_times(text);
         if let Some(forward) = self.phase(TrainingPhase::Forward) {
             let step = self.trains().then(|| self.step());
-            largest(text, &forward.kernels, step.as_deref());
-            others(text, &forward.kernels);
+            largest_kernels_text(text, &forward.kernels, step.as_deref());
+            other_kernels_text(text, &forward.kernels);
             write_class_shares(text, &forward.kernels, step.as_deref());
         }
         match &self.attention {
@@ -72,7 +72,7 @@ impl Network {
                 ns(of.busy_ns + of.idle_ns),
                 ns(of.busy_ns),
                 ns(of.idle_ns),
-                number(kernels)
+                number_text(kernels)
             );
         }
         for of in &self.phases {
@@ -117,13 +117,17 @@ impl super::PhaseUsePerPass {
     }
 }
 
-fn largest(text: &mut String, forward: &[KernelUsePerPass], step: Option<&[KernelUsePerPass]>) {
+fn largest_kernels_text(
+    text: &mut String,
+    forward: &[KernelUsePerPass],
+    step: Option<&[KernelUsePerPass]>,
+) {
     let line = |kernels: &[KernelUsePerPass]| {
         let first = kernels.first()?;
         Some(format!(
             "{}: {} launches, {}, {:.1} % of the kernels' time",
             shorten(&short_name(&first.name), 60),
-            number(first.launches),
+            number_text(first.launches),
             ns(first.kernel_ns),
             100.0 * first.kernel_ns / total_kernel_ns(kernels).max(1.0)
         ))
@@ -139,11 +143,12 @@ fn largest(text: &mut String, forward: &[KernelUsePerPass], step: Option<&[Kerne
     }
 }
 
-fn others(text: &mut String, forward: &[KernelUsePerPass]) {
+fn other_kernels_text(text: &mut String, forward: &[KernelUsePerPass]) {
     let all = total_kernel_ns(forward).max(1.0);
     let matters = |of: &&KernelUsePerPass| of.kernel_ns >= MIN_LISTED_TIME_SHARE * all;
     let other = |of: &&KernelUsePerPass| of.class != KernelClass::Matmul;
-    let listed: Vec<_> = forward.iter().filter(other).filter(matters).take(LISTED).collect();
+    let listed: Vec<_> =
+        forward.iter().filter(other).filter(matters).take(MAX_PHASE_KERNELS).collect();
     if listed.is_empty() {
         return;
     }
@@ -152,9 +157,9 @@ fn others(text: &mut String, forward: &[KernelUsePerPass]) {
         let _ = writeln!(
             text,
             "    {:<57}{:<15}{:>5}{:>11}{:>6.1} %",
-            shorten(&short_name(&of.name), NAME),
+            shorten(&short_name(&of.name), KERNEL_NAME_WIDTH),
             of.class.label(),
-            number(of.launches),
+            number_text(of.launches),
             ns(of.kernel_ns),
             100.0 * of.kernel_ns / all
         );
@@ -186,7 +191,7 @@ fn write_class_shares(
     }
 }
 
-impl Attention {
+impl AttentionUse {
     #[allow(clippy::cast_precision_loss)]
     fn write(&self, text: &mut String, passes: usize) {
         let _ = writeln!(
@@ -204,7 +209,7 @@ impl Attention {
                 text,
                 "  {:<20}{:>12}{:>16}{:>14}{:>12}",
                 operation.label(),
-                number(kernels as f64 / passes as f64),
+                number_text(kernels as f64 / passes as f64),
                 ns(kernel_ns as f64 / passes as f64),
                 scaled(1e-9 / passes as f64),
                 scaled(1e-3 / kernel_ns.max(1) as f64)

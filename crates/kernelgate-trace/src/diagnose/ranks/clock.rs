@@ -3,13 +3,13 @@
 
 /// A difference of clocks that may drift.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Line {
+pub(super) struct ClockDifference {
     pub(super) at: i64,
     pub(super) offset: i64,
     pub(super) slope: f64,
 }
 
-impl Line {
+impl ClockDifference {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub(super) fn value(&self, time: i64) -> i64 {
         self.offset + ((time - self.at) as f64 * self.slope).round() as i64
@@ -19,21 +19,29 @@ impl Line {
 /// The clock of a rank: how far it is ahead of the job's clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RankClock {
-    line: Line,
+    line: ClockDifference,
     pub(super) spread_ns: i64,
 }
 
 impl RankClock {
     /// The clock behind a link from this one, or in front of it where `sign` is -1.
-    pub(super) fn clock_behind_link(self, ahead: Line, spread_ns: i64, sign: i64) -> Self {
+    pub(super) fn clock_behind_link(
+        self,
+        ahead: ClockDifference,
+        spread_ns: i64,
+        sign: i64,
+    ) -> Self {
         #[allow(clippy::cast_precision_loss)]
         let slope = self.line.slope + sign as f64 * ahead.slope;
         let at = ahead.at;
         let offset = self.line.value(at) + sign * ahead.offset;
-        Self { line: Line { at, offset, slope }, spread_ns: self.spread_ns.max(spread_ns) }
+        Self {
+            line: ClockDifference { at, offset, slope },
+            spread_ns: self.spread_ns.max(spread_ns),
+        }
     }
 
-    /// How far it is ahead of the job's at that time, nanoseconds.
+    /// Nanoseconds by which the rank's clock is ahead of the job's clock at that time.
     pub(super) fn ahead(&self, time: i64) -> i64 {
         self.line.value(time)
     }
@@ -45,7 +53,7 @@ impl RankClock {
 }
 
 /// The value of the median rank; of two ranks the smaller value, so that one rank is compared with
-/// the other.
+/// the other rank.
 pub(super) fn median_rank_value(values: impl Iterator<Item = i64>) -> i64 {
     let mut values: Vec<i64> = values.collect();
     values.sort_unstable();

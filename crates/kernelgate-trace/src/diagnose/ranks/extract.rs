@@ -7,16 +7,16 @@ use hashbrown::HashMap;
 use super::clock::RankClock;
 use super::recorded::RecordedOperations;
 use crate::analyze::classes::{CollectiveKind, OperationClasses};
-use crate::analyze::operations::{AllOperations, Kind, OperationId};
-use crate::analyze::order::Order;
+use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
+use crate::analyze::order::OperationOrder;
 use crate::analyze::timeline::idle;
-use crate::analyze::timeline::{self, Line, Piece};
+use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
 use crate::analyze::work::bus;
 use crate::model::Trace;
 
 /// A collective operation as one rank recorded it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Entry {
+pub struct RankCollective {
     /// Which one.
     pub collective: CollectiveKind,
     /// The larger of the bytes that a rank gives and gets; 0 where it was not recorded.
@@ -36,10 +36,10 @@ pub struct Entry {
 pub struct RankCommunicator {
     /// Name and ranks of the communicator where recorded, else the number of its stream.
     pub name: String,
-    /// Ranks in the communicator; 0 where their number is not recorded.
+    /// Number of ranks in the communicator; 0 if the number is not recorded.
     pub ranks: u32,
     /// Collectives of the communicator in the order of their start.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<RankCollective>,
 }
 
 /// The time of a rank in nanoseconds: compute, exposed communication, copies and idle time add up.
@@ -62,7 +62,7 @@ impl RankTimeParts {
     fn measure(
         trace: &Trace,
         classes: &OperationClasses<'_>,
-        operations: &Order,
+        operations: &OperationOrder,
         inside: impl Fn(i64, i64) -> i64,
     ) -> Self {
         let mut times = Self::default();
@@ -71,18 +71,20 @@ impl RankTimeParts {
             classes,
             operations.iter(),
             |piece| match piece {
-                Piece::Busy { start, end, line, .. } => {
+                TimelinePiece::Busy { start, end, line, .. } => {
                     let ns = inside(start, end);
                     match line {
-                        Line::Communication => times.exposed_ns += ns,
-                        Line::Migration | Line::Copy | Line::Set => times.copies_ns += ns,
+                        BusyTimeLine::Communication => times.exposed_ns += ns,
+                        BusyTimeLine::Migration | BusyTimeLine::Copy | BusyTimeLine::Set => {
+                            times.copies_ns += ns
+                        }
                         _ => times.compute_ns += ns,
                     }
-                    if line == Line::ComputeAndCommunication {
+                    if line == BusyTimeLine::ComputeAndCommunication {
                         times.hidden_ns += ns;
                     }
                 }
-                Piece::Idle(gap) => times.idle_ns += inside(gap.start, gap.end),
+                TimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start, gap.end),
             },
         );
         times
@@ -97,11 +99,11 @@ impl RankTimeParts {
 /// A process on a device, as a rank of a job.
 #[derive(Debug, Clone)]
 pub struct RankTrace {
-    /// The trace, and the process and device where it holds several.
+    /// Name of the trace, with process and device if the trace holds several.
     pub name: String,
     /// Name of the rank in reports.
     pub label: String,
-    /// Rank number that the trace declares, if it does.
+    /// Rank number that the trace declares, if any.
     pub rank: Option<u32>,
     /// The number of ranks that the trace declares.
     pub world: Option<u32>,
@@ -111,7 +113,7 @@ pub struct RankTrace {
     pub device: Option<String>,
     /// First and last time of an operation, by the rank's clock.
     pub span: (i64, i64),
-    /// Times of the rank from the start of its first operation to the end of its last one.
+    /// Times of the rank from the start of its first operation to the end of its last operation.
     pub times: RankTimeParts,
     /// Communicators of the rank.
     pub communicators: Vec<RankCommunicator>,
@@ -147,7 +149,7 @@ impl RankTrace {
         } else {
             parts.truncate(1);
         }
-        let declared = Declared::read(trace);
+        let declared = DeclaredRank::read(trace);
         // A trace declares one rank, so with several parts the rank of each is unknown.
         let rank = declared.rank.filter(|_| parts.len() == 1);
         for part in &mut parts {
@@ -192,7 +194,7 @@ fn part(
     name: String,
     recorded: &Arc<RecordedOperations>,
     classes: &OperationClasses<'_>,
-    operations: &Order,
+    operations: &OperationOrder,
     owner: (u32, u32),
 ) -> RankTrace {
     let trace = &recorded.trace;
@@ -206,7 +208,7 @@ fn part(
     for id in operations.iter() {
         let Some(communication) = classes.communication(id) else { continue };
         // A copy ends on no other rank.
-        if matches!(all.part(id), (Kind::Copy, _)) {
+        if matches!(all.part(id), (OperationKind::Copy, _)) {
             continue;
         }
         let call = trace.collectives.find(id);
@@ -224,13 +226,13 @@ fn part(
             });
             communicators.len() - 1
         });
-        // The framework's name of a collective is more exact than that of a generic kernel.
+        // The framework's name of a collective is more exact than the name of a generic kernel.
         let collective =
             call.map(|call| CollectiveKind::collective_in_name(trace.names.text(call.name)));
         let collective = collective
             .filter(|&known| known != CollectiveKind::Unknown)
             .unwrap_or(communication.collective);
-        communicators[at].entries.push(Entry {
+        communicators[at].entries.push(RankCollective {
             collective,
             bytes: call.map_or(0, |call| call.bytes_in.max(call.bytes_out)),
             bus_bytes: call.map_or(0.0, |call| {
@@ -257,8 +259,7 @@ fn part(
     }
 }
 
-/// Labels the parts by their declared ranks, or by the piece of their names that is not common to
-/// all.
+/// Labels the parts by their declared ranks, or by the piece of their names that differs.
 pub(super) fn label(parts: &mut [RankTrace]) {
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
     let first = names.first().copied().unwrap_or_default();
@@ -277,12 +278,12 @@ pub(super) fn label(parts: &mut [RankTrace]) {
 
 /// Rank and number of ranks, as PyTorch declares them.
 #[derive(Default)]
-struct Declared {
+struct DeclaredRank {
     rank: Option<u32>,
     world: Option<u32>,
 }
 
-impl Declared {
+impl DeclaredRank {
     fn read(trace: &Trace) -> Self {
         let Some(text) = trace.metadata.get("distributedInfo") else { return Self::default() };
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else {

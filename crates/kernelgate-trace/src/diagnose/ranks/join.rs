@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::clock::{Line, RankClock};
-use super::extract::{self, Entry, RankCommunicator, RankTimeParts, RankTrace};
-use super::meeting::{Meeting, RankArrival};
+use super::clock::{ClockDifference, RankClock};
+use super::extract::{self, RankCollective, RankCommunicator, RankTimeParts, RankTrace};
+use super::meeting::{CollectiveMeeting, RankArrival};
 use super::what_if::{self, JobCriticalPath};
 use crate::analyze::classes::CollectiveKind;
 use crate::analyze::work::bus;
@@ -25,8 +25,8 @@ const MAX_SAME_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
 
 /// Something that limits what can be concluded from the traces of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Problem {
-    /// A trace that could not be read to its end.
+pub enum JobProblem {
+    /// The trace ends early and could not be read completely.
     Cut {
         /// The trace.
         trace: String,
@@ -59,7 +59,7 @@ pub enum Problem {
         /// How many.
         count: u32,
     },
-    /// A rank's clock differs from that of the first rank.
+    /// A rank's clock differs from the first rank's clock.
     Clock {
         /// The trace.
         trace: String,
@@ -86,7 +86,7 @@ pub enum Problem {
     },
 }
 
-impl Problem {
+impl JobProblem {
     /// Text of the problem as a sentence.
     pub fn message(&self) -> String {
         match self {
@@ -163,13 +163,13 @@ pub struct RankCollectiveSum {
 pub struct CollectiveKindSum {
     /// Which.
     pub collective: CollectiveKind,
-    /// Bytes of each; 0 where it was not recorded.
+    /// Bytes of each collective; 0 if the bytes were not recorded.
     pub bytes: u64,
     /// Ranks that take part.
     pub ranks: usize,
     /// How many.
     pub count: usize,
-    /// Time from the arrival of the last rank to the end, nanoseconds in all.
+    /// Total time from the arrival of the last rank to the end of the collective, nanoseconds.
     pub transfer_ns: i64,
     /// Time from the arrival of each rank to the arrival of the last one: mean over the ranks,
     /// summed over collectives, nanoseconds.
@@ -193,13 +193,13 @@ pub struct Job {
     pub span_ns: i64,
     /// How exactly clocks are aligned, nanoseconds: the median difference of the ends.
     pub precision_ns: i64,
-    /// The link within a host, where the devices are known: GB/s in each direction of the link, and
+    /// The link within a host, where the devices are known: The link's GB/s in each direction, and
     /// its name.
     pub link: Option<(f64, &'static str)>,
     /// The critical path through the ranks, and what changes would gain.
     pub path: JobCriticalPath,
     /// Limits of the conclusions.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<JobProblem>,
 }
 
 impl Job {
@@ -245,27 +245,27 @@ impl Job {
     }
 }
 
-/// Joins the traces of several ranks to one job. Traces that do not belong to it are reported and
-/// not used.
-pub fn join(parts: Vec<RankTrace>) -> Job {
-    let mut problems: Vec<Problem> = parts.iter().filter_map(cut).collect();
+/// Joins the traces of several ranks to one job. Traces that do not belong to the job are reported
+/// and not used.
+pub fn join_ranks(parts: Vec<RankTrace>) -> Job {
+    let mut problems: Vec<JobProblem> = parts.iter().filter_map(cut).collect();
     let mut parts = parts_of_one_job(parts, &mut problems);
     extract::label(&mut parts);
     let links = CommunicatorLinks::new(&parts, &mut problems);
     let (parts, clocks) = links.rank_clocks(parts, &mut problems);
     let meetings = collective_meetings(&parts, &clocks, &mut problems);
-    missing(&parts, &mut problems);
-    sums(parts, &clocks, &meetings, problems)
+    missing_ranks(&parts, &mut problems);
+    job_sums(parts, &clocks, &meetings, problems)
 }
 
 /// Whether the trace of a part could not be read to its end.
-fn cut(part: &RankTrace) -> Option<Problem> {
+fn cut(part: &RankTrace) -> Option<JobProblem> {
     let why = part.recorded.trace.quality.unreadable.first()?.clone();
-    Some(Problem::Cut { trace: part.name.clone(), why })
+    Some(JobProblem::Cut { trace: part.name.clone(), why })
 }
 
 /// The parts that may belong to one job.
-fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<Problem>) -> Vec<RankTrace> {
+fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<JobProblem>) -> Vec<RankTrace> {
     let mut worlds: BTreeMap<u32, usize> = BTreeMap::new();
     parts.iter().filter_map(|of| of.world).for_each(|world| *worlds.entry(world).or_default() += 1);
     let world = worlds.iter().max_by_key(|&(world, count)| (count, world)).map(|(&world, _)| world);
@@ -276,14 +276,14 @@ fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<Problem>) -> Vec<R
             None => part.span == other.span && part.communicators == other.communicators,
         });
         if part.communicators.is_empty() {
-            problems.push(Problem::NoCommunication { trace: part.name });
+            problems.push(JobProblem::NoCommunication { trace: part.name });
         } else if let (Some(own), Some(world)) = (part.world, world)
             && own != world
         {
             let why = format!("{own} ranks, the others {world}");
-            problems.push(Problem::OtherJob { trace: part.name, why });
+            problems.push(JobProblem::OtherJob { trace: part.name, why });
         } else if let Some(twin) = twin {
-            problems.push(Problem::Duplicate { trace: part.name, other: twin.name.clone() });
+            problems.push(JobProblem::Duplicate { trace: part.name, other: twin.name.clone() });
         } else {
             kept.push(part);
         }
@@ -294,25 +294,25 @@ fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<Problem>) -> Vec<R
 
 /// Correspondence between a rank's collectives and another rank's in one communicator.
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct RankLink {
     communicator: usize,
     rank: usize,
     reference: usize,
     /// Number that the rank's first collective has on the reference rank.
     shift: i64,
     /// Time of the rank's clock minus the time of the reference clock.
-    ahead: Line,
+    ahead: ClockDifference,
     matched: usize,
     spread_ns: i64,
 }
 
 /// Links between the ranks' communicators, and communicators by name.
 struct CommunicatorLinks {
-    links: Vec<Link>,
+    links: Vec<RankLink>,
 }
 
 impl CommunicatorLinks {
-    fn new(parts: &[RankTrace], problems: &mut Vec<Problem>) -> Self {
+    fn new(parts: &[RankTrace], problems: &mut Vec<JobProblem>) -> Self {
         let mut links = Vec::new();
         for (communicator, (name, members)) in ranks_by_communicator(parts).into_iter().enumerate()
         {
@@ -323,8 +323,8 @@ impl CommunicatorLinks {
                 match find_collective_shift(&own.entries, &longest.entries) {
                     Some((shift, ahead, matched, spread_ns)) => {
                         let one = parts[rank].is_same_trace(&parts[reference]);
-                        let ahead = if one { Line::default() } else { ahead };
-                        links.push(Link {
+                        let ahead = if one { ClockDifference::default() } else { ahead };
+                        links.push(RankLink {
                             communicator,
                             rank,
                             reference,
@@ -334,7 +334,7 @@ impl CommunicatorLinks {
                             spread_ns,
                         });
                     }
-                    None => problems.push(Problem::NotJoined {
+                    None => problems.push(JobProblem::NotJoined {
                         communicator: name.clone(),
                         trace: parts[rank].name.clone(),
                     }),
@@ -344,14 +344,15 @@ impl CommunicatorLinks {
         Self { links }
     }
 
-    /// Difference of each rank's clock from that of the first rank, through the communicators that
-    /// join them. Ranks that no communicator joins with the largest part are reported and dropped.
+    /// Difference between each rank's clock and the first rank's clock, through the communicators
+    /// that join them. Ranks that no communicator joins with the largest part are reported and
+    /// dropped.
     fn rank_clocks(
         &self,
         parts: Vec<RankTrace>,
-        problems: &mut Vec<Problem>,
+        problems: &mut Vec<JobProblem>,
     ) -> (Vec<RankTrace>, Vec<RankClock>) {
-        let mut order: Vec<&Link> = self.links.iter().collect();
+        let mut order: Vec<&RankLink> = self.links.iter().collect();
         order.sort_by_key(|link| std::cmp::Reverse(link.matched));
         // The largest set of ranks that are joined, from each possible first rank.
         let reach = |first: usize| {
@@ -396,9 +397,9 @@ impl CommunicatorLinks {
                 }
                 None => {
                     problems.retain(
-                        |of| !matches!(of, Problem::NotJoined { trace, .. } if *trace == part.name),
+                        |of| !matches!(of, JobProblem::NotJoined { trace, .. } if *trace == part.name),
                     );
-                    problems.push(Problem::OtherJob {
+                    problems.push(JobProblem::OtherJob {
                         trace: part.name,
                         why: "its collectives differ in order, kind or size".to_owned(),
                     });
@@ -408,7 +409,7 @@ impl CommunicatorLinks {
         for (part, clock) in kept.iter().zip(&clocks) {
             let ahead_ns = clock.ahead(part.span.0);
             if ahead_ns.abs() >= MAX_SAME_CLOCK_DIFFERENCE_NS {
-                problems.push(Problem::Clock { trace: part.name.clone(), ahead_ns });
+                problems.push(JobProblem::Clock { trace: part.name.clone(), ahead_ns });
             }
         }
         (kept, clocks)
@@ -426,14 +427,17 @@ fn ranks_by_communicator(parts: &[RankTrace]) -> BTreeMap<String, Vec<(usize, &R
     members
 }
 
-fn key(entry: &Entry) -> (CollectiveKind, u64) {
+fn key(entry: &RankCollective) -> (CollectiveKind, u64) {
     (entry.collective, entry.bytes)
 }
 
-/// Finds the shift by which a rank's collectives correspond to those of a longer list: kinds and
-/// sizes must agree, and the ends must differ least; of several such shifts the smallest.
-fn find_collective_shift(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line, usize, i64)> {
-    let length = |entries: &[Entry]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
+/// Finds the shift at which a rank's collectives match a longer list: kinds and sizes must agree,
+/// and the ends must differ least; of several such shifts the smallest.
+fn find_collective_shift(
+    own: &[RankCollective],
+    longest: &[RankCollective],
+) -> Option<(i64, ClockDifference, usize, i64)> {
+    let length = |entries: &[RankCollective]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
     let extra = length(longest) - length(own);
     let mut shifts: Vec<i64> = (-MAX_COLLECTIVE_SHIFT..=MAX_COLLECTIVE_SHIFT)
         .chain(extra - MAX_COLLECTIVE_SHIFT..=extra + MAX_COLLECTIVE_SHIFT)
@@ -444,7 +448,8 @@ fn find_collective_shift(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line,
         .into_iter()
         .filter_map(|shift| {
             let pairs = pairs(own, longest, shift)?;
-            let offsets = sampled(&pairs).map(|(a, b)| (b.end, a.end - b.end)).collect::<Vec<_>>();
+            let offsets =
+                sampled_pairs(&pairs).map(|(a, b)| (b.end, a.end - b.end)).collect::<Vec<_>>();
             let spread = spread(&offsets);
             Some((shift, offsets, spread))
         })
@@ -459,12 +464,16 @@ fn find_collective_shift(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line,
 /// Pairs of a time and the difference of two clocks at it.
 type ClockOffsets = Vec<(i64, i64)>;
 
-type Pair<'a> = (&'a Entry, &'a Entry);
+type CollectivePair<'a> = (&'a RankCollective, &'a RankCollective);
 
-/// The pairs at a shift, if enough of them agree.
-fn pairs<'a>(own: &'a [Entry], longest: &'a [Entry], shift: i64) -> Option<Vec<Pair<'a>>> {
+/// The pairs of collectives at a shift, if most of the pairs agree.
+fn pairs<'a>(
+    own: &'a [RankCollective],
+    longest: &'a [RankCollective],
+    shift: i64,
+) -> Option<Vec<CollectivePair<'a>>> {
     let skip = |by: i64| usize::try_from(by.max(0)).unwrap_or(usize::MAX);
-    let pairs: Vec<Pair<'a>> =
+    let pairs: Vec<CollectivePair<'a>> =
         own.iter().skip(skip(-shift)).zip(longest.iter().skip(skip(shift))).collect();
     #[allow(clippy::cast_precision_loss)]
     let enough = !pairs.is_empty() && pairs.len() as f64 >= MIN_PARTNERED_SHARE * own.len() as f64;
@@ -472,17 +481,19 @@ fn pairs<'a>(own: &'a [Entry], longest: &'a [Entry], shift: i64) -> Option<Vec<P
     if !enough || (shift != 0 && pairs.len() < 3) {
         return None;
     }
-    let agree = sampled(&pairs).filter(|(a, b)| key(a) == key(b)).count();
+    let agree = sampled_pairs(&pairs).filter(|(a, b)| key(a) == key(b)).count();
     #[allow(clippy::cast_precision_loss)]
-    let share = agree as f64 / sampled(&pairs).count() as f64;
+    let share = agree as f64 / sampled_pairs(&pairs).count() as f64;
     (share >= MIN_AGREEING_SHARE).then_some(pairs)
 }
 
-fn sampled<'a, 'b>(pairs: &'b [Pair<'a>]) -> impl Iterator<Item = Pair<'a>> + use<'a, 'b> {
+fn sampled_pairs<'a, 'b>(
+    pairs: &'b [CollectivePair<'a>],
+) -> impl Iterator<Item = CollectivePair<'a>> + use<'a, 'b> {
     pairs.iter().step_by(pairs.len().div_ceil(MAX_COMPARED_COLLECTIVES).max(1)).copied()
 }
 
-fn median(values: impl Iterator<Item = i64>) -> i64 {
+fn median_offset(values: impl Iterator<Item = i64>) -> i64 {
     let mut values: Vec<i64> = values.collect();
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0)
@@ -491,19 +502,20 @@ fn median(values: impl Iterator<Item = i64>) -> i64 {
 /// The median distance from a line through the offsets.
 fn spread(offsets: &[(i64, i64)]) -> i64 {
     let line = line(offsets);
-    median(offsets.iter().map(|&(time, offset)| (offset - line.value(time)).abs()))
+    median_offset(offsets.iter().map(|&(time, offset)| (offset - line.value(time)).abs()))
 }
 
-/// Fits a line through the medians of the first and the last third of the offsets.
+/// Fits a line through the median of the first third and the median of the last third of the
+/// offsets.
 #[allow(clippy::cast_precision_loss)]
-fn line(offsets: &[(i64, i64)]) -> Line {
+fn line(offsets: &[(i64, i64)]) -> ClockDifference {
     let third = offsets.len() / 3;
     let medians = |part: &[(i64, i64)]| {
-        (median(part.iter().map(|of| of.0)), median(part.iter().map(|of| of.1)))
+        (median_offset(part.iter().map(|of| of.0)), median_offset(part.iter().map(|of| of.1)))
     };
     if third < 3 {
         let (at, offset) = medians(offsets);
-        return Line { at, offset, slope: 0.0 };
+        return ClockDifference { at, offset, slope: 0.0 };
     }
     let ((t0, o0), (t1, o1)) =
         (medians(&offsets[..third]), medians(&offsets[offsets.len() - third..]));
@@ -511,19 +523,19 @@ fn line(offsets: &[(i64, i64)]) -> Line {
     let slope =
         if (o1 - o0).abs() < 1000 { 0.0 } else { (o1 - o0) as f64 / (t1 - t0).max(1) as f64 };
     let (at, offset) = if slope == 0.0 { medians(offsets) } else { (t0, o0) };
-    Line { at, offset, slope }
+    ClockDifference { at, offset, slope }
 }
 
 /// The meetings of all communicators, in the order of their arrival.
 fn collective_meetings(
     parts: &[RankTrace],
     clocks: &[RankClock],
-    problems: &mut Vec<Problem>,
-) -> Vec<Meeting> {
-    let mut all: Vec<Meeting> = Vec::new();
+    problems: &mut Vec<JobProblem>,
+) -> Vec<CollectiveMeeting> {
+    let mut all: Vec<CollectiveMeeting> = Vec::new();
     let links = CommunicatorLinks::new(parts, &mut Vec::new()).links;
     for (number, (name, members)) in ranks_by_communicator(parts).into_iter().enumerate() {
-        let own: Vec<&Link> = links.iter().filter(|link| link.communicator == number).collect();
+        let own: Vec<&RankLink> = links.iter().filter(|link| link.communicator == number).collect();
         let Some(first) = own.first() else { continue };
         let reference = first.reference;
         let shift_of: HashMap<usize, i64> =
@@ -539,7 +551,7 @@ fn collective_meetings(
         let meetings = usize::try_from(until - from).unwrap_or(0);
         for &(rank, of, _) in &joined {
             if of.entries.len() > meetings {
-                problems.push(Problem::Unequal {
+                problems.push(JobProblem::Unequal {
                     trace: parts[rank].name.clone(),
                     communicator: name.clone(),
                     joined: meetings,
@@ -552,18 +564,18 @@ fn collective_meetings(
                 let at = usize::try_from(index - shift).expect("every rank has this number");
                 (rank, of.entries[at])
             });
-            let entries: Vec<(usize, Entry)> = entries.collect();
+            let entries: Vec<(usize, RankCollective)> = entries.collect();
             let first = entries[0].1;
             if entries.iter().any(|(_, entry)| key(entry) != key(&first)) {
                 continue;
             }
-            all.push(Meeting {
+            all.push(CollectiveMeeting {
                 collective: first.collective,
                 bytes: first.bytes,
                 bus_bytes: first.bus_bytes,
                 ranks: entries
                     .iter()
-                    .map(|&(rank, Entry { start, end, operation, .. })| {
+                    .map(|&(rank, RankCollective { start, end, operation, .. })| {
                         let clock = &clocks[rank];
                         let (start, end) = (clock.job_time(start), clock.job_time(end));
                         RankArrival { rank, operation, start, end }
@@ -577,19 +589,19 @@ fn collective_meetings(
 }
 
 /// Ranks that the job has and no trace shows.
-fn missing(parts: &[RankTrace], problems: &mut Vec<Problem>) {
+fn missing_ranks(parts: &[RankTrace], problems: &mut Vec<JobProblem>) {
     let Some(world) = parts.iter().filter_map(|of| of.world).max() else { return };
     let have: Vec<u32> = parts.iter().filter_map(|of| of.rank).collect();
     let count = world.saturating_sub(u32::try_from(parts.len()).unwrap_or(u32::MAX));
     if count > 0 {
         let all_declared = have.len() == parts.len();
         let ranks = (0..world).filter(|rank| all_declared && !have.contains(rank));
-        problems.push(Problem::Missing { ranks: ranks.collect(), count });
+        problems.push(JobProblem::Missing { ranks: ranks.collect(), count });
     }
 }
 
 /// Time of each rank between its collectives.
-fn between(ranks: usize, meetings: &[Meeting]) -> Vec<i64> {
+fn time_between_collectives(ranks: usize, meetings: &[CollectiveMeeting]) -> Vec<i64> {
     let mut between = vec![0i64; ranks];
     let mut until: Vec<Option<i64>> = vec![None; ranks];
     for of in meetings.iter().flat_map(|meeting| &meeting.ranks) {
@@ -599,7 +611,7 @@ fn between(ranks: usize, meetings: &[Meeting]) -> Vec<i64> {
     between
 }
 
-/// Collectives with their bus bandwidth, those with the most time first.
+/// Collectives with their bus bandwidth, longest total time first.
 fn collectives_by_time(
     by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum>,
     bus: &HashMap<(CollectiveKind, u64), f64>,
@@ -618,18 +630,18 @@ fn collectives_by_time(
     collectives
 }
 
-fn sums(
+fn job_sums(
     parts: Vec<RankTrace>,
     clocks: &[RankClock],
-    meetings: &[Meeting],
-    problems: Vec<Problem>,
+    meetings: &[CollectiveMeeting],
+    problems: Vec<JobProblem>,
 ) -> Job {
     let count = parts.len();
     let mut waits = vec![vec![0i64; count]; count];
     let mut by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum> = HashMap::new();
     let mut bus: HashMap<(CollectiveKind, u64), f64> = HashMap::new();
     let (mut last_count, mut delayed) = (vec![0usize; count], vec![0i64; count]);
-    // Nobody recorded what a rank did before its recording began.
+    // The time before a rank's recording began is unknown.
     let begun: Vec<i64> =
         parts.iter().zip(clocks).map(|(part, clock)| clock.job_time(part.span.0)).collect();
     for meeting in meetings {
@@ -669,8 +681,8 @@ fn sums(
     let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.job_time(part.span.1));
     let all_ended = ended.max().unwrap_or(0).max(all_begun);
     let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
-    let between = between(count, meetings);
-    let (path, gains) = what_if::replay(&parts, clocks, meetings);
+    let between = time_between_collectives(count, meetings);
+    let (path, gains) = what_if::replay_job(&parts, clocks, meetings);
     let devices: Vec<Option<(f64, &'static str)>> =
         parts.iter().map(|part| bus::link_of_device(part.device.as_deref()?)).collect();
     let hosts: Vec<&Option<String>> = parts.iter().map(|part| &part.host).collect();

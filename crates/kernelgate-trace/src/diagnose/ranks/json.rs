@@ -7,7 +7,7 @@ use super::what_if::JobChangeGain;
 
 /// The version of the format, which `schema/job.json` of this crate describes. In version 2 the
 /// times of ranks cover only the time in which all ranks were recorded.
-const SCHEMA: u32 = 2;
+const RANKS_JSON_SCHEMA: u32 = 2;
 
 impl Job {
     /// Converts the job's diagnosis to JSON, with `schema_version`.
@@ -50,7 +50,7 @@ impl Job {
         let segment = |(rank, what, ns): &(usize, String, i64)| json!({ "rank": self.ranks[*rank].name, "what": what, "ns": ns });
         let gain = |of: &JobChangeGain| json!({ "change": of.change, "gain_ns": of.gain_ns });
         json!({
-            "schema_version": SCHEMA,
+            "schema_version": RANKS_JSON_SCHEMA,
             "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
             "stragglers": self.straggler_ranks().iter().map(|of| &of.name).collect::<Vec<_>>(),
             "collectives": self.collectives.iter().map(collective).collect::<Vec<_>>(),

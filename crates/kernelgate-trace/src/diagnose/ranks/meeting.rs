@@ -15,14 +15,14 @@ pub(super) struct RankArrival {
 
 /// A collective that all ranks of its communicator joined, in the job's time.
 #[derive(Debug, Clone)]
-pub(super) struct Meeting {
+pub(super) struct CollectiveMeeting {
     pub collective: CollectiveKind,
     pub bytes: u64,
     pub bus_bytes: f64,
     pub ranks: Vec<RankArrival>,
 }
 
-impl Meeting {
+impl CollectiveMeeting {
     /// Time at which the last rank arrived, and that rank.
     pub fn last_arrival(&self) -> (i64, usize) {
         let last = self.ranks.iter().map(|of| (of.start, of.rank)).max();

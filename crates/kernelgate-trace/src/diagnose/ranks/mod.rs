@@ -11,8 +11,8 @@ mod recorded;
 mod text;
 mod what_if;
 
-pub use extract::{Entry, RankCommunicator, RankTimeParts, RankTrace};
-pub use join::{CollectiveKindSum, Job, Problem, RankCollectiveSum, join};
+pub use extract::{RankCollective, RankCommunicator, RankTimeParts, RankTrace};
+pub use join::{CollectiveKindSum, Job, JobProblem, RankCollectiveSum, join_ranks};
 pub use what_if::{JobChangeGain, JobCriticalPath};
 
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::error::TraceError;
 use crate::read::{self, WantedTraceParts};
 
-type Parts = Result<Vec<RankTrace>, TraceError>;
+type RankTraces = Result<Vec<RankTrace>, TraceError>;
 
 /// Whether the parts declare different ranks of jobs of one size.
 pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
@@ -37,21 +37,21 @@ pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
 ///
 /// # Errors
 /// Fails with the errors of [`read::open`].
-pub fn within(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
+pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
     let parts = read_rank_traces(&[(name.to_owned(), path.to_owned())])?;
-    Ok((parts.len() > 1).then(|| join(parts)))
+    Ok((parts.len() > 1).then(|| join_ranks(parts)))
 }
 
-/// Reads the traces of a job, several at a time, and keeps only what joins them.
+/// Reads the traces of a job, several at a time, and keeps only the data that joins them.
 ///
 /// # Errors
 /// Fails with the errors of [`read::open`], for the first trace that cannot be read.
 pub fn read_rank_traces(traces: &[(String, PathBuf)]) -> Result<Vec<RankTrace>, TraceError> {
     let columns = WantedTraceParts { operations: true, calls: true, ..WantedTraceParts::default() };
     let read = |(name, path): &(String, PathBuf)| {
-        Ok(RankTrace::extract(name, read::open(Path::new(path), &columns)?))
+        Ok(RankTrace::extract(name, read::open_trace_file(Path::new(path), &columns)?))
     };
-    let results: Vec<Mutex<Option<Parts>>> = traces.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<Mutex<Option<RankTraces>>> = traces.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed))

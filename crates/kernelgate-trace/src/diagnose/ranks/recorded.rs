@@ -2,7 +2,7 @@
 //! them.
 
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
-use crate::analyze::launches::{Launches, NONE};
+use crate::analyze::launches::{NO_CALL, TraceLaunches};
 use crate::analyze::operations::AllOperations;
 use crate::analyze::replay::{GpuWaitCall, OperationDependencies};
 use crate::diagnose::host::waiting::names_that_wait;
@@ -19,12 +19,12 @@ pub(super) struct RecordedOperations {
 impl RecordedOperations {
     /// Joins the calls of a trace with its operations, and drops the calls.
     pub fn new(mut trace: Trace) -> Self {
-        let launches = Launches::join(&trace);
+        let launches = TraceLaunches::join_launches(&trace);
         let waiting = names_that_wait(&trace);
         let calls = std::mem::take(&mut trace.calls);
         let all = AllOperations::new(&trace);
         let mut launch_calls = LaunchCalls::new(all.len());
-        for (id, &call) in all.ids().zip(&launches.call_of).filter(|&(_, &call)| call != NONE) {
+        for (id, &call) in all.ids().zip(&launches.call_of).filter(|&(_, &call)| call != NO_CALL) {
             let call = call as usize;
             let (start, end, thread) = (calls.start[call], calls.end[call], calls.thread[call]);
             launch_calls.set(&all, id, LaunchCall { start, end, thread });

@@ -3,18 +3,18 @@
 use std::fmt::Write as _;
 
 use super::clock::median_rank_value;
-use super::join::{Job, Problem, RankCollectiveSum};
+use super::join::{Job, JobProblem, RankCollectiveSum};
 use crate::diagnose::text::{bytes, percent, time, wrap_line};
 use crate::stats::{shorten, with_thousands_separators};
 
 /// Maximum number of kinds of collectives that are listed.
 const MAX_LISTED_COLLECTIVE_KINDS: usize = 12;
 /// Segments of the critical path that are listed.
-const SEGMENTS: usize = 8;
-/// Clocks that have lines of their own.
+const MAX_LISTED_SEGMENTS: usize = 8;
+/// Number of clocks that have lines of their own.
 const MAX_LISTED_CLOCKS: usize = 4;
 /// Maximum number of pairs of ranks that are listed.
-const PAIRS: usize = 8;
+const MAX_LISTED_PAIRS: usize = 8;
 
 impl Job {
     /// The job as text of at most 100 columns.
@@ -55,8 +55,8 @@ impl Job {
 
     /// The clocks of many ranks are one line.
     fn write_problems(&self, text: &mut String) {
-        let ahead = |problem: &Problem| match problem {
-            Problem::Clock { ahead_ns, .. } => Some(*ahead_ns),
+        let ahead = |problem: &JobProblem| match problem {
+            JobProblem::Clock { ahead_ns, .. } => Some(*ahead_ns),
             _ => None,
         };
         let clocks: Vec<i64> = self.problems.iter().filter_map(ahead).collect();
@@ -150,7 +150,7 @@ impl Job {
             return;
         }
         let _ = writeln!(text, "  waiting (1 % of the time or more)");
-        for (ns, rank, last) in pairs.into_iter().take(PAIRS) {
+        for (ns, rank, last) in pairs.into_iter().take(MAX_LISTED_PAIRS) {
             let line = format!(
                 "{} waits {} for {}",
                 self.ranks[rank].name,
@@ -171,10 +171,10 @@ impl Job {
             let share = percent(ns, path.total_ns);
             let _ = writeln!(text, "    {share:>5.1} %{:>12}  {}", time(ns), shorten(what, 74));
         };
-        for (rank, what, ns) in path.segments.iter().take(SEGMENTS) {
+        for (rank, what, ns) in path.segments.iter().take(MAX_LISTED_SEGMENTS) {
             line(text, *ns, &format!("{}: {what}", self.ranks[*rank].name));
         }
-        let rest: i64 = path.segments.iter().skip(SEGMENTS).map(|of| of.2).sum();
+        let rest: i64 = path.segments.iter().skip(MAX_LISTED_SEGMENTS).map(|of| of.2).sum();
         if rest > 0 {
             line(text, rest, "other");
         }

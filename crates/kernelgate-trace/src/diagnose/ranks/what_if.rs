@@ -7,17 +7,17 @@ use hashbrown::HashMap;
 
 use super::clock::{RankClock, median_rank_value};
 use super::extract::RankTrace;
-use super::meeting::Meeting;
+use super::meeting::CollectiveMeeting;
 use super::recorded::RecordedOperations;
 use crate::analyze::classes::{OperationClass, OperationClasses};
-use crate::analyze::operations::{AllOperations, Kind, OperationId};
-use crate::analyze::replay::job::{JobReplay, Member};
-use crate::analyze::replay::{Change, CriticalPathSegment, ReplayedHostTime};
+use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
+use crate::analyze::replay::job::{CollectiveMember, JobReplay};
+use crate::analyze::replay::{CriticalPathSegment, ReplayChange, ReplayedHostTime};
 use crate::diagnose::labels::short_name;
 use crate::model::Trace;
 
 /// Kernels that are replayed.
-const KERNELS: usize = 3;
+const MAX_JOB_KERNELS: usize = 3;
 
 /// The time that a hypothetical change of the job would save.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl<'a> DistinctTraces<'a> {
     fn kernel(&self, number: usize, id: OperationId) -> Option<&'a str> {
         let trace = self.trace(number);
         match AllOperations::new(trace).part(id) {
-            (Kind::Kernel, row)
+            (OperationKind::Kernel, row)
                 if self.classes[number].class_of_operation(id) == OperationClass::Compute =>
             {
                 Some(trace.kernel_name(row))
@@ -101,7 +101,7 @@ enum SpeedUpChange {
     Class(OperationClass),
     /// Launch calls take no time on any rank.
     Launches,
-    /// No host waits for its GPU.
+    /// No host thread waits for its GPU.
     Waits,
 }
 
@@ -122,10 +122,10 @@ impl SpeedUpChange {
 }
 
 /// The critical path, and by part what it would gain at the speed of the median rank.
-pub(super) fn replay(
+pub(super) fn replay_job(
     parts: &[RankTrace],
     clocks: &[RankClock],
-    meetings: &[Meeting],
+    meetings: &[CollectiveMeeting],
 ) -> (JobCriticalPath, Vec<i64>) {
     let nothing = || (JobCriticalPath::default(), vec![0; parts.len()]);
     if meetings.is_empty() {
@@ -141,8 +141,8 @@ pub(super) fn replay(
         .map(|part| &clocks[part.expect("a trace has a part")])
         .collect();
     let common = |number: usize, time: i64| clock_of[number].job_time(time);
-    let members = |meeting: &Meeting| {
-        let member = |of: &super::meeting::RankArrival| Member {
+    let members = |meeting: &CollectiveMeeting| {
+        let member = |of: &super::meeting::RankArrival| CollectiveMember {
             trace: traces.of_part[of.rank],
             operation: of.operation,
             start: of.start,
@@ -204,7 +204,7 @@ fn speed_up_changes(traces: &DistinctTraces<'_>) -> Vec<SpeedUpChange> {
     }
     let mut kernels: Vec<(&str, i64)> = kernels.into_iter().collect();
     kernels.sort_by_key(|&(name, ns)| (std::cmp::Reverse(ns), name));
-    let kernels = kernels.into_iter().take(KERNELS);
+    let kernels = kernels.into_iter().take(MAX_JOB_KERNELS);
     let mut changes: Vec<SpeedUpChange> =
         kernels.map(|(name, _)| SpeedUpChange::Kernel(name.to_owned())).collect();
     classes.retain(|class| {
@@ -246,7 +246,7 @@ fn gain(
         }
     };
     let lengths: Vec<_> = (0..traces.recorded.len()).map(length).collect();
-    let change = |(number, length)| Change {
+    let change = |(number, length)| ReplayChange {
         length,
         launches: !matches!(faster, SpeedUpChange::Launches),
         waits: !matches!(faster, SpeedUpChange::Waits),
@@ -259,7 +259,7 @@ fn gain(
     };
     let lengths: Vec<&dyn Fn(OperationId, i64) -> i64> =
         lengths.iter().map(|length| length as &dyn Fn(OperationId, i64) -> i64).collect();
-    let changes: Vec<Change<'_>> = lengths.into_iter().enumerate().map(change).collect();
+    let changes: Vec<ReplayChange<'_>> = lengths.into_iter().enumerate().map(change).collect();
     job.gain(&changes)
 }
 

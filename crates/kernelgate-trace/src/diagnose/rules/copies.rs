@@ -5,14 +5,14 @@ use hashbrown::HashMap;
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, ProcessDeviceUse, Unit,
+    InspectedShare, InspectedUnit, ProcessDeviceUse,
 };
 use super::super::text::bytes as shown_bytes;
 use super::launches::missing_gpu_work;
 use super::outcome::{MissingData, RuleOutcome, inspected_some, most_expensive_evidence, number};
-use crate::analyze::operations::{Kind, OperationId};
-use crate::analyze::timeline::Line;
-use crate::analyze::timeline::idle::Activity;
+use crate::analyze::operations::{OperationId, OperationKind};
+use crate::analyze::timeline::BusyTimeLine;
+use crate::analyze::timeline::idle::DeviceActivity;
 use crate::model::gpu::MemoryKind;
 
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.
@@ -20,7 +20,7 @@ const MAX_IMMEDIATE_COPY_BYTES: u64 = 64 << 10;
 
 /// A group of operations with one fault, such as pageable copies.
 #[derive(Default)]
-struct Group {
+struct CopyGroup {
     evidence: Vec<FindingEvidence>,
     count: usize,
     total_ns: i64,
@@ -39,9 +39,9 @@ struct CopyOfGroup {
 fn group_copies(
     context: &DiagnosisContext<'_>,
     operations: impl Iterator<Item = CopyOfGroup>,
-) -> Group {
+) -> CopyGroup {
     let mut groups: HashMap<(String, Option<String>), FindingEvidence> = HashMap::new();
-    let mut all = Group::default();
+    let mut all = CopyGroup::default();
     for CopyOfGroup { id, bytes, what } in operations {
         let (start, end) = (context.all.start(id), context.all.end(id));
         all.count += 1;
@@ -78,7 +78,7 @@ struct OperationWithCall<'a> {
 /// The copies or sets whose launch call was recorded, and the number of all that were inspected.
 fn operations_with_calls<'a>(
     context: &'a DiagnosisContext<'a>,
-    (kind, unit): (Kind, Unit),
+    (kind, unit): (OperationKind, InspectedUnit),
 ) -> Result<(Vec<OperationWithCall<'a>>, InspectedShare), MissingData> {
     if context.all.is_empty() {
         return Err(missing_gpu_work(context));
@@ -86,7 +86,7 @@ fn operations_with_calls<'a>(
     let of_kind = |&id: &u32| context.all.part(id).0 == kind && !context.is_page_migration(id);
     let ids: Vec<u32> = context.all.ids().filter(of_kind).collect();
     if ids.is_empty() {
-        return Err(MissingData::absent(format!("the trace holds no {}", unit.label())));
+        return Err(MissingData::absent_work(format!("the trace holds no {}", unit.label())));
     }
     let called = ids.iter().filter_map(|&id| {
         let call = context.host.function_that_launched(context.trace, id)?;
@@ -107,14 +107,15 @@ fn operations_with_calls<'a>(
     Ok((called, inspected))
 }
 
-/// Severity by the copies' share of all spans, which is an upper bound: the replay limits it.
-fn severity(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeverity {
-    let span = context.activities.iter().map(Activity::span_of_gaps_ns).sum();
+/// Severity by the copies' share of all spans, which is an upper bound of the time that a replay
+/// can save.
+fn copies_severity(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeverity {
+    let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
     FindingSeverity::severity_of_saving(ns, span)
 }
 
 /// The time of some operations, as far as one line of all devices' time holds as much.
-fn limit_to_one_line(devices: &[ProcessDeviceUse], line: Line, ns: i64) -> i64 {
+fn limit_to_one_line(devices: &[ProcessDeviceUse], line: BusyTimeLine, ns: i64) -> i64 {
     ns.min(devices.iter().map(|of| of.account.total.busy_ns_of_line(line)).sum())
 }
 
@@ -138,10 +139,11 @@ pub(super) fn pageable_copies_rule(
     devices: &[ProcessDeviceUse],
 ) -> RuleOutcome {
     let copies = &context.trace.copies;
-    let (called, mut inspected) = match operations_with_calls(context, (Kind::Copy, Unit::Copies)) {
-        Ok(called) => called,
-        Err(lack) => return lack.into(),
-    };
+    let (called, mut inspected) =
+        match operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies)) {
+            Ok(called) => called,
+            Err(lack) => return lack.into(),
+        };
     let memory = |row: usize| [copies.source[row], copies.target[row]];
     let recorded =
         called.iter().filter(|of| !memory(of.row).contains(&MemoryKind::Unknown)).count();
@@ -167,14 +169,14 @@ pub(super) fn pageable_copies_rule(
     if group.count == 0 {
         return RuleOutcome::Checked(Vec::new(), inspected);
     }
-    let saved = limit_to_one_line(devices, Line::Copy, group.total_ns);
+    let saved = limit_to_one_line(devices, BusyTimeLine::Copy, group.total_ns);
     #[allow(clippy::cast_precision_loss)]
     let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
     // A few bytes show latency, not speed.
     let speed = if speed >= 0.05 { format!(" at {speed:.1} GB/s") } else { String::new() };
     let found = DiagnosisFinding {
         id: "pageable-copy",
-        severity: severity(context, saved),
+        severity: copies_severity(context, saved),
         confidence: FindingConfidence::High,
         title: format!(
             "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
@@ -201,10 +203,11 @@ pub(super) fn synchronous_copies_rule(
     devices: &[ProcessDeviceUse],
 ) -> RuleOutcome {
     let copies = &context.trace.copies;
-    let (called, inspected) = match operations_with_calls(context, (Kind::Copy, Unit::Copies)) {
-        Ok(called) => called,
-        Err(lack) => return lack.into(),
-    };
+    let (called, inspected) =
+        match operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies)) {
+            Ok(called) => called,
+            Err(lack) => return lack.into(),
+        };
     let found = called
         .iter()
         .filter(|of| {
@@ -217,8 +220,8 @@ pub(super) fn synchronous_copies_rule(
             CopyOfGroup { id, bytes: copies.bytes[row], what }
         });
     let group = group_copies(context, found);
-    let saved = limit_to_one_line(devices, Line::Copy, group.total_ns);
-    let kind = ("synchronous-copy", Unit::Copies);
+    let saved = limit_to_one_line(devices, BusyTimeLine::Copy, group.total_ns);
+    let kind = ("synchronous-copy", InspectedUnit::Copies);
     RuleOutcome::Checked(synchronous_finding(context, devices, kind, (group, saved)), inspected)
 }
 
@@ -226,10 +229,11 @@ pub(super) fn synchronous_sets_rule(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
 ) -> RuleOutcome {
-    let (called, inspected) = match operations_with_calls(context, (Kind::Set, Unit::Sets)) {
-        Ok(called) => called,
-        Err(lack) => return lack.into(),
-    };
+    let (called, inspected) =
+        match operations_with_calls(context, (OperationKind::Set, InspectedUnit::Sets)) {
+            Ok(called) => called,
+            Err(lack) => return lack.into(),
+        };
     let found = called
         .iter()
         .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
@@ -239,8 +243,8 @@ pub(super) fn synchronous_sets_rule(
             what: call.to_owned(),
         });
     let group = group_copies(context, found);
-    let saved = limit_to_one_line(devices, Line::Set, group.total_ns);
-    let kind = ("synchronous-set", Unit::Sets);
+    let saved = limit_to_one_line(devices, BusyTimeLine::Set, group.total_ns);
+    let kind = ("synchronous-set", InspectedUnit::Sets);
     RuleOutcome::Checked(synchronous_finding(context, devices, kind, (group, saved)), inspected)
 }
 
@@ -249,8 +253,8 @@ pub(super) fn synchronous_sets_rule(
 fn synchronous_finding(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
-    (id, unit): (&'static str, Unit),
-    (group, exposed_ns): (Group, i64),
+    (id, unit): (&'static str, InspectedUnit),
+    (group, exposed_ns): (CopyGroup, i64),
 ) -> Vec<DiagnosisFinding> {
     if group.count == 0 {
         return Vec::new();
@@ -262,7 +266,7 @@ fn synchronous_finding(
     let milliseconds = group.total_ns as f64 / 1e6;
     vec![DiagnosisFinding {
         id,
-        severity: severity(context, saved),
+        severity: copies_severity(context, saved),
         confidence: FindingConfidence::High,
         title: format!(
             "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",

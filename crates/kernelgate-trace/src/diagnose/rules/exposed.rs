@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    NumberWithUnit, ProcessDeviceUse, Unit,
+    InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
 use super::super::labels::short_name;
 use super::super::text::{bytes, time};
@@ -13,14 +13,14 @@ use super::launches::missing_gpu_work;
 use super::outcome::{MissingData, RuleOutcome, inspected_all, most_expensive_evidence, percent};
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
-use crate::analyze::timeline::Line;
+use crate::analyze::timeline::BusyTimeLine;
 use crate::analyze::timeline::cover::UnitedSpans;
 use crate::stats::shorten;
 
 /// Part of the span from which exposed time is a finding, in percent.
 const MIN_EXPOSED_PERCENT: f64 = 5.0;
 /// Columns for a name.
-const NAME: usize = 60;
+const EXPOSED_NAME_WIDTH: usize = 60;
 
 /// Operations of a class on a device.
 fn operations_in_class(
@@ -38,11 +38,11 @@ fn operations_in_class(
 /// Nanoseconds in which kernels compute, or whole graphs run.
 fn device_compute_ns(used: &ProcessDeviceUse) -> i64 {
     let lines = [
-        Line::Compute,
-        Line::ComputeAndCommunication,
-        Line::ComputeAndMigration,
-        Line::ComputeAndCopy,
-        Line::Graph,
+        BusyTimeLine::Compute,
+        BusyTimeLine::ComputeAndCommunication,
+        BusyTimeLine::ComputeAndMigration,
+        BusyTimeLine::ComputeAndCopy,
+        BusyTimeLine::Graph,
     ];
     lines.iter().map(|&line| used.account.total.busy_ns_of_line(line)).sum()
 }
@@ -51,12 +51,12 @@ fn count(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
     context.all.ids().filter(|&id| context.classes.class_of_operation(id) == class).count()
 }
 
-fn union(context: &DiagnosisContext<'_>, ids: &[OperationId]) -> UnitedSpans {
+fn united_spans(context: &DiagnosisContext<'_>, ids: &[OperationId]) -> UnitedSpans {
     UnitedSpans::new(ids.iter().map(|&id| (context.all.start(id), context.all.end(id))).collect())
 }
 
 /// Operations of one name as a line, the most expensive first.
-fn evidence(
+fn exposed_evidence(
     context: &DiagnosisContext<'_>,
     ids: &[OperationId],
     place: (i64, u32),
@@ -65,7 +65,7 @@ fn evidence(
     let mut by_name: BTreeMap<String, (FindingEvidence, u64)> = BTreeMap::new();
     for &id in ids {
         let (start, end) = (all.start(id), all.end(id));
-        let name = shorten(&short_name(&all.name(id)), NAME);
+        let name = shorten(&short_name(&all.name(id)), EXPOSED_NAME_WIDTH);
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
             let first = FindingEvidence {
                 what: name,
@@ -81,7 +81,7 @@ fn evidence(
         if line.span.is_some_and(|(from, to)| end - start > to - from) {
             line.span = Some((start, end));
         }
-        if let (crate::analyze::operations::Kind::Copy, row) = all.part(id) {
+        if let (crate::analyze::operations::OperationKind::Copy, row) = all.part(id) {
             *moved += context.trace.copies.bytes[row];
         }
     }
@@ -111,17 +111,17 @@ pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) 
     }
     let count = count(context, OperationClass::Copy);
     if count == 0 {
-        return MissingData::absent("the trace holds no copies").into();
+        return MissingData::absent_work("the trace holds no copies").into();
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
-        let exposed = used.account.total.busy_ns_of_line(Line::Copy);
+        let exposed = used.account.total.busy_ns_of_line(BusyTimeLine::Copy);
         let share = percent(exposed, span);
         if share < MIN_EXPOSED_PERCENT {
             return None;
         }
         let copies = operations_in_class(context, used, OperationClass::Copy);
-        let copied = union(context, &copies);
+        let copied = united_spans(context, &copies);
         Some(DiagnosisFinding {
             id: "exposed-copy",
             severity: FindingSeverity::severity_of_saving(exposed, span),
@@ -138,7 +138,7 @@ pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) 
             recoverable_ns: Some(exposed),
             remedy: FindingRemedy::Without(OperationClass::Copy),
             replayed: None,
-            evidence: evidence(context, &copies, (used.pid, used.device)),
+            evidence: exposed_evidence(context, &copies, (used.pid, used.device)),
             advice: format!(
                 "keep data on the device between launches, or copy beside kernels: another stream, \
                  page-locked memory ({}), the next batch while this one is computed",
@@ -147,7 +147,7 @@ pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) 
             false_positive: "a trace that is mostly loading: restrict it with --range",
         })
     });
-    RuleOutcome::Checked(found.collect(), inspected_all(count, Unit::Copies))
+    RuleOutcome::Checked(found.collect(), inspected_all(count, InspectedUnit::Copies))
 }
 
 /// Finds communication during which nothing computes.
@@ -160,17 +160,17 @@ pub(super) fn communication(
     }
     let count = count(context, OperationClass::Communication);
     if count == 0 {
-        return MissingData::absent("the trace holds no communication kernels").into();
+        return MissingData::absent_work("the trace holds no communication kernels").into();
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
-        let exposed = used.account.total.busy_ns_of_line(Line::Communication);
+        let exposed = used.account.total.busy_ns_of_line(BusyTimeLine::Communication);
         let share = percent(exposed, span);
         if share < MIN_EXPOSED_PERCENT {
             return None;
         }
         let communication = operations_in_class(context, used, OperationClass::Communication);
-        let communicated = union(context, &communication);
+        let communicated = united_spans(context, &communication);
         let shares_streams = used
             .account
             .transfers
@@ -197,7 +197,7 @@ pub(super) fn communication(
             recoverable_ns: Some(exposed),
             remedy: FindingRemedy::Without(OperationClass::Communication),
             replayed: None,
-            evidence: evidence(context, &communication, (used.pid, used.device)),
+            evidence: exposed_evidence(context, &communication, (used.pid, used.device)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \
                      pass, larger buckets, fewer collectives; a rank that waits for others shows \
                      as communication, too"
@@ -205,5 +205,5 @@ pub(super) fn communication(
             false_positive: "a rank that waits for a slower one: compare the traces of all ranks",
         })
     });
-    RuleOutcome::Checked(found.collect(), inspected_all(count, Unit::Operations))
+    RuleOutcome::Checked(found.collect(), inspected_all(count, InspectedUnit::Operations))
 }

@@ -6,22 +6,22 @@ use hashbrown::{HashMap, HashSet};
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    FusibleKernel, InspectedShare, NumberWithUnit, ProcessDeviceUse, Unit,
+    FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
 use super::super::labels::short_name;
 use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
-use crate::analyze::order::Order;
+use crate::analyze::order::OperationOrder;
 use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::Trace;
 use crate::stats::shorten;
 
 /// Kernels up to this length count as short, in nanoseconds.
-const SHORT_NS: i64 = 20_000;
+const SHORT_KERNEL_NS: i64 = 20_000;
 /// Number of times that a pair must occur.
-const REPEATS: usize = 5;
+const MIN_PAIR_REPEATS: usize = 5;
 /// Part of the kernel time from which pairs matter, in percent.
-const TIME_SHARE: f64 = 2.0;
+const MIN_TIME_SHARE: f64 = 2.0;
 
 /// Launches of a kernel, and of a pair of neighbours on one stream.
 #[derive(Clone, Copy, Default)]
@@ -31,7 +31,7 @@ struct Sum {
 }
 
 /// A pair of neighbours.
-struct Pair {
+struct NeighbourPair {
     count: usize,
     /// Duration of both kernels of the pair, without the gap between them, nanoseconds.
     kernels_ns: i64,
@@ -55,7 +55,7 @@ struct KernelChains {
 }
 
 fn chains_of_pairs(
-    pairs: &HashMap<(u32, u32), Pair>,
+    pairs: &HashMap<(u32, u32), NeighbourPair>,
     total_ns: impl Fn(u32) -> i64,
 ) -> KernelChains {
     let next: HashMap<u32, u32> = pairs.keys().copied().collect();
@@ -91,20 +91,20 @@ impl KernelChains {
 pub(super) fn finds() -> String {
     format!(
         "kernels of up to {} µs, no matmul or attention, that ran one after the other on a stream \
-         {REPEATS} times or more and never otherwise, take {TIME_SHARE} % of the kernel time",
-        SHORT_NS / 1000
+         {MIN_PAIR_REPEATS} times or more and never otherwise, take {MIN_TIME_SHARE} % of the kernel time",
+        SHORT_KERNEL_NS / 1000
     )
 }
 
 pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> RuleOutcome {
     let kernels = &context.trace.kernels;
     if kernels.on_gpu.is_empty() {
-        return MissingData::absent("the trace holds no kernels").into();
+        return MissingData::absent_work("the trace holds no kernels").into();
     }
     let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
     let length = |row: usize| kernels.on_gpu.length(row);
     let rows = 0..u32::try_from(kernels.on_gpu.len()).unwrap_or(u32::MAX);
-    let order = Order::operations_by_key(rows, |row| {
+    let order = OperationOrder::operations_by_key(rows, |row| {
         (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start.at(row as usize))
     });
     let mut sums: HashMap<u32, Sum> = HashMap::new();
@@ -113,14 +113,16 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
         sum.count += 1;
         sum.total_ns += length(row);
     }
-    let mut pairs: HashMap<(u32, u32), Pair> = HashMap::new();
+    let mut pairs: HashMap<(u32, u32), NeighbourPair> = HashMap::new();
     for (before, after) in order.iter().zip(order.iter().skip(1)) {
         let [first, second] = [before as usize, after as usize];
         let gap = kernels.on_gpu.start.at(second) - kernels.on_gpu.end(first);
-        if kernels.on_gpu.place.at(first) != kernels.on_gpu.place.at(second) || gap > SHORT_NS {
+        if kernels.on_gpu.place.at(first) != kernels.on_gpu.place.at(second)
+            || gap > SHORT_KERNEL_NS
+        {
             continue;
         }
-        let pair = pairs.entry((name(first), name(second))).or_insert(Pair {
+        let pair = pairs.entry((name(first), name(second))).or_insert(NeighbourPair {
             count: 0,
             kernels_ns: 0,
             gap_ns: 0,
@@ -135,10 +137,10 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
     let text = |name: u32| context.trace.names.text(crate::model::names::NameId(name));
     let short = |name: u32| {
         let Sum { count, total_ns } = sums[&name];
-        total_ns <= SHORT_NS * i64::try_from(count).unwrap_or(i64::MAX)
+        total_ns <= SHORT_KERNEL_NS * i64::try_from(count).unwrap_or(i64::MAX)
     };
     let fusible = |name: u32| {
-        let class = KernelClass::from_name(text(name));
+        let class = KernelClass::class_of_name(text(name));
         short(name)
             && !matches!(
                 class,
@@ -149,7 +151,7 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
     // one writes.
     pairs.retain(|&(a, b), pair| {
         let alone = [a, b].iter().all(|name| sums[name].count == pair.count);
-        a != b && alone && pair.count >= REPEATS && fusible(a) && fusible(b)
+        a != b && alone && pair.count >= MIN_PAIR_REPEATS && fusible(a) && fusible(b)
     });
     let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
     let graphs = &context.trace.graphs.on_gpu;
@@ -157,7 +159,7 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
     let inspected = InspectedShare {
         seen: total,
         whole: total + whole,
-        unit: Unit::KernelTime,
+        unit: InspectedUnit::KernelTime,
         missing: (whole > 0).then(|| {
             let record = context.platform.graph_nodes();
             format!("graphs were recorded whole; {record}")
@@ -165,7 +167,7 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
     };
     let chains = chains_of_pairs(&pairs, |name| sums[&name].total_ns);
     let share = percent(chains.fused_ns, total);
-    if share < TIME_SHARE {
+    if share < MIN_TIME_SHARE {
         return RuleOutcome::Checked(Vec::new(), inspected);
     }
     RuleOutcome::Checked(vec![fusion_finding(context, &pairs, &chains, share)], inspected)
@@ -173,7 +175,7 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
 
 fn fusion_finding(
     context: &DiagnosisContext<'_>,
-    pairs: &HashMap<(u32, u32), Pair>,
+    pairs: &HashMap<(u32, u32), NeighbourPair>,
     chains: &KernelChains,
     share: f64,
 ) -> DiagnosisFinding {
@@ -204,7 +206,7 @@ fn fusion_finding(
             pairs.len()
         ),
         measured: NumberWithUnit { value: share, unit: "% of kernel time" },
-        threshold: NumberWithUnit { value: TIME_SHARE, unit: "% of kernel time" },
+        threshold: NumberWithUnit { value: MIN_TIME_SHARE, unit: "% of kernel time" },
         recoverable_ns: Some(chains.saved_ns),
         remedy: chains.fusion_remedy(context.trace),
         replayed: None,

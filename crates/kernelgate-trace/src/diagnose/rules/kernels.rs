@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, NumberWithUnit, ProcessDeviceUse, ShortenedKernels, Unit,
+    InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse, ShortenedKernels,
 };
 use super::super::labels::short_name;
 use super::super::platform::GpuVendor;
@@ -16,14 +16,14 @@ use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent}
 use crate::analyze::classes::OperationClass;
 use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::timeline::cover::UnitedSpans;
-use crate::analyze::timeline::idle::Activity;
+use crate::analyze::timeline::idle::DeviceActivity;
 use crate::model::TracedDevice;
 use crate::model::gpu::LaunchShape;
 
 /// Part of the kernel time from which a shape matters.
 const MIN_KERNEL_TIME_PERCENT: f64 = 5.0;
 /// Idle part of the last wave from which it matters.
-const TAIL: f64 = 20.0;
+const TAIL_PERCENT: f64 = 20.0;
 /// Occupancy below which it is low, theoretical or achieved, in percent; so says the checklist.
 pub(crate) const LOW_OCCUPANCY_PERCENT: f64 = 50.0;
 /// Threads of a warp on all devices of NVIDIA.
@@ -94,8 +94,7 @@ struct LaunchShapeGroup<'a> {
 }
 
 impl LaunchShapeGroup<'_> {
-    /// Whether the kernels leave multiprocessors free for communication that runs beside most of
-    /// them.
+    /// Whether the kernels leave multiprocessors free for communication that runs at the same time.
     fn shares_device_with_communication(&self) -> bool {
         self.beside_ns * 2 > self.total_ns
     }
@@ -117,7 +116,7 @@ impl LaunchShapeGroup<'_> {
         }
     }
 
-    /// The reason why nothing is known about its device.
+    /// The reason why the kernel's device is unknown.
     fn unknown_device_reason(&self) -> String {
         let id = self.device_id;
         format!("device {id}, on which the kernels ran, is not described in the trace")
@@ -128,9 +127,9 @@ impl LaunchShapeGroup<'_> {
 type LaunchShapeKey = (u32, Option<u32>, u32);
 
 /// Compute kernels by name and shape, and which part of their time is known so well.
-struct Shapes<'a> {
+struct KernelShapes<'a> {
     groups: Vec<LaunchShapeGroup<'a>>,
-    /// Nanoseconds of all of them, with graphs that were recorded whole.
+    /// Nanoseconds of all launches of this shape, with graphs that were recorded whole.
     whole_ns: i64,
     /// Nanoseconds of kernels that could not be inspected, by what is missing.
     missing: BTreeMap<String, i64>,
@@ -164,7 +163,7 @@ impl CommunicationTimes {
     }
 }
 
-impl<'a> Shapes<'a> {
+impl<'a> KernelShapes<'a> {
     /// Groups the kernels; communication kernels use few multiprocessors on purpose.
     fn collect(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
         let trace = context.trace;
@@ -223,7 +222,7 @@ impl<'a> Shapes<'a> {
             }
         }
         if shapes.whole_ns == 0 && shapes.missing.is_empty() && shapes.groups.is_empty() {
-            return Err(MissingData::absent("the trace holds no compute kernels"));
+            return Err(MissingData::absent_work("the trace holds no compute kernels"));
         }
         shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
         shapes.without_launches_that_lack(context, |_| None)
@@ -249,7 +248,7 @@ impl<'a> Shapes<'a> {
         })
     }
 
-    /// Removes launches that lack a fact, which is counted by its name.
+    /// Removes launches that lack a fact, and counts them by the name of the fact.
     fn without_launches_that_lack(
         mut self,
         context: &DiagnosisContext<'a>,
@@ -284,7 +283,7 @@ impl<'a> Shapes<'a> {
         InspectedShare {
             seen: self.groups.iter().map(|of| of.total_ns).sum(),
             whole: self.whole_ns,
-            unit: Unit::KernelTime,
+            unit: InspectedUnit::KernelTime,
             missing: (!self.missing.is_empty())
                 .then(|| format!("{}; {}", self.reason(), context.platform.record_shapes_advice())),
         }
@@ -325,9 +324,9 @@ struct ShapeTimeLoss {
 }
 
 /// Checks every launch shape; shapes that lose time make a finding if they take enough time.
-fn check(
+fn check_launch_shapes(
     context: &DiagnosisContext<'_>,
-    shapes: Result<Shapes<'_>, MissingData>,
+    shapes: Result<KernelShapes<'_>, MissingData>,
     words: ShapeFindingText,
     loss: impl Fn(&LaunchShapeGroup<'_>) -> Option<ShapeTimeLoss>,
 ) -> RuleOutcome {
@@ -353,7 +352,7 @@ fn check(
         loss.lost.map(|lost| (ns * lost) as i64)
     };
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
-    let span = context.activities.iter().map(Activity::span_of_gaps_ns).sum();
+    let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
     let severity = match recoverable {
         Some(ns) => FindingSeverity::severity_of_saving(ns, span).min(words.worst),
         None => FindingSeverity::Information,
@@ -388,7 +387,7 @@ pub(super) fn block_sizes_rule_text() -> String {
     )
 }
 
-/// Words in the names of fp32 matrix products: those on CUDA cores, and those on tensor cores.
+/// Words in the names of fp32 matrix products: one list for CUDA cores, and one for tensor cores.
 const CUDA_CORE_GEMM_WORDS: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
 const TENSOR_CORE_GEMM_WORDS: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
 /// The first compute capability with tensor cores.
@@ -420,7 +419,7 @@ pub(super) fn fp32_gemms_rule(
 ) -> RuleOutcome {
     if context.platform.vendor == GpuVendor::Amd {
         let reason = "names of AMD's kernels do not show which unit multiplies";
-        return MissingData::absent(reason).into();
+        return MissingData::absent_work(reason).into();
     }
     let words = ShapeFindingText {
         id: "fp32-matmul",
@@ -432,7 +431,7 @@ pub(super) fn fp32_gemms_rule(
             .to_owned(),
         false_positive: "results that need 24 bits of each factor",
     };
-    check(context, Shapes::collect(context), words, |of| {
+    check_launch_shapes(context, KernelShapes::collect(context), words, |of| {
         is_fp32_gemm_without_tensor_cores(of).then(|| {
             let words = "fp32 on CUDA cores".to_owned();
             ShapeTimeLoss {
@@ -445,7 +444,7 @@ pub(super) fn fp32_gemms_rule(
 
 pub(super) fn tail_waves_rule_text() -> String {
     format!(
-        "kernels of more than one wave that lose {TAIL} % or more in their last wave take \
+        "kernels of more than one wave that lose {TAIL_PERCENT} % or more in their last wave take \
          {MIN_KERNEL_TIME_PERCENT} % of the kernel time"
     )
 }
@@ -471,7 +470,7 @@ pub(super) fn small_grids_rule(
             .to_owned(),
         false_positive: "kernels that run beside others on purpose",
     };
-    check(context, Shapes::groups_with_multiprocessors(context), words, |of| {
+    check_launch_shapes(context, KernelShapes::groups_with_multiprocessors(context), words, |of| {
         let multiprocessors = u64::from(of.multiprocessor_count()?);
         let blocks = of.shape.blocks();
         if blocks >= multiprocessors || of.shares_device_with_communication() {
@@ -491,7 +490,7 @@ pub(super) fn block_sizes_rule(
 ) -> RuleOutcome {
     let platform = context.platform;
     let vendor = platform.vendor;
-    let shapes = Shapes::collect(context).and_then(|shapes| {
+    let shapes = KernelShapes::collect(context).and_then(|shapes| {
         shapes.without_launches_that_lack(context, |of| {
             of.warp_size(vendor).is_none().then(|| of.unknown_device_reason())
         })
@@ -510,7 +509,7 @@ pub(super) fn block_sizes_rule(
         advice: format!("make the block size a multiple of {}", widths.unwrap_or_default()),
         false_positive: "kernels that one warp or less computes on purpose",
     };
-    check(context, shapes, words, |of| {
+    check_launch_shapes(context, shapes, words, |of| {
         let (threads, warp) = (of.shape.threads(), u64::from(of.warp_size(vendor)?));
         let lanes = threads.checked_next_multiple_of(warp)?;
         let idle = lanes - threads;
@@ -538,13 +537,13 @@ pub(super) fn tail_waves_rule(
         false_positive: "blocks of different length fill a wave anyway; kernels that overlap with \
                          the next one",
     };
-    check(context, Shapes::groups_with_device_limits(context), words, |of| {
+    check_launch_shapes(context, KernelShapes::groups_with_device_limits(context), words, |of| {
         let resident = of.multiprocessor_residency().filter(|of| of.blocks > 0)?;
         let slots = f64::from(resident.blocks) * f64::from(of.multiprocessor_count()?);
         #[allow(clippy::cast_precision_loss)]
         let waves = of.shape.blocks() as f64 / slots;
         let lost = 1.0 - waves / waves.ceil();
-        if waves <= 1.0 || lost * 100.0 < TAIL || of.shares_device_with_communication() {
+        if waves <= 1.0 || lost * 100.0 < TAIL_PERCENT || of.shares_device_with_communication() {
             return None;
         }
         let evidence = evidence(context, of, format!("{waves:.2} waves"));
@@ -568,7 +567,7 @@ pub(super) fn low_occupancy_rule(
         false_positive: "GEMM and attention kernels that hide latency by instruction-level \
                          parallelism",
     };
-    check(context, Shapes::groups_with_device_limits(context), words, |of| {
+    check_launch_shapes(context, KernelShapes::groups_with_device_limits(context), words, |of| {
         let resident = of.multiprocessor_residency()?;
         if resident.occupancy >= LOW_OCCUPANCY_PERCENT {
             return None;

@@ -3,7 +3,7 @@
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, NumberWithUnit, ProcessDeviceUse, Unit,
+    InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
 use super::super::host::cause::{IdleCauseKind, MIN_GAP_WITH_OTHER_HOST_WORK_NS};
 use super::super::host::gaps::{
@@ -13,19 +13,19 @@ use super::super::host::gaps::{
 use super::super::labels::short_name;
 use super::super::platform::TracePlatform;
 use super::outcome::{MissingData, RuleOutcome, counted, inspected_all, inspected_some, percent};
-use crate::analyze::timeline::idle::{Activity, Gap};
+use crate::analyze::timeline::idle::{DeviceActivity, Gap};
 use crate::model::Trace;
-use crate::stats::{Samples, ValueSummary, shorten};
+use crate::stats::{GroupedSamples, ValueSummary, shorten};
 
 /// Busy shares at or above this leave launches nothing to gain.
-const BUSY: f64 = 70.0;
+const BUSY_PERCENT: f64 = 70.0;
 /// Kernels that are shorter than this are hidden by launches.
-const SHORT_NS: f64 = 10_000.0;
+const SHORT_GPU_TIME_NS: f64 = 10_000.0;
 /// Smallest number of launches whose median counts.
 const FEW: usize = 30;
 /// Characters of the name of an operation before or behind a gap.
-const NAME: usize = 38;
-/// A change must save at least one part in this many of the idle time to be a remedy.
+const GAP_NAME_WIDTH: usize = 38;
+/// A remedy must save at least the idle time divided by this number.
 const MIN_MENDED_IDLE_DIVISOR: i64 = 4;
 /// Maximum number of gap transitions that are shown as evidence.
 const MAX_SHOWN_TRANSITIONS: usize = 3;
@@ -53,7 +53,7 @@ fn launch_sums_of_activity(
         let place = &trace.places[on_gpu.place.at(*row).0 as usize];
         (place.process, place.device) == (activity.process, activity.device)
     };
-    let mut lengths = Samples::default();
+    let mut lengths = GroupedSamples::default();
     (0..on_gpu.len()).filter(own).for_each(|row| lengths.push(0, on_gpu.length(row)));
     let calls = host.launch_calls.summary(u32::try_from(index).unwrap_or(u32::MAX));
     // One launch call of a graph launches many kernels.
@@ -85,10 +85,10 @@ pub(super) fn missing_gpu_work(context: &DiagnosisContext<'_>) -> MissingData {
 
 pub(super) fn launch_bound_rule_text() -> String {
     format!(
-        "busy below {BUSY} %, and the median kernel shorter than its launch, or shorter than {} µs \
+        "busy below {BUSY_PERCENT} %, and the median kernel shorter than its launch, or shorter than {} µs \
          with {FEW} launches; more than half of the idle time in gaps of up to {} ms is host code, \
          launch calls and their latency",
-        SHORT_NS / 1e3,
+        SHORT_GPU_TIME_NS / 1e3,
         MIN_GAP_WITH_OTHER_HOST_WORK_NS / 1_000_000
     )
 }
@@ -102,7 +102,7 @@ pub(super) fn launch_bound_rule(
         return lack.into();
     }
     if kernels == 0 {
-        return MissingData::absent("the trace holds no kernels").into();
+        return MissingData::absent_work("the trace holds no kernels").into();
     }
     let joined: usize = context.host.launched_kernels.iter().sum();
     let record = context.platform.record_launches_advice();
@@ -113,7 +113,7 @@ pub(super) fn launch_bound_rule(
     let missing = "the calls that launched the other kernels are not in the trace";
     let inspected = InspectedShare {
         missing: (joined < kernels).then(|| format!("{missing}; {record}")),
-        ..inspected_some(joined, kernels, Unit::Operations)
+        ..inspected_some(joined, kernels, InspectedUnit::Operations)
     };
     let mut found = Vec::new();
     for (index, (device, activity)) in devices.iter().zip(&context.activities).enumerate() {
@@ -123,8 +123,8 @@ pub(super) fn launch_bound_rule(
         let KernelAndLaunchCallSums { kernels, call_ns_a_kernel, calls } =
             launch_sums_of_activity(context, index);
         let shorter = calls > 0 && kernels.median < call_ns_a_kernel;
-        let short = kernels.median < SHORT_NS && calls >= FEW;
-        if busy >= BUSY || !(shorter || short) {
+        let short = kernels.median < SHORT_GPU_TIME_NS && calls >= FEW;
+        if busy >= BUSY_PERCENT || !(shorter || short) {
             continue;
         }
         // Work that was launched long before its turn did not wait for its launch.
@@ -148,7 +148,7 @@ pub(super) fn launch_bound_rule(
                 call_ns_a_kernel / 1e3
             ),
             measured: NumberWithUnit { value: busy, unit: "% busy" },
-            threshold: NumberWithUnit { value: BUSY, unit: "% busy" },
+            threshold: NumberWithUnit { value: BUSY_PERCENT, unit: "% busy" },
             recoverable_ns: Some(recoverable),
             remedy: FindingRemedy::Graph,
             replayed: None,
@@ -171,7 +171,7 @@ fn transition_evidence(
     let evidence =
         transitions.iter().take(MAX_SHOWN_TRANSITIONS).map(|transition| FindingEvidence {
             what: [&transition.before, &transition.after]
-                .map(|name| shorten(&short_name(name), NAME))
+                .map(|name| shorten(&short_name(name), GAP_NAME_WIDTH))
                 .join(" → "),
             count: transition.count,
             total_ns: Some(transition.total_ns),
@@ -247,18 +247,18 @@ pub(super) fn gaps(context: &DiagnosisContext<'_>, devices: &[ProcessDeviceUse])
             remedy,
             replayed: None,
             evidence: evidence(device, &causes, &transitions),
-            advice: main.map_or(String::new(), |cause| advice(cause, context.platform)),
+            advice: main.map_or(String::new(), |cause| gap_advice(cause, context.platform)),
             false_positive: "work that other processes did on the device is not in the trace",
         });
     }
-    RuleOutcome::Checked(found, inspected_all(context.all.len(), Unit::Operations))
+    RuleOutcome::Checked(found, inspected_all(context.all.len(), InspectedUnit::Operations))
 }
 
 /// The parts of gaps in which a call loaded the kernel that it launched.
 fn code_loading_in_gaps(
     context: &DiagnosisContext<'_>,
     gaps: &IdleGapReport,
-    activity: &Activity,
+    activity: &DeviceActivity,
 ) -> Vec<(i64, i64)> {
     if gaps.idle_ns_of_causes(&[IdleCauseKind::FirstLaunch]) == 0 {
         return Vec::new();
@@ -354,7 +354,7 @@ fn is_loading_data(cause: &IdleCause) -> bool {
     })
 }
 
-fn advice(cause: &IdleCause, platform: TracePlatform) -> String {
+fn gap_advice(cause: &IdleCause, platform: TracePlatform) -> String {
     let graph = platform.graph_name();
     let words = match cause.kind {
         IdleCauseKind::Call

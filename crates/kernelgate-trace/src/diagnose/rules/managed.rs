@@ -3,17 +3,17 @@
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    NumberWithUnit, ProcessDeviceUse, Unit,
+    InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
 use super::super::text::bytes as shown_bytes;
 use super::launches::missing_gpu_work;
 use super::outcome::{MissingData, RuleOutcome, inspected_all};
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
-use crate::analyze::order::Order;
+use crate::analyze::order::OperationOrder;
 use crate::analyze::timeline::cover::UnitedSpans;
 use crate::model::gpu::PageFaultTable;
-use crate::model::{Recorder, Trace};
+use crate::model::{Trace, TraceRecorder};
 
 /// Page migrations of a device, during its kernels or between them.
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl PageMigrations {
     }
 }
 
-/// Page faults of a process on one device, and those of its host.
+/// Page faults of a process on one device, and of its host.
 #[derive(Default)]
 struct PageFaultSum {
     on_device: u64,
@@ -100,7 +100,7 @@ impl PageFaultSum {
 /// Why a trace that holds no migration does not answer the question.
 fn migrations_not_recorded_reason(trace: &Trace) -> Option<&'static str> {
     const MIGRATIONS_UNAVAILABLE_MESSAGE: &str = "Unified Memory cannot be traced";
-    if trace.recorder != Recorder::NsightSystems {
+    if trace.recorder != TraceRecorder::NsightSystems {
         return Some("this recorder has no page migrations");
     }
     let failed = trace
@@ -135,16 +135,17 @@ pub(super) fn page_migrations_rule(
             .collect();
         if !faulted.is_empty() {
             let groups = context.trace.page_faults.start.len();
-            return RuleOutcome::Checked(faulted, inspected_all(groups, Unit::Operations));
+            return RuleOutcome::Checked(faulted, inspected_all(groups, InspectedUnit::Operations));
         }
         if let Some(reason) = migrations_not_recorded_reason(context.trace) {
             return MissingData::new(reason, context.platform.record_migrations_advice()).into();
         }
         let copies = context.trace.copies.on_gpu.len();
         if copies == 0 {
-            return MissingData::absent("the trace holds no copies and no page migrations").into();
+            return MissingData::absent_work("the trace holds no copies and no page migrations")
+                .into();
         }
-        return RuleOutcome::Checked(Vec::new(), inspected_all(copies, Unit::Copies));
+        return RuleOutcome::Checked(Vec::new(), inspected_all(copies, InspectedUnit::Copies));
     }
     let owner = |id: OperationId| context.process_and_device_of(id);
     migrations.sort_by_key(|&id| (owner(id), context.all.start(id)));
@@ -152,7 +153,7 @@ pub(super) fn page_migrations_rule(
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
         found.push(migration_finding(context, owner(device[0]), device));
     }
-    RuleOutcome::Checked(found, inspected_all(migrations.len(), Unit::Copies))
+    RuleOutcome::Checked(found, inspected_all(migrations.len(), InspectedUnit::Copies))
 }
 
 fn migration_finding(
@@ -165,7 +166,7 @@ fn migration_finding(
     let kernels = context.trace.kernels.on_gpu.len();
     let own = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
         .filter(|&id| context.process_and_device_of(id) == place);
-    let kernels = Order::operations_by_key(own, |id| (all.start(id), all.end(id)));
+    let kernels = OperationOrder::operations_by_key(own, |id| (all.start(id), all.end(id)));
     let (mut during, mut between) = (PageMigrations::default(), PageMigrations::default());
     // The time in each kernel during which pages migrated.
     let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));

@@ -16,7 +16,7 @@ const SECTOR_BYTES: f64 = 32.0;
 /// Used bytes of a sector below which accesses are not coalesced.
 const MIN_COALESCED_SECTOR_BYTES: f64 = 0.75 * SECTOR_BYTES;
 /// Share of the sectors below which loads, or stores, are ignored beside the other kind.
-const PART: f64 = 0.1;
+const IGNORED_SECTOR_SHARE: f64 = 0.1;
 /// Sectors of a request that no coalesced access needs: 16 bytes a thread are 16 sectors a warp.
 const MAX_COALESCED_SECTORS: f64 = 16.0;
 /// Part of the shared-memory wavefronts that may be due to conflicts, in percent.
@@ -43,7 +43,7 @@ struct LaunchFindingText {
 }
 
 /// Applies to each launch; `held` gives nothing where metrics lack, and whether it is a fault.
-fn each(
+fn check_each_launch(
     context: &DiagnosisContext<'_>,
     words: &LaunchFindingText,
     held: impl Fn(&ProfiledLaunch) -> Option<(bool, LaunchMetricValue)>,
@@ -85,7 +85,7 @@ pub(super) fn coalescing_rule_text() -> String {
     format!(
         "fewer than {MIN_COALESCED_SECTOR_BYTES} of the {SECTOR_BYTES} bytes of a sector used, or more than {MAX_COALESCED_SECTORS} sectors a \
          request, in loads or stores that have {} % of the sectors",
-        PART * 100.0
+        IGNORED_SECTOR_SHARE * 100.0
     )
 }
 
@@ -103,7 +103,7 @@ pub(super) fn coalescing_rule(
     context: &DiagnosisContext<'_>,
     _: &[ProcessDeviceUse],
 ) -> RuleOutcome {
-    const FINDING_TEXT: LaunchFindingText = LaunchFindingText {
+    const COALESCING_TEXT: LaunchFindingText = LaunchFindingText {
         id: "coalescing",
         title: "accesses to global memory are not coalesced",
         advice: "let neighbouring threads access neighbouring addresses, aligned, 4 to 16 bytes \
@@ -150,9 +150,9 @@ pub(super) fn coalescing_rule(
         });
         let [Some(loads), Some(stores)] = sectors else { return true };
         let own = if access == "ld" { loads } else { stores };
-        own >= PART * (loads + stores)
+        own >= IGNORED_SECTOR_SHARE * (loads + stores)
     };
-    each(context, &FINDING_TEXT, |launch| {
+    check_each_launch(context, &COALESCING_TEXT, |launch| {
         let both = ["ld", "st"].into_iter().filter_map(|access| {
             let (fault, held) = efficiency(launch, access)?;
             Some((fault && counts(launch, access), held))
@@ -173,7 +173,7 @@ pub(super) fn bank_conflicts_rule(
         false_positive: "kernels that shared memory does not bound",
         option: "--page raw, or --section MemoryWorkloadAnalysis_Tables",
     };
-    each(context, &FINDING_TEXT, |launch| {
+    check_each_launch(context, &FINDING_TEXT, |launch| {
         let value = |name| launch_metric(context.trace, launch, name);
         let conflicts = value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")?;
         let wavefronts = value("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")?;
@@ -204,7 +204,7 @@ pub(super) fn divergence_rule(
         false_positive: "kernels with few threads on purpose, and the last block of a grid",
         option: "--section WarpStateStats",
     };
-    each(context, &FINDING_TEXT, |launch| {
+    check_each_launch(context, &FINDING_TEXT, |launch| {
         let value = |name| launch_metric(context.trace, launch, name);
         let active = value("Avg. Active Threads Per Warp")
             .or_else(|| value("smsp__thread_inst_executed_per_inst_executed.ratio"))?;

@@ -4,7 +4,7 @@
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, NumberWithUnit, ProcessDeviceUse, Unit,
+    InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
 use super::super::profiled::{evidence, group_by_title, kernel_name, launch_metric};
 use super::kernels::LOW_OCCUPANCY_PERCENT;
@@ -16,15 +16,15 @@ use crate::model::kernel_metrics::ProfiledLaunch;
 const MIN_BOUND_UTILIZATION_PERCENT: f64 = 80.0;
 /// Units that are used less than this do not bound.
 const LOW: f64 = 60.0;
-/// Between the two thresholds, a difference of this many percentage points decides between memory
-/// and compute.
+/// Between the two thresholds, memory or compute bounds the kernel if its use is this many
+/// percentage points higher.
 const DECISIVE_PERCENTAGE_POINTS: f64 = 10.0;
 /// Warps that a scheduler issues a cycle from which stalls are hidden.
 const STALLS_HIDDEN_ISSUE_RATE: f64 = 0.8;
 /// Part of the stalls from which one reason stands out, in percent.
 const DOMINANT_STALL_PERCENT: f64 = 30.0;
 /// Number of warp samples below which nothing is concluded.
-const SAMPLES: usize = 100;
+const MIN_WARP_SAMPLES: usize = 100;
 
 /// Why rules about single launches cannot answer.
 pub(super) fn missing_profiled_launches(context: &DiagnosisContext<'_>) -> MissingData {
@@ -42,7 +42,7 @@ pub(super) fn launches(
     let missing = format!("the other launches lack its metrics; record them with {option}");
     InspectedShare {
         missing: (seen < whole).then_some(missing),
-        ..inspected_some(seen, whole, Unit::ProfiledLaunches)
+        ..inspected_some(seen, whole, InspectedUnit::ProfiledLaunches)
     }
 }
 
@@ -58,7 +58,7 @@ fn bound(compute: f64, memory: f64) -> &'static str {
     }
 }
 
-fn advice(bound: &str) -> &'static str {
+fn bound_advice(bound: &str) -> &'static str {
     match bound {
         "compute-bound" => {
             "use tensor cores or a cheaper data type, fewer instructions; only less work helps \
@@ -88,7 +88,7 @@ pub(super) fn kernel_bound_rule_text() -> String {
 
 pub(super) fn sampled_bound_rule_text() -> String {
     format!(
-        "cycles in which multiprocessors issue, and DRAM bandwidth, by {SAMPLES} samples or more: \
+        "cycles in which multiprocessors issue, and DRAM bandwidth, by {MIN_WARP_SAMPLES} samples or more: \
          {}",
         bound_rule_text()
     )
@@ -140,7 +140,7 @@ pub(super) fn kernel_bound_rule(
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: evidence(context.trace, launch, words),
-            advice: advice(bound).to_owned(),
+            advice: bound_advice(bound).to_owned(),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         });
     }
@@ -357,7 +357,7 @@ pub(super) fn sampled_bound_rule(
                 }
             }
             #[allow(clippy::cast_precision_loss)]
-            (count >= SAMPLES).then(|| sum / count as f64)
+            (count >= MIN_WARP_SAMPLES).then(|| sum / count as f64)
         };
         let issue = mean(&["SM", "Issue"]);
         let (read, write) = (mean(&["DRAM", "Read"]), mean(&["DRAM", "Write"]));
@@ -378,17 +378,17 @@ pub(super) fn sampled_bound_rule(
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: Vec::new(),
-            advice: advice(bound).to_owned(),
+            advice: bound_advice(bound).to_owned(),
             false_positive: "averages hide phases: restrict the trace with --range",
         });
     }
     if found.is_empty() {
         let reason = format!(
-            "fewer than {SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
+            "fewer than {MIN_WARP_SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
         );
         return MissingData::new(reason, "sample for longer, or more often").into();
     }
-    RuleOutcome::Checked(found, inspected_all(counters.time.len(), Unit::Samples))
+    RuleOutcome::Checked(found, inspected_all(counters.time.len(), InspectedUnit::Samples))
 }
 
 #[cfg(test)]

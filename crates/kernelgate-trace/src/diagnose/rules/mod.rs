@@ -21,14 +21,14 @@ use super::critical;
 use super::device_memory;
 use super::finding::{
     DATA_QUALITY_ID, DiagnosisFinding, DiagnosisQuestion, FindingSeverity, InspectedShare,
-    ProcessDeviceUse, QuestionAnswer, TraceDiagnosis, Unit,
+    InspectedUnit, ProcessDeviceUse, QuestionAnswer, TraceDiagnosis,
 };
 use super::host::gaps;
 use super::network::network;
 use super::utilization::trace_utilization;
-use crate::model::Recorder;
+use crate::model::TraceRecorder;
 use outcome::{MissingData, RuleOutcome, inspected_all};
-use reference::{Records, RuleEntry};
+use reference::{RequiredRecords, RuleEntry};
 
 type RuleFunction = fn(&DiagnosisContext<'_>, &[ProcessDeviceUse]) -> RuleOutcome;
 
@@ -37,11 +37,11 @@ struct RuleQuestion {
     id: &'static str,
     question: &'static str,
     rule: RuleFunction,
-    /// When the rule finds something, with its thresholds.
+    /// States when the rule finds something, with its thresholds.
     finds: fn() -> String,
     /// The highest severity of the rule's findings.
     worst: FindingSeverity,
-    records: Records,
+    records: RequiredRecords,
 }
 
 const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
@@ -51,7 +51,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: quality::data_quality_rule,
         finds: quality::finds,
         worst: FindingSeverity::Severe,
-        records: Records::Anything,
+        records: RequiredRecords::Anything,
     },
     RuleQuestion {
         id: "launch-bound",
@@ -59,7 +59,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: launches::launch_bound_rule,
         finds: launches::launch_bound_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "gaps",
@@ -67,7 +67,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: launches::gaps,
         finds: launches::gaps_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "sync-in-loop",
@@ -75,7 +75,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: waits::waits_in_loops_rule,
         finds: waits::finds,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "pageable-copy",
@@ -83,7 +83,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: copies::pageable_copies_rule,
         finds: copies::pageable_copies_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "synchronous-copy",
@@ -91,7 +91,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: copies::synchronous_copies_rule,
         finds: copies::synchronous_copies_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "synchronous-set",
@@ -99,7 +99,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: copies::synchronous_sets_rule,
         finds: copies::synchronous_sets_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "page-migration",
@@ -107,7 +107,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: managed::page_migrations_rule,
         finds: managed::finds,
         worst: FindingSeverity::Severe,
-        records: Records::Migrations,
+        records: RequiredRecords::Migrations,
     },
     RuleQuestion {
         id: "exposed-copy",
@@ -115,7 +115,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: exposed::copies,
         finds: exposed::exposed_copies_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "exposed-communication",
@@ -123,7 +123,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: exposed::communication,
         finds: exposed::exposed_communication_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "block-size",
@@ -131,7 +131,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: kernels::block_sizes_rule,
         finds: kernels::block_sizes_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Shapes,
+        records: RequiredRecords::Shapes,
     },
     RuleQuestion {
         id: "small-grid",
@@ -139,7 +139,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: kernels::small_grids_rule,
         finds: kernels::small_grids_rule_text,
         worst: FindingSeverity::Severe,
-        records: Records::Shapes,
+        records: RequiredRecords::Shapes,
     },
     RuleQuestion {
         id: "tail",
@@ -147,7 +147,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: kernels::tail_waves_rule,
         finds: kernels::tail_waves_rule_text,
         worst: FindingSeverity::Warning,
-        records: Records::Shapes,
+        records: RequiredRecords::Shapes,
     },
     RuleQuestion {
         id: "fp32-matmul",
@@ -155,7 +155,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: kernels::fp32_gemms_rule,
         finds: kernels::fp32_gemms_rule_text,
         worst: FindingSeverity::Warning,
-        records: Records::Shapes,
+        records: RequiredRecords::Shapes,
     },
     RuleQuestion {
         id: "occupancy",
@@ -163,7 +163,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: kernels::low_occupancy_rule,
         finds: kernels::low_occupancy_rule_text,
         worst: FindingSeverity::Information,
-        records: Records::Shapes,
+        records: RequiredRecords::Shapes,
     },
     RuleQuestion {
         id: "fusion",
@@ -171,7 +171,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: fusion::fusion,
         finds: fusion::finds,
         worst: FindingSeverity::Information,
-        records: Records::Launches,
+        records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "sampled-bound",
@@ -179,7 +179,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: metrics::sampled_bound_rule,
         finds: metrics::sampled_bound_rule_text,
         worst: FindingSeverity::Information,
-        records: Records::Samples,
+        records: RequiredRecords::Samples,
     },
     RuleQuestion {
         id: "kernel-bound",
@@ -187,7 +187,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: metrics::kernel_bound_rule,
         finds: metrics::kernel_bound_rule_text,
         worst: FindingSeverity::Information,
-        records: Records::Metrics("--section SpeedOfLight"),
+        records: RequiredRecords::Metrics("--section SpeedOfLight"),
     },
     RuleQuestion {
         id: "work-bound",
@@ -195,7 +195,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: work::work_bound_rule,
         finds: work::work_bound_rule_text,
         worst: FindingSeverity::Information,
-        records: Records::DeclaredWork,
+        records: RequiredRecords::DeclaredWork,
     },
     RuleQuestion {
         id: "achieved-occupancy",
@@ -203,7 +203,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: metrics::achieved_occupancy_rule,
         finds: metrics::achieved_occupancy_rule_text,
         worst: FindingSeverity::Information,
-        records: Records::Metrics("--section Occupancy"),
+        records: RequiredRecords::Metrics("--section Occupancy"),
     },
     RuleQuestion {
         id: "stalls",
@@ -211,7 +211,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: metrics::stalls_rule,
         finds: metrics::stalls_rule_text,
         worst: FindingSeverity::Warning,
-        records: Records::Metrics("--section WarpStateStats --section SchedulerStats"),
+        records: RequiredRecords::Metrics("--section WarpStateStats --section SchedulerStats"),
     },
     RuleQuestion {
         id: "coalescing",
@@ -219,7 +219,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: memory::coalescing_rule,
         finds: memory::coalescing_rule_text,
         worst: FindingSeverity::Warning,
-        records: Records::Metrics("--metrics group:memory__first_level_cache_table"),
+        records: RequiredRecords::Metrics("--metrics group:memory__first_level_cache_table"),
     },
     RuleQuestion {
         id: "bank-conflicts",
@@ -227,7 +227,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: memory::bank_conflicts_rule,
         finds: memory::bank_conflicts_rule_text,
         worst: FindingSeverity::Warning,
-        records: Records::Metrics("--section MemoryWorkloadAnalysis_Tables"),
+        records: RequiredRecords::Metrics("--section MemoryWorkloadAnalysis_Tables"),
     },
     RuleQuestion {
         id: "divergence",
@@ -235,7 +235,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         rule: memory::divergence_rule,
         finds: memory::divergence_rule_text,
         worst: FindingSeverity::Warning,
-        records: Records::Metrics("--section WarpStateStats"),
+        records: RequiredRecords::Metrics("--section WarpStateStats"),
     },
 ];
 
@@ -252,7 +252,7 @@ pub fn rule_entries() -> Vec<RuleEntry> {
 }
 
 /// Turns the result of a rule into an answer; its findings are added to the list.
-fn answer(outcome: RuleOutcome, findings: &mut Vec<DiagnosisFinding>) -> QuestionAnswer {
+fn answer_of_outcome(outcome: RuleOutcome, findings: &mut Vec<DiagnosisFinding>) -> QuestionAnswer {
     match outcome {
         RuleOutcome::Checked(found, inspected) if found.is_empty() => {
             match inspected.is_enough_for_no() {
@@ -307,7 +307,7 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
     let (mut quality, mut findings, mut questions) = (Vec::new(), Vec::new(), Vec::new());
     for RuleQuestion { id, question, rule, worst, .. } in RULES_WITH_QUESTIONS {
         let found = if *id == DATA_QUALITY_ID { &mut quality } else { &mut findings };
-        let answer = answer(rule(context, &devices), found);
+        let answer = answer_of_outcome(rule(context, &devices), found);
         debug_assert!(found.iter().all(|of| of.id != *id || of.severity <= *worst), "{id}");
         questions.push(DiagnosisQuestion { id, text: question, answer });
     }
@@ -325,9 +325,10 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
     TraceDiagnosis {
         recorder,
         origin_ns: match trace.recorder {
-            Recorder::Chrome | Recorder::Cupti | Recorder::Xla | Recorder::Rocprof => {
-                trace.span().map_or(0, |(first, _)| first)
-            }
+            TraceRecorder::Chrome
+            | TraceRecorder::Cupti
+            | TraceRecorder::Xla
+            | TraceRecorder::Rocprof => trace.span().map_or(0, |(first, _)| first),
             _ => 0,
         },
         records: [
@@ -360,7 +361,9 @@ fn device_memory_question(context: &DiagnosisContext<'_>, tables: usize) -> Diag
             record: context.platform.record_memory_advice().to_owned(),
             inspected: None,
         },
-        findings => QuestionAnswer::Yes { findings, inspected: inspected_all(rows, Unit::Calls) },
+        findings => {
+            QuestionAnswer::Yes { findings, inspected: inspected_all(rows, InspectedUnit::Calls) }
+        }
     };
     DiagnosisQuestion { id: "device memory", text: "How much device memory was held?", answer }
 }

@@ -2,7 +2,7 @@
 
 use super::super::finding::{
     DATA_QUALITY_ID, DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy,
-    FindingSeverity, InspectedShare, NumberWithUnit, Unit,
+    FindingSeverity, InspectedShare, InspectedUnit, NumberWithUnit,
 };
 
 /// The result of applying a rule: its findings, or the data that it lacks.
@@ -28,7 +28,7 @@ impl MissingData {
     }
 
     /// A reason to skip a rule that no recording can change, because the program has no such work.
-    pub fn absent(reason: impl Into<String>) -> Self {
+    pub fn absent_work(reason: impl Into<String>) -> Self {
         Self::new(reason, "")
     }
 }
@@ -40,18 +40,18 @@ impl From<MissingData> for RuleOutcome {
 }
 
 /// An inspection of all records, given their number.
-pub(super) fn inspected_all(count: usize, unit: Unit) -> InspectedShare {
+pub(super) fn inspected_all(count: usize, unit: InspectedUnit) -> InspectedShare {
     inspected_some(count, count, unit)
 }
 
 /// An inspection of some of the records.
-pub(super) fn inspected_some(seen: usize, whole: usize, unit: Unit) -> InspectedShare {
+pub(super) fn inspected_some(seen: usize, whole: usize, unit: InspectedUnit) -> InspectedShare {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     InspectedShare { seen: number(seen), whole: number(whole), unit, missing: None }
 }
 
 /// Makes a finding that doubts the trace itself.
-pub(super) fn doubt(
+pub(super) fn doubtful_trace_finding(
     severity: FindingSeverity,
     title: String,
     measured: NumberWithUnit,

@@ -2,11 +2,11 @@
 
 use super::super::finding::FindingSeverity;
 use super::super::platform::{GpuVendor, TracePlatform};
-use crate::model::Recorder;
+use crate::model::TraceRecorder;
 
 /// The records without which a rule cannot answer.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Records {
+pub(super) enum RequiredRecords {
     /// Any trace.
     Anything,
     /// The rule needs GPU operations and the calls that launch them.
@@ -23,10 +23,11 @@ pub(super) enum Records {
     DeclaredWork,
 }
 
-impl Records {
+impl RequiredRecords {
     /// The command that records the data on NVIDIA GPUs.
     pub(super) fn command(self) -> String {
-        let nsys = TracePlatform { vendor: GpuVendor::Nvidia, recorder: Recorder::NsightSystems };
+        let nsys =
+            TracePlatform { vendor: GpuVendor::Nvidia, recorder: TraceRecorder::NsightSystems };
         match self {
             Self::Anything => String::new(),
             Self::Launches => nsys.record_launches_advice().to_owned(),
@@ -46,7 +47,7 @@ pub struct RuleEntry {
     pub id: &'static str,
     /// The question that the rule answers.
     pub question: &'static str,
-    /// When the rule finds something, with its thresholds.
+    /// States when the rule finds something, with its thresholds.
     pub finds: String,
     /// The highest severity of the rule's findings.
     pub worst: FindingSeverity,

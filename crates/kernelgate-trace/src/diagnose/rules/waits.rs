@@ -8,18 +8,18 @@ use hashbrown::HashMap;
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    ProcessDeviceUse, Unit,
+    InspectedUnit, ProcessDeviceUse,
 };
 use super::super::host::waiting::{HostWaitSum, RegularWaits};
 use super::launches::missing_launch_calls;
 use super::outcome::{
     RuleOutcome, in_milliseconds, inspected_all, most_expensive_evidence, number,
 };
-use crate::analyze::timeline::idle::Activity;
+use crate::analyze::timeline::idle::DeviceActivity;
 use crate::model::names::without_numbers_in_name;
 
-/// Number of waits that count as a loop if no range shows one.
-const REPEATS: usize = 5;
+/// Number of waits that count as a loop if no range encloses them.
+const MIN_LOOP_REPEATS: usize = 5;
 
 /// Waits of one loop.
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl WaitingLoop {
 
 pub(super) fn finds() -> String {
     format!(
-        "two waits or more in ranges that repeat; without ranges, {REPEATS} waits with the same \
+        "two waits or more in ranges that repeat; without ranges, {MIN_LOOP_REPEATS} waits with the same \
          number of launches between them"
     )
 }
@@ -58,7 +58,7 @@ pub(super) fn waits_in_loops_rule(
     if let Some(lack) = missing_launch_calls(context) {
         return lack.into();
     }
-    let inspected = inspected_all(context.host.calls, Unit::Calls);
+    let inspected = inspected_all(context.host.calls, InspectedUnit::Calls);
     let mut loops: Vec<WaitingLoop> = loops_by_ranges(context);
     let in_ranges: usize = loops.iter().map(|of| of.sum.count).sum();
     if in_ranges == 0 {
@@ -72,7 +72,7 @@ pub(super) fn waits_in_loops_rule(
         |of: fn(&HostWaitSum) -> i64| loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>();
     let (total, saved) = (sum(|of| of.total_ns), sum(|of| of.saved_ns));
     let count: usize = loops.iter().map(|of| of.sum.count).sum();
-    let span = context.activities.iter().map(Activity::span_of_gaps_ns).sum();
+    let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
     let evidence = loops
         .iter()
         .map(|of| FindingEvidence {
@@ -140,7 +140,7 @@ fn loops_by_launch_count(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
         }
     }
     let enough = |&(thread, of): &(u32, &RegularWaits)| {
-        of.sum.count >= REPEATS && of.sum.count * 2 >= waits.waits_of_thread(thread)
+        of.sum.count >= MIN_LOOP_REPEATS && of.sum.count * 2 >= waits.waits_of_thread(thread)
     };
     let loops = most.into_iter().filter(enough).map(|(_, of)| WaitingLoop {
         sum: of.sum.clone(),

@@ -1,12 +1,12 @@
 //! Finds what bounds a range with declared work, by the times that the device's measured ceilings
-//! allow. This rule needs no hardware counter.
+//! allow. The rule for declared work needs no hardware counter.
 
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    NumberWithUnit, ProcessDeviceUse, Unit,
+    InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::tree::{self, Bound, MIN_BOUNDING_LIMIT_SHARE};
+use super::super::tree::{self, MIN_BOUNDING_LIMIT_SHARE, TimeBound};
 use super::outcome::{MissingData, RuleOutcome, inspected_some};
 
 pub(super) fn work_bound_rule_text() -> String {
@@ -61,20 +61,23 @@ pub(super) fn work_bound_rule(
     let found: Vec<DiagnosisFinding> = found.collect();
     let (count, declared) = (found.len(), context.trace.work.len());
     if count == 0 {
-        return MissingData::absent("no range with declared work launched anything").into();
+        return MissingData::absent_work("no range with declared work launched anything").into();
     }
-    RuleOutcome::Checked(found, inspected_some(count.min(declared), declared, Unit::Ranges))
+    RuleOutcome::Checked(
+        found,
+        inspected_some(count.min(declared), declared, InspectedUnit::Ranges),
+    )
 }
 
-fn advice_for_bound(bound: Bound, graph: &str) -> String {
+fn advice_for_bound(bound: TimeBound, graph: &str) -> String {
     let words = match bound {
-        Bound::Launch => {
+        TimeBound::Launch => {
             return format!("launch less often: {graph}, fused kernels, a persistent kernel");
         }
-        Bound::Memory => "move fewer bytes: fuse with the neighbours, smaller data types",
-        Bound::Compute => "use a faster unit or a cheaper data type; else only less work helps",
-        Bound::Mixed => "memory and a unit are used alike: fewer bytes and fewer operations",
-        Bound::Latency | Bound::Busy => {
+        TimeBound::Memory => "move fewer bytes: fuse with the neighbours, smaller data types",
+        TimeBound::Compute => "use a faster unit or a cheaper data type; else only less work helps",
+        TimeBound::Mixed => "memory and a unit are used alike: fewer bytes and fewer operations",
+        TimeBound::Latency | TimeBound::Busy => {
             "more work at once: larger grid, more warps, fewer dependencies between kernels"
         }
     };

@@ -2,12 +2,12 @@
 
 use serde_json::value::RawValue;
 
-use super::event::{Arguments, integer, text};
+use super::event::{EventArguments, integer, text};
 use crate::model::collectives::CollectiveKernelCall;
-use crate::model::names::Names;
+use crate::model::names::TraceNames;
 
 /// Bytes of an element by the name of its type.
-const ELEMENTS: &[(&str, u64)] = &[
+const ELEMENT_TYPE_BYTES: &[(&str, u64)] = &[
     ("Float8_e4m3fn", 1),
     ("Float8_e5m2", 1),
     ("Bool", 1),
@@ -25,11 +25,15 @@ const ELEMENTS: &[(&str, u64)] = &[
 ];
 
 /// Reads the collective that a kernel's arguments describe, if they do.
-pub(super) fn read(arguments: &Arguments<'_>, names: &mut Names) -> Option<CollectiveKernelCall> {
+pub(super) fn read(
+    arguments: &EventArguments<'_>,
+    names: &mut TraceNames,
+) -> Option<CollectiveKernelCall> {
     let name = text(arguments.collective?);
     let written = |value: Option<&RawValue>| value.map(|value| text(value).into_owned());
     let element = written(arguments.element).unwrap_or_default();
-    let size = ELEMENTS.iter().find(|(name, _)| *name == element).map_or(0, |&(_, size)| size);
+    let size =
+        ELEMENT_TYPE_BYTES.iter().find(|(name, _)| *name == element).map_or(0, |&(_, size)| size);
     let bytes = |value: Option<&RawValue>| {
         integer(value).unwrap_or(0).max(0).cast_unsigned().saturating_mul(size)
     };

@@ -2,7 +2,7 @@
 
 use crate::model::gpu::MemoryKind;
 
-/// The direction of a copy, of its short form.
+/// The full direction of a copy, from its short form.
 pub(super) fn copy_direction(direction: &str) -> &str {
     match direction {
         "HtoD" | "H2D" => "Host-to-Device",

@@ -8,10 +8,10 @@ use std::io::Read;
 
 use serde::de::IgnoredAny;
 
-use super::event::Event;
+use super::event::ChromeEvent;
 
 /// Number of bytes that are read at a time.
-const CHUNK: usize = 1 << 18;
+const READ_CHUNK: usize = 1 << 18;
 /// Bytes of the longest event or field.
 const MAX_EVENT_BYTES: usize = 64 << 20;
 /// Fields by which a file describes itself, and its devices; others are skipped.
@@ -33,24 +33,24 @@ const DESCRIBING_FIELDS: &[&str] = &[
     "with_stack",
 ];
 /// JSON keys with which an event may begin.
-const KEYS: &[&[u8]] = &[
+const EVENT_KEYS: &[&[u8]] = &[
     b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args", b"s", b"bp", b"cname",
     b"tts",
 ];
 
 /// A part of a Chrome trace file: an event or a field.
-pub(super) enum Part<'a> {
+pub(super) enum ChromePart<'a> {
     /// A field beside the events, with its value as written.
     Field(&'a str, &'a str),
     /// An event.
-    Event(&'a Event<'a>),
+    Event(&'a ChromeEvent<'a>),
     /// An element of the events that is well-formed and not an event.
     Other,
 }
 
 /// Summary of a file.
 #[derive(Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct FileContents {
     /// Whether the document has an array of events.
     pub has_events: bool,
     /// Events with texts that are not UTF-8.
@@ -61,27 +61,27 @@ pub(super) struct Contents {
     pub error: Option<String>,
 }
 
-/// Reads a file to its end, or as far as it goes.
-pub(super) fn read(source: impl Read, each: impl FnMut(Part<'_>)) -> Contents {
-    let window = Window { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
-    let mut document = ChromeDocument { window, each, contents: Contents::default() };
+/// Reads a file to its end, or up to the first broken part.
+pub(super) fn read(source: impl Read, each: impl FnMut(ChromePart<'_>)) -> FileContents {
+    let window = FileWindow { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
+    let mut document = ChromeDocument { window, each, contents: FileContents::default() };
     let outcome = document.whole();
     document.contents.error = outcome.err();
     document.contents
 }
 
 /// The part of a file that is in memory.
-struct Window<R> {
+struct FileWindow<R> {
     source: R,
     bytes: Vec<u8>,
     /// Index of the next byte that is parsed.
     at: usize,
     ended: bool,
-    /// Reason why the rest of the file cannot be read.
+    /// Reason why the end of the file cannot be read.
     failed: Option<String>,
 }
 
-impl<R: Read> Window<R> {
+impl<R: Read> FileWindow<R> {
     fn rest_of_buffer(&self) -> &[u8] {
         &self.bytes[self.at..]
     }
@@ -101,7 +101,7 @@ impl<R: Read> Window<R> {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let chunk = length.max(CHUNK) as u64;
+        let chunk = length.max(READ_CHUNK) as u64;
         let read = (&mut self.source).take(chunk).read_to_end(&mut self.bytes);
         self.failed = read.err().map(|error| error.to_string());
         match &self.failed {
@@ -219,7 +219,7 @@ struct EventBoundary {
     next: usize,
 }
 
-/// The first closing bracket behind which an event begins or the array ends, by the bytes alone.
+/// Finds the first closing bracket behind which an event begins or the array ends.
 fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
     let behind = |at: usize| at + leading_spaces(&bytes[at..]);
     let byte = |at: usize| bytes.get(at).copied();
@@ -250,14 +250,14 @@ fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
 fn begins_event(bytes: &[u8]) -> bool {
     let Some(inside) = bytes.strip_prefix(b"{") else { return false };
     let Some(text) = inside[leading_spaces(inside)..].strip_prefix(b"\"") else { return false };
-    KEYS.iter().any(|key| {
+    EVENT_KEYS.iter().any(|key| {
         let colon = text.strip_prefix(*key).and_then(|rest| rest.strip_prefix(b"\""));
         colon.is_some_and(|rest| rest[leading_spaces(rest)..].starts_with(b":"))
     })
 }
 
 /// Result of parsing one event.
-enum Step {
+enum EventStep {
     /// The event was passed on, and has this length in bytes.
     Read(usize),
     /// The end of the event is not in memory.
@@ -266,42 +266,42 @@ enum Step {
     Broken,
 }
 
-fn step<R: Read>(window: &Window<R>, each: &mut impl FnMut(Part<'_>)) -> Step {
+fn parse_step<R: Read>(window: &FileWindow<R>, each: &mut impl FnMut(ChromePart<'_>)) -> EventStep {
     let rest = window.rest_of_buffer();
-    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<Event<'_>>();
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<ChromeEvent<'_>>();
     match values.next() {
         Some(Ok(event)) => {
             let length = values.byte_offset();
             match rest.get(length + leading_spaces(&rest[length..])) {
                 Some(b',' | b']') => {}
                 None if window.ended => {}
-                None => return Step::CutOff,
-                // The last bracket of the event belongs to a text.
-                Some(_) => return Step::Broken,
+                None => return EventStep::CutOff,
+                // The last bracket of the event lies inside a text.
+                Some(_) => return EventStep::Broken,
             }
-            each(Part::Event(&event));
-            Step::Read(length)
+            each(ChromePart::Event(&event));
+            EventStep::Read(length)
         }
         Some(Err(error)) if error.is_data() => match length(rest) {
             Ok(length) => {
-                each(Part::Other);
-                Step::Read(length)
+                each(ChromePart::Other);
+                EventStep::Read(length)
             }
-            Err(error) if error.is_eof() => Step::CutOff,
-            Err(_) => Step::Broken,
+            Err(error) if error.is_eof() => EventStep::CutOff,
+            Err(_) => EventStep::Broken,
         },
-        Some(Err(error)) if !error.is_eof() => Step::Broken,
-        Some(Err(_)) | None => Step::CutOff,
+        Some(Err(error)) if !error.is_eof() => EventStep::Broken,
+        Some(Err(_)) | None => EventStep::CutOff,
     }
 }
 
 struct ChromeDocument<R, F> {
-    window: Window<R>,
+    window: FileWindow<R>,
     each: F,
-    contents: Contents,
+    contents: FileContents,
 }
 
-impl<R: Read, F: FnMut(Part<'_>)> ChromeDocument<R, F> {
+impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
     fn whole(&mut self) -> Result<(), String> {
         self.window.peek_byte()?;
         if self.window.rest_of_buffer().starts_with(b"\xef\xbb\xbf") {
@@ -336,7 +336,7 @@ impl<R: Read, F: FnMut(Part<'_>)> ChromeDocument<R, F> {
                     self.window.peek_byte()?;
                     let length = self.window.value()?;
                     let value = String::from_utf8_lossy(&self.window.rest_of_buffer()[..length]);
-                    (self.each)(Part::Field(key, &value));
+                    (self.each)(ChromePart::Field(key, &value));
                     self.window.at += length;
                 }
                 _ => self.window.skip()?,
@@ -369,22 +369,22 @@ impl<R: Read, F: FnMut(Part<'_>)> ChromeDocument<R, F> {
     /// An element that is not an object.
     fn skip_other_element(&mut self) -> Result<(), String> {
         let length = self.window.value()?;
-        (self.each)(Part::Other);
+        (self.each)(ChromePart::Other);
         self.window.at += length;
         Ok(())
     }
 
     fn event(&mut self) -> Result<(), String> {
         loop {
-            match step(&self.window, &mut self.each) {
-                Step::Read(length) => {
+            match parse_step(&self.window, &mut self.each) {
+                EventStep::Read(length) => {
                     self.window.at += length;
                     return Ok(());
                 }
-                Step::CutOff if !self.window.ended => {
+                EventStep::CutOff if !self.window.ended => {
                     self.window.read_more()?;
                 }
-                Step::CutOff | Step::Broken => return self.skip_broken_event(),
+                EventStep::CutOff | EventStep::Broken => return self.skip_broken_event(),
             }
         }
     }
@@ -397,9 +397,9 @@ impl<R: Read, F: FnMut(Part<'_>)> ChromeDocument<R, F> {
             return Err(why.unwrap_or_else(|| "the file ends within an event".to_owned()));
         };
         let text = String::from_utf8_lossy(&self.window.rest_of_buffer()[..end]);
-        match serde_json::from_str::<Event<'_>>(&text) {
+        match serde_json::from_str::<ChromeEvent<'_>>(&text) {
             Ok(event) => {
-                (self.each)(Part::Event(&event));
+                (self.each)(ChromePart::Event(&event));
                 // A character that is cut by the end of the buffer also looks broken.
                 self.contents.invalid += u64::from(matches!(text, Cow::Owned(_)));
             }
@@ -415,7 +415,7 @@ mod tests {
     use super::*;
 
     /// The names of the events of a text, read in small pieces, and what it consists of.
-    fn names(text: &[u8]) -> (Vec<String>, Contents) {
+    fn names(text: &[u8]) -> (Vec<String>, FileContents) {
         struct SlowReader<'a>(&'a [u8]);
         impl Read for SlowReader<'_> {
             fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -427,7 +427,7 @@ mod tests {
         }
         let mut names = Vec::new();
         let contents = read(SlowReader(text), |part| {
-            if let Part::Event(event) = part {
+            if let ChromePart::Event(event) = part {
                 names.push(event.name.clone().into_owned());
             }
         });

@@ -10,7 +10,7 @@ use crate::model::quality::is_plausible_time;
 /// The fields of an event that this reader uses. Times are read as text of microseconds with
 /// decimals: a 64-bit float holds microseconds since 1970 only to a quarter of a microsecond.
 #[derive(Debug, Deserialize)]
-pub(super) struct Event<'a> {
+pub(super) struct ChromeEvent<'a> {
     #[serde(borrow, default)]
     pub ph: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -33,7 +33,7 @@ pub(super) struct Event<'a> {
 
 /// The arguments of an event that are used, each as written.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Arguments<'a> {
+pub(super) struct EventArguments<'a> {
     /// Process that launched the operation; only files of [`crate::export`] have this field.
     #[serde(borrow)]
     pub process: Option<&'a RawValue>,
@@ -108,9 +108,9 @@ pub(super) struct Arguments<'a> {
     pub memory_bytes: Option<&'a RawValue>,
 }
 
-impl<'a> Arguments<'a> {
-    /// The arguments of an event; empty where they are of another kind.
-    pub fn new(event: &Event<'a>) -> Self {
+impl<'a> EventArguments<'a> {
+    /// The arguments of an event; empty if the field has another type.
+    pub fn new(event: &ChromeEvent<'a>) -> Self {
         event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
     }
 

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use crate::model::Trace;
-use crate::model::gpu::{Operations, Place, PlaceId};
+use crate::model::gpu::{OperationPlace, Operations, PlaceId};
 
 /// Processes of operations from here on are lanes: they are known when all calls are.
 pub(super) const FIRST_LANE_PROCESS: u32 = 1 << 31;
@@ -76,7 +76,7 @@ pub(super) fn process_of_each_lane(trace: &Trace, lanes: usize, busiest: u32) ->
 
 /// Gives places that became equal one number.
 pub(super) fn join_equal_places(trace: &mut Trace) {
-    let mut numbers: HashMap<Place, PlaceId> = HashMap::new();
+    let mut numbers: HashMap<OperationPlace, PlaceId> = HashMap::new();
     let first: Vec<PlaceId> = (0u32..)
         .zip(&trace.places)
         .map(|(number, place)| *numbers.entry(*place).or_insert(PlaceId(number)))

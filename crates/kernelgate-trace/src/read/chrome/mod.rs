@@ -13,8 +13,8 @@ mod xla;
 
 use std::path::Path;
 
-use document::Part;
-use event::{Arguments, Event, dimensions, exact_nanoseconds, integer, text};
+use document::ChromePart;
+use event::{ChromeEvent, EventArguments, dimensions, exact_nanoseconds, integer, text};
 use hashbrown::HashMap;
 use lanes::FIRST_LANE_PROCESS;
 use serde_json::value::RawValue;
@@ -22,9 +22,9 @@ use serde_json::value::RawValue;
 use super::builder::TraceBuilder;
 use super::json_source;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, Operations, Place, SynchronisationKind};
+use crate::model::gpu::{LaunchShape, OperationPlace, Operations, SynchronisationKind};
 use crate::model::host::{OperatorInputs, RangeStyle};
-use crate::model::{Recorder, Table, Trace, TracedDevice};
+use crate::model::{InternedValues, Trace, TraceRecorder, TracedDevice};
 
 /// Reads a file.
 ///
@@ -32,13 +32,13 @@ use crate::model::{Recorder, Table, Trace, TracedDevice};
 /// The file cannot be read, or holds no event of a trace.
 pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let source = json_source::open(path).map_err(TraceError::io(path))?;
-    let mut reader = Reader::default();
-    reader.builder.trace.recorder = Recorder::Chrome;
+    let mut reader = ChromeReader::default();
+    reader.builder.trace.recorder = TraceRecorder::Chrome;
     let contents = document::read(source, |part| reader.part(&part));
     if let Some(error) = &contents.error {
         let reason = format!("JSON after {} events: {error}", reader.events);
         if reader.events == 0 {
-            return Err(TraceError::broken(path, reason));
+            return Err(TraceError::broken_file(path, reason));
         }
         reader.builder.trace.quality.unreadable.push(reason);
     }
@@ -56,7 +56,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
 }
 
 #[derive(Default)]
-struct Reader {
+struct ChromeReader {
     builder: TraceBuilder,
     /// Events of any kind.
     events: u64,
@@ -67,32 +67,32 @@ struct Reader {
     /// Open `b` events, which end anywhere, by id: range start, thread and name.
     open_by_id: HashMap<(String, i64), (i64, u32, String)>,
     /// The process id field of GPU operations, which is the number of a device.
-    lanes: Table<i64>,
+    lanes: InternedValues<i64>,
     /// CUDA calls by process: GPU work without launch calls is attributed to the process with the
     /// most launches.
     calls: HashMap<u32, u64>,
     /// Devices and streams, where XLA wrote the trace.
-    xla: xla::Lines,
+    xla: xla::XlaLines,
 }
 
-impl Reader {
-    fn part(&mut self, part: &Part<'_>) {
+impl ChromeReader {
+    fn part(&mut self, part: &ChromePart<'_>) {
         match part {
-            Part::Field("deviceProperties", value) => self.devices(value),
-            Part::Field(key, value) => {
+            ChromePart::Field("deviceProperties", value) => self.devices(value),
+            ChromePart::Field(key, value) => {
                 let text = serde_json::from_str(value).unwrap_or_else(|_| (*value).to_owned());
                 self.builder.trace.metadata.insert((*key).to_owned(), text);
             }
             // Any JSON object can be read as an event, but events of a trace have a phase.
-            Part::Event(event) if event.ph.is_empty() => {
+            ChromePart::Event(event) if event.ph.is_empty() => {
                 self.others += 1;
                 self.builder.trace.quality.odd_values += 1;
             }
-            Part::Event(event) => {
+            ChromePart::Event(event) => {
                 self.events += 1;
                 self.event(event);
             }
-            Part::Other => {
+            ChromePart::Other => {
                 self.others += 1;
                 self.builder.trace.quality.odd_values += 1;
             }
@@ -123,7 +123,7 @@ impl Reader {
         }
     }
 
-    fn event(&mut self, event: &Event<'_>) {
+    fn event(&mut self, event: &ChromeEvent<'_>) {
         match event.ph.as_ref() {
             "X" => self.span(event),
             "M" => self.name(event),
@@ -135,8 +135,8 @@ impl Reader {
     }
 
     /// Memory that PyTorch's allocator hands out or takes back, where it was profiled.
-    fn add_allocation(&mut self, event: &Event<'_>) {
-        let arguments = Arguments::new(event);
+    fn add_allocation(&mut self, event: &ChromeEvent<'_>) {
+        let arguments = EventArguments::new(event);
         if integer(arguments.device_type) != Some(1) {
             return;
         }
@@ -150,22 +150,22 @@ impl Reader {
         let process = self.builder.trace.threads[thread as usize].process;
         let device = integer(arguments.memory_device).and_then(|id| u32::try_from(id).ok());
         let device = device.unwrap_or(0);
-        let place = self.builder.place(Place { process, device, context: 0, stream: 0 });
+        let place = self.builder.place(OperationPlace { process, device, context: 0, stream: 0 });
         let address = integer(arguments.address).unwrap_or(0).cast_unsigned();
         let allocations = &mut self.builder.trace.allocations;
         allocations.push(time, place, address, bytes.unsigned_abs(), bytes < 0);
     }
 
     /// The thread of an event; an id that is not a number counts as -1.
-    fn thread(&mut self, event: &Event<'_>) -> u32 {
+    fn thread(&mut self, event: &ChromeEvent<'_>) -> u32 {
         let pid = integer(event.pid).unwrap_or(-1);
         let process = self.builder.process(pid.cast_unsigned(), pid);
         let tid = integer(event.tid).unwrap_or(-1);
         self.builder.thread(process, tid)
     }
 
-    fn name(&mut self, event: &Event<'_>) {
-        let arguments = Arguments::new(event);
+    fn name(&mut self, event: &ChromeEvent<'_>) {
+        let arguments = EventArguments::new(event);
         let (Some(name), Some(pid)) = (arguments.name, integer(event.pid)) else { return };
         let label = text(name);
         let name = self.builder.trace.names.intern_text(&label);
@@ -184,7 +184,7 @@ impl Reader {
         }
     }
 
-    fn add_range_bracket(&mut self, event: &Event<'_>) {
+    fn add_range_bracket(&mut self, event: &ChromeEvent<'_>) {
         let Some(time) = exact_nanoseconds(event.ts) else {
             self.builder.trace.quality.odd_values += 1;
             return;
@@ -200,7 +200,7 @@ impl Reader {
         }
     }
 
-    fn add_range_bracket_by_id(&mut self, event: &Event<'_>) {
+    fn add_range_bracket_by_id(&mut self, event: &ChromeEvent<'_>) {
         let (Some(time), Some(id)) = (exact_nanoseconds(event.ts), integer(event.id)) else {
             self.builder.trace.quality.odd_values += 1;
             return;
@@ -223,7 +223,7 @@ impl Reader {
         trace.ranges.push(start, end, thread, name, style);
     }
 
-    fn span(&mut self, event: &Event<'_>) {
+    fn span(&mut self, event: &ChromeEvent<'_>) {
         let Some(start) = exact_nanoseconds(event.ts) else {
             self.builder.trace.quality.odd_values += 1;
             return;
@@ -236,7 +236,7 @@ impl Reader {
             "kernel" | "Kernel" => self.kernel(event, start, end),
             "gpu_memcpy" | "Memcpy" => self.copy(event, start, end),
             "gpu_memset" | "Memset" => {
-                let arguments = Arguments::new(event);
+                let arguments = EventArguments::new(event);
                 let mut sets = std::mem::take(&mut self.builder.trace.sets);
                 if self.add_operation(&mut sets.on_gpu, event, &arguments, (start, end)) {
                     sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
@@ -244,7 +244,7 @@ impl Reader {
                 self.builder.trace.sets = sets;
             }
             "gpu_graph" => {
-                let arguments = Arguments::new(event);
+                let arguments = EventArguments::new(event);
                 let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
                 if self.add_operation(&mut graphs.on_gpu, event, &arguments, (start, end)) {
                     let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
@@ -261,12 +261,12 @@ impl Reader {
         }
     }
 
-    fn add_host_range(&mut self, event: &Event<'_>, start: i64, end: i64) {
+    fn add_host_range(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
         let thread = self.thread(event);
         self.range(start, end, thread, &event.name, RangeStyle::PushPop);
-        // Most operators have arguments, and few files have their shapes.
+        // Most operators have arguments, but few files have the operators' shapes.
         if event.args.is_some_and(|arguments| arguments.get().contains("\"Input Dims\"")) {
-            let arguments = Arguments::new(event);
+            let arguments = EventArguments::new(event);
             let names = &mut self.builder.trace.names;
             let mut list = |value: Option<_>| names.intern_text(value.map_or("[]", RawValue::get));
             let [dims, types, values] =
@@ -276,8 +276,8 @@ impl Reader {
         }
     }
 
-    fn wait(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let arguments = Arguments::new(event);
+    fn wait(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
+        let arguments = EventArguments::new(event);
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
         if self.add_operation(&mut syncs.on_gpu, event, &arguments, (start, end)) {
             syncs.kind.push(match event.name.as_ref() {
@@ -291,8 +291,8 @@ impl Reader {
         self.builder.trace.syncs = syncs;
     }
 
-    fn call(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let correlation = Arguments::new(event).correlation();
+    fn call(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
+        let correlation = EventArguments::new(event).correlation();
         let correlation = self.builder.trace.quality.correlation(correlation);
         let thread = self.thread(event);
         let process = self.builder.trace.threads[thread as usize].process;
@@ -302,7 +302,7 @@ impl Reader {
     }
 
     /// An event of XLA, of PyTorch's old autograd profiler, or a range.
-    fn add_event_without_category(&mut self, event: &Event<'_>, start: i64, end: i64) {
+    fn add_event_without_category(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
         let pid = integer(event.pid).unwrap_or(-1);
         let tid = integer(event.tid).unwrap_or(-1);
         match self.xla.line(pid, tid) {
@@ -315,7 +315,7 @@ impl Reader {
             }
             None if self.xla.has_xla_devices()
                 && event.name.starts_with("cu")
-                && Arguments::new(event).correlation().is_some() =>
+                && EventArguments::new(event).correlation().is_some() =>
             {
                 self.call(event, start, end);
             }
@@ -325,14 +325,14 @@ impl Reader {
 
     fn add_xla_operation(
         &mut self,
-        event: &Event<'_>,
+        event: &ChromeEvent<'_>,
         (device, stream): (u32, u64),
         start: i64,
         end: i64,
     ) {
-        self.builder.trace.recorder = Recorder::Xla;
-        let arguments = Arguments::new(event);
-        let place = Place { process: self.lane(event), device, context: 0, stream };
+        self.builder.trace.recorder = TraceRecorder::Xla;
+        let arguments = EventArguments::new(event);
+        let place = OperationPlace { process: self.lane(event), device, context: 0, stream };
         let details = |value: Option<_>| value.map(text).unwrap_or_default();
         if let Some(direction) = event.name.strip_prefix("Memcpy") {
             let mut copies = std::mem::take(&mut self.builder.trace.copies);
@@ -360,25 +360,25 @@ impl Reader {
     }
 
     /// A kernel of `torch.autograd.profiler`, whose thread is the device.
-    fn add_autograd_kernel(&mut self, event: &Event<'_>, tid: i64, start: i64, end: i64) {
+    fn add_autograd_kernel(&mut self, event: &ChromeEvent<'_>, tid: i64, start: i64, end: i64) {
         let device = u32::try_from(tid).unwrap_or(0);
-        let place = Place { process: self.lane(event), device, context: 0, stream: 0 };
-        let arguments = Arguments::new(event);
+        let place = OperationPlace { process: self.lane(event), device, context: 0, stream: 0 };
+        let arguments = EventArguments::new(event);
         self.add_kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
     }
 
     /// The lane of an operation, as a process.
-    fn lane(&mut self, event: &Event<'_>) -> u32 {
+    fn lane(&mut self, event: &ChromeEvent<'_>) -> u32 {
         FIRST_LANE_PROCESS | self.lanes.intern(integer(event.pid).unwrap_or(-1))
     }
 
-    fn place(&mut self, event: &Event<'_>, arguments: &Arguments<'_>) -> Place {
+    fn place(&mut self, event: &ChromeEvent<'_>, arguments: &EventArguments<'_>) -> OperationPlace {
         let number = |value| integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
         let process = match integer(arguments.process) {
             Some(pid) => self.builder.process(pid.cast_unsigned(), pid),
             None => self.lane(event),
         };
-        Place {
+        OperationPlace {
             process,
             device: number(arguments.device),
             context: number(arguments.context),
@@ -390,8 +390,8 @@ impl Reader {
     fn add_operation(
         &mut self,
         operations: &mut Operations,
-        event: &Event<'_>,
-        arguments: &Arguments<'_>,
+        event: &ChromeEvent<'_>,
+        arguments: &EventArguments<'_>,
         (start, end): (i64, i64),
     ) -> bool {
         let place = self.place(event, arguments);
@@ -401,8 +401,8 @@ impl Reader {
     fn add_operation_at(
         &mut self,
         operations: &mut Operations,
-        place: Place,
-        arguments: &Arguments<'_>,
+        place: OperationPlace,
+        arguments: &EventArguments<'_>,
         start: i64,
         end: i64,
     ) -> bool {
@@ -416,8 +416,8 @@ impl Reader {
         true
     }
 
-    fn kernel(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let arguments = Arguments::new(event);
+    fn kernel(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
+        let arguments = EventArguments::new(event);
         let number = |value| integer(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
         let shape = LaunchShape {
             grid: dimensions(arguments.grid),
@@ -432,10 +432,10 @@ impl Reader {
 
     fn add_kernel_at(
         &mut self,
-        event: &Event<'_>,
-        place: Place,
+        event: &ChromeEvent<'_>,
+        place: OperationPlace,
         shape: LaunchShape,
-        arguments: &Arguments<'_>,
+        arguments: &EventArguments<'_>,
         (start, end): (i64, i64),
     ) {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
@@ -453,8 +453,8 @@ impl Reader {
     }
 
     /// A copy, named like `Memcpy HtoD (Pageable -> Device)`.
-    fn copy(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let arguments = Arguments::new(event);
+    fn copy(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
+        let arguments = EventArguments::new(event);
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         if self.add_operation(&mut copies.on_gpu, event, &arguments, (start, end)) {
             copies.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());

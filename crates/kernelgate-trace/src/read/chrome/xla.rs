@@ -16,14 +16,14 @@ pub(super) enum XlaDeviceLine {
 
 /// The processes and threads of a trace that XLA wrote.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct XlaLines {
     devices: HashMap<i64, u32>,
     lines: HashMap<(i64, i64), XlaDeviceLine>,
     /// The process that launched.
     pub host: Option<i64>,
 }
 
-impl Lines {
+impl XlaLines {
     /// Notes a process by the name that the trace gives it.
     pub fn process(&mut self, pid: i64, name: &str) {
         if let Some(number) = name.strip_prefix("/device:GPU:") {
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn lines_of_a_device_are_streams_or_derived() {
-        let mut lines = Lines::default();
+        let mut lines = XlaLines::default();
         lines.process(3, "/device:GPU:1");
         lines.process(701, "/host:CPU");
         lines.note_xla_thread(3, 14, "Stream #22(MemcpyD2H,Compute)");

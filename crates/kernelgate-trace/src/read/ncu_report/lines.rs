@@ -13,12 +13,12 @@ pub(super) struct SourceFileLine {
 
 /// The lines of the kernels of a cubin.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct CubinLines {
     /// For each kernel, offsets of instructions with the source line that begins there, in order.
     kernels: HashMap<String, Vec<(u64, SourceFileLine)>>,
 }
 
-impl Lines {
+impl CubinLines {
     /// The lines of a cubin; empty where it was compiled without `-lineinfo`, or is damaged.
     pub fn lines_of_cubin(binary: &[u8]) -> Self {
         read(binary).unwrap_or_default()
@@ -35,12 +35,12 @@ impl Lines {
 /// Addresses of the patched table hold the number of a kernel above these bits.
 const KERNEL_NUMBER_SHIFT: u32 = 40;
 
-fn read(binary: &[u8]) -> Option<Lines> {
+fn read(binary: &[u8]) -> Option<CubinLines> {
     let file = object::File::parse(binary).ok()?;
     let section = file.section_by_name(".debug_line")?;
     let mut table = section.data().ok()?.to_vec();
     // Every sequence begins at the address of a kernel, which the linker would fill in. A number of
-    // the kernel takes its place.
+    // the kernel replaces that address.
     let mut kernels: Vec<String> = Vec::new();
     for (at, relocation) in section.relocations() {
         let RelocationTarget::Symbol(symbol) = relocation.target() else { continue };
@@ -62,14 +62,14 @@ fn read(binary: &[u8]) -> Option<Lines> {
         let at = usize::try_from(at).ok()?;
         table.get_mut(at..at + 8)?.copy_from_slice(&address.to_le_bytes());
     }
-    let mut lines = Lines::default();
+    let mut lines = CubinLines::default();
     let mut offset = 0;
     while offset < table.len() {
         let unit = DebugLine::new(&table, LittleEndian);
         let program = unit.program(DebugLineOffset(offset), 8, None, None).ok()?;
         let header = program.header().clone();
         add_line_rows(program, &kernels, &mut lines);
-        // The length of a unit does not count its own four bytes.
+        // The length of a unit excludes its own four bytes.
         offset += header.unit_length() + 4;
     }
     for of_kernel in lines.kernels.values_mut() {
@@ -80,7 +80,7 @@ fn read(binary: &[u8]) -> Option<Lines> {
 
 type Program<'a> = gimli::IncompleteLineProgram<EndianSlice<'a, LittleEndian>>;
 
-fn add_line_rows(program: Program<'_>, kernels: &[String], lines: &mut Lines) {
+fn add_line_rows(program: Program<'_>, kernels: &[String], lines: &mut CubinLines) {
     let mut rows = program.rows();
     while let Ok(Some((header, row))) = rows.next_row() {
         let (Some(line), false) = (row.line(), row.end_sequence()) else { continue };

@@ -13,8 +13,8 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use hashbrown::HashMap;
-use lines::{Lines, SourceFileLine};
-use wire::{ProtobufMessage, Value};
+use lines::{CubinLines, SourceFileLine};
+use wire::{ProtobufMessage, WireValue};
 
 use super::builder::TraceBuilder;
 use super::demangle::readable_kernel_name;
@@ -22,8 +22,8 @@ use super::ncu::add_launch_metric;
 use crate::error::TraceError;
 use crate::model::gpu::LaunchShape;
 use crate::model::kernel_metrics::{ProfiledLaunch, SourceStalls};
-use crate::model::names::Names;
-use crate::model::{Recorder, Trace, TracedDevice};
+use crate::model::names::TraceNames;
+use crate::model::{Trace, TraceRecorder, TracedDevice};
 
 /// The bytes with which a report begins.
 pub(super) const REPORT_MAGIC: &[u8] = b"NVR\0";
@@ -34,11 +34,11 @@ const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Bytes of compiled kernels that are kept to find source lines.
 const MAX_KEPT_BINARY_BYTES: usize = 256 << 20;
 /// Source lines of a launch that are kept.
-const LINES: usize = 20;
+const MAX_SOURCE_LINES: usize = 20;
 
 /// Numbers of the fields of a block's header.
 mod block {
-    pub const SOURCES: u64 = 1;
+    pub const SOURCES_FIELD: u64 = 1;
     pub const SESSION_FIELD: u64 = 3;
     pub const STRINGS_FIELD: u64 = 4;
     pub const PROCESS_FIELD: u64 = 6;
@@ -70,7 +70,7 @@ const RESULT_KINDS: [ResultFieldNumbers; 4] = [
 pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
     let left = file.metadata().map_err(TraceError::io(path))?.len();
-    let mut file = File { source: BufReader::with_capacity(1 << 16, file), left };
+    let mut file = ReportFile { source: BufReader::with_capacity(1 << 16, file), left };
     let mut magic = [0; 4];
     if file.source.read_exact(&mut magic).is_err() || magic != REPORT_MAGIC {
         let reason = format!(
@@ -82,32 +82,32 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
         return Err(TraceError::Unknown { path: path.to_owned(), reason });
     }
     file.left -= 4;
-    let mut report = Report::default();
-    report.builder.trace.recorder = Recorder::NsightCompute;
+    let mut report = NcuReport::default();
+    report.builder.trace.recorder = TraceRecorder::NsightCompute;
     let outcome = report.blocks(&mut file);
     let read = report.builder.trace.profiled.len();
     if let Err(reason) = outcome {
         let reason = format!("report after {read} results: {reason}");
         if read == 0 {
-            return Err(TraceError::broken(path, reason));
+            return Err(TraceError::broken_file(path, reason));
         }
         report.builder.trace.quality.unreadable.push(reason);
     }
     if read == 0 {
-        return Err(TraceError::broken(path, "it holds no profiled launch"));
+        return Err(TraceError::broken_file(path, "it holds no profiled launch"));
     }
     Ok(report.builder.finish())
 }
 
 /// A report file whose messages are read one by one.
-struct File {
+struct ReportFile {
     source: BufReader<std::fs::File>,
     /// Number of bytes that were not read yet.
     left: u64,
 }
 
-impl File {
-    /// The next message, which follows its length; `None` at the end of the file.
+impl ReportFile {
+    /// The next message of the file, whose length precedes it; `None` at the end of the file.
     fn message(&mut self) -> Result<Option<Vec<u8>>, String> {
         if self.left == 0 {
             return Ok(None);
@@ -134,10 +134,10 @@ impl File {
 }
 
 #[derive(Default)]
-struct Report {
+struct NcuReport {
     builder: TraceBuilder,
-    /// Texts that metrics of the report refer to. A block without texts of its own uses those of
-    /// the previous block.
+    /// Texts that metrics of the report refer to. A block without texts uses the texts of the
+    /// previous block.
     strings: Vec<String>,
     /// Compiled kernels by the reference that results have, with their lines once asked for.
     binaries: HashMap<u64, CubinOrLines>,
@@ -147,11 +147,11 @@ struct Report {
 
 enum CubinOrLines {
     Cubin(Vec<u8>),
-    Read(Lines),
+    Read(CubinLines),
 }
 
-impl Report {
-    fn blocks(&mut self, file: &mut File) -> Result<(), String> {
+impl NcuReport {
+    fn blocks(&mut self, file: &mut ReportFile) -> Result<(), String> {
         file.expect("header")?;
         while let Some(header) = file.message()? {
             let header = ProtobufMessage(&header);
@@ -163,7 +163,7 @@ impl Report {
                 self.strings = strings;
             }
             self.process = header.message_field(block::PROCESS_FIELD).text(3);
-            for _ in 0..header.number(block::SOURCES).unwrap_or(0) {
+            for _ in 0..header.number(block::SOURCES_FIELD).unwrap_or(0) {
                 let source = file.expect("compiled kernel")?;
                 self.source(ProtobufMessage(&source));
             }
@@ -231,7 +231,7 @@ impl Report {
         let mut launch = ProfiledLaunch {
             id: number.to_string(),
             kernel: names.intern_text(&name),
-            shape: if is_kernel { shape(result) } else { LaunchShape::default() },
+            shape: if is_kernel { result_shape(result) } else { LaunchShape::default() },
             device: String::new(),
             metrics: Default::default(),
             rules: texts_of_ncu_rules(result, fields, names),
@@ -281,7 +281,7 @@ impl Report {
         let Some(first) = stalls.first else { return Vec::new() };
         let Some(binary) = self.binaries.get_mut(&reference) else { return Vec::new() };
         if let CubinOrLines::Cubin(cubin) = binary {
-            *binary = CubinOrLines::Read(Lines::lines_of_cubin(cubin));
+            *binary = CubinOrLines::Read(CubinLines::lines_of_cubin(cubin));
         }
         let CubinOrLines::Read(lines) = binary else { return Vec::new() };
         let mut sums: HashMap<&SourceFileLine, HashMap<&str, u64>> = HashMap::new();
@@ -307,7 +307,7 @@ impl Report {
             })
             .collect();
         all.sort_by_key(|line| (std::cmp::Reverse(line.samples), line.file, line.line));
-        all.truncate(LINES);
+        all.truncate(MAX_SOURCE_LINES);
         all
     }
 }
@@ -318,7 +318,7 @@ fn kernel_name_of_result(result: ProtobufMessage<'_>) -> String {
     name.map_or_else(|| "unknown kernel".to_owned(), |name| readable_kernel_name(name).into_owned())
 }
 
-fn shape(result: ProtobufMessage<'_>) -> LaunchShape {
+fn result_shape(result: ProtobufMessage<'_>) -> LaunchShape {
     let dimensions = |field| {
         let message = result.message_field(field);
         [1, 2, 3].map(|axis| message.number(axis).and_then(|n| u32::try_from(n).ok()).unwrap_or(0))
@@ -330,7 +330,7 @@ fn shape(result: ProtobufMessage<'_>) -> LaunchShape {
 fn texts_of_ncu_rules(
     result: ProtobufMessage<'_>,
     fields: &ResultFieldNumbers,
-    names: &mut Names,
+    names: &mut TraceNames,
 ) -> Vec<(crate::model::names::NameId, crate::model::names::NameId)> {
     let mut rules = Vec::new();
     for rule in result.repeated_field(fields.rules) {
@@ -355,20 +355,20 @@ enum MetricScalar {
 fn value(message: ProtobufMessage<'_>) -> Option<MetricScalar> {
     #[allow(clippy::cast_precision_loss)]
     let number = |field| match field {
-        (2, Value::Bits32(bits)) => Some(f64::from(f32::from_bits(bits))),
-        (3, Value::Bits64(bits)) => Some(f64::from_bits(bits)),
-        (4 | 5, Value::Number(value)) => Some(value as f64),
+        (2, WireValue::Bits32(bits)) => Some(f64::from(f32::from_bits(bits))),
+        (3, WireValue::Bits64(bits)) => Some(f64::from_bits(bits)),
+        (4 | 5, WireValue::Number(value)) => Some(value as f64),
         _ => None,
     };
     message.all_fields().find_map(|field| match field {
-        (1, Value::Bytes(text)) => {
+        (1, WireValue::Bytes(text)) => {
             Some(MetricScalar::Text(String::from_utf8_lossy(text).into_owned()))
         }
         field => number(field).filter(|value| value.is_finite()).map(MetricScalar::Number),
     })
 }
 
-/// The unit of a metric, which its name implies.
+/// The unit of a metric, derived from its name.
 fn unit_by_metric_name(name: &str) -> &'static str {
     let has = |word: &str| name.contains(word);
     let per_second = name.ends_with(".per_second");
@@ -450,7 +450,7 @@ struct WarpStallSamples {
 
 impl WarpStallSamples {
     fn add(&mut self, name: &str, metric: ProtobufMessage<'_>) {
-        // The list of executed instructions includes the first one; the list of sampled
+        // The list of executed instructions includes the first instruction; the list of sampled
         // instructions may not.
         let executed = name == "inst_executed" || name == "smsp__inst_executed";
         let reason = name.strip_prefix("smsp__pcsamp_warps_issue_stalled_");

@@ -6,7 +6,7 @@ pub(super) struct ProtobufMessage<'a>(pub &'a [u8]);
 
 /// The value of a field, as far as the encoding says what it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Value<'a> {
+pub(super) enum WireValue<'a> {
     /// A varint field: whole number, enumeration or truth value.
     Number(u64),
     /// A number of 32 bits, such as a float.
@@ -19,20 +19,20 @@ pub(super) enum Value<'a> {
 
 impl<'a> ProtobufMessage<'a> {
     /// All fields with their numbers in written order, up to the first broken field.
-    pub fn all_fields(self) -> impl Iterator<Item = (u64, Value<'a>)> {
+    pub fn all_fields(self) -> impl Iterator<Item = (u64, WireValue<'a>)> {
         let mut rest = self.0;
-        std::iter::from_fn(move || read_field(&mut rest))
+        std::iter::from_fn(move || read_wire_field(&mut rest))
     }
 
     /// The last value of the field with a number.
-    fn last(self, number: u64) -> Option<Value<'a>> {
+    fn last(self, number: u64) -> Option<WireValue<'a>> {
         self.all_fields().filter(|(of, _)| *of == number).map(|(_, value)| value).last()
     }
 
     /// A whole number.
     pub fn number(self, number: u64) -> Option<u64> {
         match self.last(number)? {
-            Value::Number(value) => Some(value),
+            WireValue::Number(value) => Some(value),
             _ => None,
         }
     }
@@ -40,7 +40,7 @@ impl<'a> ProtobufMessage<'a> {
     /// A message, empty where the field is missing.
     pub fn message_field(self, number: u64) -> Self {
         match self.last(number) {
-            Some(Value::Bytes(bytes)) => Self(bytes),
+            Some(WireValue::Bytes(bytes)) => Self(bytes),
             _ => Self::default(),
         }
     }
@@ -53,31 +53,31 @@ impl<'a> ProtobufMessage<'a> {
     /// Every value of a repeated field that has bytes.
     pub fn repeated_field(self, number: u64) -> impl Iterator<Item = Self> {
         self.all_fields().filter_map(move |(of, value)| match value {
-            Value::Bytes(bytes) if of == number => Some(Self(bytes)),
+            WireValue::Bytes(bytes) if of == number => Some(Self(bytes)),
             _ => None,
         })
     }
 }
 
-fn read_field<'a>(rest: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
-    let key = varint(rest)?;
+fn read_wire_field<'a>(rest: &mut &'a [u8]) -> Option<(u64, WireValue<'a>)> {
+    let key = read_varint(rest)?;
     let value = match key & 7 {
-        0 => Value::Number(varint(rest)?),
-        1 => Value::Bits64(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?)),
+        0 => WireValue::Number(read_varint(rest)?),
+        1 => WireValue::Bits64(u64::from_le_bytes(take_bytes(rest, 8)?.try_into().ok()?)),
         2 => {
-            let length = usize::try_from(varint(rest)?).ok()?;
-            Value::Bytes(take(rest, length)?)
+            let length = usize::try_from(read_varint(rest)?).ok()?;
+            WireValue::Bytes(take_bytes(rest, length)?)
         }
-        5 => Value::Bits32(u32::from_le_bytes(take(rest, 4)?.try_into().ok()?)),
+        5 => WireValue::Bits32(u32::from_le_bytes(take_bytes(rest, 4)?.try_into().ok()?)),
         _ => return None,
     };
     Some((key >> 3, value))
 }
 
-fn varint(rest: &mut &[u8]) -> Option<u64> {
+fn read_varint(rest: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {
-        let byte = *take(rest, 1)?.first()?;
+        let byte = *take_bytes(rest, 1)?.first()?;
         value |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
             return Some(value);
@@ -86,7 +86,7 @@ fn varint(rest: &mut &[u8]) -> Option<u64> {
     None
 }
 
-fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+fn take_bytes<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let (taken, behind) = rest.split_at_checked(length)?;
     *rest = behind;
     Some(taken)
@@ -107,8 +107,8 @@ mod tests {
         assert_eq!(message.number(1), Some(300));
         assert_eq!(message.text(2), "ab");
         assert_eq!(message.message_field(3).number(1), Some(5));
-        assert_eq!(message.last(4), Some(Value::Bits32(1.5f32.to_bits())));
-        assert_eq!(message.last(5), Some(Value::Bits64(2.5f64.to_bits())));
+        assert_eq!(message.last(4), Some(WireValue::Bits32(1.5f32.to_bits())));
+        assert_eq!(message.last(5), Some(WireValue::Bits64(2.5f64.to_bits())));
         assert_eq!((message.number(9), message.text(9)), (None, String::new()));
     }
 

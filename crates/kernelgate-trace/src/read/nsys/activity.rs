@@ -4,12 +4,13 @@ use hashbrown::HashMap;
 
 use super::super::builder::{COPY_DIRECTIONS, TraceBuilder};
 use super::super::wanted::WantedTraceParts;
-use super::Reader;
+use super::NsysReader;
 use super::database::Row;
-use super::ids::{COPY, GRAPH_TABLE, KERNEL, SET, split_global_id};
+use super::ids::{COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, SET, split_global_id};
 use crate::error::TraceError;
 use crate::model::gpu::{
-    LaunchShape, MemoryKind, Operations, PageFaultTable, Place, PlaceId, SynchronisationKind,
+    LaunchShape, MemoryKind, OperationPlace, Operations, PageFaultTable, PlaceId,
+    SynchronisationKind,
 };
 use crate::model::names::NameId;
 
@@ -18,11 +19,11 @@ const OPERATION_COLUMNS: [&str; 7] =
 const SYNCHRONIZATION_TABLE: &str = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION";
 
 /// The columns that every operation table has, followed by further ones.
-fn columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static str> {
+fn operation_columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static str> {
     OPERATION_COLUMNS.into_iter().chain(others).collect()
 }
 
-/// The first seven columns of a row as an operation; `false`: it has no times.
+/// Reads the first seven columns of a row as an operation; `false` if the row has no times.
 fn push(builder: &mut TraceBuilder, operations: &mut Operations, row: &Row<'_, '_>) -> bool {
     let [start, end] = [0, 1].map(|column| builder.trace.quality.time(row.integer_cell(column)));
     let (Some(start), Some(end)) = (start, end) else {
@@ -47,10 +48,10 @@ fn place(builder: &mut TraceBuilder, row: &Row<'_, '_>) -> PlaceId {
     let number =
         |column| row.integer_cell(column).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
     let stream = row.integer_cell(5).unwrap_or(0).cast_unsigned();
-    builder.place(Place { process, device: number(3), context: number(4), stream })
+    builder.place(OperationPlace { process, device: number(3), context: number(4), stream })
 }
 
-impl Reader {
+impl NsysReader {
     pub(super) fn operations(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
         self.kernels(wanted)?;
         self.copies()?;
@@ -59,7 +60,7 @@ impl Reader {
     }
 
     fn kernels(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
-        if !self.expect(KERNEL) {
+        if !self.expect(KERNEL_TABLE) {
             return Ok(());
         }
         let mut names = vec!["demangledName", "shortName", "graphNodeId"];
@@ -80,7 +81,7 @@ impl Reader {
         let names: Vec<&str> = OPERATION_COLUMNS.into_iter().chain(names).collect();
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
         let unknown = self.builder.trace.names.intern_text("unknown kernel");
-        self.scan(KERNEL, &names, |builder, strings, row| {
+        self.scan(KERNEL_TABLE, &names, |builder, strings, row| {
             if !push(builder, &mut kernels.on_gpu, row) {
                 return;
             }
@@ -111,8 +112,8 @@ impl Reader {
         let memories = self.read_enum_labels("ENUM_CUDA_MEM_KIND", MEMORY_KIND_LABELS)?;
         let unknown = self.builder.trace.names.intern_text("Unknown");
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
-        let names = columns(["bytes", "copyKind", "srcKind", "dstKind"]);
-        self.scan(COPY, &names, |builder, _, row| {
+        let names = operation_columns(["bytes", "copyKind", "srcKind", "dstKind"]);
+        self.scan(COPY_TABLE, &names, |builder, _, row| {
             if !push(builder, &mut copies.on_gpu, row) {
                 return;
             }
@@ -134,7 +135,7 @@ impl Reader {
 
     fn read_memsets(&mut self) -> Result<(), TraceError> {
         let mut sets = std::mem::take(&mut self.builder.trace.sets);
-        self.scan(SET, &columns(["bytes"]), |builder, _, row| {
+        self.scan(SET, &operation_columns(["bytes"]), |builder, _, row| {
             if push(builder, &mut sets.on_gpu, row) {
                 sets.bytes.push(row.integer_cell(7).unwrap_or(0).max(0).cast_unsigned());
             }
@@ -145,7 +146,7 @@ impl Reader {
 
     fn read_graph_launches(&mut self) -> Result<(), TraceError> {
         let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
-        self.scan(GRAPH_TABLE, &columns(["graphExecId"]), |builder, _, row| {
+        self.scan(GRAPH_TABLE, &operation_columns(["graphExecId"]), |builder, _, row| {
             if push(builder, &mut graphs.on_gpu, row) {
                 let id = row.integer_cell(7).and_then(|id| u32::try_from(id).ok());
                 graphs.executable.push(id.unwrap_or(0));
@@ -184,7 +185,7 @@ impl Reader {
             return Ok(());
         }
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
-        self.scan(SYNCHRONIZATION_TABLE, &columns(["syncType"]), |builder, _, row| {
+        self.scan(SYNCHRONIZATION_TABLE, &operation_columns(["syncType"]), |builder, _, row| {
             if push(builder, &mut syncs.on_gpu, row) {
                 syncs.kind.push(match row.integer_cell(7) {
                     Some(1) => SynchronisationKind::Event,
@@ -216,7 +217,7 @@ impl Reader {
             "memKind",
         ];
         self.scan("CUDA_GPU_MEMORY_USAGE_EVENTS", &names, |builder, _, row| {
-            // This table also contains memory of the host.
+            // This table also contains allocations of host memory.
             let of_host =
                 row.integer_cell(9).and_then(|kind| memories.get(&kind)).is_some_and(|&name| {
                     let kind = memory_kind_of_label(builder.trace.names.text(name));

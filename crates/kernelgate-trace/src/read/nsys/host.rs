@@ -1,13 +1,13 @@
 //! The host's work: calls of CUDA and of the operating system, and the scheduler's decisions.
 
-use super::Reader;
+use super::NsysReader;
 use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
 use crate::error::TraceError;
 
 /// Name of calls without a recorded name.
 pub(super) const UNKNOWN_CALL_NAME: &str = "unknown call";
 
-impl Reader {
+impl NsysReader {
     pub(super) fn calls(&mut self) -> Result<(), TraceError> {
         if !self.expect(RUNTIME_CALL_TABLE) {
             return Ok(());
@@ -52,7 +52,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Nodes of CUDA graphs, as they are created and cloned.
+    /// Reads how nodes of CUDA graphs were created and cloned.
     pub(super) fn read_graph_node_events(&mut self) -> Result<(), TraceError> {
         let mut events = std::mem::take(&mut self.builder.trace.node_events);
         let names = ["start", "globalTid", "graphNodeId", "originalGraphNodeId"];

@@ -1,7 +1,7 @@
 //! Ids of processes and threads, and names of tables.
 
-pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
-pub(super) const COPY: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
+pub(super) const KERNEL_TABLE: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
+pub(super) const COPY_TABLE: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
 pub(super) const SET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
 pub(super) const GRAPH_TABLE: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 pub(super) const RUNTIME_CALL_TABLE: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";

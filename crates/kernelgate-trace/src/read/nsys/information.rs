@@ -1,6 +1,6 @@
 //! An export's own description: devices, processes, versions, errors while recording.
 
-use super::Reader;
+use super::NsysReader;
 use super::ids::split_global_id;
 use crate::error::TraceError;
 use crate::model::TracedDevice;
@@ -11,7 +11,7 @@ const GPU_METRIC_TYPE_MASK: i64 = 0xFF;
 const KEPT_SYSTEM_FACTS: [&str; 4] =
     ["NvDriverVersion", "CudaDriverVersion", "SoftwarePlatform", "SoftwareReleaseVersion"];
 
-impl Reader {
+impl NsysReader {
     pub(super) fn information(&mut self) -> Result<(), TraceError> {
         // The second table name is used by schemas before version 3.
         for table in ["META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE"] {

@@ -17,7 +17,7 @@ use std::path::Path;
 
 use database::{NsysDatabase, Row};
 use hashbrown::HashMap;
-use ids::{COPY, KERNEL, RUNTIME_CALL_TABLE};
+use ids::{COPY_TABLE, KERNEL_TABLE, RUNTIME_CALL_TABLE};
 
 use super::builder::TraceBuilder;
 use super::unsupported;
@@ -52,14 +52,14 @@ pub(super) fn read(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, Trac
 }
 
 /// An export of which the texts were read.
-fn open(path: &Path) -> Result<Reader, TraceError> {
+fn open(path: &Path) -> Result<NsysReader, TraceError> {
     let database = NsysDatabase::open(path)?;
     let tables = [
         "StringIds",
         "META_DATA_EXPORT",
         "EXPORT_META_DATA",
         "TARGET_INFO_SYSTEM_ENV",
-        KERNEL,
+        KERNEL_TABLE,
         RUNTIME_CALL_TABLE,
     ];
     if !tables.iter().any(|table| database.has(table)) {
@@ -69,7 +69,8 @@ fn open(path: &Path) -> Result<Reader, TraceError> {
         });
         return Err(TraceError::Unknown { path: path.to_owned(), reason });
     }
-    let mut reader = Reader { database, builder: TraceBuilder::default(), strings: HashMap::new() };
+    let mut reader =
+        NsysReader { database, builder: TraceBuilder::default(), strings: HashMap::new() };
     reader.read_strings()?;
     Ok(reader)
 }
@@ -96,14 +97,14 @@ fn absent_columns(database: &NsysDatabase, table: &str, columns: &[&str]) -> Vec
 }
 
 /// State of an Nsight Systems export while it is read.
-struct Reader {
+struct NsysReader {
     database: NsysDatabase,
     builder: TraceBuilder,
     /// Texts by the id that rows refer to.
     strings: HashMap<i64, NameId>,
 }
 
-impl Reader {
+impl NsysReader {
     fn read_all_but_ranges(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
         self.information()?;
         if wanted.operations {
@@ -135,7 +136,7 @@ impl Reader {
         mut each: impl FnMut(&mut TraceBuilder, &HashMap<i64, NameId>, &Row<'_, '_>),
     ) -> Result<(), TraceError> {
         let (builder, strings) = (&mut self.builder, &self.strings);
-        if [KERNEL, COPY, RUNTIME_CALL_TABLE].contains(&table) {
+        if [KERNEL_TABLE, COPY_TABLE, RUNTIME_CALL_TABLE].contains(&table) {
             builder.trace.quality.missing.extend(absent_columns(&self.database, table, columns));
         }
         let ended = self.database.scan(table, columns, |row| each(builder, strings, row))?;

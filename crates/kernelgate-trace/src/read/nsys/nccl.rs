@@ -7,7 +7,7 @@
 use hashbrown::HashMap;
 use serde_json::Value;
 
-use super::Reader;
+use super::NsysReader;
 use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
 use crate::error::TraceError;
 use crate::model::collective::CollectiveKind;
@@ -15,7 +15,7 @@ use crate::model::collectives::CollectiveKernelCall;
 use crate::model::launch_correlation_key;
 use crate::model::names::NameId;
 
-const EVENTS: &str = "NVTX_EVENTS";
+const EVENTS_TABLE: &str = "NVTX_EVENTS";
 /// Bytes before a payload: its domain, its schema, its size and where it begins.
 const PAYLOAD_HEADER_BYTES: usize = 32;
 
@@ -104,10 +104,10 @@ struct NcclCall {
     payload: NcclPayload,
 }
 
-impl Reader {
+impl NsysReader {
     /// Describes the kernels of NCCL by the payloads of its ranges.
     pub(super) fn nccl(&mut self) -> Result<(), TraceError> {
-        let has = |column| self.database.has_column(EVENTS, column);
+        let has = |column| self.database.has_column(EVENTS_TABLE, column);
         if !["binaryData", "jsonText", "jsonTextId"].into_iter().any(has) {
             return Ok(());
         }
@@ -139,7 +139,7 @@ impl Reader {
             let process = self.builder.trace.process_of_place(on_gpu.place.at(row as usize));
             let launch =
                 launches.get(&launch_correlation_key(process, on_gpu.correlation.at(row as usize)));
-            let Some(found) = launch.and_then(|&(thread, time)| around(&calls, thread, time))
+            let Some(found) = launch.and_then(|&(thread, time)| calls_around(&calls, thread, time))
             else {
                 continue;
             };
@@ -168,7 +168,7 @@ impl Reader {
         let mut calls = Vec::new();
         let columns =
             ["start", "end", "globalTid", "text", "textId", "binaryData", "jsonText", "jsonTextId"];
-        self.scan(EVENTS, &columns, |builder, strings, row| {
+        self.scan(EVENTS_TABLE, &columns, |builder, strings, row| {
             let names = &builder.trace.names;
             let string = |column: usize| {
                 let id = row.integer_cell(column)?;
@@ -247,14 +247,14 @@ impl Reader {
 
 /// The calls with sizes that launched at a time: the innermost around it, or all of the group that
 /// ends then.
-fn around(calls: &[NcclCall], thread: i64, time: i64) -> Option<Vec<&NcclCall>> {
+fn calls_around(calls: &[NcclCall], thread: i64, time: i64) -> Option<Vec<&NcclCall>> {
     let behind = calls.partition_point(|call| (call.thread, call.start) <= (thread, time));
     let own = calls[..behind].iter().rev().take_while(|call| call.thread == thread);
     let launching = own.clone().find(|call| call.end >= time)?;
     if launching.payload.bytes.is_some() {
         return Some(vec![launching]);
     }
-    // Back from the end of a group to its outermost start.
+    // Walks back from the end of a group to its outermost start.
     let mut depth = 0usize;
     let mut found = Vec::new();
     for call in own.skip_while(|call| call.start > launching.start) {
@@ -271,8 +271,8 @@ fn around(calls: &[NcclCall], thread: i64, time: i64) -> Option<Vec<&NcclCall>> 
     (!found.is_empty()).then_some(found)
 }
 
-/// Bytes that each rank contributes and receives, computed from the size that NCCL records, which
-/// is that of the smaller buffer.
+/// Bytes that each rank contributes and receives, computed from the size of the smaller buffer,
+/// which NCCL records.
 fn bytes_given_and_received(name: &str, bytes: u64, ranks: u64) -> (u64, u64) {
     let all = bytes.saturating_mul(ranks.max(1));
     match CollectiveKind::collective_in_name(name) {
@@ -322,13 +322,13 @@ mod tests {
             call(16, 30, "ncclGroupEnd", None),
         ];
         let bytes = |time| -> Option<u64> {
-            let found = around(&calls, 1, time)?;
+            let found = calls_around(&calls, 1, time)?;
             Some(found.iter().filter_map(|call| call.payload.bytes).sum())
         };
         assert_eq!(bytes(3), Some(10));
         assert_eq!(bytes(20), Some(300));
         assert_eq!(bytes(40), None);
-        assert_eq!(around(&calls, 2, 3).map(|found| found.len()), None);
+        assert_eq!(calls_around(&calls, 2, 3).map(|found| found.len()), None);
         assert_eq!(bytes_given_and_received("ncclAllGather", 10, 4), (10, 40));
         assert_eq!(bytes_given_and_received("ncclReduceScatter", 10, 4), (40, 10));
         assert_eq!(bytes_given_and_received("ncclAllReduce", 10, 4), (10, 10));

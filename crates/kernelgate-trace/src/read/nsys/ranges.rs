@@ -6,19 +6,19 @@ use hashbrown::HashMap;
 
 use super::super::builder::TraceBuilder;
 use super::super::rows::RangeRow;
-use super::database::{NsysDatabase, Order, Row};
-use super::ids::{COPY, GRAPH_TABLE, KERNEL, RUNTIME_CALL_TABLE, SET, split_global_id};
+use super::database::{NsysDatabase, Row, RowOrder};
+use super::ids::{COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, RUNTIME_CALL_TABLE, SET, split_global_id};
 use crate::error::TraceError;
-use crate::model::Table;
+use crate::model::InternedValues;
 use crate::model::host::{HostMarkTable, HostRangeTable, RangeStyle};
-use crate::model::names::{NameId, Names, without_numbers_in_name};
+use crate::model::names::{NameId, TraceNames, without_numbers_in_name};
 use crate::model::quality::TraceQuality;
 
 const NVTX_EVENT_TABLE: &str = "NVTX_EVENTS";
 /// Events other than ranges: a moment with a text, the name of a domain.
-const MARK: i64 = 34;
+const MARK_EVENT_TYPE: i64 = 34;
 const DOMAIN_EVENT_TYPE: i64 = 75;
-/// Texts from which further ones lose their numbers, where few names suffice.
+/// Number of texts after which further texts lose their numbers, if few names are requested.
 const MAX_TEXTS_WITH_NUMBERS: usize = 1 << 16;
 
 /// The text of a range before it has a name in the trace.
@@ -26,14 +26,14 @@ const MAX_TEXTS_WITH_NUMBERS: usize = 1 << 16;
 enum RangeText {
     /// The text is one of the export's string table.
     Shared(NameId),
-    /// The text is one of those in [`ThreadAndTextLabels`].
+    /// The text is one of the texts in [`ThreadAndTextLabels`].
     Own(NameId),
     None,
 }
 
 /// Content of a row, its thread and name by the numbers of its [`ThreadAndTextLabels`].
-enum Event {
-    /// End of the range; `None` if it was never closed.
+enum RangeEvent {
+    /// End of the range; `None` if the range was never closed.
     Range(i64, Option<i64>, RangeStyle),
     Mark(i64),
 }
@@ -42,11 +42,11 @@ enum Event {
 #[derive(Default)]
 struct ThreadAndTextLabels {
     /// Global thread ids.
-    threads: Table<i64>,
+    threads: InternedValues<i64>,
     /// (domain, process, text).
-    keys: Table<(i64, u64, RangeText)>,
-    texts: Names,
-    /// Whether texts lose their numbers once there are many.
+    keys: InternedValues<(i64, u64, RangeText)>,
+    texts: TraceNames,
+    /// Whether texts lose their numbers once there are many texts.
     few: bool,
     domains: HashMap<(i64, u64), RangeText>,
     quality: TraceQuality,
@@ -54,7 +54,7 @@ struct ThreadAndTextLabels {
 
 /// Ranges whose threads and names are indices of this part alone.
 #[derive(Default)]
-pub(super) struct Part {
+pub(super) struct RangeBatch {
     ranges: HostRangeTable,
     marks: HostMarkTable,
     unclosed: Vec<u32>,
@@ -65,25 +65,25 @@ pub(super) struct Part {
 ///
 /// # Errors
 /// The database is locked.
-pub(super) fn read(path: &Path, strings: &HashMap<i64, NameId>) -> Result<Part, TraceError> {
+pub(super) fn read(path: &Path, strings: &HashMap<i64, NameId>) -> Result<RangeBatch, TraceError> {
     let database = NsysDatabase::open(path)?;
-    let Part { mut ranges, mut marks, mut unclosed, .. } = Part::default();
+    let RangeBatch { mut ranges, mut marks, mut unclosed, .. } = RangeBatch::default();
     ranges.reserve_rows(database.rows_at_most(NVTX_EVENT_TABLE));
-    let how = (Order::Stored, false);
-    let labels = scan(&database, how, strings, |thread, key, event| match event {
-        Event::Range(start, end, style) => {
+    let how = (RowOrder::Stored, false);
+    let labels = scan_range_events(&database, how, strings, |thread, key, event| match event {
+        RangeEvent::Range(start, end, style) => {
             if end.is_none() {
                 unclosed.push(u32::try_from(ranges.len()).unwrap_or(u32::MAX));
             }
             ranges.push(start, end.unwrap_or(start), thread.0, NameId(key), style);
         }
-        Event::Mark(time) => {
+        RangeEvent::Mark(time) => {
             marks.time.push(time);
             marks.thread.push(thread.0);
             marks.name.push(NameId(key));
         }
     })?;
-    Ok(Part { ranges, marks, unclosed, labels })
+    Ok(RangeBatch { ranges, marks, unclosed, labels })
 }
 
 /// Hands out the ranges in some order, and, where few names suffice, with few; their names are
@@ -93,26 +93,26 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, NameId>) -> Result<Part, 
 /// The database is locked.
 pub(super) fn stream(
     path: &Path,
-    how: (Order, bool),
+    how: (RowOrder, bool),
     strings: &HashMap<i64, NameId>,
     mut each: impl FnMut(i64, RangeRow),
-) -> Result<Part, TraceError> {
+) -> Result<RangeBatch, TraceError> {
     let database = NsysDatabase::open(path)?;
-    let labels = scan(&database, how, strings, |(_, thread), label, event| {
-        if let Event::Range(start, end, style) = event {
+    let labels = scan_range_events(&database, how, strings, |(_, thread), label, event| {
+        if let RangeEvent::Range(start, end, style) = event {
             let end = end.unwrap_or(RangeRow::UNCLOSED_RANGE_END);
             each(thread, RangeRow { start, end, thread: 0, label, style, inputs: 0 });
         }
     })?;
-    Ok(Part { labels, ..Part::default() })
+    Ok(RangeBatch { labels, ..RangeBatch::default() })
 }
 
 /// Visits events: their thread as number and global id, the number of their name, what they are.
-fn scan(
+fn scan_range_events(
     database: &NsysDatabase,
-    (order, few): (Order, bool),
+    (order, few): (RowOrder, bool),
     strings: &HashMap<i64, NameId>,
-    mut each: impl FnMut((u32, i64), u32, Event),
+    mut each: impl FnMut((u32, i64), u32, RangeEvent),
 ) -> Result<ThreadAndTextLabels, TraceError> {
     let mut labels = ThreadAndTextLabels { few, ..ThreadAndTextLabels::default() };
     if !database.has(NVTX_EVENT_TABLE) {
@@ -126,7 +126,7 @@ fn scan(
             // 59 and 60 are NVTX, 70 and 71 the same from a text file.
             Some(59 | 70) => RangeStyle::PushPop,
             Some(60 | 71) => RangeStyle::StartEnd,
-            Some(MARK | DOMAIN_EVENT_TYPE) => RangeStyle::PushPop,
+            Some(MARK_EVENT_TYPE | DOMAIN_EVENT_TYPE) => RangeStyle::PushPop,
             _ => return,
         };
         let shared = row.integer_cell(5).and_then(|id| strings.get(&id));
@@ -139,13 +139,13 @@ fn scan(
             return;
         }
         let Some(start) = labels.quality.time(row.integer_cell(0)) else { return };
-        let event = if kind == Some(MARK) {
-            Event::Mark(start)
+        let event = if kind == Some(MARK_EVENT_TYPE) {
+            RangeEvent::Mark(start)
         } else {
             let end = labels.quality.time(row.integer_cell(1));
             let end = end.map(|end| labels.quality.plausible_span_end(start, end));
             labels.quality.unclosed_ranges += u64::from(end.is_none());
-            Event::Range(start, end, style)
+            RangeEvent::Range(start, end, style)
         };
         let key = labels.keys.intern((domain, process, text));
         each((labels.threads.intern(thread), thread), key, event);
@@ -197,7 +197,7 @@ impl ThreadAndTextLabels {
     }
 }
 
-impl Part {
+impl RangeBatch {
     /// The names that rows of [`stream`] mean.
     pub fn into_trace_names(self, builder: &mut TraceBuilder) -> Vec<NameId> {
         let names = self.labels.names(builder);
@@ -208,7 +208,8 @@ impl Part {
     /// Returns the end time given to ranges that were never closed: the last time of the whole
     /// trace. Returns `None` if all ranges were closed.
     pub fn last(&self, database: &NsysDatabase) -> Option<i64> {
-        let tables = [NVTX_EVENT_TABLE, KERNEL, COPY, SET, GRAPH_TABLE, RUNTIME_CALL_TABLE];
+        let tables =
+            [NVTX_EVENT_TABLE, KERNEL_TABLE, COPY_TABLE, SET, GRAPH_TABLE, RUNTIME_CALL_TABLE];
         (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end(&tables)).flatten()
     }
 

@@ -10,12 +10,12 @@ use hashbrown::HashMap;
 
 use super::super::builder::TraceBuilder;
 use super::super::rows::{
-    CallRow, OrderedByTime, RangeRow, Row, RowOfEitherOrder, Streamed, merge,
+    CallRow, OrderedByTime, RangeRow, Row, RowOfEitherOrder, StreamedRows, merge,
 };
 use super::super::wanted::WantedTraceParts;
-use super::database::{NsysDatabase, Order};
+use super::database::{NsysDatabase, RowOrder};
 use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
-use super::ranges::{self, Part};
+use super::ranges::{self, RangeBatch};
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::names::NameId;
@@ -32,26 +32,26 @@ pub fn read(
     path: &Path,
     wanted: &WantedTraceParts,
     mut each: impl FnMut(&Trace, Row),
-) -> Result<Streamed, TraceError> {
+) -> Result<StreamedRows, TraceError> {
     let mut reader = super::open(path)?;
     reader.read_all_but_ranges(&WantedTraceParts { calls: false, ..*wanted })?;
-    let super::Reader { mut builder, strings, database } = reader;
+    let super::NsysReader { mut builder, strings, database } = reader;
     builder.trace.names.intern_text(super::host::UNKNOWN_CALL_NAME);
     builder.share();
-    let mut pass = pass(path, wanted, Order::Stored, &mut builder, &strings, &mut each)?;
+    let mut pass = pass(path, wanted, RowOrder::Stored, &mut builder, &strings, &mut each)?;
     if !pass.in_order {
-        pass = self::pass(path, wanted, Order::Start, &mut builder, &strings, &mut each)?;
+        pass = self::pass(path, wanted, RowOrder::Start, &mut builder, &strings, &mut each)?;
     }
     let last = pass.ranges.last(&database).unwrap_or(RangeRow::UNCLOSED_RANGE_END);
     builder.trace.quality.add_quality_of(pass.calls);
     let names = pass.ranges.into_trace_names(&mut builder);
-    Ok(Streamed { trace: builder.finish(), names, last })
+    Ok(StreamedRows { trace: builder.finish(), names, last })
 }
 
 /// Result of one pass over the tables.
-struct Pass {
+struct PassResult {
     in_order: bool,
-    ranges: Part,
+    ranges: RangeBatch,
     /// Quality problems of the table of calls.
     calls: TraceQuality,
 }
@@ -59,11 +59,11 @@ struct Pass {
 fn pass(
     path: &Path,
     wanted: &WantedTraceParts,
-    order: Order,
+    order: RowOrder,
     builder: &mut TraceBuilder,
     strings: &HashMap<i64, NameId>,
     each: &mut impl FnMut(&Trace, Row),
-) -> Result<Pass, TraceError> {
+) -> Result<PassResult, TraceError> {
     let mut threads: HashMap<i64, (u32, u32)> = HashMap::new();
     let mut thread_of = |builder: &mut TraceBuilder, id: i64| {
         *threads.entry(id).or_insert_with(|| {
@@ -100,16 +100,16 @@ fn pass(
             None => TraceQuality::default(),
         };
         let in_order = ranges.in_order && calls.in_order;
-        Ok(Pass { in_order, ranges: ranges_read, calls: calls_read })
+        Ok(PassResult { in_order, ranges: ranges_read, calls: calls_read })
     })
 }
 
 fn read_ranges(
     path: &Path,
-    how: (Order, bool),
+    how: (RowOrder, bool),
     strings: &HashMap<i64, NameId>,
     mut batches: RowBatches<(i64, RangeRow)>,
-) -> Result<Part, TraceError> {
+) -> Result<RangeBatch, TraceError> {
     let part = ranges::stream(path, how, strings, |thread, row| batches.push((thread, row)))?;
     batches.send_calls();
     Ok(part)
@@ -118,7 +118,7 @@ fn read_ranges(
 /// Reader of the call table, with the selection of calls.
 struct CallTableReader<'a> {
     path: &'a Path,
-    order: Order,
+    order: RowOrder,
     strings: &'a HashMap<i64, NameId>,
     /// Name of calls without a recorded name.
     unknown: NameId,
@@ -157,7 +157,7 @@ impl CallTableReader<'_> {
     }
 }
 
-/// Rows on their way to another thread.
+/// The receiving end of rows that another thread reads.
 struct RowBatches<T> {
     batch: Vec<T>,
     sender: SyncSender<Vec<T>>,
@@ -199,7 +199,7 @@ impl<T> RowBatches<T> {
 /// Puts rows that are almost sorted into order.
 struct RowOrderingBuffer<T> {
     receiver: Receiver<Vec<T>>,
-    /// Returns batches that were read, so that their memory is used again.
+    /// Returns batches that were read, so that their memory can be used again.
     spent: SyncSender<Vec<T>>,
     ready: Vec<T>,
     next: usize,
@@ -263,7 +263,7 @@ impl<T: OrderedByTime + Copy> Iterator for RowOrderingBuffer<T> {
 mod tests {
     use super::*;
 
-    fn rows(starts: &[i64]) -> Vec<CallRow> {
+    fn call_rows(starts: &[i64]) -> Vec<CallRow> {
         let row = |&start| CallRow {
             start,
             end: start,
@@ -279,7 +279,7 @@ mod tests {
     fn a_buffer_mends_what_is_almost_in_order() {
         let read = |batches: &[&[i64]]| {
             let (into, mut ordered) = batch_channel();
-            let batches: Vec<Vec<CallRow>> = batches.iter().map(|batch| rows(batch)).collect();
+            let batches: Vec<Vec<CallRow>> = batches.iter().map(|batch| call_rows(batch)).collect();
             std::thread::spawn(move || {
                 batches.into_iter().for_each(|batch| into.sender.send(batch).expect("it is read"));
             });

@@ -8,27 +8,29 @@ use std::io::BufReader;
 use std::path::Path;
 
 use hashbrown::HashMap;
-use rows::{Activity, DeclaredWorkRow, On, RecordedGraphNodeRow, RecordedKernelRow, Recording};
+use rows::{
+    DeclaredWorkRow, On, RecordedGraphNodeRow, RecordedKernelRow, RecordedRows, RecordingFile,
+};
 
 use super::builder::{COPY_DIRECTIONS, TraceBuilder};
 use super::demangle::readable_kernel_name;
 use crate::error::TraceError;
 use crate::model::gpu::{
     CudaGraphNode, DeclaredProblemPart, DeclaredRangeWork, DeclaredWorkCount, LaunchShape,
-    MemoryKind, Operations, PageFaultTable, Place, PlaceId, SynchronisationKind,
+    MemoryKind, OperationPlace, Operations, PageFaultTable, PlaceId, SynchronisationKind,
 };
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
 use crate::model::quality::TraceQuality;
-use crate::model::{Recorder, Trace, TracedDevice};
+use crate::model::{Trace, TraceRecorder, TracedDevice};
 
-const SCHEMA: &str = "kernelgate-recording";
+const RECORDING_SCHEMA: &str = "kernelgate-recording";
 /// Newest version of recordings that this reader knows.
-const VERSION: u64 = 1;
+const RECORDING_VERSION: u64 = 1;
 
 /// Whether a text begins as a recording: its format's name comes before its records.
 pub(super) fn looks_like(head: &[u8]) -> bool {
-    head.windows(SCHEMA.len()).any(|part| part == SCHEMA.as_bytes())
+    head.windows(RECORDING_SCHEMA.len()).any(|part| part == RECORDING_SCHEMA.as_bytes())
 }
 
 /// Reads a recording.
@@ -37,25 +39,25 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 /// The file cannot be read, is cut short or of a newer version.
 pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let file = File::open(path).map_err(TraceError::io(path))?;
-    let recording: Recording = serde_json::from_reader(BufReader::with_capacity(1 << 18, file))
-        .map_err(|error| TraceError::broken(path, format!("broken or cut short ({error})")))?;
-    if recording.schema != SCHEMA {
-        return Err(TraceError::broken(path, format!("it is of `{}`", recording.schema)));
+    let recording: RecordingFile = serde_json::from_reader(BufReader::with_capacity(1 << 18, file))
+        .map_err(|error| TraceError::broken_file(path, format!("broken or cut short ({error})")))?;
+    if recording.schema != RECORDING_SCHEMA {
+        return Err(TraceError::broken_file(path, format!("it is of `{}`", recording.schema)));
     }
-    if recording.schema_version > VERSION {
-        return Err(TraceError::broken(
+    if recording.schema_version > RECORDING_VERSION {
+        return Err(TraceError::broken_file(
             path,
             format!(
-                "written by a newer kernelgate (schema {}, this one reads up to {VERSION})",
+                "written by a newer kernelgate (schema {}, this one reads up to {RECORDING_VERSION})",
                 recording.schema_version
             ),
         ));
     }
-    Ok(Reader::new(&recording).all(&recording))
+    Ok(RecordingReader::new(&recording).all(&recording))
 }
 
 /// State of a kernelgate recording while it is read.
-struct Reader {
+struct RecordingReader {
     builder: TraceBuilder,
     process: u32,
     /// The recording's names.
@@ -63,8 +65,8 @@ struct Reader {
     unknown: NameId,
 }
 
-impl Reader {
-    fn new(recording: &Recording) -> Self {
+impl RecordingReader {
+    fn new(recording: &RecordingFile) -> Self {
         let mut builder = TraceBuilder::default();
         let pid = recording.trace.pid;
         let process = builder.process(u64::from(pid), i64::from(pid));
@@ -79,9 +81,9 @@ impl Reader {
         Self { builder, process, names, unknown }
     }
 
-    fn all(mut self, recording: &Recording) -> Trace {
+    fn all(mut self, recording: &RecordingFile) -> Trace {
         let activity = &recording.trace;
-        self.builder.trace.recorder = Recorder::Cupti;
+        self.builder.trace.recorder = TraceRecorder::Cupti;
         self.add_recording_information(recording);
         self.kernels(&activity.kernels);
         self.memory(activity);
@@ -96,7 +98,7 @@ impl Reader {
         self.builder.finish()
     }
 
-    fn add_recording_information(&mut self, recording: &Recording) {
+    fn add_recording_information(&mut self, recording: &RecordingFile) {
         let trace = &mut self.builder.trace;
         let devices = std::iter::once(&recording.device).chain(&recording.other_devices);
         trace.devices.extend(devices.map(|device| TracedDevice {
@@ -136,10 +138,10 @@ impl Reader {
     fn place(&mut self, on: On) -> PlaceId {
         let On { device, context, stream } = on;
         let process = self.process;
-        self.builder.place(Place { process, device, context, stream: u64::from(stream) })
+        self.builder.place(OperationPlace { process, device, context, stream: u64::from(stream) })
     }
 
-    /// Adds a GPU operation; returns `false` if it has no times.
+    /// Adds a GPU operation; returns `false` if the record has no times.
     fn push(
         &mut self,
         operations: &mut Operations,
@@ -179,7 +181,7 @@ impl Reader {
     }
 
     /// Adds copies, memsets, allocations and page faults.
-    fn memory(&mut self, activity: &Activity) {
+    fn memory(&mut self, activity: &RecordedRows) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in &activity.copies {
             let span = (row.start, row.end);
@@ -221,7 +223,7 @@ impl Reader {
     }
 
     /// Calls, waits and ranges.
-    fn add_host_activity(&mut self, activity: &Activity) {
+    fn add_host_activity(&mut self, activity: &RecordedRows) {
         for row in &activity.calls {
             let name = self.name(row.name);
             let thread = self.builder.thread(self.process, i64::from(row.thread));
@@ -236,7 +238,7 @@ impl Reader {
             let (start, end) = plausible_span(&mut trace.quality, row.start, row.end);
             trace.ranges.push(start, end, thread, name, RangeStyle::PushPop);
         }
-        // Waits name a context, not its device.
+        // Waits name only a context, so the context's device is looked up.
         let devices: HashMap<u32, u32> =
             activity.kernels.iter().map(|row| (row.on.context, row.on.device)).collect();
         let mut waits = std::mem::take(&mut self.builder.trace.syncs);

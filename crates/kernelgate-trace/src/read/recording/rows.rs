@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
-pub struct Recording {
+pub struct RecordingFile {
     pub schema: String,
     pub schema_version: u64,
     #[serde(default)]
@@ -22,7 +22,7 @@ pub struct Recording {
     pub device: DeviceFactsRow,
     #[serde(default)]
     pub other_devices: Vec<DeviceFactsRow>,
-    pub trace: Activity,
+    pub trace: RecordedRows,
 }
 
 #[derive(Deserialize, Default)]
@@ -62,7 +62,7 @@ pub struct DeviceFactsRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct Activity {
+pub struct RecordedRows {
     pub pid: u32,
     pub names: Vec<String>,
     pub kernels: Vec<RecordedKernelRow>,

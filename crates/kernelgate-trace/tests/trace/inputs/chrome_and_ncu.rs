@@ -5,7 +5,7 @@ use std::io::Write as _;
 use crate::fixture::{column, file, reason, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::difference::{TraceSums, difference};
 use kernelgate_trace::diagnose::{QuestionAnswer, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::MemoryKind;
@@ -38,7 +38,7 @@ const KINETO: &str = r#"{
 
 fn read(name: &str, content: &[u8]) -> Trace {
     let (_folder, path) = file(name, content);
-    read::open(&path, &WantedTraceParts::ALL).unwrap()
+    read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
 fn packed(content: &[u8]) -> Vec<u8> {
@@ -278,7 +278,7 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
             "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"launch__registers_per_thread\"\n\
              \"\",\"\",\"nsecond\",\"register/thread\"\n\"0\",\"k\",\"{duration}\",\"{registers}\"\n"
         );
-        Sums::new(&read("raw.csv", raw.as_bytes()))
+        TraceSums::new(&read("raw.csv", raw.as_bytes()))
     };
     let difference = difference(report(4000, 96), report(5000, 128));
     assert_eq!((difference.total_change_ns(), difference.parts[0].total_change_ns()), (1000, 1000));

@@ -89,7 +89,7 @@ fn report(version: &str, launches: &[Vec<u8>]) -> Vec<u8> {
 
 fn read(content: &[u8]) -> Trace {
     let (_folder, path) = file("report.ncu-rep", content);
-    read::open(&path, &WantedTraceParts::ALL).unwrap()
+    read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
 fn value(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
@@ -159,8 +159,10 @@ fn recorded(name: &str) -> Option<PathBuf> {
 #[test]
 fn a_recorded_report_agrees_with_the_csv_of_ncu() {
     let Some(path) = recorded("full.ncu-rep") else { return };
-    let native = read::open(&path, &WantedTraceParts::ALL).unwrap();
-    let csv = read::open(&path.with_file_name("full-details.csv"), &WantedTraceParts::ALL).unwrap();
+    let native = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
+    let csv =
+        read::open_trace_file(&path.with_file_name("full-details.csv"), &WantedTraceParts::ALL)
+            .unwrap();
     assert_eq!(native.profiled.len(), csv.profiled.len());
     let mut compared = 0;
     for (ours, theirs) in native.profiled.iter().zip(&csv.profiled) {

@@ -16,7 +16,8 @@ fn files_of_no_known_format_are_refused_by_name() {
         refused("Cargo.toml", b"[package]\nname = \"a\"\n").contains("neither an SQLite export")
     );
     insta::assert_snapshot!(reason(&refused("empty.json", b"")), @"it is empty");
-    let missing = read::open("/no/such/trace.sqlite".as_ref(), &WantedTraceParts::ALL).unwrap_err();
+    let missing = read::open_trace_file("/no/such/trace.sqlite".as_ref(), &WantedTraceParts::ALL)
+        .unwrap_err();
     assert!(missing.to_string().contains("/no/such/trace.sqlite"), "{missing}");
     let other = Export::with_schema("CREATE TABLE people (name TEXT);");
     let message = other.read().unwrap_err().to_string();
@@ -71,7 +72,7 @@ fn a_truncated_export_is_read_as_far_as_it_goes() {
     ));
     let bytes = std::fs::read(export.path()).unwrap();
     let (_folder, path) = file("cut.sqlite", &bytes[..bytes.len() / 2]);
-    let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
+    let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
     let kernels = trace.kernels.on_gpu.len();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
@@ -249,7 +250,7 @@ fn steps() -> Trace {
 fn a_range_restricts_every_table() {
     let all = steps();
     let kernels = |pattern: &str| {
-        restrict::inside(&all, pattern).map(|trace| {
+        restrict::restrict_to_ranges(&all, pattern).map(|trace| {
             let names = column(&trace, StatsReport::GpuKernels, "Name");
             let counts = column(&trace, StatsReport::GpuKernels, "Instances");
             names.into_iter().zip(counts).map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>()
@@ -261,7 +262,7 @@ fn a_range_restricts_every_table() {
     assert_eq!(kernels("warm-up/part").unwrap(), ["inner 1"]);
     assert_eq!(kernels("step*").unwrap(), ["inner 1", "outer 1"]);
     assert_eq!(kernels("art"), None, "whole names only");
-    let inside = restrict::inside(&all, "step/1").unwrap();
+    let inside = restrict::restrict_to_ranges(&all, "step/1").unwrap();
     assert_eq!(column(&inside, StatsReport::Ranges, "Range"), ["step/1", "part"]);
     assert_eq!(column(&inside, StatsReport::ApiCalls, "Num Calls"), ["2"]);
     assert_eq!(
@@ -314,7 +315,7 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
     let tree = JoinedTrace::new(&trace).range_tree(&[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
-    let inside = restrict::inside(&trace, "decode").unwrap();
+    let inside = restrict::restrict_to_ranges(&trace, "decode").unwrap();
     assert_eq!(inside.kernels.on_gpu.start.iter().collect::<Vec<_>>(), [3_000]);
     assert_eq!(graph_nodes::nodes(&inside), graph_nodes::nodes(&trace));
 }

@@ -5,13 +5,13 @@ use crate::fixture::reason;
 use crate::fixture::{column, file, refused};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::model::gpu::MemoryKind;
-use kernelgate_trace::model::{Recorder, Trace};
+use kernelgate_trace::model::{Trace, TraceRecorder};
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::StatsReport;
 
 fn read(name: &str, content: &[u8]) -> Trace {
     let (_folder, path) = file(name, content);
-    read::open(&path, &WantedTraceParts::ALL).unwrap()
+    read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
 fn quality(diagnosis: &TraceDiagnosis) -> Vec<&str> {
@@ -95,7 +95,7 @@ const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": tru
 #[test]
 fn a_trace_of_jax_has_kernels_copies_and_calls() {
     let trace = read("host.trace.json", XLA.as_bytes());
-    assert_eq!(trace.recorder, Recorder::Xla);
+    assert_eq!(trace.recorder, TraceRecorder::Xla);
     assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["gemm_fusion_dot_1"]);
     assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["8000"]);
     assert_eq!((trace.shapes[0].grid, trace.shapes[0].registers), ([4, 1, 1], 32));
@@ -232,7 +232,7 @@ fn fault(name: &str) -> Option<std::path::PathBuf> {
 fn reports_of_other_locales_agree() {
     let Some(english) = fault("ncu-locale/ua.csv") else { return };
     let metrics = |path: &std::path::Path| {
-        let trace = read::open(path, &WantedTraceParts::ALL).unwrap();
+        let trace = read::open_trace_file(path, &WantedTraceParts::ALL).unwrap();
         let values = |launch: &kernelgate_trace::model::kernel_metrics::ProfiledLaunch| {
             launch.metrics.values().map(|metric| metric.value).collect::<Vec<f64>>()
         };
@@ -267,7 +267,7 @@ const ROCPROF: &str = r#"{"rocprofiler-sdk-tool": [{
 #[test]
 fn a_trace_of_rocprofv3_has_kernels_calls_and_markers() {
     let trace = read("results.json", ROCPROF.as_bytes());
-    assert_eq!(trace.recorder, Recorder::Rocprof);
+    assert_eq!(trace.recorder, TraceRecorder::Rocprof);
     assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["add(float*)"]);
     assert_eq!(column(&trace, StatsReport::KernelExecution, "API Name"), ["hipLaunchKernel"]);
     assert_eq!(column(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);

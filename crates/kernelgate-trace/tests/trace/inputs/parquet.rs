@@ -9,7 +9,8 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 fn a_build_without_parquet_names_the_feature() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("StringIds.parquet"), b"PAR1").unwrap();
-    let message = read::open(folder.path(), &WantedTraceParts::ALL).unwrap_err().to_string();
+    let message =
+        read::open_trace_file(folder.path(), &WantedTraceParts::ALL).unwrap_err().to_string();
     assert!(message.contains("--features parquet"), "{message}");
     insta::assert_snapshot!(reason(&message), @"it is a parquet export of Nsight Systems, which this build does not read: build with `--features parquet`, or export with: nsys export --type sqlite --output trace.sqlite REPORT.nsys-rep");
 }
@@ -17,7 +18,9 @@ fn a_build_without_parquet_names_the_feature() {
 #[test]
 fn a_folder_without_tables_is_refused() {
     let export = Export::new();
-    let message = read::open(export.folder.path(), &WantedTraceParts::ALL).unwrap_err().to_string();
+    let message = read::open_trace_file(export.folder.path(), &WantedTraceParts::ALL)
+        .unwrap_err()
+        .to_string();
     insta::assert_snapshot!(reason(&message), @"it is a folder without the tables of a parquet export of Nsight Systems");
 }
 
@@ -48,8 +51,8 @@ mod with_parquet {
 
     fn same(sqlite: &Path) {
         let folder = converted(sqlite);
-        let [ours, theirs] =
-            [folder.path(), sqlite].map(|path| read::open(path, &WantedTraceParts::ALL).unwrap());
+        let [ours, theirs] = [folder.path(), sqlite]
+            .map(|path| read::open_trace_file(path, &WantedTraceParts::ALL).unwrap());
         for report in Report::ALL {
             let [ours, theirs] = [&ours, &theirs].map(|it| stats::table(it, report).to_csv());
             assert_eq!(ours, theirs, "{} of {}", report.name(), sqlite.display());
@@ -96,7 +99,7 @@ mod with_parquet {
         let folder = converted(&export.path());
         std::fs::remove_file(folder.path().join("StringIds.parquet")).unwrap();
         std::fs::write(folder.path().join("NVTX_EVENTS.parquet"), b"PAR1 and no more").unwrap();
-        let trace = read::open(folder.path(), &WantedTraceParts::ALL).unwrap();
+        let trace = read::open_trace_file(folder.path(), &WantedTraceParts::ALL).unwrap();
         assert_eq!((trace.kernels.on_gpu.len(), trace.ranges.len()), (5, 0));
         let streamed = diagnose_streamed(folder.path()).unwrap().unwrap().to_text();
         for missing in [

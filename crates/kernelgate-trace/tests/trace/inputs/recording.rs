@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use kernelgate_trace::analyze::ranges::restrict;
-use kernelgate_trace::diagnose::{Bound, JoinedTrace, RangeTreeNode, TraceDiagnosis, diagnose};
+use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TimeBound, TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::{MemoryKind, SynchronisationKind};
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -66,7 +66,7 @@ fn read(text: &str) -> Result<Trace, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("recording.json");
     std::fs::write(&path, text).unwrap();
-    read::open(&path, &WantedTraceParts::ALL).map_err(|error| error.to_string())
+    read::open_trace_file(&path, &WantedTraceParts::ALL).map_err(|error| error.to_string())
 }
 
 fn trace(recording: &Value) -> Trace {
@@ -177,11 +177,11 @@ fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
 #[test]
 fn a_range_of_a_capture_restricts_a_trace() {
     let trace = trace(&graph(json!([])));
-    let layer = restrict::inside(&trace, "layer_1").unwrap();
+    let layer = restrict::restrict_to_ranges(&trace, "layer_1").unwrap();
     assert_eq!((layer.kernels.on_gpu.len(), layer.calls.len()), (2, 2));
-    assert_eq!(restrict::inside(&trace, "layer_*").unwrap().kernels.on_gpu.len(), 4);
-    assert_eq!(restrict::inside(&trace, "step").unwrap().kernels.on_gpu.len(), 4);
-    assert!(restrict::inside(&trace, "layer_2").is_none());
+    assert_eq!(restrict::restrict_to_ranges(&trace, "layer_*").unwrap().kernels.on_gpu.len(), 4);
+    assert_eq!(restrict::restrict_to_ranges(&trace, "step").unwrap().kernels.on_gpu.len(), 4);
+    assert!(restrict::restrict_to_ranges(&trace, "layer_2").is_none());
 }
 
 #[test]
@@ -196,12 +196,15 @@ fn declared_work_gives_the_bound_of_a_step() {
         assert!(title.contains(reached.label()), "{title}");
         reached
     };
-    assert_eq!(bound(0.95, 0.02), Bound::Memory);
-    assert_eq!(bound(0.02, 0.45), Bound::Compute);
-    assert_eq!(bound(0.35, 0.1), Bound::Latency);
-    assert_eq!(bound(0.55, 0.5), Bound::Mixed);
+    assert_eq!(bound(0.95, 0.02), TimeBound::Memory);
+    assert_eq!(bound(0.02, 0.45), TimeBound::Compute);
+    assert_eq!(bound(0.35, 0.1), TimeBound::Latency);
+    assert_eq!(bound(0.55, 0.5), TimeBound::Mixed);
     let without = trace(&graph(json!([])));
-    assert_eq!(row(&JoinedTrace::new(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
+    assert_eq!(
+        row(&JoinedTrace::new(&without).range_tree(&[]), "f/w/c/step").bound,
+        TimeBound::Busy
+    );
     let questions = diagnose(&without).questions;
     let work = questions.iter().find(|question| question.id == "work-bound").unwrap();
     assert!(work.missing_data_reason().is_some(), "{work:?}");
@@ -223,7 +226,10 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
         kernel(&mut recording, (start + 5_000, start + 7_000), launch + 1, 0);
     }
     let trace = trace(&recording);
-    assert_eq!(row(&JoinedTrace::new(&trace).range_tree(&[]), "f/w/c/step").bound, Bound::Launch);
+    assert_eq!(
+        row(&JoinedTrace::new(&trace).range_tree(&[]), "f/w/c/step").bound,
+        TimeBound::Launch
+    );
     let diagnosis = diagnose(&trace);
     assert!(finding_title(&diagnosis, "launch-bound").is_some());
     assert_eq!(diagnosis.recorder, "CUPTI");
@@ -286,7 +292,10 @@ fn broken_and_newer_files_are_refused_by_name() {
     assert!(newer.contains("newer kernelgate"), "{newer}");
     // A text that only mentions the format counts as Chrome's, and is refused.
     assert!(read("{\"a\":\"kernelgate-recording\"}").unwrap_err().contains("recording.json"));
-    assert!(read::open(Path::new("/nowhere/recording.json"), &WantedTraceParts::ALL).is_err());
+    assert!(
+        read::open_trace_file(Path::new("/nowhere/recording.json"), &WantedTraceParts::ALL)
+            .is_err()
+    );
 }
 
 #[test]

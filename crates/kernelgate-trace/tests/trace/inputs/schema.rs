@@ -3,8 +3,8 @@
 use crate::fixture::Export;
 use crate::fixture::kineto::{At, FULL, Kineto};
 use kernelgate_trace::diagnose::diagnose;
-use kernelgate_trace::diagnose::difference::{Sums, difference};
-use kernelgate_trace::diagnose::ranks::{RankTrace, join};
+use kernelgate_trace::diagnose::difference::{TraceSums, difference};
+use kernelgate_trace::diagnose::ranks::{RankTrace, join_ranks};
 use serde_json::Value;
 
 const DIAGNOSIS: &str = include_str!("../../../schema/diagnosis.json");
@@ -116,10 +116,10 @@ fn a_job_and_a_difference_fit_their_schemas() {
         trace.read()
     };
     let parts = [300.0, 800.0].map(|of| RankTrace::extract(&format!("rank {of}"), rank(of)));
-    let job = join(parts.into_iter().flatten().collect()).to_json();
+    let job = join_ranks(parts.into_iter().flatten().collect()).to_json();
     assert_eq!(errors(JOB, &job), Vec::<String>::new());
     assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));
-    let sums = [300.0, 800.0].map(|of| Sums::new(&rank(of)));
+    let sums = [300.0, 800.0].map(|of| TraceSums::new(&rank(of)));
     let [base, head] = sums;
     let difference = difference(base, head).to_json();
     assert_eq!(errors(DIFFERENCE, &difference), Vec::<String>::new());

@@ -4,7 +4,7 @@
 use crate::fixture::reason;
 use crate::fixture::{Export, process};
 use kernelgate_trace::analyze::ranges::{inside, restrict};
-use kernelgate_trace::diagnose::difference::Sums;
+use kernelgate_trace::diagnose::difference::TraceSums;
 use kernelgate_trace::diagnose::{IdleCauseKind, TraceDiagnosis, diagnose, diagnose_streamed};
 use kernelgate_trace::read::WantedTraceParts;
 use kernelgate_trace::stats::{self, StatsReport};
@@ -34,8 +34,8 @@ fn same_diagnosis(export: &Export) -> TraceDiagnosis {
     let trace = export.read().unwrap();
     let (kept, streamed) = (diagnose(&trace), diagnose_streamed(&export.path()).unwrap().unwrap());
     assert_eq!(streamed.to_json(), kept.to_json());
-    let streamed = Sums::streamed(&export.path()).unwrap().unwrap();
-    assert_eq!(format!("{streamed:?}"), format!("{:?}", Sums::new(&trace)));
+    let streamed = TraceSums::streamed(&export.path()).unwrap().unwrap();
+    assert_eq!(format!("{streamed:?}"), format!("{:?}", TraceSums::new(&trace)));
     kept
 }
 
@@ -162,7 +162,7 @@ fn host_times_have_equal_sums() {
 /// Checks that what is read restricted is what a trace in memory is restricted to; how many
 /// operations that are.
 fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
-    let kept = restrict::inside(&export.read().unwrap(), pattern);
+    let kept = restrict::restrict_to_ranges(&export.read().unwrap(), pattern);
     let read = inside::open(&export.path(), &WantedTraceParts::ALL, pattern).unwrap();
     assert_eq!(read.is_some(), kept.is_some(), "{pattern}");
     let (kept, read) = (kept?, read?);

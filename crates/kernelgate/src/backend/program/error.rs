@@ -54,7 +54,7 @@ pub enum ProgramError {
         /// The lane.
         lane: usize,
     },
-    /// The first lane never waits for the end of a side lane.
+    /// The main lane never waits for the end of a side lane.
     #[error("lane 0 does not wait for the end of lane {lane}")]
     NotJoined {
         /// The lane.
@@ -82,7 +82,7 @@ pub enum ProgramError {
         /// The region.
         region: String,
     },
-    /// The initial content has another size than its region.
+    /// The initial content of a region has another size than the region.
     #[error("`{region}` is declared with {declared} bytes, its contents have {found}")]
     ContentsSize {
         /// The region.

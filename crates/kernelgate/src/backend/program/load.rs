@@ -15,7 +15,7 @@ use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::{BackendError, Device, DeviceBuffer, KernelArgument, Launch, LoadedKernel};
 
 use super::lanes::Lane;
-use super::memory::{ProgramMemoryPlan, Region, RegionContents, TableWord};
+use super::memory::{MemoryRegion, ProgramMemoryPlan, RegionContents, TableWord};
 use super::operand::{Operand, Pointer};
 use super::plan::Program;
 use super::step::{EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, Step};
@@ -40,7 +40,7 @@ pub struct LoadedProgram {
     regions: Vec<(String, DeviceBuffer)>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    state: State,
+    state: ProgramState,
     /// Workspaces of single GEMMs, which a graph clears first.
     cleared: std::ops::Range<u64>,
     _set_aside: Option<PersistingL2>,
@@ -48,12 +48,12 @@ pub struct LoadedProgram {
 
 /// Regions that launches update, and the inputs that their contents were made from.
 #[derive(Default)]
-struct State {
-    regions: Vec<(Region, DeviceBuffer)>,
+struct ProgramState {
+    regions: Vec<(MemoryRegion, DeviceBuffer)>,
     inputs: Tensors,
 }
 
-impl State {
+impl ProgramState {
     /// Restores the contents.
     fn restore_contents(&self) -> Result<(), BackendError> {
         for (region, buffer) in &self.regions {
@@ -98,7 +98,8 @@ impl Program {
                 let graph =
                     ExecutableGraph::capture_clearing_first(device, cleared, || program.enqueue())?;
                 CudaTask::new(device, inputs, outputs, move |_| {
-                    // The graph's launches are the program's, on its memory.
+                    // The graph launches the program's kernels on the program's memory, so the
+                    // program must stay alive.
                     let _alive = &program;
                     graph.launch()
                 })
@@ -151,17 +152,17 @@ impl Program {
         let steps = steps.into_iter().map(|step| loader.step(step));
         let steps = steps.collect::<Result<Vec<_>, _>>()?;
         let LoadedProgramMemory { regions, buffers, inputs, outputs } = loader.memory;
-        let buffer = |region: &Region| buffers[region.slot].clone();
-        let named = |region: &Region| (region.name.clone().into_owned(), buffer(region));
+        let buffer = |region: &MemoryRegion| buffers[region.slot].clone();
+        let named = |region: &MemoryRegion| (region.name.clone().into_owned(), buffer(region));
         let named = regions.iter().map(named).collect();
         let updated = regions.into_iter().filter(|region| region.updated).map(|region| {
             let buffer = buffer(&region);
             (region, buffer)
         });
-        let regions: Vec<(Region, DeviceBuffer)> = updated.collect();
-        // The tensors are shared; without a state nothing reads them again.
+        let regions: Vec<(MemoryRegion, DeviceBuffer)> = updated.collect();
+        // The tensors of the inputs are shared; without a state nothing reads them after loading.
         let inputs_of_state = if regions.is_empty() { Tensors::new() } else { tensors.clone() };
-        let state = State { regions, inputs: inputs_of_state };
+        let state = ProgramState { regions, inputs: inputs_of_state };
         let cleared = loader.blas.map_or(0..0, |blas| blas.pieces());
         Ok(LoadedProgram {
             steps,
@@ -177,7 +178,7 @@ impl Program {
 
 /// The memory of a loaded program on a device.
 struct LoadedProgramMemory {
-    regions: Vec<Region>,
+    regions: Vec<MemoryRegion>,
     /// Buffers by slot.
     buffers: Vec<DeviceBuffer>,
     inputs: Vec<Input>,
@@ -352,8 +353,8 @@ impl ProgramLoader<'_> {
         Ok(Box::new(move || kernel.kernel().launch(launch, &arguments)))
     }
 
-    /// Describes every GEMM of a program once. Its algorithm is chosen by the matrices of all its
-    /// launches, one layer's weights after the other's, as in the program.
+    /// Describes every GEMM of a program once. The GEMM's algorithm is chosen with the matrices of
+    /// all its launches, in the order of the program's layers.
     fn load_all_gemms(&mut self, steps: &[Step]) -> Result<(), BackendError> {
         let Some(blas) = &self.blas else { return Ok(()) };
         let launches = steps.iter().filter_map(|step| match step {
@@ -397,7 +398,7 @@ impl LoadedProgram {
     /// Enqueues the whole program.
     ///
     /// # Errors
-    /// Fails if a launch is refused.
+    /// Fails if the driver refuses a launch.
     pub fn enqueue(&self) -> Result<(), BackendError> {
         let mut ranges = Vec::new();
         for step in &self.steps {

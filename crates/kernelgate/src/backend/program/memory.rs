@@ -95,7 +95,7 @@ pub(super) enum RegionContents {
 }
 
 /// A named piece of the program's device memory.
-pub(super) struct Region {
+pub(super) struct MemoryRegion {
     pub name: Cow<'static, str>,
     pub bytes: usize,
     pub slot: usize,
@@ -107,11 +107,11 @@ pub(super) struct Region {
     in_table: bool,
 }
 
-impl Region {
+impl MemoryRegion {
     /// The bytes that the workload's inputs put in it; `None` for scratch, tables and outputs.
     ///
     /// # Errors
-    /// Fails if their number differs from the declared one.
+    /// Fails if the number of bytes differs from the declared one.
     pub fn uploaded<'a>(&self, inputs: &'a Tensors) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
         let bytes: Cow<[u8]> = match &self.contents {
             RegionContents::Packed(pack) => pack(inputs).into(),
@@ -145,12 +145,12 @@ pub(super) struct MemorySlot {
 /// Regions and slots.
 #[derive(Default)]
 pub(super) struct ProgramMemoryPlan {
-    pub regions: Vec<Region>,
+    pub regions: Vec<MemoryRegion>,
     pub slots: Vec<MemorySlot>,
     names: BTreeMap<Cow<'static, str>, usize>,
 }
 
-/// The region of a pointer that has none: its name was unknown.
+/// Region number of a pointer whose region name was unknown.
 const UNKNOWN_REGION: usize = usize::MAX;
 
 impl ProgramMemoryPlan {
@@ -192,7 +192,7 @@ impl ProgramMemoryPlan {
         let before = self.names.insert(name.clone(), region);
         let duplicate = before.is_some_and(|before| !self.regions[before].freed);
         let error = ProgramError::DuplicateRegion { name: name.to_string() };
-        self.regions.push(Region {
+        self.regions.push(MemoryRegion {
             name,
             bytes,
             slot,
@@ -217,7 +217,7 @@ impl ProgramMemoryPlan {
     /// Gives the memory of a region back to later ones.
     ///
     /// # Errors
-    /// Fails if it is not scratch, or a table points into it.
+    /// Fails if the region is not scratch, or a table points into it.
     pub fn free(&mut self, pointer: Pointer) -> Result<(), ProgramError> {
         let region = self.region_of_pointer(pointer)?;
         if region.in_table || !matches!(region.contents, RegionContents::Unwritten) {
@@ -228,7 +228,7 @@ impl ProgramMemoryPlan {
         let slot = &mut self.slots[slot];
         slot.free = true;
         for position in std::mem::take(&mut slot.latest) {
-            replace(&mut slot.earlier, position);
+            replace_positions(&mut slot.earlier, position);
         }
         Ok(())
     }
@@ -244,9 +244,9 @@ impl ProgramMemoryPlan {
     /// Notes that a step uses the region of a pointer.
     ///
     /// # Errors
-    /// Fails if the region was freed, the pointer is outside it, or the step is not ordered behind
-    /// those of the regions that had the memory before.
-    pub fn used(
+    /// Fails if the region was freed, the pointer is outside it, or the step may run before steps
+    /// that still use the memory for another region.
+    pub fn note_use(
         &mut self,
         pointer: Pointer,
         step: LaneStepPosition,
@@ -261,29 +261,29 @@ impl ProgramMemoryPlan {
         if let Some(LaneStepPosition { lane: Lane(lane), .. }) = unordered {
             return Err(ProgramError::UnorderedReuse { region: name.to_string(), lane: *lane });
         }
-        replace(&mut slot.latest, step);
+        replace_positions(&mut slot.latest, step);
         Ok(())
     }
 
     /// Notes that a GEMM writes the region of a pointer.
     ///
     /// # Errors
-    /// Fails if its contents are uploaded once.
+    /// Fails if the region's contents are uploaded once.
     pub fn note_gemm_output(&self, pointer: Pointer) -> Result<(), ProgramError> {
         match self.regions.get(pointer.region) {
-            Some(Region {
+            Some(MemoryRegion {
                 contents: RegionContents::Unwritten | RegionContents::Output { .. },
                 ..
             })
             | None => Ok(()),
-            Some(Region { name, .. }) => {
+            Some(MemoryRegion { name, .. }) => {
                 Err(ProgramError::OverwritesContents { region: name.to_string() })
             }
         }
     }
 
     /// Returns the region that a pointer points into, after checking that the pointer is inside it.
-    fn region_of_pointer(&mut self, pointer: Pointer) -> Result<&mut Region, ProgramError> {
+    fn region_of_pointer(&mut self, pointer: Pointer) -> Result<&mut MemoryRegion, ProgramError> {
         let Some(region) = self.regions.get_mut(pointer.region) else {
             return Err(ProgramError::UnknownRegion { name: String::new() });
         };
@@ -309,7 +309,7 @@ impl ProgramMemoryPlan {
 }
 
 /// Puts a step in the place of the earlier one of its lane.
-fn replace(positions: &mut Vec<LaneStepPosition>, step: LaneStepPosition) {
+fn replace_positions(positions: &mut Vec<LaneStepPosition>, step: LaneStepPosition) {
     positions.retain(|position| position.lane != step.lane);
     positions.push(step);
 }

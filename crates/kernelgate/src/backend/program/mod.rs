@@ -48,7 +48,9 @@ pub use error::ProgramError;
 pub use lanes::Lane;
 pub use load::{Capture, LoadedProgram};
 pub use memory::{MemoryPurpose, TableWord};
-pub use operand::{NULL, Operand, Operands, Pointer, boxes, int, int_operands, long};
+pub use operand::{
+    NULL, Operand, Operands, Pointer, int, int_operands, long_operand, tensor_boxes,
+};
 pub use plan::Program;
 pub use step::{
     EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, PlannedKernel, Step,

@@ -19,7 +19,8 @@ const K: usize = 16;
 const H: usize = 128;
 const N: usize = 32;
 
-/// The kernel updates weights: `new[i] = old[i] - gradient[i]/2`.
+/// The kernel updates weights: The kernel computes new weights as `new[i] = old[i] -
+/// gradient[i]/2`.
 const SGD: KernelSpec<usize> = KernelSpec::new(
     Source::new(
         "program_sgd",
@@ -81,7 +82,7 @@ fn two_layer_network() -> Program {
         program.gemm(side, accumulated, [h, dy, dw2]);
         program.in_range("Optimizer", |program| {
             let n = H * N;
-            let update = program.kernel(&SGD, &n, (master, dw2, updated, long(n)));
+            let update = program.kernel(&SGD, &n, (master, dw2, updated, long_operand(n)));
             program.add(update.in_lane(side));
         });
         let inner = GemmSpec {
@@ -111,12 +112,12 @@ fn a_training_step_is_planned_without_a_gpu() {
 }
 
 /// Small integers, as f32.
-fn small_integers(count: usize, factor: usize, most: usize) -> Vec<f32> {
+fn random_small_integers(count: usize, factor: usize, most: usize) -> Vec<f32> {
     (0..count).map(|i| (i * factor % (2 * most + 1)) as f32 - most as f32).collect()
 }
 
 /// op(a) `[m, k]` · op(b) `[k, n]`, by their strides of rows and columns.
-fn product(
+fn matrix_product(
     [m, n, k]: [usize; 3],
     (a, [a_row, a_column]): (&[f32], [usize; 2]),
     (b, [b_row, b_column]): (&[f32], [usize; 2]),
@@ -131,20 +132,20 @@ fn product(
 fn a_training_step_computes_what_the_host_does() {
     let Some((device, _alone)) = gpu() else { return };
     let [x, w1, mut b1] = [(M * K, 7, 2), (K * H, 4, 1), (H, 6, 2)]
-        .map(|(count, factor, most)| small_integers(count, factor, most));
+        .map(|(count, factor, most)| random_small_integers(count, factor, most));
     // No hidden value is zero in this test, because the gradient of ReLU is undefined there.
     b1.iter_mut().for_each(|value| *value += 0.5);
     let [w2, dy] = [(H * N, 11, 1), (M * N, 13, 1)]
-        .map(|(count, factor, most)| small_integers(count, factor, most));
-    let biased = product([M, H, K], (&x, [K, 1]), (&w1, [H, 1]));
+        .map(|(count, factor, most)| random_small_integers(count, factor, most));
+    let biased = matrix_product([M, H, K], (&x, [K, 1]), (&w1, [H, 1]));
     let h: Vec<f32> =
         biased.iter().enumerate().map(|(i, value)| (value + b1[i % H]).max(0.0)).collect();
-    let y = product([M, N, H], (&h, [H, 1]), (&w2, [N, 1]));
-    let dw2 = product([H, N, M], (&h, [1, H]), (&dy, [N, 1]));
-    let through = product([M, H, N], (&dy, [N, 1]), (&w2, [1, N]));
+    let y = matrix_product([M, N, H], (&h, [H, 1]), (&w2, [N, 1]));
+    let dw2 = matrix_product([H, N, M], (&h, [1, H]), (&dy, [N, 1]));
+    let through = matrix_product([M, H, N], (&dy, [N, 1]), (&w2, [1, N]));
     let dh: Vec<f32> =
         through.iter().zip(&h).map(|(dh, h)| if *h > 0.0 { *dh } else { 0.0 }).collect();
-    let dw1 = product([K, H, M], (&x, [1, K]), (&dh, [H, 1]));
+    let dw1 = matrix_product([K, H, M], (&x, [1, K]), (&dh, [H, 1]));
     let updated: Vec<f32> = w2.iter().zip(&dw2).map(|(w, gradient)| w - gradient).collect();
 
     let rounded = |values: &[f32]| -> Vec<bf16> {

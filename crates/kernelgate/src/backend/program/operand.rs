@@ -15,7 +15,7 @@ pub struct Pointer {
 
 impl Pointer {
     /// A pointer that lies further by `bytes`.
-    pub const fn plus(self, bytes: usize) -> Self {
+    pub const fn offset_by(self, bytes: usize) -> Self {
         Self { offset: self.offset + bytes, ..self }
     }
 
@@ -57,13 +57,13 @@ pub const fn int(extent: usize) -> Operand {
 }
 
 /// An extent as the argument of a `long long` parameter.
-pub const fn long(extent: usize) -> Operand {
+pub const fn long_operand(extent: usize) -> Operand {
     Operand::I64(extent as i64)
 }
 
 /// A map of the tensor at an address, for a `TensorMap` parameter (`common/tensor_copy.cuh`). Loading
 /// the program fails if no copy engine reads such a tensor.
-pub const fn boxes(pointer: Pointer, boxes: TensorBoxes) -> Operand {
+pub const fn tensor_boxes(pointer: Pointer, boxes: TensorBoxes) -> Operand {
     Operand::Boxes(pointer, boxes)
 }
 

@@ -23,7 +23,7 @@ pub struct Program {
     pub(super) memory: ProgramMemoryPlan,
     pub(super) steps: Vec<Step>,
     pub(super) order: LaneOrder,
-    /// The range that is kept in L2, and its bytes.
+    /// Pointer to the range that is kept in L2, and the number of its bytes.
     pub(super) kept: Option<(Pointer, usize)>,
     /// Lanes from the first one to the last one that has a GEMM.
     pub(super) gemm_lanes: usize,
@@ -40,7 +40,8 @@ impl Program {
     /// Keeps the first mistake.
     fn keep_first_error(&self, found: Result<(), ProgramError>) {
         if let Err(mistake) = found {
-            // Only the first mistake is kept, because a later one may follow from it.
+            // Only the first mistake in a program is kept, because later mistakes may follow from
+            // it.
             let _ = self.mistake.set(mistake);
         }
     }
@@ -114,8 +115,8 @@ impl Program {
         self.keep_first_error(marked);
     }
 
-    /// Declares a region of 64-bit numbers and addresses. Regions that it points into live as long
-    /// as the program.
+    /// Declares a region of 64-bit numbers and addresses. Regions that the table points into live
+    /// as long as the program.
     pub fn table(
         &mut self,
         name: impl Into<Cow<'static, str>>,
@@ -184,7 +185,7 @@ impl Program {
     /// outputs.
     ///
     /// # Errors
-    /// Fails if their number differs from the declared one.
+    /// Fails if the number of bytes differs from the declared one.
     pub fn uploaded<'a>(
         &self,
         pointer: Pointer,
@@ -294,13 +295,13 @@ impl Program {
     /// Adds a copy between two regions of device memory.
     pub fn copy(&mut self, lane: Lane, from: Pointer, to: Pointer, bytes: usize) {
         let last = bytes.saturating_sub(1);
-        self.step(lane, &[from.plus(last), to.plus(last)]);
+        self.step(lane, &[from.offset_by(last), to.offset_by(last)]);
         self.steps.push(Step::Copy { lane, from, to, bytes });
     }
 
     /// Sets bytes of a region to one value.
     pub fn fill(&mut self, lane: Lane, to: Pointer, bytes: usize, value: u8) {
-        self.step(lane, &[to.plus(bytes.saturating_sub(1))]);
+        self.step(lane, &[to.offset_by(bytes.saturating_sub(1))]);
         self.steps.push(Step::Fill { lane, to, bytes, value });
     }
 
@@ -324,10 +325,10 @@ impl Program {
         if !self.order.is_forked(lane) {
             self.keep_first_error(Err(ProgramError::NotForked { lane: lane.number() }));
         }
-        // The step waits for everything that its lane waited for.
+        // The step waits for everything that its lane was made to wait for.
         let step = self.order.step(lane);
         for pointer in pointers {
-            let used = self.memory.used(*pointer, step, &self.order);
+            let used = self.memory.note_use(*pointer, step, &self.order);
             self.keep_first_error(used);
         }
     }

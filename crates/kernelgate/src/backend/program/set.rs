@@ -19,13 +19,14 @@ pub struct RankProgram {
 }
 
 /// Makes a case of the programs of all GPUs of a set, in their order. Each program is launched once
-/// before `connect`, when code in which GPUs wait for each other does not wait yet, and is captured
-/// as a graph after it. `name` gives the workload's name for a rank's input or output; an input of
-/// the same name on several GPUs is one input.
+/// before `connect`, while GPUs do not wait for each other yet, and is captured as a graph after
+/// `connect`. `name` gives the workload's name for a rank's input or output; an input of the same
+/// name on several GPUs is one input.
 ///
 /// # Errors
-/// The first mistake of a program, or if loading or a launch fails; if a program updates a state.
-pub fn task(
+/// Fails with the first mistake of a program, if loading or a launch fails, or if a program updates
+/// a state.
+pub fn ranks_task(
     ranks: Vec<RankProgram>,
     devices: &Devices,
     name: fn(&str, usize) -> &'static str,
@@ -67,7 +68,8 @@ pub fn task(
     })?;
     let set: Devices = Devices::clone(devices);
     let task = CudaTask::new(devices, inputs, outputs, move |_| {
-        // The graphs' launches are the programs', on their memory.
+        // The graphs launch the programs' kernels on the programs' memory, so the programs must
+        // stay alive.
         let _alive: &[LoadedProgram] = &loaded;
         set.for_each_device(|rank, _: &Arc<_>| graphs[rank].launch())
     });

@@ -11,7 +11,7 @@ use super::lanes::Lane;
 use super::operand::{Operand, Pointer};
 
 /// Loads a kernel.
-type Load = Box<dyn Fn(&Device) -> Result<LoadedKernel, BackendError>>;
+type LoadKernel = Box<dyn Fn(&Device) -> Result<LoadedKernel, BackendError>>;
 
 /// A kernel with everything that its build and its grid depend on.
 pub struct PlannedKernel {
@@ -22,7 +22,7 @@ pub struct PlannedKernel {
     /// Grid, block and shared memory; an error when a grid does not hold the blocks.
     pub shape: Result<Launch, BackendError>,
     /// Function that compiles and loads the kernel.
-    pub(super) load: Load,
+    pub(super) load: LoadKernel,
 }
 
 impl PlannedKernel {
@@ -43,12 +43,12 @@ pub enum KeptL2Lines {
 }
 
 /// Decides on a device whether another build of a kernel is launched.
-pub(super) type BuildCondition = Box<dyn Fn(&Device) -> Result<bool, BackendError>>;
+pub(super) type AlternativeBuildCondition = Box<dyn Fn(&Device) -> Result<bool, BackendError>>;
 
 /// A launch of a kernel; by default in the first lane, beginning when the step before it has ended.
 pub struct KernelLaunch {
     kernel: PlannedKernel,
-    pub(super) other: Option<(PlannedKernel, BuildCondition)>,
+    pub(super) other: Option<(PlannedKernel, AlternativeBuildCondition)>,
     pub(super) arguments: Vec<Operand>,
     pub(super) lane: Lane,
     pub(super) programmatic: bool,
@@ -87,8 +87,8 @@ impl KernelLaunch {
         Self { lane, ..self }
     }
 
-    /// Makes this a programmatic dependent launch (PDL) if the device has PDL, from sm_90 on.
-    /// The kernel waits for its predecessor itself.
+    /// Makes this a programmatic dependent launch (PDL) if the device has PDL, from sm_90 on. The
+    /// kernel itself waits for the kernel before it in the stream.
     pub fn programmatic(self) -> Self {
         Self { programmatic: true, ..self }
     }
@@ -176,7 +176,7 @@ pub enum Step {
         /// The byte.
         value: u8,
     },
-    /// A launch that other code enqueues.
+    /// A launch that other code, such as a library, enqueues.
     Call {
         /// Lane of the step.
         lane: Lane,

@@ -8,10 +8,10 @@ use kernelgate_cuda::libraries::gemm::{GEMM_WORKSPACE_BYTES, GemmSpec, MatrixDty
 use kernelgate_cuda::testing::gpu;
 use kernelgate_cuda::{BackendError, KernelArgument, KernelSpec, Source};
 
-const THREADS: usize = 128;
+const BLOCK_THREADS: usize = 128;
 
 /// The kernel computes `out[i] = factor·x[i] + y[i]`; y may be null.
-const SAXPY: KernelSpec<usize> = KernelSpec::new(
+const SAXPY_KERNEL: KernelSpec<usize> = KernelSpec::new(
     Source::new(
         "program_saxpy",
         r#"
@@ -22,12 +22,12 @@ extern "C" __global__ void program_saxpy(const float* x, const float* y, float* 
 }"#,
     ),
     "program_saxpy",
-    THREADS,
-    |n| [n.div_ceil(THREADS), 1, 1],
+    BLOCK_THREADS,
+    |n| [n.div_ceil(BLOCK_THREADS), 1, 1],
 );
 
 /// `out[i] = (table[0] + i·table[1])[0]`: an address and a stride in bytes from a table.
-const GATHER: KernelSpec<usize> = KernelSpec::new(
+const TEST_GATHER_KERNEL: KernelSpec<usize> = KernelSpec::new(
     Source::new(
         "program_gather",
         r#"
@@ -42,7 +42,7 @@ extern "C" __global__ void program_gather(const unsigned long long* table, float
 );
 
 fn launch_saxpy(program: &mut Program, lane: Lane, n: usize, matrices: impl Operands, factor: f32) {
-    let launch = program.kernel(&SAXPY, &n, (matrices, factor, long(n)));
+    let launch = program.kernel(&SAXPY_KERNEL, &n, (matrices, factor, long_operand(n)));
     program.add(launch.in_lane(lane));
 }
 
@@ -139,9 +139,9 @@ fn a_region_is_not_used_after_its_end() {
 fn an_address_lies_in_its_region() {
     let mut program = Program::new();
     let region = program.scratch("hidden", MemoryPurpose::Activations, 64);
-    launch_on_region(&mut program, Lane::MAIN_LANE, region.plus(63).address_before(1000));
+    launch_on_region(&mut program, Lane::MAIN_LANE, region.offset_by(63).address_before(1000));
     assert_eq!(program.check(), Ok(()), "skipped elements may lie before the region");
-    launch_on_region(&mut program, Lane::MAIN_LANE, region.plus(64));
+    launch_on_region(&mut program, Lane::MAIN_LANE, region.offset_by(64));
     let outside =
         ProgramError::OutsideRegion { region: "hidden".to_owned(), offset: 64, bytes: 64 };
     assert_eq!(program.check(), Err(outside));
@@ -156,10 +156,15 @@ fn a_copy_or_a_fill_ends_in_its_region() {
         write(&mut program, from, to);
         program.check().is_err()
     };
-    assert!(!mistake(|program, from, to| program.copy(Lane::MAIN_LANE, from.plus(32), to, 32)));
+    assert!(!mistake(|program, from, to| program.copy(
+        Lane::MAIN_LANE,
+        from.offset_by(32),
+        to,
+        32
+    )));
     assert!(mistake(|program, from, to| program.copy(Lane::MAIN_LANE, from, to, 33)));
     assert!(!mistake(|program, _, to| program.fill(Lane::MAIN_LANE, to, 32, 0)));
-    assert!(mistake(|program, _, to| program.fill(Lane::MAIN_LANE, to.plus(1), 32, 0)));
+    assert!(mistake(|program, _, to| program.fill(Lane::MAIN_LANE, to.offset_by(1), 32, 0)));
 }
 
 #[test]
@@ -215,7 +220,7 @@ fn side_lanes_begin_behind_the_first_lane_and_end_before_it() {
 }
 
 #[test]
-fn ranges_nest() {
+fn ranges_nest_in_each_other() {
     let mut program = Program::new();
     program.in_range("outer", |program| program.in_range("inner", |_| {}));
     assert_eq!(program.check(), Ok(()));
@@ -240,7 +245,7 @@ fn lines_are_kept_only_where_a_range_is() {
     let mut program = Program::new();
     let x = program.scratch("x", MemoryPurpose::Workspace, 64);
     let launch = |program: &Program| {
-        let launch = program.kernel(&SAXPY, &1, ("x", NULL, "x", 1.0f32, long(1)));
+        let launch = program.kernel(&SAXPY_KERNEL, &1, ("x", NULL, "x", 1.0f32, long_operand(1)));
         launch.with_kept_lines(KeptL2Lines::Keep)
     };
     program.keep_range_in_l2(x, 64);
@@ -293,13 +298,13 @@ fn program_of_every_step(n: usize) -> Program {
     program.wait(Lane::MAIN_LANE, side);
     let call = [double, copied, sum];
     program.call(Lane::MAIN_LANE, &call, move |ForeignLaunchSite { device, stream, addresses }| {
-        let kernel = SAXPY.load(device, &n)?.on_stream(stream);
+        let kernel = SAXPY_KERNEL.load(device, &n)?.on_stream(stream);
         let [x, y, out] = [0, 1, 2].map(|index| KernelArgument::Address(addresses[index]));
         let arguments = [x, y, out, KernelArgument::F32(1.0), KernelArgument::I64(n as i64)];
         Ok(Box::new(move || kernel.launch(&arguments)))
     });
-    program.launch(&GATHER, &4, (table, few));
-    program.fill(Lane::MAIN_LANE, few.plus(4), 4, 0);
+    program.launch(&TEST_GATHER_KERNEL, &4, (table, few));
+    program.fill(Lane::MAIN_LANE, few.offset_by(4), 4, 0);
     program
 }
 

@@ -1,6 +1,6 @@
 //! Runs an action for each selected implementation of each problem.
 
-use crate::backend::Target;
+use crate::backend::BenchTarget;
 use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
 use crate::protocol::CaseStatus;
@@ -14,7 +14,7 @@ pub type OutcomeByCase<T> = Vec<(String, Result<T, CaseError>)>;
 pub fn for_each_implementation<T>(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
-    target: &Target,
+    target: &BenchTarget,
     doing: &str,
     mut one: impl FnMut(&ProblemGroup<'_>, &SelectedCase, &mut PreparedProblem) -> Result<T, CaseError>,
 ) -> (OutcomeByCase<T>, bool) {
@@ -22,12 +22,12 @@ pub fn for_each_implementation<T>(
     let mut lost: Option<String> = None;
     for group in &selection.groups {
         let mut ready = match &lost {
-            Some(lost) => Err(CaseError::fail(lost.clone())),
+            Some(lost) => Err(CaseError::failed_case(lost.clone())),
             None => PreparedProblem::new(group, seed, target),
         };
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             let outcome = match (&mut ready, &lost) {
-                (_, Some(lost)) => Err(CaseError::fail(lost.clone())),
+                (_, Some(lost)) => Err(CaseError::failed_case(lost.clone())),
                 (Err(error), None) => Err(error.clone()),
                 (Ok(ready), None) => {
                     eprintln!("{doing} {}", case.id);
@@ -49,7 +49,7 @@ pub fn for_each_implementation<T>(
 }
 
 /// Status, result and reason of an outcome.
-pub fn parts<T>(outcome: Result<T, CaseError>) -> (CaseStatus, Option<T>, Option<String>) {
+pub fn outcome_parts<T>(outcome: Result<T, CaseError>) -> (CaseStatus, Option<T>, Option<String>) {
     match outcome {
         Ok(found) => (CaseStatus::Ok, Some(found), None),
         Err(CaseError::Skip(reason)) => (CaseStatus::Skipped, None, Some(reason)),

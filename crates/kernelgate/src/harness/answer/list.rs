@@ -1,15 +1,15 @@
 //! Which cases there are.
 
 use crate::harness::selection::cases::CaseSelectionResult;
-use crate::harness::selection::place::Place;
+use crate::harness::selection::place::BenchPlace;
 use crate::protocol::{BenchListing, CaseStatus, ListedCase, ListedProblem, ListedRow};
 use crate::suite::Suite;
 
 /// Lists workloads, implementations and selected cases of a bench.
-pub fn list<'a>(
+pub fn list_cases<'a>(
     suites: impl Iterator<Item = &'a Suite>,
     selection: &CaseSelectionResult<'_>,
-    place: &Place,
+    place: &BenchPlace,
 ) -> BenchListing {
     let mut cases = Vec::new();
     for group in &selection.groups {
@@ -37,10 +37,10 @@ pub fn list<'a>(
         device_bytes: None,
     }));
     let (backend, otherwise) = (place.kind.name().to_owned(), place.otherwise.clone());
-    BenchListing { backend, otherwise, workloads: suites.map(workload).collect(), cases }
+    BenchListing { backend, otherwise, workloads: suites.map(list_workload).collect(), cases }
 }
 
-fn workload(suite: &Suite) -> ListedProblem {
+fn list_workload(suite: &Suite) -> ListedProblem {
     let axis = |axis: &crate::workload::Axis| {
         let values = axis.words().map_or("a number".to_owned(), |words| words.join(" "));
         [axis.name.to_owned(), values, axis.about.to_owned()]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::{BackendError, Executable, Target};
-use crate::harness::running::case_error::{CaseError, guarded};
+use crate::backend::{BackendError, BenchTarget, Executable};
+use crate::harness::running::case_error::{CaseError, guard_panics};
 use crate::harness::running::problem::PreparedProblem;
 use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
 use crate::measure::wall::process_cpu_time;
@@ -13,30 +13,31 @@ use crate::trace::HostPhaseTime;
 use crate::verify::VerifyError;
 
 /// Number of unmeasured launches before the measured ones.
-const WARM_UP: u32 = 3;
+const WARM_UP_REPEATS: u32 = 3;
 /// Minimum number of measured launches of a phase.
 const MIN_MEASURED_LAUNCHES: usize = 3;
 /// Maximum number of measured launches of a phase.
-const MAX_LAUNCHES: usize = 1000;
+const MAX_PHASE_LAUNCHES: usize = 1000;
 /// Time after which no further launch is measured.
 const MAX_PHASE_MEASURING_TIME: Duration = Duration::from_millis(300);
 
-/// Measures the preparation, the launches and the reading of outputs. A launch is measured from the
-/// call to its end. If `repetitions` names no number, launches repeat until a time has passed.
+/// Measures the preparation, the launches and the reading of outputs. The time of a launch lasts
+/// from the call to the end of the launched work. If `repetitions` names no number, launches repeat
+/// until a time has passed.
 ///
 /// # Errors
-/// Fails if it panics, or a launch fails.
-pub fn measure(
+/// Fails if the row panics, or a launch fails.
+pub fn measure_case_phases(
     group: &ProblemGroup<'_>,
     case: &SelectedCase,
     ready: &PreparedProblem,
-    target: &Target,
+    target: &BenchTarget,
     repetitions: RecordedLaunches,
 ) -> Result<Vec<HostPhaseTime>, CaseError> {
     let steps = repetitions.steps.map(|steps| steps as usize);
-    let counts = steps.map_or(MIN_MEASURED_LAUNCHES..=MAX_LAUNCHES, |steps| steps..=steps);
-    let warm_up = repetitions.warm_up.unwrap_or(WARM_UP);
-    guarded(|| {
+    let counts = steps.map_or(MIN_MEASURED_LAUNCHES..=MAX_PHASE_LAUNCHES, |steps| steps..=steps);
+    let warm_up = repetitions.warm_up.unwrap_or(WARM_UP_REPEATS);
+    guard_panics(|| {
         let mut executable = None;
         let prepare = measure_phase("prepare", 1..=1, || {
             executable =

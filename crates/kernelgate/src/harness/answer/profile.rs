@@ -9,61 +9,62 @@ use kernelgate_cuda::driver::launch::stages::StageClockedKernel;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 use kernelgate_cuda::instruments::spin::EmptyKernel;
 use kernelgate_cuda::instruments::timing::StreamBlocker;
-use kernelgate_cuda::observe::activity::{Activity, KernelRecord, RecordedDevice};
-use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity, RecordedDevice};
+use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
 use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::{Device, Devices};
 
-use super::each::{for_each_implementation, parts};
+use super::each::{for_each_implementation, outcome_parts};
 use super::phases;
-use crate::backend::{BackendError, Executable, Target};
+use crate::backend::{BackendError, BenchTarget, Executable};
 use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
-use crate::measure::Cache;
+use crate::measure::CacheState;
 use crate::measure::events::EventTimer;
-use crate::measure::limits::{CaseWork, Limits};
+use crate::measure::limits::{CaseWork, DeviceLimits};
 use crate::protocol::{
     BenchResponseBody, CaseRecording, ProfiledCase, RecordedLaunches, RecordedPart, RecordedStages,
 };
 use crate::record::WorkRecord;
 use crate::stats::median;
 use crate::trace::RecordedIntervalSummary;
-use crate::workload::{Breakdown, Part};
+use crate::workload::{Breakdown, BreakdownPart};
 
 /// Number of launches before the recorded ones.
 const WARM_UP_LAUNCHES: u32 = 3;
 /// Launches that are recorded.
-const STEPS: u32 = 3;
+const RECORDED_STEPS: u32 = 3;
 /// How long the streams of several GPUs are held at most while the host enqueues launches.
-const HOLD: Duration = Duration::from_secs(1);
+const STREAM_HOLD: Duration = Duration::from_secs(1);
 /// Number of pairs of series, without and with recording, by which the cost of recording an empty
 /// kernel is measured. The device's queue holds the launches of a series.
-const PAIRS: usize = 15;
+const SERIES_PAIRS: usize = 15;
 const LAUNCHES_IN_SERIES: usize = 100;
 
 /// Verifies and records one case an implementation; without repetitions one launch of it, of which
 /// the sums alone are given.
 ///
 /// # Errors
-/// Fails if the device fails.
+/// Fails if the device reports an error.
 pub fn profile_cases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
-    target: &Target,
+    target: &BenchTarget,
     wanted: Option<RecordedLaunches>,
 ) -> Result<BenchResponseBody, BackendError> {
     let repetitions = wanted.unwrap_or_default();
     let by_phase =
         |note: Option<String>| Ok(measure_phases(selection, seed, target, repetitions, note));
-    let Target::Cuda(devices) = target else { return by_phase(None) };
+    let BenchTarget::Cuda(devices) = target else { return by_phase(None) };
     let device = devices.one();
     // The event timer is made before recording begins, because recording slows launches.
     let mut events = EventTimer::new(devices)?;
     let works: Vec<CaseWork> = selection.groups.iter().flat_map(declared_work_with_parts).collect();
-    let limits = Limits::measure_cuda(&mut events, &works, Limits::default())?;
+    let limits = DeviceLimits::measure_gpu_limits(&mut events, &works, DeviceLimits::default())?;
     drop(events);
-    // Before anything is captured: graphs made earlier are recorded without their ranges.
-    let (recorder, launch_cost_ns) = match record(device) {
+    // Recording starts before any graph is captured, because graphs captured earlier are recorded
+    // without their ranges.
+    let (recorder, launch_cost_ns) = match start_recorder(device) {
         Ok(Some(begun)) => begun,
         Ok(None) => {
             return by_phase(Some(
@@ -74,7 +75,7 @@ pub fn profile_cases(
         }
         Err(error) => return by_phase(Some(format!("no kernels are recorded: {error}"))),
     };
-    let recording = Recording {
+    let recording = ProfileRecording {
         recorder,
         limits,
         launch_cost_ns,
@@ -84,7 +85,7 @@ pub fn profile_cases(
             .map(|device| RecordedDevice::read(device))
             .collect::<Result<_, _>>()?,
         warm_up: repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES),
-        steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(STEPS)),
+        steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(RECORDED_STEPS)),
     };
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let begun = recording.recorder.now();
@@ -93,7 +94,7 @@ pub fn profile_cases(
         let mut recorded = recording.record_case_activity(group, case, executable, begun)?;
         add_declared_local_memory(&mut recorded.trace, &ready.kernels.local_bytes_by_kernel());
         if staged && wanted.is_some() {
-            let clocked = Target::Cuda(devices.with_stage_clocks());
+            let clocked = BenchTarget::Cuda(devices.with_stage_clocks());
             recorded.stages = match ready.verify(group, case, &clocked) {
                 Ok((executable, _)) => {
                     recording.stages(executable, &ready.kernels.stage_clocked_kernels())?
@@ -113,7 +114,7 @@ pub fn profile_cases(
         std::mem::forget((Arc::clone(device), recording));
     }
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
-        let (status, recording, reason) = parts(outcome);
+        let (status, recording, reason) = outcome_parts(outcome);
         let summary = recording
             .as_ref()
             .map(|recording| RecordedIntervalSummary::summary_of_activity(&recording.trace));
@@ -129,25 +130,27 @@ fn declared_work_with_parts(group: &ProblemGroup<'_>) -> Vec<CaseWork> {
     let problem = group.bound.problem();
     let parts = problem.breakdown().parts.into_iter().map(|part| part.work);
     let all = std::iter::once(problem.work()).chain(parts);
-    all.map(|work| CaseWork { work, cache: Cache::Hot }).collect()
+    all.map(|work| CaseWork { work, cache: CacheState::Hot }).collect()
 }
 
 /// Starts a recorder and measures how much it adds to the host's part of a launch, nanoseconds.
-/// Returns `None` if CUPTI is missing.
+/// Returns `None` if the CUPTI library is missing.
 ///
 /// The host's launch rate varies by half from one moment to the next, and so does the fastest of
 /// many launch series. So the cost is the median of the differences between neighbouring series.
 ///
 /// # Errors
 /// Fails if CUPTI refuses, or the device fails.
-fn record(device: &Device) -> Result<Option<(Recorder, f64)>, BackendError> {
+fn start_recorder(device: &Device) -> Result<Option<(ActivityRecorder, f64)>, BackendError> {
     let empty = EmptyKernel::new(device)?;
     let mut costs_ns = Vec::new();
     loop {
         let unrecorded_ns = host_launch_ns(&empty, device)?;
-        let Some(recorder) = Recorder::start(Recorded::Everything)? else { return Ok(None) };
+        let Some(recorder) = ActivityRecorder::start(RecordingExtent::Everything)? else {
+            return Ok(None);
+        };
         costs_ns.push(host_launch_ns(&empty, device)? - unrecorded_ns);
-        if costs_ns.len() == PAIRS {
+        if costs_ns.len() == SERIES_PAIRS {
             recorder.take()?;
             return Ok(Some((recorder, median(&costs_ns))));
         }
@@ -170,18 +173,18 @@ fn host_launch_ns(empty: &EmptyKernel, device: &Device) -> Result<f64, BackendEr
 fn measure_phases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
-    target: &Target,
+    target: &BenchTarget,
     repetitions: RecordedLaunches,
     note: Option<String>,
 ) -> BenchResponseBody {
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
-        let phases = phases::measure(group, case, ready, target, repetitions)?;
+        let phases = phases::measure_case_phases(group, case, ready, target, repetitions)?;
         ready.verify(group, case, target)?;
         Ok((phases, group.bound.problem().breakdown().samples))
     };
     let (outcomes, _) = for_each_implementation(selection, seed, target, "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
-        let (status, measured, reason) = parts(outcome);
+        let (status, measured, reason) = outcome_parts(outcome);
         let (phases, samples) = measured.unwrap_or_default();
         let reason = reason.or_else(|| note.clone());
         ProfiledCase { case, status, summary: None, phases, samples, reason, recording: None }
@@ -190,9 +193,9 @@ fn measure_phases(
 }
 
 /// State that the recordings of all cases share.
-struct Recording {
-    recorder: Recorder,
-    limits: Limits,
+struct ProfileRecording {
+    recorder: ActivityRecorder,
+    limits: DeviceLimits,
     launch_cost_ns: f64,
     devices: Devices,
     /// Description of each GPU of the set, for the recording.
@@ -201,7 +204,7 @@ struct Recording {
     steps: u32,
 }
 
-impl Recording {
+impl ProfileRecording {
     /// Launches a verified case, whose preparation began at `began`, and takes the recorded
     /// activity.
     fn record_case_activity(
@@ -226,11 +229,11 @@ impl Recording {
         let problem = group.bound.problem();
         let Breakdown { samples, unit, parts } = problem.breakdown();
         let devices = described.iter().take(executable.gpus()).cloned().collect::<Vec<_>>();
-        let recorded_part = |part: Part| RecordedPart {
+        let recorded_part = |part: BreakdownPart| RecordedPart {
             table: part.table.to_owned(),
             label: part.label,
             range: part.range,
-            limits: limits.bounds(&part.work, Cache::Hot),
+            limits: limits.bounds(&part.work, CacheState::Hot),
             work: WorkRecord::from(&part.work),
         };
         let uses = executable.memory_uses().iter().map(|(of, bytes)| ((*of).to_owned(), *bytes));
@@ -242,7 +245,7 @@ impl Recording {
                 steps: self.steps,
                 wall_ns: u64::try_from(wall_ns).unwrap_or(u64::MAX),
                 launch_cost_ns: Some(self.launch_cost_ns),
-                limits: limits.bounds(&problem.work(), Cache::Hot),
+                limits: limits.bounds(&problem.work(), CacheState::Hot),
                 work: WorkRecord::from(&problem.work()),
                 samples,
                 sample_unit: unit,
@@ -301,7 +304,7 @@ impl Recording {
                 let _reset = RangeGuard::new("reset");
                 executable.reset()?;
             }
-            let _step = RangeGuard::new(CaseRecording::STEP);
+            let _step = RangeGuard::new(CaseRecording::STEP_RANGE);
             executable.launch()?;
         }
         held.release();
@@ -319,7 +322,7 @@ impl HeldDeviceStreams {
         if gpus > 1 {
             devices.first(gpus).for_each_device(|_, device| {
                 let mut blocker = StreamBlocker::new(device)?;
-                blocker.hold(HOLD)?;
+                blocker.hold(STREAM_HOLD)?;
                 blockers.push(blocker);
                 Ok(())
             })?;
@@ -333,8 +336,8 @@ impl HeldDeviceStreams {
 }
 
 /// Removes the kernels that held the streams.
-fn remove_blocking_kernels(trace: &mut Activity) {
-    let Activity { kernels, names, .. } = trace;
+fn remove_blocking_kernels(trace: &mut RecordedActivity) {
+    let RecordedActivity { kernels, names, .. } = trace;
     let holds = |kernel: &KernelRecord| {
         names
             .get(kernel.name as usize)
@@ -354,9 +357,13 @@ fn launch_repeatedly(executable: &mut dyn Executable, times: u32) -> Result<(), 
 }
 
 /// Adds the local memory that the machine code of kernels declares, by symbol: CUPTI reports 0
-/// bytes even for kernels that spill. If builds of one symbol differ, their records stay unchanged.
-fn add_declared_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<String, BTreeSet<u32>>) {
-    let Activity { kernels, names, .. } = trace;
+/// bytes even for kernels that spill. Records of one symbol stay unchanged if several builds have
+/// it and differ.
+fn add_declared_local_memory(
+    trace: &mut RecordedActivity,
+    local_bytes: &BTreeMap<String, BTreeSet<u32>>,
+) {
+    let RecordedActivity { kernels, names, .. } = trace;
     for kernel in kernels.iter_mut().filter(|kernel| kernel.local == 0) {
         let builds = names.get(kernel.name as usize).and_then(|name| local_bytes.get(&**name));
         if let Some(bytes) = builds.filter(|builds| builds.len() == 1).and_then(BTreeSet::first) {
@@ -374,7 +381,8 @@ mod tests {
         let record = |name| KernelRecord { name, ..KernelRecord::default() };
         let names = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, "own"].map(str::to_owned);
         let kernels = vec![record(0), record(1), record(7), record(0)];
-        let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
+        let mut trace =
+            RecordedActivity { names: names.into(), kernels, ..RecordedActivity::default() };
         remove_blocking_kernels(&mut trace);
         assert_eq!(trace.kernels, [record(1), record(7)]);
     }
@@ -389,7 +397,8 @@ mod tests {
         let names = ["spills", "of_two_builds", "one_build", "of a library"].map(str::to_owned);
         let record = |name, local| KernelRecord { name, local, ..KernelRecord::default() };
         let kernels = vec![record(0, 0), record(1, 0), record(2, 32), record(3, 0), record(9, 0)];
-        let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
+        let mut trace =
+            RecordedActivity { names: names.into(), kernels, ..RecordedActivity::default() };
         let local_bytes = local_bytes.map(|(name, bytes)| (name.to_owned(), bytes));
         add_declared_local_memory(&mut trace, &local_bytes.into());
         let local: Vec<u32> = trace.kernels.iter().map(|kernel| kernel.local).collect();

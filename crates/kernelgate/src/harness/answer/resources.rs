@@ -9,7 +9,11 @@ use crate::protocol::{BenchResponseBody, ResourcesReport};
 use crate::record::resources::{CompiledKernels, compile_resources};
 
 /// Compiles kernels for an architecture: all kernels of each build that has a matching name.
-pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &CaseFilter) -> BenchResponseBody {
+pub fn answer_resources(
+    kernels: &[ListedKernel],
+    arch: &str,
+    filter: &CaseFilter,
+) -> BenchResponseBody {
     if kernels.is_empty() {
         return BenchResponseBody::NoMatch {
             reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(),
@@ -37,7 +41,7 @@ fn kernels_of_matching_builds(kernels: &[ListedKernel], filter: &CaseFilter) -> 
 mod tests {
     use super::*;
     use kernelgate_cuda::Source;
-    use kernelgate_cuda::spec::{KernelSpec, list};
+    use kernelgate_cuda::spec::{KernelSpec, list_kernel_rows};
 
     #[test]
     fn keeps_all_kernels_of_a_matching_build() {
@@ -46,7 +50,7 @@ mod tests {
             variants: || vec![1, 2],
             ..KernelSpec::new(Source::new("mine/sums", ""), "mine_sums", 64, |_| [1, 1, 1])
         };
-        let listed = list(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);
+        let listed = list_kernel_rows(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);
         let names = |filter: &str| {
             let filter = CaseFilter::parse(Some(filter), false).unwrap();
             let kept = kernels_of_matching_builds(&listed, &filter);

@@ -1,19 +1,19 @@
 //! How far event timing can be trusted on this GPU, measured now.
 
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::library::Library;
+use kernelgate_cuda::library::RequiredLibrary;
 use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 
 use super::each::for_each_implementation;
-use crate::backend::{BackendError, Target};
-use crate::display::time;
+use crate::backend::{BackendError, BenchTarget};
+use crate::display::time_text;
 use crate::harness::running::problem::PreparedProblem;
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
-use crate::measure::Cache;
+use crate::measure::CacheState;
 use crate::measure::accuracy::{self, EventAndCuptiTimeRow};
 use crate::measure::events::EventTimer;
-use crate::measure::limits::{CaseWork, Limits};
-use crate::protocol::{Part, TimingReport};
+use crate::measure::limits::{CaseWork, DeviceLimits};
+use crate::protocol::{TimingReport, TimingReportPart};
 use crate::record::Environment;
 use crate::verify::VerifyError;
 use crate::workload::Work;
@@ -21,30 +21,35 @@ use crate::workload::Work;
 /// Measures every part of the timing report, or only one part.
 ///
 /// # Errors
-/// Fails if the device fails.
-pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, BackendError> {
-    let target = Target::Cuda(devices.clone());
+/// Fails if the device reports an error.
+pub fn timing_report(
+    devices: &Devices,
+    only: Option<TimingReportPart>,
+) -> Result<TimingReport, BackendError> {
+    let target = BenchTarget::Cuda(devices.clone());
     let is_requested = |part| only.is_none_or(|only| only == part);
     let telemetry = target.telemetry();
     let read = || telemetry.iter().map(CardTelemetry::read);
     let mut readings: Vec<CardReading> = read().collect();
     let mut notes = Vec::new();
     let mut events = EventTimer::new(devices)?;
-    let spins = is_requested(Part::Spins).then(|| accuracy::time_spins(&mut events)).transpose()?;
-    let limits = is_requested(Part::Limits)
-        .then(|| Limits::measure_cuda_all(&mut events, &working_set_sizes()))
+    let spins = is_requested(TimingReportPart::Spins)
+        .then(|| accuracy::time_spins(&mut events))
         .transpose()?;
-    let cold = is_requested(Part::Cold)
+    let limits = is_requested(TimingReportPart::Limits)
+        .then(|| DeviceLimits::measure_cuda_all(&mut events, &working_set_sizes()))
+        .transpose()?;
+    let cold = is_requested(TimingReportPart::Cold)
         .then(|| accuracy::time_hot_and_cold_reads(&mut events))
         .transpose()?;
     readings.extend(read());
     // Last: CUPTI stays attached to the process and slows every later launch.
-    let cupti = if is_requested(Part::Cupti) {
+    let cupti = if is_requested(TimingReportPart::Cupti) {
         accuracy::time_copies_by_events_and_cupti(&mut events)?
     } else {
         None
     };
-    if cupti.is_none() && is_requested(Part::Cupti) {
+    if cupti.is_none() && is_requested(TimingReportPart::Cupti) {
         notes.push(missing_cupti_note());
     }
     let (environment, overhead) = (Environment::on(&target), events.overhead());
@@ -66,7 +71,10 @@ fn working_set_sizes() -> Vec<CaseWork> {
     let sets = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
     let hot_cases_of_size = |bytes: u64| {
         let works = [(bytes, 0), (bytes / 2, bytes / 2), (0, bytes)];
-        works.map(|(read, write)| CaseWork { work: Work::bytes(read, write), cache: Cache::Hot })
+        works.map(|(read, write)| CaseWork {
+            work: Work::bytes(read, write),
+            cache: CacheState::Hot,
+        })
     };
     sets.into_iter().flat_map(hot_cases_of_size).collect()
 }
@@ -75,12 +83,12 @@ fn working_set_sizes() -> Vec<CaseWork> {
 ///
 /// # Errors
 /// Fails if the device fails.
-pub fn cases(
+pub fn timing_cases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
     devices: &Devices,
 ) -> Result<TimingReport, BackendError> {
-    let target = Target::Cuda(devices.clone());
+    let target = BenchTarget::Cuda(devices.clone());
     let mut events = EventTimer::new(devices)?;
     let overhead = events.overhead();
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
@@ -124,14 +132,14 @@ pub fn cases(
 
 /// The times of a case, by events and by CUPTI, in one line.
 fn event_and_cupti_times(row: &EventAndCuptiTimeRow) -> String {
-    let times = [row.events_ns, row.events_recorded_ns, row.cupti_ns].map(time);
+    let times = [row.events_ns, row.events_recorded_ns, row.cupti_ns].map(time_text);
     let ([events, recorded, cupti], difference) = (times, row.event_excess_percent());
     format!("by events {events}, recorded {recorded}, by CUPTI {cupti}, {difference:+.2}%")
 }
 
 /// Note about missing CUPTI.
 fn missing_cupti_note() -> String {
-    let (name, advice) = (Library::Cupti.name(), Library::Cupti.advice());
+    let (name, advice) = (RequiredLibrary::Cupti.name(), RequiredLibrary::Cupti.advice());
     format!("not compared with the hardware's record: {name} is missing: {advice}")
 }
 

@@ -1,10 +1,11 @@
-//! Every case against its reference, and on request its tensors in files.
+//! Answers `kernelgate verify`: every case is compared with its reference, and its tensors are
+//! written on request.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::each::{for_each_implementation, parts};
-use crate::backend::{BackendError, Target};
+use super::each::{for_each_implementation, outcome_parts};
+use crate::backend::{BackendError, BenchTarget};
 use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
 use crate::protocol::VerifiedCase;
@@ -14,15 +15,15 @@ use crate::verify::{OutputComparison, OutputErrors, repeats_bit_by_bit};
 use crate::workload::{Tensor, Tensors};
 
 /// Verifies one case an implementation; `dump` is a folder for `CASE.tensors`.
-pub fn verify(
+pub fn verify_cases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
-    target: Target,
+    target: BenchTarget,
     dump: Option<&Path>,
 ) -> Vec<VerifiedCase> {
     let (mut launched, mut data_sets) = (BTreeMap::new(), BTreeMap::new());
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
-        let outcome = verify_case(group, case, ready, &target, dump);
+        let outcome = verify_one_case(group, case, ready, &target, dump);
         // The kernels that a wrong case launched are reported too.
         launched.insert(case.id.clone(), ready.kernels.launched());
         data_sets
@@ -36,7 +37,7 @@ pub fn verify(
         std::mem::forget(target);
     }
     let verified = |(case, outcome): (String, _)| {
-        let (status, found, reason) = parts(outcome);
+        let (status, found, reason) = outcome_parts(outcome);
         let repeatable = found.as_ref().map(|(_, repeatable)| *repeatable);
         let OutputComparison { errors, by_output, checked, total, .. } =
             found.unwrap_or_default().0;
@@ -61,11 +62,11 @@ pub fn verify(
     outcomes.into_iter().map(verified).collect()
 }
 
-fn verify_case(
+fn verify_one_case(
     group: &ProblemGroup<'_>,
     case: &SelectedCase,
     ready: &mut PreparedProblem,
-    target: &Target,
+    target: &BenchTarget,
     dump: Option<&Path>,
 ) -> Result<(OutputComparison, bool), CaseError> {
     let (mut executable, comparison) = ready.verify(group, case, target)?;
@@ -75,10 +76,11 @@ fn verify_case(
             std::mem::forget(executable);
             return Err(lost.into());
         }
-        Err(error) => return Err(CaseError::fail(format!("second launch: {error}"))),
+        Err(error) => return Err(CaseError::failed_case(format!("second launch: {error}"))),
     };
     if let Some(folder) = dump {
-        let outputs = executable.outputs().map_err(|error| CaseError::fail(error.to_string()))?;
+        let outputs =
+            executable.outputs().map_err(|error| CaseError::failed_case(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
         let written = tensors::write(&path, &tensors_to_dump(ready, outputs));
         // A file that cannot be written is not the fault of the case.

@@ -11,7 +11,7 @@
 //! and the record states that.
 //!
 //! A row that returns remembered results for inputs it has seen would pass. Therefore the check of
-//! reuse ([`reuse`]) replays the launch once more for the same inputs.
+//! reuse ([`reuse`]) launches the row once more for the same inputs.
 //!
 //! Deliberately absent: defence against code that attacks the process. The check after timing finds
 //! mistakes and shortcuts: work on other streams, no launch at all, a remembered result, work in
@@ -23,8 +23,8 @@ use super::changed_inputs::ChangedInputs;
 use crate::backend::{BackendError, Executable};
 use crate::harness::guard;
 use crate::harness::phase_timer;
-use crate::harness::running::case_error::{CaseError, guarded};
-use crate::harness::running::problem::{PreparedProblem, outputs};
+use crate::harness::running::case_error::{CaseError, guard_panics};
+use crate::harness::running::problem::{PreparedProblem, copy_outputs};
 use crate::harness::selection::cases::ProblemGroup;
 use crate::measure::Stopwatch;
 use crate::measure::audit::{TimingRefusal, reuse};
@@ -65,7 +65,7 @@ pub struct ExecutableFindings {
 ///
 /// # Errors
 /// Fails if the outputs are wrong, or the device fails.
-pub fn check(
+pub fn check_after_timing(
     ready: &mut PreparedProblem,
     group: &ProblemGroup<'_>,
     executable: &mut dyn Executable,
@@ -74,8 +74,8 @@ pub fn check(
     digest: Option<&str>,
 ) -> Result<AfterTiming, CaseError> {
     if let Some(digest) = digest {
-        let same = guarded(|| {
-            reuse::without_results(executable)?;
+        let same = guard_panics(|| {
+            reuse::poison_and_reset(executable)?;
             stopwatch.replay(executable)?;
             Ok::<_, VerifyError>(verify::digest_of_outputs(executable.outputs()?) == digest)
         })?;
@@ -97,16 +97,17 @@ pub fn check(
     }
     let carries_state = executable.carries_state();
     let inputs = ReplacementInputs { changes, next, current };
-    let replay = guard::catch_panic(|| replay(ready, group, executable, stopwatch, inputs));
+    let replay =
+        guard::catch_panic(|| replay_with_inputs(ready, group, executable, stopwatch, inputs));
     let how = match changes {
         true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::input_change),
         false => InputChange::Same,
     };
-    let comparison = replay.map_err(CaseError::fail)?.map_err(|error| match error {
+    let comparison = replay.map_err(CaseError::failed_case)?.map_err(|error| match error {
         VerifyError::Backend(_) => error.into(),
         wrong => {
             let failure = CaseFailure::from(&wrong).with_name("inputs_after_timing", how.words());
-            CaseError::fail(failure.with_text(format!(
+            CaseError::failed_case(failure.with_text(format!(
                 "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
                  inputs{}",
                 how.words(),
@@ -135,7 +136,7 @@ struct ReplacementInputs<'a> {
 
 /// Replaces the inputs, runs the timed graph or launch, and compares; then checks whether it reuses
 /// results.
-fn replay(
+fn replay_with_inputs(
     ready: &mut PreparedProblem,
     group: &ProblemGroup<'_>,
     executable: &mut dyn Executable,
@@ -146,11 +147,11 @@ fn replay(
         // A run with the same bits was verified before, so this row's outputs were not compared
         // yet.
         verify::launch_on_poisoned_outputs(executable)?;
-        ready.expected = verify::outputs_as_reference(outputs(executable)?);
+        ready.expected = verify::outputs_as_reference(copy_outputs(executable)?);
     }
     let changed = ready.changed.as_ref().filter(|_| changes);
     let replace = |executable: &mut dyn Executable| {
-        let _activity = phase_timer::start("inputs replaced");
+        let _activity = phase_timer::start_activity("inputs replaced");
         for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
             let original = || ready.inputs.tensor(name);
             let next = if next == CurrentInputs::Changed { values } else { original() };
@@ -158,25 +159,25 @@ fn replay(
         }
         Ok::<_, BackendError>(())
     };
-    reuse::without_results(executable)?;
+    reuse::poison_and_reset(executable)?;
     // If inputs cannot be changed, only this check shows that the reset computes outputs.
     let before = match executable.carries_state() && changed.is_none() {
-        true => Some(verify::digest_of_outputs(outputs(executable)?)),
+        true => Some(verify::digest_of_outputs(copy_outputs(executable)?)),
         false => None,
     };
     replace(executable)?;
     *current = next;
     let first = stopwatch.replay(executable)?;
-    let outputs = outputs(executable)?;
+    let outputs = copy_outputs(executable)?;
     let after = before.is_some().then(|| verify::digest_of_outputs(outputs));
-    let compare = phase_timer::start("compare");
+    let compare = phase_timer::start_activity("compare");
     let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
         Some(changed) => changed
             .comparable(outputs, &ready.expected)
             .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
         None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
     };
-    let comparison = verify::compare(&outputs, expected, &ready.bounds)?;
+    let comparison = verify::compare_outputs(&outputs, expected, &ready.bounds)?;
     drop(compare);
     if before.is_some() && before == after {
         return Err(BackendError::from(TimingRefusal::ComputedByReset).into());
@@ -187,13 +188,13 @@ fn replay(
         true => Tensors::new(),
         false => group.bound.problem().redraw(&names, ready.seed ^ turn),
     };
-    let mut reuse = reuse::check(first, executable, stopwatch, &draw);
+    let mut reuse = reuse::check_result_reuse(first, executable, stopwatch, &draw);
     if let (Ok(replaced), Some(changed)) = (&reuse, changed) {
         let replaced = *replaced;
         let new: Vec<_> = changed.values.iter().collect();
         let named = |&(name, _): &(_, _)| (name, ready.inputs.tensor(name));
         let original: Vec<_> = new.iter().map(named).collect();
-        let short = reuse::check_short(executable, stopwatch, [&original, &new]);
+        let short = reuse::check_short_reuse(executable, stopwatch, [&original, &new]);
         reuse = short.map(|also| also || replaced);
     }
     if !matches!(reuse, Ok(false)) {
@@ -219,10 +220,10 @@ impl PreparedProblem {
             .as_ref()
             .is_some_and(|changed| changed.suit_replaceable_inputs(&replaceable))
         {
-            let _activity = phase_timer::start("other inputs");
+            let _activity = phase_timer::start_activity("other inputs");
             self.changed = None;
             self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
-                .map_err(CaseError::fail)?;
+                .map_err(CaseError::failed_case)?;
         }
         Ok(self.changed.is_some())
     }

@@ -116,7 +116,7 @@ impl ChangedInputs {
     /// the reference for all inputs.
     ///
     /// # Errors
-    /// Fails with the error of `compute`.
+    /// Fails with the error of the closure `compute`.
     pub fn compute_expected_outputs<E>(
         &mut self,
         inputs: &Tensors,

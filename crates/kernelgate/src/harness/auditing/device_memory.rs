@@ -10,7 +10,7 @@
 //! Deliberately absent: memory that one launch allocates outside of the device's pool and frees
 //! again, and a result if other processes may use the card.
 
-use crate::backend::{BackendError, Target};
+use crate::backend::{BackendError, BenchTarget};
 use kernelgate_cuda::driver::memory::persistence;
 use kernelgate_cuda::driver::memory::{self, DeviceMemoryUsage};
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
@@ -32,8 +32,8 @@ struct WatchedDeviceMemory {
 
 impl CaseMemoryWatch {
     /// Starts the measurement, before an implementation is prepared.
-    pub fn start(target: &Target) -> Self {
-        let Target::Cuda(devices) = target else { return Self::default() };
+    pub fn start_memory_peak(target: &BenchTarget) -> Self {
+        let BenchTarget::Cuda(devices) = target else { return Self::default() };
         let watched = target.telemetry().filter(is_only_process).and_then(|telemetry| {
             let before = settled_memory_usage(devices.one()).ok()?;
             Some(WatchedDeviceMemory {
@@ -63,14 +63,14 @@ impl CaseMemoryWatch {
 
     fn update_peak(&mut self, note: fn(&mut MemoryPeak, DeviceMemoryUsage)) {
         let Some(watched) = &mut self.0 else { return };
-        match memory::usage(watched.devices.one()) {
+        match memory::device_memory_usage(watched.devices.one()) {
             Ok(now) => note(&mut watched.peak, now),
             Err(_) => self.0 = None,
         }
     }
 
-    /// Ends the measurement after the case is freed. Returns its largest use, bytes, or `None` if
-    /// that is unknown.
+    /// Ends the measurement after the case is freed. Returns the largest memory use of the case,
+    /// bytes, or `None` if it is unknown.
     pub fn finish(&mut self) -> Option<u64> {
         let WatchedDeviceMemory { devices, telemetry, peak } = self.0.take()?;
         let after = settled_memory_usage(devices.one()).ok()?;
@@ -86,10 +86,10 @@ fn is_only_process(telemetry: &CardTelemetry) -> bool {
 /// Memory in use after all work has ended, freed memory has been returned to the driver, and
 /// context settings have been restored.
 fn settled_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
-    persistence::restore(device)?;
-    memory::settled(device)?;
+    persistence::restore_l2_state(device)?;
+    memory::memory_after_launches(device)?;
     memory::reset_peak_usage(device)?;
-    memory::usage(device)
+    memory::device_memory_usage(device)
 }
 
 /// Largest memory use of a case relative to the use before it, bytes.
@@ -138,8 +138,8 @@ impl MemoryPeak {
 mod tests {
     use super::*;
     use crate::attach::{
-        Arguments, At, Attached, Definition, Launch, Launches, PreparedLaunch, Reference,
-        TensorSpec, Tolerances,
+        Arguments, At, Attached, Launch, OutputReference, PreparedLaunch, ProblemDefinition,
+        RowLaunches, TensorSpec, Tolerances,
     };
     use crate::backend::BackendKind;
     use crate::harness::recording::recorder::{RecordSaving, RunRecorder};
@@ -147,9 +147,9 @@ mod tests {
     use crate::harness::running::progress::BenchProgress;
     use crate::harness::running::trial::BuildOutputs;
     use crate::harness::running::trial_run::TrialSession;
-    use crate::harness::selection::cases::select;
+    use crate::harness::selection::cases::select_cases;
     use crate::harness::selection::filter::CaseFilter;
-    use crate::harness::selection::place::Place;
+    use crate::harness::selection::place::BenchPlace;
     use crate::harness::settings::BenchSettings;
     use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
     use crate::suite::Suite;
@@ -210,13 +210,13 @@ mod tests {
 
     #[test]
     fn nothing_is_measured_on_the_host() {
-        let mut watch = CaseMemoryWatch::start(&Target::Cpu);
+        let mut watch = CaseMemoryWatch::start_memory_peak(&BenchTarget::Cpu);
         watch.observe_memory();
         watch.exclude_own_memory();
         assert_eq!(watch.finish(), None);
     }
 
-    const KERNEL: &str = r#"
+    const SCRATCH_COPY_KERNEL: &str = r#"
 extern "C" __global__ void copy(const float* x, float* y, long long n) {
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) y[i] = x[i];
@@ -227,15 +227,15 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     const N: usize = 1 << 22;
 
     /// Suite of copies with different amounts of scratch memory.
-    fn suite() -> Suite {
+    fn scratch_memory_suite() -> Suite {
         let row = |scratch: u64| {
             move |at: &At<'_>, [x, y]: [u64; 2]| {
-                let kernel = at.compile(KERNEL, "copy")?;
+                let kernel = at.compile(SCRATCH_COPY_KERNEL, "copy")?;
                 let dims = Launch::new([(N as u32).div_ceil(256), 1, 1], [256, 1, 1]);
                 let parameters = Arguments::new().address(x).address(y).value(N as i64);
                 let copy = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
                 let scratch = at.device().allocate(scratch as usize)?;
-                Ok(Launches::new(move || {
+                Ok(RowLaunches::new(move || {
                     let _kept = &scratch;
                     copy.launch()
                 }))
@@ -244,9 +244,9 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let define = |_: &Point| {
             let inputs = vec![TensorSpec::new("x", [N], Dtype::F32)];
             let outputs = vec![TensorSpec::new("y", [N], Dtype::F32)];
-            let work = Definition::traffic(&inputs, &outputs);
-            let (reference, tolerance) = (Reference::None, Tolerances::by_dtype());
-            Ok(Definition { inputs, outputs, reference, work, tolerance })
+            let work = ProblemDefinition::traffic_work(&inputs, &outputs);
+            let (reference, tolerance) = (OutputReference::None, Tolerances::by_dtype());
+            Ok(ProblemDefinition { inputs, outputs, reference, work, tolerance })
         };
         Attached::new("memory/copy", &["n=1"], define)
             .row("cuda/first", ["x", "y"], row(0))
@@ -258,18 +258,25 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     #[test]
     fn scratch_is_measured_whatever_a_row_declares_and_whatever_ran_before_it() {
         let Some((device, _alone)) = gpu() else { return };
-        let target = Target::Cuda(device.into());
+        let target = BenchTarget::Cuda(device.into());
         let others = target.telemetry().and_then(|telemetry| telemetry.other_computing_processes());
         let settings = BenchSettings::default_settings();
         let place =
-            Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
-        let suites = [suite()];
+            BenchPlace { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+        let suites = [scratch_memory_suite()];
         let own = suites.iter();
-        let selection = select(own, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
+        let selection = select_cases(own, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let run = ProcessRun::start("b", "s", Environment::on(&target), Provenance::default());
+        let run = ProcessRun::start_process_run(
+            "b",
+            "s",
+            Environment::on(&target),
+            Provenance::default(),
+        );
         let path = folder.path().join("run.json");
-        let recorder = RunRecorder::start(run, path, RecordSaving::WhenComplete, None).unwrap();
+        let recorder =
+            RunRecorder::start_recorder_of_run(run, path, RecordSaving::WhenComplete, None)
+                .unwrap();
         let session = TrialSession {
             settings: &settings,
             sampling: TrialSampling::VERIFICATION_SAMPLING,

@@ -12,23 +12,23 @@ use kernelgate_cuda::driver::stream::foreign_stream::{
 };
 use kernelgate_cuda::driver::stream::raw_stream::RawStream;
 
-use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
 use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 
-use super::recording::{self, RecordAtExit, Recording};
+use super::recording::{self, CriterionRecording, RecordAtExit};
 use super::samples::{GpuEventInterval, ProcessSampleLog};
-use crate::exit::Exit;
+use crate::exit::ExitReason;
 use crate::harness::settings::process::CriterionProcessSettings;
-use crate::measure::audit::Allowed;
+use crate::measure::audit::AllowedActions;
 use crate::measure::audit::cupti::{self, RecordedPass};
-use crate::measure::audit::passes::{CriterionPasses, Pass, RECORDED_PASS_HOLD};
-use crate::record::Store;
+use crate::measure::audit::passes::{CriterionPasses, RECORDED_PASS_HOLD, RoutinePass};
+use crate::record::BaselineStore;
 use crate::record::text::printable_on_terminal;
 
 /// A measurement of Criterion: the time of a stream, by events.
 pub struct GpuTime {
     inner: RefCell<GpuTimeState>,
-    formatter: Formatter,
+    formatter: GpuTimeFormatter,
 }
 
 struct GpuTimeState {
@@ -37,8 +37,8 @@ struct GpuTimeState {
     readings: Option<EmptyIntervalReadings>,
     telemetry: Vec<CardReading>,
     passes: CriterionPasses,
-    /// CUPTI, in the pass that it records and in the one before.
-    recorder: Option<Recorder>,
+    /// The CUPTI recorder during the recorded pass and the pass before it.
+    recorder: Option<ActivityRecorder>,
     /// Beginning of the records of the pass that is judged, on CUPTI's clock.
     since: u64,
     /// Whether CUPTI's record of this case is conclusive.
@@ -47,7 +47,7 @@ struct GpuTimeState {
     unrecorded: Option<String>,
     log: ProcessSampleLog,
     process: CriterionProcessSettings,
-    store: Store,
+    store: BaselineStore,
     began: Instant,
 }
 
@@ -58,18 +58,18 @@ impl GpuTime {
     ///
     /// A null or invalid handle ends the process with an error and exit code 2, because Criterion's
     /// macros take no error. Use [`Self::new`] to get the error as a value instead.
-    pub fn on_stream(handle: impl Into<RawStream>) -> Self {
+    pub fn time_on_stream(handle: impl Into<RawStream>) -> Self {
         Self::new(handle.into()).unwrap_or_else(|error| {
             let error = error.to_string();
             eprintln!("error: failed to time a stream: {}", printable_on_terminal(&error));
-            std::process::exit(Exit::Usage as i32)
+            std::process::exit(ExitReason::Usage as i32)
         })
     }
 
     /// Times the legacy default stream of the current context. The driver's null handle names this
     /// stream, so it needs a constructor of its own.
     pub fn on_legacy_default_stream() -> Self {
-        Self::on_stream(RawStream::LEGACY_DEFAULT)
+        Self::time_on_stream(RawStream::LEGACY_DEFAULT_STREAM)
     }
 
     /// Times work that is enqueued on a stream.
@@ -78,24 +78,24 @@ impl GpuTime {
     /// Fails if the handle is null or no stream, or the device fails.
     pub fn new(stream: RawStream) -> Result<Self, StreamError> {
         // Read by `kernelgate`, and may not be optimised away.
-        std::hint::black_box(recording::MARK.as_ptr());
+        std::hint::black_box(recording::CRITERION_MAIN_MARK.as_ptr());
         let process = CriterionProcessSettings::new();
-        let store = Store::discover_store();
+        let store = BaselineStore::discover_store();
         let inner = GpuTimeState {
             stream: ForeignStream::new(stream, process.timeout)?,
             readings: None,
             telemetry: Vec::new(),
-            passes: CriterionPasses::new(Allowed::CRITERION_ROUTINE),
+            passes: CriterionPasses::new(AllowedActions::CRITERION_ROUTINE),
             recorder: None,
             since: 0,
             recorded: false,
             unrecorded: None,
-            log: ProcessSampleLog::start(&store.criterion),
+            log: ProcessSampleLog::empty_log(&store.criterion),
             process,
             store,
             began: Instant::now(),
         };
-        let formatter = Formatter { wall: WallTime, reported: Cell::new(false) };
+        let formatter = GpuTimeFormatter { wall: WallTime, reported: Cell::new(false) };
         Ok(Self { inner: RefCell::new(inner), formatter })
     }
 
@@ -106,7 +106,7 @@ impl GpuTime {
         if let Err(why) = inner.record(RecordAtExit::Refused { case, error: error.into() }) {
             eprintln!("error: {}", printable_on_terminal(&why));
         }
-        std::process::exit(Exit::Regression as i32)
+        std::process::exit(ExitReason::Regression as i32)
     }
 }
 
@@ -131,7 +131,7 @@ impl GpuTimeState {
 
     /// Attaches CUPTI.
     fn attach(&mut self) {
-        match Recorder::start(Recorded::Operations) {
+        match ActivityRecorder::start(RecordingExtent::Operations) {
             Ok(Some(recorder)) => self.recorder = Some(recorder),
             Ok(None) => self.unrecorded = Some("CUPTI is missing".to_owned()),
             Err(error) => self.unrecorded = Some(error.to_string()),
@@ -141,7 +141,7 @@ impl GpuTimeState {
     /// Checks CUPTI's record of one pass of the routine, and detaches CUPTI.
     fn check_cupti_record(
         &mut self,
-        recorder: Recorder,
+        recorder: ActivityRecorder,
         pass: RecordedPass,
     ) -> Result<(), BackendError> {
         self.stream.context_busy_time()?;
@@ -175,7 +175,7 @@ impl GpuTimeState {
         let asks = self.passes.measures_context_after(&interval);
         let busy = asks.then(|| self.stream.context_busy_time()).transpose()?;
         if let Some(readings) = &self.readings {
-            self.passes.add(Pass { interval, host, busy }, readings)?;
+            self.passes.add(RoutinePass { interval, host, busy }, readings)?;
         }
         let drained = interval.drained;
         let recorded = self.recorded;
@@ -187,14 +187,14 @@ impl GpuTimeState {
         self.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
     }
 
-    fn record(&mut self, ended: RecordAtExit) -> Result<Exit, String> {
+    fn record(&mut self, ended: RecordAtExit) -> Result<ExitReason, String> {
         self.add_telemetry_reading();
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
         let Self { process, store, log, stream, unrecorded, .. } = self;
         let (facts, unrecorded) = (stream.facts(), unrecorded.as_deref());
-        let recording = Recording { process, store, log, facts, least_ns, unrecorded };
+        let recording = CriterionRecording { process, store, log, facts, least_ns, unrecorded };
         recording.record(telemetry, ended)
     }
 }
@@ -207,7 +207,7 @@ impl Measurement for GpuTime {
         let inner = &mut *self.inner.borrow_mut();
         // Criterion formats times only to report them, so the next passes are of another case.
         if self.formatter.reported.take() {
-            inner.passes = CriterionPasses::new(Allowed::CRITERION_ROUTINE);
+            inner.passes = CriterionPasses::new(AllowedActions::CRITERION_ROUTINE);
             inner.recorded = false;
         }
         if let Err(error) = inner.begin() {
@@ -236,7 +236,7 @@ impl Measurement for GpuTime {
         GpuEventInterval { recorded: true, ..GpuEventInterval::default() }
     }
 
-    /// Criterion calls this function once for each sample, so the sample is recorded here.
+    /// Criterion calls this function once for each sample, so the function records the sample.
     fn to_f64(&self, value: &GpuEventInterval) -> f64 {
         self.inner.borrow_mut().log.add(*value);
         value.ns
@@ -257,21 +257,21 @@ impl Drop for GpuTime {
         let ended = if panicking { RecordAtExit::Interrupted } else { RecordAtExit::Complete };
         let exit = inner.record(ended).unwrap_or_else(|why| {
             eprintln!("error: {}", printable_on_terminal(&why));
-            Exit::Usage
+            ExitReason::Usage
         });
-        if exit != Exit::Fine && !panicking {
+        if exit != ExitReason::Fine && !panicking {
             std::process::exit(exit as i32);
         }
     }
 }
 
 /// Formats nanoseconds as Criterion does; the formatted case has ended.
-struct Formatter {
+struct GpuTimeFormatter {
     wall: WallTime,
     reported: Cell<bool>,
 }
 
-impl ValueFormatter for Formatter {
+impl ValueFormatter for GpuTimeFormatter {
     fn scale_values(&self, typical_ns: f64, values: &mut [f64]) -> &'static str {
         self.reported.set(true);
         self.wall.formatter().scale_values(typical_ns, values)

@@ -22,8 +22,8 @@
 //! The measured time lies between two CUDA events around the routine's work on that stream, for all
 //! iterations of a sample together. Nothing is subtracted. If a routine waits for the GPU, the wait
 //! is part of its time, and the record states that; the routine need not wait, because the
-//! measurement waits itself. If the measured time would not be that of the routine's work, the
-//! process ends with an error and exit code 1.
+//! measurement waits itself. The process ends with an error and exit code 1 if the measured time
+//! would not be that of the routine's work.
 //!
 //! When the measurement is dropped after the last benchmark of its group, the run is recorded: ids
 //! and samples in Criterion's store that this process measured. `kernelgate gate`, `baseline` and
@@ -41,7 +41,7 @@ pub use criterion;
 pub use kernelgate_cuda::driver::stream::foreign_stream::StreamError;
 pub use kernelgate_cuda::driver::stream::raw_stream::RawStream;
 pub use measurement::GpuTime;
-pub use recording::MARK;
+pub use recording::CRITERION_MAIN_MARK;
 pub use samples::GpuEventInterval;
 
 /// Criterion with GPU time, to use instead of `criterion::Criterion` in a bench function's

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use super::samples::{Origin, ProcessSampleLog};
+use super::samples::{ProcessSampleLog, SampleOrigin};
 use crate::display::{self, terminal};
-use crate::exit::Exit;
+use crate::exit::ExitReason;
 use crate::harness::recording::invocation::BenchInvocation;
 use crate::harness::recording::saving;
 use crate::harness::running::bench_run;
@@ -16,7 +16,7 @@ use crate::measure::power::PowerRecord;
 use crate::record::criterion_store::{self, CriterionStoreResults, StoredCriterionCase};
 use crate::record::text::{check_plain_text, on_one_line, printable_on_terminal, printable_path};
 use crate::record::{
-    CaseRecord, Environment, FileLock, ProcessRun, Provenance, Samples, Store, file,
+    BaselineStore, CaseRecord, CaseSamples, Environment, FileLock, ProcessRun, Provenance, file,
 };
 use crate::stats;
 use kernelgate_cuda::driver::device::DeviceFacts;
@@ -25,7 +25,7 @@ use kernelgate_cuda::{BackendError, CaseFailure};
 
 /// Bytes in the executable that let `kernelgate` recognize it without running it; the program then
 /// drives it by Criterion's flags.
-pub const MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
+pub const CRITERION_MAIN_MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
 
 /// End of the process.
 pub enum RecordAtExit {
@@ -44,7 +44,7 @@ pub enum RecordAtExit {
 
 /// Name of the case that is being measured. Criterion reports an id only after its samples are
 /// taken.
-pub fn case_being_measured(log: &ProcessSampleLog, store: &Store) -> String {
+pub fn case_being_measured(log: &ProcessSampleLog, store: &BaselineStore) -> String {
     let stored = criterion_store::read(&store.criterion).unwrap_or_default();
     let here = stored.cases.iter().filter(|(_, case)| is_measured_here(log, case));
     let last = here.max_by_key(|(_, case)| case.written);
@@ -54,15 +54,15 @@ pub fn case_being_measured(log: &ProcessSampleLog, store: &Store) -> String {
 }
 
 fn is_measured_here(log: &ProcessSampleLog, case: &StoredCriterionCase) -> bool {
-    matches!(log.origin(case), Origin::Here { .. })
+    matches!(log.origin(case), SampleOrigin::Here { .. })
 }
 
 /// A bench process whose samples are written to a run record.
-pub struct Recording<'a> {
+pub struct CriterionRecording<'a> {
     /// The process.
     pub process: &'a CriterionProcessSettings,
     /// Folders of runs and baselines of the package.
-    pub store: &'a Store,
+    pub store: &'a BaselineStore,
     /// Samples of the recording.
     pub log: &'a ProcessSampleLog,
     /// GPU of the recording.
@@ -73,22 +73,26 @@ pub struct Recording<'a> {
     pub unrecorded: Option<&'a str>,
 }
 
-impl Recording<'_> {
+impl CriterionRecording<'_> {
     /// Records the process' cases; returns the exit code of the process.
     ///
     /// # Errors
     /// The failure, as the end of a sentence.
-    pub fn record(&self, telemetry: Vec<CardReading>, ended: RecordAtExit) -> Result<Exit, String> {
+    pub fn record(
+        &self,
+        telemetry: Vec<CardReading>,
+        ended: RecordAtExit,
+    ) -> Result<ExitReason, String> {
         let Self { process, store, .. } = *self;
         let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
         let stored = criterion_store::read(&store.criterion).map_err(|error| failed_to(&error))?;
         let complete = matches!(ended, RecordAtExit::Complete);
-        let mut run = self.measured(&stored);
+        let mut run = self.measured_run(&stored);
         if let RecordAtExit::Refused { case, error } = ended {
             run.failed.insert(case, error);
         }
         if run.cases.is_empty() && run.failed.is_empty() && run.skipped.is_empty() {
-            return Ok(Exit::Fine);
+            return Ok(ExitReason::Fine);
         }
         let invocation = BenchInvocation::new(process.session.clone()?);
         let bench = bench_target_name(process.executable.as_deref().unwrap_or(Path::new("")));
@@ -125,30 +129,33 @@ impl Recording<'_> {
             run
         };
         if let Some(name) = &process.save_baseline {
-            save_baseline(store, &run, name)?;
+            save_run_baseline(store, &run, name)?;
         }
-        Ok(if run.failed.is_empty() { Exit::Fine } else { Exit::Regression })
+        Ok(if run.failed.is_empty() { ExitReason::Fine } else { ExitReason::Regression })
     }
 
     /// Builds the run record of the cases that this process measured. Others of the store are of
     /// other benches, or of earlier.
-    fn measured(&self, stored: &CriterionStoreResults) -> ProcessRun {
+    fn measured_run(&self, stored: &CriterionStoreResults) -> ProcessRun {
         let environment = Environment::environment_on_gpus([self.facts]);
-        let mut run = ProcessRun::start("", "", environment, Provenance::default());
+        let mut run = ProcessRun::start_process_run("", "", environment, Provenance::default());
         for (id, case) in &stored.cases {
             match self.log.origin(case) {
-                Origin::Elsewhere => {}
-                Origin::ByRoutine => {
+                SampleOrigin::Elsewhere => {}
+                SampleOrigin::ByRoutine => {
                     let why = "its routine measures the time itself (iter_custom)";
                     run.skipped.insert(on_one_line(id), why.to_owned());
                 }
-                Origin::Here { samples, host_bound, recorded } => {
+                SampleOrigin::Here { samples, host_bound, recorded } => {
                     let mut record = case_record_from_samples(case, samples, host_bound);
                     let why = self.unrecorded.unwrap_or("no pass was recorded");
                     record.samples.unrecorded = (!recorded).then(|| why.to_owned());
                     let launch_ns = stats::median(&record.samples.per_launch_ns());
-                    let duration =
-                        duration::check(RefusedSubject::Routine, launch_ns, self.least_ns);
+                    let duration = duration::check_shortest_time(
+                        RefusedSubject::Routine,
+                        launch_ns,
+                        self.least_ns,
+                    );
                     if let Err(why) = duration {
                         run.failed.insert(on_one_line(id), (&BackendError::from(why)).into());
                     } else if let Err(why) = check_plain_text(id) {
@@ -168,12 +175,12 @@ fn case_record_from_samples(
     samples: usize,
     host_bound: bool,
 ) -> CaseRecord {
-    case.record(Samples {
+    case.record(CaseSamples {
         launches: case.iterations[..samples].to_vec(),
         elapsed_ns: case.times[..samples].to_vec(),
         conditions: SampleConditions { host_bound, ..SampleConditions::default() },
         power: Some(PowerRecord::not_applicable("Criterion plans the samples of this bench")),
-        ..Samples::default()
+        ..CaseSamples::default()
     })
 }
 
@@ -188,14 +195,17 @@ fn bench_target_name(program: &Path) -> String {
 }
 
 fn print_run_results(run: &ProcessRun, path: &Path, page: &Path) {
-    println!("{}", display::runs::text(std::slice::from_ref(run), terminal::columns()));
+    println!(
+        "{}",
+        display::runs::results_text(std::slice::from_ref(run), terminal::terminal_columns())
+    );
     let (path, page) = (path.display().to_string(), page.display().to_string());
     eprintln!("run recorded in {}", printable_on_terminal(&path));
     eprintln!("`kernelgate report` draws it in {}", printable_on_terminal(&page));
 }
 
 /// Adds the run to our baseline of the name under which Criterion saves its own.
-fn save_baseline(store: &Store, run: &ProcessRun, name: &str) -> Result<(), String> {
+fn save_run_baseline(store: &BaselineStore, run: &ProcessRun, name: &str) -> Result<(), String> {
     if run.cases.is_empty() {
         return Ok(());
     }
@@ -205,7 +215,7 @@ fn save_baseline(store: &Store, run: &ProcessRun, name: &str) -> Result<(), Stri
         .baseline_path(&run.environment.baseline_folder_name(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
     let _lock = FileLock::acquire_lock(&path).map_err(|error| unsaved(&error))?;
-    saving::save(&path, name, run).map_err(|error| unsaved(&error))?;
+    saving::save_to_baseline(&path, name, run).map_err(|error| unsaved(&error))?;
     eprintln!("baseline `{name}` saved in {}", printable_path(&path));
     Ok(())
 }

@@ -32,8 +32,8 @@ impl From<Duration> for GpuEventInterval {
 
 /// Origin of the samples of a case in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// Taken here; whether the host's time is in most of its samples.
+pub enum SampleOrigin {
+    /// This process took the samples; the field states whether host time is in most of them.
     Here {
         /// Number of samples in Criterion's store that this process measured: all of them, except
         /// that Criterion's quick mode may invent the second one.
@@ -58,7 +58,7 @@ pub struct ProcessSampleLog {
 
 impl ProcessSampleLog {
     /// An empty log, for cases that Criterion will store in that folder.
-    pub fn start(store: &Path) -> Self {
+    pub fn empty_log(store: &Path) -> Self {
         // The start is read from the file system's clock, which need not be the host's.
         let there = store.ancestors().find(|folder| folder.is_dir());
         let probe = there.and_then(|folder| tempfile::tempfile_in(folder).ok());
@@ -77,9 +77,9 @@ impl ProcessSampleLog {
     }
 
     /// Determines the origin of a case's samples.
-    pub fn origin(&self, case: &StoredCriterionCase) -> Origin {
+    pub fn origin(&self, case: &StoredCriterionCase) -> SampleOrigin {
         if case.written.is_some_and(|written| written < self.since) || case.times.is_empty() {
-            return Origin::Elsewhere;
+            return SampleOrigin::Elsewhere;
         }
         // Criterion's quick mode makes up the second sample of what takes too long for two.
         let made_up = matches!(*case.times, [first, second] if second == first.next_up());
@@ -89,15 +89,15 @@ impl ProcessSampleLog {
             pairs.into_iter().all(|(taken, time)| taken.ns.to_bits() == time.to_bits())
         };
         let Some(found) = self.taken.windows(times.len()).rfind(same) else {
-            return Origin::Elsewhere;
+            return SampleOrigin::Elsewhere;
         };
         if found.iter().any(|sample| sample.by_routine) {
-            return Origin::ByRoutine;
+            return SampleOrigin::ByRoutine;
         }
         let drained = found.iter().filter(|sample| sample.drained).count();
         // The first sample precedes the recorded pass where a warm-up has one pass.
         let recorded = found.last().is_some_and(|sample| sample.recorded);
-        Origin::Here { samples: times.len(), host_bound: 2 * drained > times.len(), recorded }
+        SampleOrigin::Here { samples: times.len(), host_bound: 2 * drained > times.len(), recorded }
     }
 }
 
@@ -105,7 +105,7 @@ impl ProcessSampleLog {
 mod tests {
     use super::*;
 
-    fn case(times: &[f64]) -> StoredCriterionCase {
+    fn stored_case(times: &[f64]) -> StoredCriterionCase {
         StoredCriterionCase {
             group: "g".to_owned(),
             iterations: vec![1; times.len()],
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_case_is_recognised_by_its_times() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = ProcessSampleLog::start(&folder.path().join("not/yet"));
+        let mut log = ProcessSampleLog::empty_log(&folder.path().join("not/yet"));
         let sample = |ns| GpuEventInterval { ns, ..GpuEventInterval::default() };
         // Two cases, separated by a sample that was never stored.
         for ns in [10.0, 20.5, 30.0, 7.0] {
@@ -128,17 +128,19 @@ mod tests {
         }
         log.add(Duration::from_nanos(50).into());
         log.add(Duration::from_nanos(60).into());
-        let origin = |times: &[f64]| log.origin(&case(times));
-        let here = |samples, host_bound, recorded| Origin::Here { samples, host_bound, recorded };
+        let origin = |times: &[f64]| log.origin(&stored_case(times));
+        let here =
+            |samples, host_bound, recorded| SampleOrigin::Here { samples, host_bound, recorded };
         assert_eq!(origin(&[10.0, 20.5, 30.0]), here(3, false, false));
         assert_eq!(origin(&[1.0, 2.0, 3.0]), here(3, true, true));
-        assert_eq!(origin(&[50.0, 60.0]), Origin::ByRoutine);
-        assert_eq!(origin(&[10.0, 20.5, 31.0]), Origin::Elsewhere);
-        assert_eq!(origin(&[20.5, 10.0]), Origin::Elsewhere, "another order");
+        assert_eq!(origin(&[50.0, 60.0]), SampleOrigin::ByRoutine);
+        assert_eq!(origin(&[10.0, 20.5, 31.0]), SampleOrigin::Elsewhere);
+        assert_eq!(origin(&[20.5, 10.0]), SampleOrigin::Elsewhere, "another order");
         let made_up = origin(&[7.0, 7.0_f64.next_up()]);
         assert_eq!(made_up, here(1, false, false), "the second was made up");
         let old = SystemTime::now() - Duration::from_secs(60);
-        let earlier = StoredCriterionCase { written: Some(old), ..case(&[10.0, 20.5, 30.0]) };
-        assert_eq!(log.origin(&earlier), Origin::Elsewhere);
+        let earlier =
+            StoredCriterionCase { written: Some(old), ..stored_case(&[10.0, 20.5, 30.0]) };
+        assert_eq!(log.origin(&earlier), SampleOrigin::Elsewhere);
     }
 }

@@ -13,12 +13,12 @@ use crate::record::{file, tensors};
 use crate::workload::Tensors;
 
 /// Largest total size of inputs that are kept on disk, bytes.
-const MAX_BYTES: usize = 2 << 30;
+const MAX_KEPT_BYTES: usize = 2 << 30;
 /// Inputs that are drawn faster are not worth a file.
 const MIN_DRAWING_TIME_TO_SAVE: Duration = Duration::from_millis(10);
 
 /// Path of the inputs of a problem.
-pub fn path(folder: &Path, group: &ProblemGroup<'_>) -> PathBuf {
+pub fn kept_inputs_path(folder: &Path, group: &ProblemGroup<'_>) -> PathBuf {
     // A hash: ids may be long, and `a/b_c` is not `a_b/c`.
     folder.join(format!("{}.inputs", file::text_hash(&group.id())))
 }
@@ -26,7 +26,7 @@ pub fn path(folder: &Path, group: &ProblemGroup<'_>) -> PathBuf {
 /// Writes the inputs of a problem to disk if reading them is faster than drawing them. If the file
 /// cannot be written, the next process only takes longer.
 pub fn save_drawn_inputs(path: &Path, inputs: &Tensors, drawn_in: Duration) {
-    if drawn_in >= MIN_DRAWING_TIME_TO_SAVE && inputs.bytes() <= MAX_BYTES && !path.exists() {
+    if drawn_in >= MIN_DRAWING_TIME_TO_SAVE && inputs.bytes() <= MAX_KEPT_BYTES && !path.exists() {
         let _ = tensors::write(path, inputs);
     }
 }

@@ -6,10 +6,10 @@ use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::harness::error::HarnessError;
 use crate::record::sessions::session_name;
-use crate::record::{ProcessRun, Store, file};
+use crate::record::{BaselineStore, ProcessRun, file};
 
 /// Names the session.
-pub const VARIABLE: &str = "KERNELGATE_SESSION";
+pub const SESSION_VARIABLE: &str = "KERNELGATE_SESSION";
 
 /// One run of `cargo bench`, or one bench process that was started without cargo.
 pub struct BenchInvocation {
@@ -36,7 +36,7 @@ impl BenchInvocation {
     /// name: one of the two runs would be lost, or the two would be mixed up.
     pub fn record(
         &self,
-        store: &Store,
+        store: &BaselineStore,
         bench: &str,
         run: impl Fn(&Path) -> ProcessRun,
     ) -> Result<PathBuf, HarnessError> {
@@ -107,12 +107,17 @@ mod tests {
     #[test]
     fn first_invocation_keeps_a_session_name() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::at(folder.path(), folder.path());
+        let store = BaselineStore::at(folder.path(), folder.path());
         let invoked = |id: &str| BenchInvocation { session: "par".to_owned(), id: id.to_owned() };
         let record = |invocation: &str| {
             let run = ProcessRun {
                 invocation: Some(invocation.to_owned()),
-                ..ProcessRun::start("b", "par", Environment::cpu(), Provenance::default())
+                ..ProcessRun::start_process_run(
+                    "b",
+                    "par",
+                    Environment::cpu(),
+                    Provenance::default(),
+                )
             };
             invoked(invocation).record(&store, "b", |_| run.clone())
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::host_timeout;
-use crate::exit::Exit;
+use crate::exit::ExitReason;
 use crate::harness::error::HarnessError;
 use crate::record::text::{printable_on_terminal, printable_path};
 use crate::record::{CaseRecord, ProcessRun, RecordFileError, file};
@@ -17,10 +17,10 @@ use kernelgate_cuda::observe::telemetry::CardReading;
 /// The run record of a bench process while it is filled and written to its file.
 #[derive(Clone)]
 pub struct RunRecorder {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<RecorderState>>,
 }
 
-struct State {
+struct RecorderState {
     run: ProcessRun,
     path: PathBuf,
     saving: RecordSaving,
@@ -33,7 +33,7 @@ struct State {
 pub enum RecordSaving {
     /// Writes at the start and after every case, synced to the disk.
     AfterEachCase,
-    /// The record is written once it is complete, for a program that waits for it.
+    /// The record is written to its file once it is complete, for a program that waits for it.
     WhenComplete,
 }
 
@@ -57,13 +57,13 @@ impl RunRecorder {
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub fn start(
+    pub fn start_recorder_of_run(
         run: ProcessRun,
         path: PathBuf,
         saving: RecordSaving,
         pending_baseline: Option<String>,
     ) -> Result<Self, RecordFileError> {
-        let state = State { run, path, saving, pending_baseline };
+        let state = RecorderState { run, path, saving, pending_baseline };
         state.save_after_case()?;
         Ok(Self { state: Arc::new(Mutex::new(state)) })
     }
@@ -151,7 +151,7 @@ impl RunRecorder {
                 .map(|name| format!("; baseline `{name}` is as it was"))
                 .unwrap_or_default();
             eprintln!("\ninterrupted{}{baseline}", state.saved_cases_text(": "));
-            std::process::exit(Exit::INTERRUPTED_EXIT_CODE);
+            std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE);
         };
         ctrlc::set_handler(handler).map_err(|error| HarnessError::Interrupts(error.into()))
     }
@@ -160,7 +160,7 @@ impl RunRecorder {
     /// as failed: nothing else ends such a launch.
     pub fn exit_on_endless_launch(&self, limit: Duration) {
         let recorder = self.clone();
-        host_timeout::start(limit, move |case| {
+        host_timeout::start_watchdog(limit, move |case| {
             let why = format!(
                 "a launch had not ended after {} s (--timeout sets this): nothing ends it but the \
                  end of the process",
@@ -173,14 +173,14 @@ impl RunRecorder {
             if let Err(error) = noted {
                 eprintln!("failed to {}", printable_on_terminal(&error.to_string()));
             }
-            std::process::exit(Exit::Regression as i32);
+            std::process::exit(ExitReason::Regression as i32);
         });
     }
 
     /// Writes the baseline from the run; an interrupt waits until it is written.
     ///
     /// # Errors
-    /// Fails with the error of `write`.
+    /// Fails with the error of the closure `write`.
     pub fn save_baseline<E>(
         &self,
         write: impl FnOnce(&ProcessRun) -> Result<(), E>,
@@ -198,12 +198,12 @@ impl RunRecorder {
         state.save_after_case()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl RecorderState {
     fn save_after_case(&self) -> Result<(), RecordFileError> {
         match self.saving {
             RecordSaving::AfterEachCase => file::write(&self.path, &self.run),

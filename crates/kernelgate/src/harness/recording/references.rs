@@ -22,11 +22,11 @@ use crate::workload::{Expected, ReferenceSource, Tensor, TensorData, Tensors};
 /// References that are computed faster are not worth a file.
 const MIN_COMPUTING_TIME_TO_SAVE: Duration = Duration::from_millis(50);
 /// Largest reference that is kept on disk, bytes.
-const MAX_BYTES: usize = 1 << 30;
+const MAX_STORED_BYTES: usize = 1 << 30;
 /// Most bytes of all files; beyond, the oldest go.
 const MAX_REFERENCE_FOLDER_BYTES: u64 = 8 << 30;
 /// Version of these files, and of the limits of a precision.
-const VERSION: &str = "2";
+const REFERENCE_FORMAT_VERSION: &str = "2";
 /// Name of the tensor that holds the hash of the other tensors.
 const HASH_TENSOR: &str = "hash";
 
@@ -45,16 +45,16 @@ pub fn get(
     inputs: &Tensors,
 ) -> Vec<Expected> {
     let path = kept.and_then(|kept| kept.path(group, inputs, "outputs"));
-    let reading = phase_timer::start("references read");
+    let reading = phase_timer::start_activity("references read");
     if let Some(expected) = path.as_deref().and_then(read) {
         return expected;
     }
     drop(reading);
-    let _activity = phase_timer::start("references");
+    let _activity = phase_timer::start_activity("references");
     let started = Instant::now();
     let expected = group.bound.problem().reference(inputs);
-    let worthwhile =
-        started.elapsed() >= MIN_COMPUTING_TIME_TO_SAVE && bytes(&expected) <= MAX_BYTES;
+    let worthwhile = started.elapsed() >= MIN_COMPUTING_TIME_TO_SAVE
+        && stored_reference_bytes(&expected) <= MAX_STORED_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
         // If the file cannot be written, the next process only takes longer.
         let _ = write(&path, &expected);
@@ -88,7 +88,7 @@ pub fn error_limit_for_precision(
         let relative_l2: BTreeMap<String, f64> = limits.collect();
         return (!relative_l2.is_empty()).then_some(PrecisionLimit { declared, relative_l2 });
     }
-    let of_rounded = problem.reference(&precision::rounded(inputs, bits));
+    let of_rounded = problem.reference(&precision::round_inputs(inputs, bits));
     let found = precision::precision_error_limit(declared, expected, &of_rounded);
     if let Some(path) = path {
         let limits = found.iter().flat_map(|found| &found.relative_l2);
@@ -115,12 +115,18 @@ impl StoredReferences {
             Some(revision) => format!("revision {revision}"),
             None => self.executable.clone()?,
         };
-        let parts = [VERSION, &group.id(), &code, &verify::digest_of_outputs(inputs), what];
+        let parts = [
+            REFERENCE_FORMAT_VERSION,
+            &group.id(),
+            &code,
+            &verify::digest_of_outputs(inputs),
+            what,
+        ];
         Some(self.folder.join(format!("{}.reference", file::hash_of_all(parts))))
     }
 }
 
-fn bytes(expected: &[Expected]) -> usize {
+fn stored_reference_bytes(expected: &[Expected]) -> usize {
     expected.iter().map(|one| one.values.len() * size_of::<f64>()).sum()
 }
 
@@ -194,19 +200,21 @@ fn delete_oldest_files(folder: &Path, most_bytes: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::{At, Attached, Definition, Launches, Reference, Tolerances};
+    use crate::attach::{
+        At, Attached, OutputReference, ProblemDefinition, RowLaunches, Tolerances,
+    };
     use crate::backend::BackendKind;
-    use crate::harness::selection::cases::select;
+    use crate::harness::selection::cases::select_cases;
     use crate::harness::selection::filter::CaseFilter;
-    use crate::harness::selection::place::Place;
+    use crate::harness::selection::place::BenchPlace;
     use crate::suite::Suite;
     use crate::workload::{Effort, Point, Work};
 
-    fn expected() -> Vec<Expected> {
+    fn example_reference() -> Vec<Expected> {
         vec![
-            Expected::sampled("y", [3, 2], vec![0, 2], vec![1.0, -0.5, 2.0, 1e-300]),
+            Expected::sampled_rows("y", [3, 2], vec![0, 2], vec![1.0, -0.5, 2.0, 1e-300]),
             Expected::all("s", [1, 3], vec![1i8, 0, -1]),
-            Expected::sampled("y", [3, 2], vec![1], vec![4.0, 5.0]),
+            Expected::sampled_rows("y", [3, 2], vec![1], vec![4.0, 5.0]),
         ]
     }
 
@@ -214,8 +222,8 @@ mod tests {
     fn references_round_trip_and_altered_files_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("x.reference");
-        write(&path, &expected()).unwrap();
-        assert_eq!(read(&path), Some(expected()));
+        write(&path, &example_reference()).unwrap();
+        assert_eq!(read(&path), Some(example_reference()));
         let whole = std::fs::read(&path).unwrap();
         // The test changes one bit of the last value, which lies before or after the hash in the
         // order of names.
@@ -231,9 +239,9 @@ mod tests {
 
     #[test]
     fn references_from_files_are_not_stored() {
-        let define = |reference: Reference| -> Suite {
+        let define = |reference: OutputReference| -> Suite {
             let define = move |_: &Point| {
-                Ok(Definition {
+                Ok(ProblemDefinition {
                     inputs: Vec::new(),
                     outputs: Vec::new(),
                     reference: reference.clone(),
@@ -241,19 +249,23 @@ mod tests {
                     tolerance: Tolerances::by_dtype(),
                 })
             };
-            let row = |_: &At<'_>, _| Ok(Launches::new(|| Ok::<_, String>(())));
+            let row = |_: &At<'_>, _| Ok(RowLaunches::new(|| Ok::<_, String>(())));
             Attached::new("kept/golden", &["n=1"], define).row("cuda/row", [], row).into()
         };
         let kept = StoredReferences::at(PathBuf::from("kept"), Some("executable".to_owned()));
         let path = |suite: Suite| {
-            let place =
-                Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+            let place = BenchPlace {
+                kind: BackendKind::Cuda,
+                otherwise: String::new(),
+                l2_bytes: 0,
+                gpus: 1,
+            };
             let selection =
-                select([&suite], Effort::Default, &place, &[], &CaseFilter::All).unwrap();
+                select_cases([&suite], Effort::Default, &place, &[], &CaseFilter::All).unwrap();
             kept.path(&selection.groups[0], &Tensors::new(), "outputs")
         };
-        assert_eq!(path(define(Reference::Golden("changes.safetensors".into()))), None);
-        assert!(path(define(Reference::code(|_| Vec::new()))).is_some());
+        assert_eq!(path(define(OutputReference::Golden("changes.safetensors".into()))), None);
+        assert!(path(define(OutputReference::from_function(|_| Vec::new()))).is_some());
     }
 
     #[test]

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 use crate::harness::error::HarnessError;
 use crate::harness::selection::cases::CaseSelectionResult;
 use crate::record::baseline::ReplacedRuns;
-use crate::record::{Baseline, ProcessRun, RecordFileError, Store, file};
+use crate::record::{Baseline, BaselineStore, ProcessRun, RecordFileError, file};
 
 /// Opens the baseline that the run will be merged into, before anything is measured, so that an
 /// unreadable file or an unwritable folder is found early. The check also reports the runs that
 /// will be replaced, while there is time to stop.
-pub fn open(
-    store: &Store,
+pub fn open_pending_baseline(
+    store: &BaselineStore,
     name: &str,
     run: &ProcessRun,
     selection: &CaseSelectionResult<'_>,
 ) -> Result<PathBuf, HarnessError> {
     let path = store.baseline_path(&run.environment.baseline_folder_name(), name)?;
-    let baseline = Baseline::open(&path, name)?;
+    let baseline = Baseline::open_baseline(&path, name)?;
     file::check_writable(&path)?;
     let cases = selection.groups.iter().flat_map(|group| &group.cases);
     say(name, "will replace", &baseline.runs_replaced_by(run, cases.map(|case| case.id.as_str())));
@@ -25,8 +25,8 @@ pub fn open(
 }
 
 /// Merges the run. The caller must hold the lock of the baseline's file.
-pub fn save(path: &Path, name: &str, run: &ProcessRun) -> Result<(), RecordFileError> {
-    let mut baseline = Baseline::open(path, name)?;
+pub fn save_to_baseline(path: &Path, name: &str, run: &ProcessRun) -> Result<(), RecordFileError> {
+    let mut baseline = Baseline::open_baseline(path, name)?;
     let replaced = baseline.runs_replaced_by(run, run.cases.keys().map(String::as_str));
     baseline.merge_run(run);
     file::write(path, &baseline)?;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::harness::error::HarnessError;
 use crate::harness::selection::cases::CaseSelectionResult;
-use crate::record::Store;
+use crate::record::BaselineStore;
 use kernelgate_cuda::regular_file;
 
 /// Checks the stored results of that name, if one is given, for every selected case. `must` is the
@@ -15,8 +15,8 @@ use kernelgate_cuda::regular_file;
 ///
 /// # Errors
 /// The error names the case whose result is missing, or the invalid file.
-pub fn check(
-    store: &Store,
+pub fn check_stored_baseline(
+    store: &BaselineStore,
     selection: &CaseSelectionResult<'_>,
     name: Option<&str>,
     must: bool,

@@ -11,11 +11,11 @@ use super::problem::PreparedProblem;
 use super::progress::BenchProgress;
 use super::quiet;
 use super::sampling::ProcessSampler;
-use super::session::Session;
+use super::session::CaseSession;
 use super::trial;
-use crate::backend::{BackendKind, Target};
+use crate::backend::{BackendKind, BenchTarget};
 use crate::display::{self, terminal};
-use crate::exit::Exit;
+use crate::exit::ExitReason;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
@@ -24,12 +24,13 @@ use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRe
 use crate::harness::recording::references::StoredReferences;
 use crate::harness::recording::saving;
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
-use crate::harness::selection::place::Place;
+use crate::harness::selection::place::BenchPlace;
 use crate::harness::settings::BenchSettings;
-use crate::measure::limits::{CaseWork, Limits};
+use crate::measure::limits::{CaseWork, DeviceLimits};
 use crate::record::run::process_name;
 use crate::record::{
-    Environment, FileLock, MachineFacts, ProcessRun, Provenance, RecordFileError, Store, file,
+    BaselineStore, Environment, FileLock, MachineFacts, ProcessRun, Provenance, RecordFileError,
+    file,
 };
 use crate::workload::Effort;
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
@@ -37,20 +38,21 @@ use kernelgate_cuda::observe::telemetry::CardTelemetry;
 /// State of a process that `cargo bench` started to time cases.
 struct BenchSession<'a> {
     settings: &'a BenchSettings,
-    store: &'a Store,
-    limits: Limits,
+    store: &'a BaselineStore,
+    limits: DeviceLimits,
     references: StoredReferences,
     recorder: RunRecorder,
     deadline: Option<TimeBudgetDeadline>,
 }
 
-impl Session for BenchSession<'_> {
+impl CaseSession for BenchSession<'_> {
     fn prepare(
         &self,
         group: &ProblemGroup<'_>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<PreparedProblem, CaseError> {
-        let mut ready = PreparedProblem::inputs(group, self.settings.seed, None, target)?;
+        let mut ready =
+            PreparedProblem::draw_or_read_inputs(group, self.settings.seed, None, target)?;
         ready.references = Some(self.references.clone());
         ready.compute_reference_once(group)?;
         Ok(ready)
@@ -64,7 +66,7 @@ impl Session for BenchSession<'_> {
         self.recorder.add(event)
     }
 
-    fn limits(&self) -> Option<&Limits> {
+    fn limits(&self) -> Option<&DeviceLimits> {
         Some(&self.limits)
     }
 
@@ -77,19 +79,20 @@ impl Session for BenchSession<'_> {
 ///
 /// # Errors
 /// Fails if the device fails before any case, or a file cannot be read or written.
-pub fn bench(
+pub fn run_bench_cases(
     name: &str,
     settings: &BenchSettings,
-    place: &Place,
+    place: &BenchPlace,
     selection: &CaseSelectionResult<'_>,
-    store: &Store,
-) -> Result<(Exit, ProcessRun), HarnessError> {
+    store: &BaselineStore,
+) -> Result<(ExitReason, ProcessRun), HarnessError> {
     let started = Instant::now();
-    let opening = phase_timer::start("open");
+    let opening = phase_timer::start_activity("open");
     let target = settings.device.open(place)?;
     let progress = BenchProgress::new(settings.quiet, selection.count());
     let invocation = BenchInvocation::new(settings.process.session.clone());
-    let mut run = start(name, settings, selection, store, &invocation, Environment::on(&target))?;
+    let mut run =
+        start_run_record(name, settings, selection, store, &invocation, Environment::on(&target))?;
     announce_run(&progress, &run, place, selection, settings, store);
     let process = process_name(name, settings.shard);
     let path = store.run_record_path(&invocation.session, &process);
@@ -100,7 +103,7 @@ pub fn bench(
         .baselines
         .save
         .as_deref()
-        .map(|baseline| saving::open(store, baseline, &run, selection))
+        .map(|baseline| saving::open_pending_baseline(store, baseline, &run, selection))
         .transpose()?;
     if run.provenance.commit.is_none() {
         progress.warn_of_missing_commit();
@@ -110,7 +113,7 @@ pub fn bench(
     drop(opening);
     let mut timer = SampleTimer::new(&target)?;
     run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
-    let measured_before = known_ceilings(&earlier, &run.environment);
+    let measured_before = ceilings_of_session(&earlier, &run.environment);
     run.limits = measure_needed_ceilings(&mut timer, selection, measured_before)?;
     progress.limits(&run.limits);
     trial::warn_of_injected_delays(&run);
@@ -121,7 +124,7 @@ pub fn bench(
     progress.warn_of_other_processes(&target.others_computing());
     let limits = run.limits.clone();
     let references = StoredReferences::at(store.references.clone(), run.executable.clone());
-    let recorder = RunRecorder::start(
+    let recorder = RunRecorder::start_recorder_of_run(
         run,
         path,
         RecordSaving::AfterEachCase,
@@ -137,10 +140,10 @@ pub fn bench(
     let execution = CaseExecution::new(&session, settings, target, timer, progress);
     let run_all = || execution.run(selection);
     let exit = match settings.process.silent_criterion {
-        true => quiet::without_output(run_all)?,
+        true => quiet::silence_output(run_all)?,
         false => run_all()?,
     };
-    let checks = phase_timer::whole(after_timing::PHASE_NAME);
+    let checks = phase_timer::activity_time(after_timing::PHASE_NAME);
     let spent_s = phase_timer::take_phase_times();
     let progress = BenchProgress::new(settings.quiet, 0);
     progress.print_time_by_activity(&spent_s, checks, started.elapsed());
@@ -148,22 +151,22 @@ pub fn bench(
     recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
     let saved = settings.baselines.save.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if settings.table {
-        let text = display::runs::text(&[recorder.run()], terminal::columns());
+        let text = display::runs::results_text(&[recorder.run()], terminal::terminal_columns());
         terminal::print_wrapped(&text);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
-        save(&recorder, &path, baseline)?;
+        save_pending_baseline(&recorder, &path, baseline)?;
     }
     progress.end(&recorder.path(), &store.report_page(), saved);
     Ok((exit, recorder.run()))
 }
 
 /// Creates the run record before the first case.
-fn start(
+fn start_run_record(
     name: &str,
     settings: &BenchSettings,
     selection: &CaseSelectionResult<'_>,
-    store: &Store,
+    store: &BaselineStore,
     invocation: &BenchInvocation,
     environment: Environment,
 ) -> Result<ProcessRun, HarnessError> {
@@ -181,7 +184,7 @@ fn start(
         package: store.package.clone(),
         invocation: Some(invocation.id.clone()),
         stated_commit,
-        ..ProcessRun::start(name, &invocation.session, environment, provenance)
+        ..ProcessRun::start_process_run(name, &invocation.session, environment, provenance)
     })
 }
 
@@ -189,10 +192,10 @@ fn start(
 fn announce_run(
     progress: &BenchProgress,
     run: &ProcessRun,
-    place: &Place,
+    place: &BenchPlace,
     selection: &CaseSelectionResult<'_>,
     settings: &BenchSettings,
-    store: &Store,
+    store: &BaselineStore,
 ) {
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
     let part = settings.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
@@ -200,7 +203,7 @@ fn announce_run(
     progress.start(&bench, &run.environment, settings.effort, cases, not_elsewhere);
     if settings.effort == Effort::Thorough {
         let last_times = estimate::case_times_of_last_session(store, &run.environment);
-        progress.print_time_estimate(&estimate::text(
+        progress.print_time_estimate(&estimate::estimate_text(
             selection,
             settings.effort,
             settings,
@@ -210,31 +213,35 @@ fn announce_run(
 }
 
 /// Ceilings that earlier benches of this invocation measured here.
-fn known_ceilings(earlier: &[ProcessRun], here: &Environment) -> Limits {
+fn ceilings_of_session(earlier: &[ProcessRun], here: &Environment) -> DeviceLimits {
     let measured = earlier.iter().filter(|run| run.environment.can_reuse_results_of(here));
-    measured.fold(Limits::default(), |known, run| known.with(&run.limits))
+    measured.fold(DeviceLimits::default(), |known, run| known.filled_from(&run.limits))
 }
 
-/// Measures the ceilings that bound the selected work. Those of a GPU that are known stay; those of
-/// the host depend on its load, and are measured anew.
+/// Measures the ceilings that bound the selected work. Known ceilings of a GPU are kept; ceilings
+/// of the host depend on its load and are measured anew.
 fn measure_needed_ceilings(
     timer: &mut SampleTimer,
     selection: &CaseSelectionResult<'_>,
-    known: Limits,
-) -> Result<Limits, HarnessError> {
-    let _activity = phase_timer::start("ceilings");
+    known: DeviceLimits,
+) -> Result<DeviceLimits, HarnessError> {
+    let _activity = phase_timer::start_activity("ceilings");
     let works: Vec<CaseWork> =
         selection.groups.iter().flat_map(ProblemGroup::declared_works).collect();
     Ok(match timer {
-        SampleTimer::Wall(_) => Limits::measure_cpu(&works),
+        SampleTimer::Wall(_) => DeviceLimits::measure_cpu_limits(&works),
         SampleTimer::Events(events) => {
-            Limits::measure_cuda(events, &works, known.bounding(&works))?
+            DeviceLimits::measure_gpu_limits(events, &works, known.bounding_works(&works))?
         }
     })
 }
 
 /// Merges the finished run into a baseline file.
-fn save(recorder: &RunRecorder, path: &Path, baseline: &str) -> Result<(), HarnessError> {
+fn save_pending_baseline(
+    recorder: &RunRecorder,
+    path: &Path,
+    baseline: &str,
+) -> Result<(), HarnessError> {
     let unsaved = |cause| HarnessError::Unsaved {
         cause: Box::new(cause),
         name: baseline.to_owned(),
@@ -242,7 +249,7 @@ fn save(recorder: &RunRecorder, path: &Path, baseline: &str) -> Result<(), Harne
     };
     // Waited for outside of the recorder: an interrupt need not wait.
     let _lock = FileLock::acquire_lock(path).map_err(unsaved)?;
-    recorder.save_baseline(|run| saving::save(path, baseline, run)).map_err(unsaved)
+    recorder.save_baseline(|run| saving::save_to_baseline(path, baseline, run)).map_err(unsaved)
 }
 
 /// Hash of the content of a program's file.

@@ -19,7 +19,7 @@ pub enum CaseError {
 
 impl CaseError {
     /// A case that failed.
-    pub fn fail(why: impl Into<CaseFailure>) -> Self {
+    pub fn failed_case(why: impl Into<CaseFailure>) -> Self {
         Self::Fail(why.into())
     }
 
@@ -38,7 +38,7 @@ impl From<BackendError> for CaseError {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Lost(_) => Self::Lost((&error).into()),
-            other => Self::fail(&other),
+            other => Self::failed_case(&other),
         }
     }
 }
@@ -51,7 +51,7 @@ impl From<VerifyError> for CaseError {
                 reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
             ) => Self::Skip(reason.to_string()),
             VerifyError::Backend(lost @ BackendError::Lost(_)) => lost.into(),
-            wrong => Self::fail(&wrong),
+            wrong => Self::failed_case(&wrong),
         }
     }
 }
@@ -59,9 +59,11 @@ impl From<VerifyError> for CaseError {
 /// Runs code of a workload or a row.
 ///
 /// # Errors
-/// The error of the code, or its panic as a failure.
-pub fn guarded<T, E: Into<CaseError>>(run: impl FnOnce() -> Result<T, E>) -> Result<T, CaseError> {
-    guard::catch_panic(run).map_err(CaseError::fail)?.map_err(Into::into)
+/// Returns the error of the code, or turns its panic into a failure of the case.
+pub fn guard_panics<T, E: Into<CaseError>>(
+    run: impl FnOnce() -> Result<T, E>,
+) -> Result<T, CaseError> {
+    guard::catch_panic(run).map_err(CaseError::failed_case)?.map_err(Into::into)
 }
 
 #[cfg(test)]
@@ -74,16 +76,16 @@ mod tests {
         let reason = "no cuDNN".to_owned();
         let verifying = VerifyError::Backend(missing.clone()).into();
         assert_eq!(CaseError::Skip(reason.clone()), verifying);
-        assert_eq!(CaseError::fail(CaseFailure::new("unsupported", reason)), missing.into());
+        assert_eq!(CaseError::failed_case(CaseFailure::new("unsupported", reason)), missing.into());
     }
 
     #[test]
     fn a_lost_device_and_a_panic_keep_their_messages() {
         let lost = || Err::<(), _>(BackendError::Lost("hung".to_owned()));
         let why = CaseFailure::new("lost", "the GPU was lost: hung");
-        assert_eq!(guarded(lost), Err(CaseError::Lost(why)));
+        assert_eq!(guard_panics(lost), Err(CaseError::Lost(why)));
         let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
-        let Err(CaseError::Fail(why)) = guarded(panics) else { panic!("not a failure") };
+        let Err(CaseError::Fail(why)) = guard_panics(panics) else { panic!("not a failure") };
         assert_eq!(why, CaseFailure::from("panicked: index out of bounds"));
     }
 }

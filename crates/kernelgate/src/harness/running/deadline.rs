@@ -23,8 +23,12 @@ impl TimeBudgetDeadline {
 
     /// Why nothing more begins; none while there is time.
     pub fn passed_reason(&self) -> Option<String> {
-        let text =
-            || format!("{NOT_RUN_PREFIX}the budget of {} is used up", duration::text(self.budget));
+        let text = || {
+            format!(
+                "{NOT_RUN_PREFIX}the budget of {} is used up",
+                duration::duration_text(self.budget)
+            )
+        };
         (Instant::now() >= self.end).then(text)
     }
 }

@@ -6,7 +6,7 @@ use super::timing::SamplingPlan;
 use crate::display::duration;
 use crate::harness::selection::cases::CaseSelectionResult;
 use crate::harness::settings::BenchSettings;
-use crate::record::{Baseline, Environment, ProcessRun, Store, file};
+use crate::record::{Baseline, BaselineStore, Environment, ProcessRun, file};
 use crate::stats::median;
 use crate::workload::Effort;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The rule: each case is warmed up and timed for as long as the effort asks, or for ten launches
 /// if these take longer, by the times of the last session. The times of inputs, references and
 /// verification are unknown, so the estimate excludes them and mentions that.
-pub fn text(
+pub fn estimate_text(
     selection: &CaseSelectionResult<'_>,
     effort: Effort,
     settings: &BenchSettings,
@@ -34,7 +34,7 @@ pub fn text(
         "at least {} of timing: {} cases, {known} of them by their times in the last session; \
          inputs, references and verification of {} problems come on top; --budget TIME or --shard \
          I/N makes it shorter",
-        duration::text(time),
+        duration::duration_text(time),
         selection.count(),
         selection.groups.len()
     )
@@ -42,7 +42,7 @@ pub fn text(
 
 /// Nanoseconds per launch of each case, as the last session on this device measured them.
 pub fn case_times_of_last_session(
-    store: &Store,
+    store: &BaselineStore,
     environment: &Environment,
 ) -> BTreeMap<String, f64> {
     let sessions = store.last_sessions(1).unwrap_or_default();
@@ -59,7 +59,7 @@ pub fn case_times_of_last_session(
 
 /// Wall seconds of each problem, as the package's committed baselines have them: these are the same
 /// on every machine that has the commit.
-pub fn recorded_problem_times(store: &Store) -> BTreeMap<String, f64> {
+pub fn recorded_problem_times(store: &BaselineStore) -> BTreeMap<String, f64> {
     let files = store.baseline_files().unwrap_or_default();
     let baselines = files.iter().filter_map(|(.., path)| file::read::<Baseline>(path).ok());
     let mut times: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -75,26 +75,26 @@ pub fn recorded_problem_times(store: &Store) -> BTreeMap<String, f64> {
 mod tests {
     use super::*;
     use crate::backend::BackendKind;
-    use crate::harness::selection::cases::select;
+    use crate::harness::selection::cases::select_cases;
     use crate::harness::selection::filter::CaseFilter;
-    use crate::harness::selection::place::Place;
+    use crate::harness::selection::place::BenchPlace;
     use crate::harness::selection::sample::all;
 
     #[test]
     fn an_estimate_knows_slow_cases_and_says_what_it_leaves_out() {
         let suites = all();
         let place =
-            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+            BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let own = suites.iter();
-        let selection = select(own, Effort::Thorough, &place, &[], &CaseFilter::All).unwrap();
+        let selection = select_cases(own, Effort::Thorough, &place, &[], &CaseFilter::All).unwrap();
         let (cases, problems) = (selection.count(), selection.groups.len());
         let estimate = |known: &BTreeMap<String, f64>| {
-            text(&selection, Effort::Thorough, &BenchSettings::default_settings(), known)
+            estimate_text(&selection, Effort::Thorough, &BenchSettings::default_settings(), known)
         };
         let plain = estimate(&BTreeMap::new());
         let seconds = Duration::from_secs_f64(4.5 * cases as f64);
         for words in [
-            format!("at least {} of timing: {cases} cases, 0 of", duration::text(seconds)),
+            format!("at least {} of timing: {cases} cases, 0 of", duration::duration_text(seconds)),
             format!("verification of {problems} problems come on top"),
         ] {
             assert!(plain.contains(&words), "{plain}");

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use super::case_error::{CaseError, guarded};
+use super::case_error::{CaseError, guard_panics};
 use super::problem::{PreparedProblem, VerifiedExecutable};
 use super::progress::BenchProgress;
 use super::sampling::{CaseToSample, GroupCaseSampler};
-use super::session::Session;
-use crate::backend::{BackendError, BackendKind, Executable, Target};
-use crate::exit::Exit;
+use super::session::CaseSession;
+use crate::backend::{BackendError, BackendKind, BenchTarget, Executable};
+use crate::exit::ExitReason;
 use crate::harness::auditing::after_timing::{self, ExecutableFindings};
 use crate::harness::auditing::device_memory::CaseMemoryWatch;
 use crate::harness::error::HarnessError;
@@ -22,10 +22,10 @@ use crate::measure::events::EventTimer;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
 use crate::measure::wall::WallClock;
-use crate::measure::{Cache, Stopwatch};
+use crate::measure::{CacheState, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::record::text::printable_on_terminal;
-use crate::record::{CaseRecord, Samples};
+use crate::record::{CaseRecord, CaseSamples};
 use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::observe::range::RangeGuard;
 
@@ -41,17 +41,17 @@ impl SampleTimer {
     /// The timer for a target: events on GPUs, the wall clock on the CPU.
     ///
     /// # Errors
-    /// Fails if the device fails.
-    pub fn new(target: &Target) -> Result<Self, BackendError> {
+    /// Fails if the device reports an error.
+    pub fn new(target: &BenchTarget) -> Result<Self, BackendError> {
         match target {
-            Target::Cpu => Ok(Self::Wall(WallClock)),
-            Target::Cuda(devices) => Ok(Self::Events(Box::new(EventTimer::new(devices)?))),
+            BenchTarget::Cpu => Ok(Self::Wall(WallClock)),
+            BenchTarget::Cuda(devices) => Ok(Self::Events(Box::new(EventTimer::new(devices)?))),
         }
     }
 
     /// Rates of fixed work on the target, in a power state.
     pub fn anchors(&mut self, power: PowerMode) -> AnchorRecord {
-        let _activity = phase_timer::start("anchors");
+        let _activity = phase_timer::start_activity("anchors");
         match self {
             Self::Wall(_) => AnchorRecord::measure_cpu(power),
             Self::Events(events) => AnchorRecord::measure_cuda(events, power),
@@ -63,10 +63,10 @@ impl SampleTimer {
         &mut self,
         executable: &'a mut dyn Executable,
         delay: &InjectedDelay,
-        cache: Cache,
+        cache: CacheState,
     ) -> Result<DelayedExecutable<'a>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(DelayedExecutable::on_host(executable, delay)),
+            Self::Wall(_) => Ok(DelayedExecutable::delayed_on_host(executable, delay)),
             Self::Events(events) => {
                 DelayedExecutable::delay_on_device(executable, delay, events, cache)
             }
@@ -77,7 +77,7 @@ impl SampleTimer {
     fn case(
         &mut self,
         executable: &mut dyn Executable,
-        cache: Cache,
+        cache: CacheState,
     ) -> Result<Box<dyn Stopwatch + '_>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Box::new(WallClock)),
@@ -87,7 +87,7 @@ impl SampleTimer {
 }
 
 /// A verified case that is about to be timed.
-pub struct VerifiedCase<'a, 'g> {
+pub struct CaseToTime<'a, 'g> {
     /// Problem of the case.
     pub group: &'a ProblemGroup<'g>,
     /// The case.
@@ -102,9 +102,9 @@ pub struct VerifiedCase<'a, 'g> {
 
 /// State of a process that measures its cases one after the other.
 pub struct CaseExecution<'a> {
-    session: &'a dyn Session,
+    session: &'a dyn CaseSession,
     settings: &'a BenchSettings,
-    target: Target,
+    target: BenchTarget,
     timer: SampleTimer,
     progress: BenchProgress,
     /// Reason why nothing more can run, once the device was lost.
@@ -114,9 +114,9 @@ pub struct CaseExecution<'a> {
 impl<'a> CaseExecution<'a> {
     /// Prepares a process to measure cases on a target.
     pub fn new(
-        session: &'a dyn Session,
+        session: &'a dyn CaseSession,
         settings: &'a BenchSettings,
-        target: Target,
+        target: BenchTarget,
         timer: SampleTimer,
         progress: BenchProgress,
     ) -> Self {
@@ -127,7 +127,7 @@ impl<'a> CaseExecution<'a> {
     ///
     /// # Errors
     /// Fails if the record cannot be written; an error of a case is that case's result.
-    pub fn run(mut self, selection: &CaseSelectionResult<'_>) -> Result<Exit, HarnessError> {
+    pub fn run(mut self, selection: &CaseSelectionResult<'_>) -> Result<ExitReason, HarnessError> {
         let outcome = self.run_selected_groups(selection);
         if self.lost.is_some() {
             // A lost device gives nothing back, and may never answer: it is left to the end of the
@@ -140,9 +140,9 @@ impl<'a> CaseExecution<'a> {
     fn run_selected_groups(
         &mut self,
         selection: &CaseSelectionResult<'_>,
-    ) -> Result<Exit, HarnessError> {
+    ) -> Result<ExitReason, HarnessError> {
         let mut sampler = self.session.trial_sampler();
-        let mut exit = Exit::Fine;
+        let mut exit = ExitReason::Fine;
         for (done, group) in selection.groups.iter().enumerate() {
             if self
                 .is_budget_over(selection.groups[done..].iter().flat_map(|group| &group.cases))?
@@ -158,7 +158,7 @@ impl<'a> CaseExecution<'a> {
         &mut self,
         group: &ProblemGroup<'_>,
         sampler: &mut GroupCaseSampler<'_>,
-    ) -> Result<Exit, HarnessError> {
+    ) -> Result<ExitReason, HarnessError> {
         let started = Instant::now();
         let prepared =
             self.check_device_alive().and_then(|()| self.session.prepare(group, &self.target));
@@ -170,13 +170,13 @@ impl<'a> CaseExecution<'a> {
         if let Some(remark) = group.bound.problem().remark() {
             self.progress.remark(&group.id(), &remark);
         }
-        let mut exit = Exit::Fine;
+        let mut exit = ExitReason::Fine;
         for cases in group.cases.chunk_by(|a, b| a.index == b.index) {
             if !self.is_budget_over(cases)? {
                 exit = exit.max(self.run_implementation(group, cases, &mut ready, sampler)?);
             }
         }
-        let _activity = phase_timer::start("free");
+        let _activity = phase_timer::start_activity("free");
         drop(ready);
         self.session
             .record(RecordedCaseEvent::Problem(&group.id(), started.elapsed().as_secs_f64()))?;
@@ -190,7 +190,7 @@ impl<'a> CaseExecution<'a> {
         cases: &[SelectedCase],
         ready: &mut PreparedProblem,
         sampler: &mut GroupCaseSampler<'_>,
-    ) -> Result<Exit, HarnessError> {
+    ) -> Result<ExitReason, HarnessError> {
         self.progress.case(&cases[0].id);
         let started = Instant::now();
         let verified =
@@ -200,7 +200,7 @@ impl<'a> CaseExecution<'a> {
             Err(error) => return self.fail(cases, &error),
         };
         self.progress.verified(&verified.record, started.elapsed());
-        let (mut exit, mut checked) = (Exit::Fine, ExecutableFindings::default());
+        let (mut exit, mut checked) = (ExitReason::Fine, ExecutableFindings::default());
         for (i, case) in cases.iter().enumerate() {
             if i > 0 {
                 if self.is_budget_over(&cases[i..])? {
@@ -209,10 +209,10 @@ impl<'a> CaseExecution<'a> {
                 self.progress.case(&case.id);
             }
             let (verified, checked) = (&mut verified, &mut checked);
-            let timed = VerifiedCase { group, case, ready, verified, checked };
+            let timed = CaseToTime { group, case, ready, verified, checked };
             match self.time_within_limits(timed, sampler) {
                 Ok(record) => {
-                    let _activity = phase_timer::start("record");
+                    let _activity = phase_timer::start_activity("record");
                     self.session.record(RecordedCaseEvent::Timed(&case.id, Box::new(record)))?;
                 }
                 Err(error) => {
@@ -224,7 +224,7 @@ impl<'a> CaseExecution<'a> {
                 }
             }
         }
-        let _activity = phase_timer::start("free");
+        let _activity = phase_timer::start_activity("free");
         if self.lost.is_some() {
             // Freeing memory that a hung kernel uses would wait for the kernel.
             std::mem::forget(verified.executable);
@@ -247,7 +247,7 @@ impl<'a> CaseExecution<'a> {
     ) -> Result<(), HarnessError> {
         let why = format!("has no time: {} of the same implementation failed", failed.id);
         let error =
-            CaseError::fail(CaseFailure::new("withheld", why).with_name("case", &failed.id));
+            CaseError::failed_case(CaseFailure::new("withheld", why).with_name("case", &failed.id));
         for case in cases.iter().filter(|case| case.id != failed.id) {
             self.fail(std::slice::from_ref(case), &error)?;
         }
@@ -256,7 +256,7 @@ impl<'a> CaseExecution<'a> {
 
     /// Returns an error if the device was lost.
     fn check_device_alive(&self) -> Result<(), CaseError> {
-        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::fail(lost.clone())))
+        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::failed_case(lost.clone())))
     }
 
     /// Whether the time is over, so that these cases do not begin.
@@ -278,7 +278,7 @@ impl<'a> CaseExecution<'a> {
         case: &SelectedCase,
     ) -> Result<VerifiedExecutable, CaseError> {
         ready.memory = match self.session.measures_costs() {
-            true => CaseMemoryWatch::start(&self.target),
+            true => CaseMemoryWatch::start_memory_peak(&self.target),
             false => CaseMemoryWatch::default(),
         };
         let verified = self.session.verify(ready, group, case, &self.target)?;
@@ -289,15 +289,15 @@ impl<'a> CaseExecution<'a> {
     /// Times a case, and refuses samples that no launch can have taken.
     fn time_within_limits(
         &mut self,
-        timed: VerifiedCase<'_, '_>,
+        timed: CaseToTime<'_, '_>,
         sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<CaseRecord, CaseError> {
-        let VerifiedCase { group, case, ready, verified, checked } = timed;
+        let CaseToTime { group, case, ready, verified, checked } = timed;
         let session = self.session;
         let (work, limits) = (group.bound.problem().work(), session.limits());
         let limit = limits.and_then(|limits| limits.bound(&work, case.cache));
         let timed =
-            VerifiedCase { group, case, ready: &mut *ready, verified: &mut *verified, checked };
+            CaseToTime { group, case, ready: &mut *ready, verified: &mut *verified, checked };
         let (samples, after) = self.time(timed, limit.as_ref(), sampler)?;
         check_samples_within_limit(&samples, limit.as_ref(), self.target.kind())?;
         let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
@@ -321,20 +321,20 @@ impl<'a> CaseExecution<'a> {
     /// Times a verified case and checks the samples.
     ///
     /// # Errors
-    /// The reason why it has no time.
+    /// The error is the reason why the case has no time.
     pub fn time(
         &mut self,
-        timed: VerifiedCase<'_, '_>,
+        timed: CaseToTime<'_, '_>,
         limit: Option<&TimeLimit>,
         sampler: &mut GroupCaseSampler<'_>,
-    ) -> Result<(Samples, AfterTiming), CaseError> {
+    ) -> Result<(CaseSamples, AfterTiming), CaseError> {
         self.check_device_alive()?;
-        let VerifiedCase { group, case, ready, verified, checked } = timed;
+        let CaseToTime { group, case, ready, verified, checked } = timed;
         let VerifiedExecutable { executable, record, launch } = verified;
         let _case = RangeGuard::new(&case.id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
-        let mut delayed = match InjectedDelay::find(&self.settings.delays, &case.id) {
-            Some(delay) => Some(guarded(|| timer.delay(executable, delay, case.cache))?),
+        let mut delayed = match InjectedDelay::delay_of_case(&self.settings.delays, &case.id) {
+            Some(delay) => Some(guard_panics(|| timer.delay(executable, delay, case.cache))?),
             None => None,
         };
         if delayed.is_some() {
@@ -347,27 +347,34 @@ impl<'a> CaseExecution<'a> {
             None => executable,
         };
         ready.memory.observe_memory();
-        let making = phase_timer::start("stopwatch");
-        let mut stopwatch = guarded(|| timer.case(executable, case.cache))?;
+        let making = phase_timer::start_activity("stopwatch");
+        let mut stopwatch = guard_panics(|| timer.case(executable, case.cache))?;
         drop(making);
-        let timing = phase_timer::start("time");
+        let timing = phase_timer::start_activity("time");
         let sampled = CaseToSample { case, limit, launch: *launch };
-        let mut samples = guarded(|| sampler.sample(&sampled, executable, stopwatch.as_mut()))?;
+        let mut samples =
+            guard_panics(|| sampler.sample(&sampled, executable, stopwatch.as_mut()))?;
         samples.delay_size = delay_size;
         samples.costs.device_bytes = group.bound.device_bytes(case.index);
         if self.target.kind() == BackendKind::Cuda && self.session.measures_costs() {
             samples.costs.host_launch_ns =
-                Some(guarded(|| super::timing::shortest_host_launch_ns(executable))?);
+                Some(guard_panics(|| super::timing::shortest_host_launch_ns(executable))?);
         }
         drop(timing);
         ready.memory.observe_memory();
         // The bits of a case that an earlier process of this executable checked.
         let digest = record.by.as_ref().and(record.digest.as_deref());
         let clock = Instant::now();
-        let _activity = phase_timer::start(after_timing::PHASE_NAME);
+        let _activity = phase_timer::start_activity(after_timing::PHASE_NAME);
         let inputs = &mut checked.inputs;
-        let after =
-            after_timing::check(ready, group, executable, inputs, stopwatch.as_mut(), digest);
+        let after = after_timing::check_after_timing(
+            ready,
+            group,
+            executable,
+            inputs,
+            stopwatch.as_mut(),
+            digest,
+        );
         if after.is_err() {
             // The memory of an implementation that served as the reference is not measured for its
             // cold case either.
@@ -376,11 +383,11 @@ impl<'a> CaseExecution<'a> {
         let after = after?;
         // If there is a digest, an earlier process of this executable has recorded the streams.
         if digest.is_none() {
-            let _activity = phase_timer::start("record of streams");
+            let _activity = phase_timer::start_activity("record of streams");
             samples.unrecorded = match &checked.elsewhere {
                 Some(known) => known.clone(),
                 None => {
-                    let unrecorded = guarded(|| stopwatch.check_elsewhere(executable))?;
+                    let unrecorded = guard_panics(|| stopwatch.check_elsewhere(executable))?;
                     checked.elsewhere.insert(unrecorded).clone()
                 }
             };
@@ -391,10 +398,14 @@ impl<'a> CaseExecution<'a> {
     }
 
     /// Prints and records why cases have no result.
-    fn fail(&mut self, cases: &[SelectedCase], error: &CaseError) -> Result<Exit, HarnessError> {
+    fn fail(
+        &mut self,
+        cases: &[SelectedCase],
+        error: &CaseError,
+    ) -> Result<ExitReason, HarnessError> {
         let (exit, word) = match error {
-            CaseError::Skip(_) => (Exit::Fine, "skipped"),
-            CaseError::Fail(_) | CaseError::Lost(_) => (Exit::Regression, "error"),
+            CaseError::Skip(_) => (ExitReason::Fine, "skipped"),
+            CaseError::Fail(_) | CaseError::Lost(_) => (ExitReason::Regression, "error"),
         };
         for SelectedCase { id, .. } in cases {
             let event = match error {
@@ -419,7 +430,7 @@ impl<'a> CaseExecution<'a> {
 /// # Errors
 /// The case fails, with the least time that a launch can take.
 pub fn check_samples_within_limit(
-    samples: &Samples,
+    samples: &CaseSamples,
     limit: Option<&TimeLimit>,
     on: BackendKind,
 ) -> Result<(), CaseError> {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use super::case_error::CaseError;
-use super::case_error::guarded;
+use super::case_error::guard_panics;
 use super::trial::BuildOutputs;
-use crate::backend::{BackendError, Executable, Target, host_timeout};
+use crate::backend::{BackendError, BenchTarget, Executable, host_timeout};
 use crate::display;
 use crate::harness::auditing::changed_inputs::ChangedInputs;
 use crate::harness::auditing::device_memory::CaseMemoryWatch;
@@ -39,8 +39,8 @@ pub struct PreparedProblem {
     /// Outputs of the builds that are compared, if the problem has no reference.
     pub outputs: BuildOutputs,
     /// Device of the row that is the reference of other rows.
-    target: Target,
-    /// Tolerances. A declared precision adds its own tolerance once the reference is computed.
+    target: BenchTarget,
+    /// Tolerances. A declared precision adds a tolerance of its own once the reference is computed.
     pub bounds: ErrorBounds,
     /// Seed of the inputs.
     pub seed: u64,
@@ -65,48 +65,52 @@ pub struct VerifiedExecutable {
 }
 
 impl PreparedProblem {
-    /// Draws the inputs and computes the reference, if they fit in memory.
+    /// Draws the inputs and computes the reference, if both fit in memory.
     ///
     /// # Errors
     /// A skip when memory is short, a failure when the workload panics.
-    pub fn new(group: &ProblemGroup<'_>, seed: u64, target: &Target) -> Result<Self, CaseError> {
-        let mut ready = Self::inputs(group, seed, None, target)?;
+    pub fn new(
+        group: &ProblemGroup<'_>,
+        seed: u64,
+        target: &BenchTarget,
+    ) -> Result<Self, CaseError> {
+        let mut ready = Self::draw_or_read_inputs(group, seed, None, target)?;
         ready.compute_reference_once(group)?;
         Ok(ready)
     }
 
     /// Draws the inputs of a problem, or reads them from the folder `kept`, if all memory that the
-    /// problem needs fits. The reference is computed later, when it is needed.
+    /// problem needs fits. The reference is computed later, when a case needs it.
     ///
     /// # Errors
     /// Fails with the errors of [`Self::new`].
-    pub fn inputs(
+    pub fn draw_or_read_inputs(
         group: &ProblemGroup<'_>,
         seed: u64,
         kept: Option<&Path>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
-        problem.check().map_err(CaseError::fail)?;
+        problem.check().map_err(CaseError::failed_case)?;
         let bounds = guard::catch_panic(|| ErrorBounds::bounds_for_problem(problem))
-            .map_err(CaseError::fail)?;
-        bounds.check().map_err(CaseError::fail)?;
+            .map_err(CaseError::failed_case)?;
+        bounds.check().map_err(CaseError::failed_case)?;
         // With a declared precision there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
         let needed =
-            guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::fail)?;
+            guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::failed_case)?;
         let available = available_host_memory();
         if needed > available {
             return Err(CaseError::Skip(format!(
                 "needs {} of memory, {} are free",
-                display::bytes(needed),
-                display::bytes(available)
+                display::byte_text(needed),
+                display::byte_text(available)
             )));
         }
-        let _activity = phase_timer::start("inputs");
+        let _activity = phase_timer::start_activity("inputs");
         let prepared = guard::catch_panic(|| {
             let kept = kept.filter(|_| !problem.reads_files());
-            let path = kept.map(|folder| inputs::path(folder, group));
+            let path = kept.map(|folder| inputs::kept_inputs_path(folder, group));
             let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
                 let started = Instant::now();
                 let drawn = problem.inputs(seed);
@@ -129,29 +133,29 @@ impl PreparedProblem {
                 memory: CaseMemoryWatch::default(),
             }
         });
-        let ready =
-            prepared.map_err(|panic| CaseError::fail(format!("inputs or reference: {panic}")))?;
+        let ready = prepared
+            .map_err(|panic| CaseError::failed_case(format!("inputs or reference: {panic}")))?;
         names::check_tensor_names("input", ready.inputs.iter().map(|(name, _)| name))
-            .map_err(CaseError::fail)?;
+            .map_err(CaseError::failed_case)?;
         Ok(ready)
     }
 
     /// Computes the reference, unless that was done.
     ///
     /// # Errors
-    /// Fails if the workload panics.
+    /// Fails if code of the workload panics.
     pub fn compute_reference_once(&mut self, group: &ProblemGroup<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
             self.expected = self.reference(group, Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
-            names::check_tensor_names("output", outputs).map_err(CaseError::fail)?;
+            names::check_tensor_names("output", outputs).map_err(CaseError::failed_case)?;
             let kept = self.references.as_ref();
             let limit = guard::catch_panic(|| {
                 references::error_limit_for_precision(kept, group, &self.inputs, &self.expected)
             });
-            self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::fail)?;
+            self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::failed_case)?;
             self.bounds.precision = limit.map_err(|panic| {
-                CaseError::fail(format!("reference of rounded inputs: {panic}"))
+                CaseError::failed_case(format!("reference of rounded inputs: {panic}"))
             })?;
             self.has_reference = true;
         }
@@ -177,7 +181,7 @@ impl PreparedProblem {
             ReferenceSource::Row(row) => self.outputs_of_row(group, row, inputs),
             ReferenceSource::Nothing => Ok(Vec::new()),
         });
-        let failed = |why: String| CaseError::fail(format!("inputs or reference: {why}"));
+        let failed = |why: String| CaseError::failed_case(format!("inputs or reference: {why}"));
         computed.map_err(failed)?
     }
 
@@ -191,7 +195,7 @@ impl PreparedProblem {
         let rows = group.suite.implementations();
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
             let why = format!("the reference is the row `{row}`, which does not exist");
-            CaseError::fail(CaseFailure::new("no_reference_row", why).with_name("row", row))
+            CaseError::failed_case(CaseFailure::new("no_reference_row", why).with_name("row", row))
         })?;
         let with_row = |why| format!("the row `{row}`, which is the reference: {why}");
         let of_reference = |error| match CaseError::from(error) {
@@ -204,11 +208,11 @@ impl PreparedProblem {
         };
         // A case that is alive finds its own settings restored when it is launched next.
         let before = match &self.target {
-            Target::Cuda(devices) => {
+            BenchTarget::Cuda(devices) => {
                 let device = devices.one();
                 Some((device, persistence::settings(device)))
             }
-            Target::Cpu => None,
+            BenchTarget::Cpu => None,
         };
         let computed = group
             .bound
@@ -249,8 +253,8 @@ impl PreparedProblem {
         outputs: &Tensors,
     ) -> Result<OutputComparison, VerifyError> {
         if !self.has_no_reference(group, case) {
-            let _activity = phase_timer::start("compare");
-            let comparison = verify::compare(outputs, &self.expected, &self.bounds)?;
+            let _activity = phase_timer::start_activity("compare");
+            let comparison = verify::compare_outputs(outputs, &self.expected, &self.bounds)?;
             self.outputs.save_verified_outputs(&case.id, outputs);
             return Ok(comparison);
         }
@@ -262,7 +266,7 @@ impl PreparedProblem {
         self.outputs.save(&case.id, outputs);
         match self.outputs.base_outputs(&case.id) {
             Some(base) => {
-                verify::compare(outputs, &verify::outputs_as_reference(&base), &self.bounds)
+                verify::compare_outputs(outputs, &verify::outputs_as_reference(&base), &self.bounds)
                     .map(|comparison| OutputComparison { with_base: true, ..comparison })
                     .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong)))
             }
@@ -280,12 +284,12 @@ impl PreparedProblem {
         &mut self,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
-        target: &Target,
+        target: &BenchTarget,
         known: Option<VerificationRecord>,
     ) -> Result<VerifiedExecutable, CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
-        let _activity = phase_timer::start("verify");
-        let (mut executable, (digest, launch)) = guarded(|| {
+        let _activity = phase_timer::start_activity("verify");
+        let (mut executable, (digest, launch)) = guard_panics(|| {
             let mut executable = self.prepare(group, case, target)?;
             let outcome = output_digest_and_time(executable.as_mut(), known_digest);
             leak_if_device_lost(executable, outcome.map_err(VerifyError::from))
@@ -299,7 +303,8 @@ impl PreparedProblem {
             return Ok(VerifiedExecutable { executable, record: known, launch });
         }
         self.compute_reference_once(group)?;
-        let comparison = guarded(|| self.compare(group, case, outputs(executable.as_mut())?))?;
+        let comparison =
+            guard_panics(|| self.compare(group, case, copy_outputs(executable.as_mut())?))?;
         Ok(VerifiedExecutable {
             executable,
             record: self.record_of_verification(comparison, Some(digest)),
@@ -315,7 +320,7 @@ impl PreparedProblem {
         &mut self,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<VerifiedExecutable, CaseError> {
         let (executable, comparison) = self.verify(group, case, target)?;
         let record = self.record_of_verification(comparison, None);
@@ -352,9 +357,9 @@ impl PreparedProblem {
         &mut self,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<Box<dyn Executable>, BackendError> {
-        let _activity = phase_timer::start("prepare");
+        let _activity = phase_timer::start_activity("prepare");
         host_timeout::name(&case.id);
         let (target, kernels) = target.recording();
         self.kernels = kernels;
@@ -368,18 +373,18 @@ impl PreparedProblem {
     /// Prepares an implementation and verifies its outputs.
     ///
     /// # Errors
-    /// Fails if it panics, cannot launch, or is wrong.
+    /// Fails if the implementation panics, cannot launch, or computes wrong outputs.
     pub fn verify(
         &mut self,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
-        let _activity = phase_timer::start("verify");
-        guarded(|| {
+        let _activity = phase_timer::start_activity("verify");
+        guard_panics(|| {
             let mut executable = self.prepare(group, case, target)?;
             let compared = verify::launch_on_poisoned_outputs(executable.as_mut())
-                .and_then(|()| outputs(executable.as_mut()))
+                .and_then(|()| copy_outputs(executable.as_mut()))
                 .map_err(VerifyError::from)
                 .and_then(|outputs| self.compare(group, case, outputs));
             leak_if_device_lost(executable, compared)
@@ -387,8 +392,9 @@ impl PreparedProblem {
     }
 }
 
-/// Digest of the outputs and time of a launch. One launch on poisoned outputs is enough if it gives
-/// the known bits; otherwise a second launch counts, as in [`verify::launch_on_poisoned_outputs`].
+/// Digest of the outputs and time of a launch. One launch on poisoned outputs suffices if it gives
+/// the known bits; otherwise a second launch is judged, as in
+/// [`verify::launch_on_poisoned_outputs`].
 fn output_digest_and_time(
     executable: &mut dyn Executable,
     known: Option<&str>,
@@ -410,9 +416,9 @@ fn output_digest_and_time(
 /// The outputs of an executable, on the host.
 ///
 /// # Errors
-/// Fails if they cannot be copied, or a launch failed.
-pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
-    let _activity = phase_timer::start("outputs");
+/// Fails if the outputs cannot be copied, or a launch failed.
+pub fn copy_outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
+    let _activity = phase_timer::start_activity("outputs");
     executable.outputs()
 }
 

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::display;
-use crate::measure::limits::Limits;
+use crate::measure::limits::DeviceLimits;
 use crate::record::Environment;
-use crate::record::Verification;
+use crate::record::VerificationExtent;
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::observe::telemetry::CardReading;
@@ -51,7 +51,7 @@ impl BenchProgress {
         };
         self.say(&format!(
             "{bench}: {}, {} effort, on {} ({device})",
-            display::counted(cases, "case"),
+            display::counted_noun(cases, "case"),
             effort.name(),
             environment.device_kind
         ));
@@ -64,7 +64,7 @@ impl BenchProgress {
     }
 
     /// The measured ceilings.
-    pub fn limits(&self, limits: &Limits) {
+    pub fn limits(&self, limits: &DeviceLimits) {
         let summary = limits.summary();
         if !summary.is_empty() {
             self.say(&format!("measured ceilings, which `of limit` refers to: {summary}"));
@@ -102,7 +102,7 @@ impl BenchProgress {
     pub fn prepared(&self, inputs: &Tensors, elapsed: Duration) {
         self.say(&format!(
             "      inputs of {} and reference in {:.1} s",
-            display::bytes(inputs.bytes() as u64),
+            display::byte_text(inputs.bytes() as u64),
             elapsed.as_secs_f64()
         ));
     }
@@ -128,7 +128,7 @@ impl BenchProgress {
 
     /// Prints how many cases do not run, and why.
     pub fn report_skipped(&self, cases: usize, why: &str) {
-        self.say(&format!("{} {why}", display::counted(cases, "case")));
+        self.say(&format!("{} {why}", display::counted_noun(cases, "case")));
     }
 
     /// Prints the least time that the run takes.
@@ -141,11 +141,11 @@ impl BenchProgress {
         let seconds = elapsed.as_secs_f64();
         let (checked, total) = (comparison.checked, comparison.total);
         let share = match comparison.value() {
-            Verification::Unverified => {
+            VerificationExtent::Unverified => {
                 let what = "unverified: compared with nothing, every element is finite";
                 return self.say(&format!("      {what}; {seconds:.1} s"));
             }
-            Verification::ComparedWithBase { .. } => "with the base's outputs".to_owned(),
+            VerificationExtent::ComparedWithBase { .. } => "with the base's outputs".to_owned(),
             _ if checked == total => "every element".to_owned(),
             _ => format!("{checked} of {total} elements, all finite"),
         };

@@ -1,8 +1,8 @@
 //! Silences Criterion: by default only our table appears in the output of `cargo bench`.
-//! Criterion's store and reports stay, and `--verbose` shows its lines.
+//! Criterion's store and reports are still written, and `--verbose` prints its lines.
 //!
-//! Criterion has no setting that silences its advice. Its briefest format prints a line for each
-//! case to standard output, which is redirected to the null device meanwhile.
+//! Criterion has no setting that silences its advice. Criterion's briefest format prints a line for
+//! each case to standard output, which is redirected to the null device meanwhile.
 
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ pub const BRIEFEST_FORMAT_FLAG: [&str; 2] = ["--output-format", "bencher"];
 
 /// Runs `work` while standard output is redirected to the null device.
 #[cfg(unix)]
-pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
+pub fn silence_output<T>(work: impl FnOnce() -> T) -> T {
     use std::io::Write;
     // Criterion prints the name of its plotting library once, as soon as it is constructed.
     with_stream_redirected(stdio::stderr(), stdio::dup2_stderr, || {
@@ -71,7 +71,7 @@ impl WithoutCriterionAdvice {
     /// Runs `work` with the original standard error.
     pub fn with_original_stderr<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some((kept, nowhere)) = &self.ends else { return work() };
-        // If either call fails, standard error stays as it is.
+        // If either redirection fails, standard error is left unchanged.
         let _ = stdio::dup2_stderr(kept);
         let done = work();
         let _ = stdio::dup2_stderr(nowhere);

@@ -13,8 +13,8 @@ use crate::harness::settings::args::ProcessMode;
 use crate::measure::criterion::ElapsedMeasurement;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
-use crate::measure::{Cache, Stopwatch, energy};
-use crate::record::{Samples, Store, TrialSampling};
+use crate::measure::{CacheState, Stopwatch, energy};
+use crate::record::{BaselineStore, CaseSamples, TrialSampling};
 use crate::stats;
 use crate::workload::Effort;
 
@@ -29,7 +29,7 @@ pub enum ProcessSampler<'a> {
 
 impl<'a> ProcessSampler<'a> {
     /// Samples by Criterion, with its store at the usual place.
-    pub fn sampling_by_criterion(settings: &'a BenchSettings, store: &Store) -> Self {
+    pub fn sampling_by_criterion(settings: &'a BenchSettings, store: &BaselineStore) -> Self {
         let elapsed = ElapsedMeasurement::default();
         let criterion = criterion_with_measurement(store, settings.effort, elapsed.clone());
         Self::Criterion(Box::new(criterion), elapsed, settings)
@@ -70,13 +70,13 @@ impl GroupCaseSampler<'_> {
     /// Times a case.
     ///
     /// # Errors
-    /// Fails if a launch fails.
+    /// Fails if a launch of the case fails.
     pub fn sample(
         &mut self,
         sampled: &CaseToSample<'_>,
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
-    ) -> Result<Samples, BackendError> {
+    ) -> Result<CaseSamples, BackendError> {
         let (group, elapsed, settings) = match self {
             Self::Criterion(group, elapsed, settings) => (group, elapsed, settings),
             Self::Plan(sampling, power) => {
@@ -95,11 +95,11 @@ impl GroupCaseSampler<'_> {
         let (backend, function) = (sampled.case.row.backend, sampled.case.function());
         let plan = SamplingPlan::new(settings.effort, backend, launch_ns, settings);
         let mut samples = timing::run(group, &function, executable, stopwatch, plan, settings)?;
-        let timed = settings.mode == ProcessMode::Bench && sampled.case.cache == Cache::Hot;
+        let timed = settings.mode == ProcessMode::Bench && sampled.case.cache == CacheState::Hot;
         if settings.energy && timed {
-            let _activity = phase_timer::start("energy");
+            let _activity = phase_timer::start_activity("energy");
             let launch_ns = stats::median(&samples.per_launch_ns());
-            samples.energy = Some(energy::measure(executable, stopwatch, launch_ns)?);
+            samples.energy = Some(energy::measure_launch_energy(executable, stopwatch, launch_ns)?);
         }
         Ok(samples)
     }
@@ -107,7 +107,7 @@ impl GroupCaseSampler<'_> {
 
 /// Criterion with our measurement and its store at the usual place.
 pub fn criterion_with_measurement(
-    store: &Store,
+    store: &BaselineStore,
     effort: Effort,
     elapsed: ElapsedMeasurement,
 ) -> Criterion<ElapsedMeasurement> {

@@ -3,16 +3,16 @@
 use super::case_error::CaseError;
 use super::problem::{PreparedProblem, VerifiedExecutable};
 use super::sampling::ProcessSampler;
-use crate::backend::Target;
+use crate::backend::BenchTarget;
 use crate::harness::recording::recorder::RecordedCaseEvent;
 use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
-use crate::measure::limits::Limits;
+use crate::measure::limits::DeviceLimits;
 use crate::record::RecordFileError;
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 
 /// A process that goes through cases: of `cargo bench`, of its `--test` and `--profile-time`, or a
 /// trial of a comparison.
-pub trait Session {
+pub trait CaseSession {
     /// Draws or reads the inputs of a problem, and computes its reference unless each case computes
     /// it itself.
     ///
@@ -21,19 +21,19 @@ pub trait Session {
     fn prepare(
         &self,
         group: &ProblemGroup<'_>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<PreparedProblem, CaseError>;
 
     /// Prepares an implementation and verifies its outputs.
     ///
     /// # Errors
-    /// Fails if it cannot run here, or is wrong.
+    /// Fails if the implementation cannot run here, or computes wrong outputs.
     fn verify(
         &self,
         ready: &mut PreparedProblem,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<VerifiedExecutable, CaseError> {
         ready.verify_case_once(group, case, target)
     }
@@ -48,7 +48,7 @@ pub trait Session {
     fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError>;
 
     /// Ceilings of this machine, if they were measured.
-    fn limits(&self) -> Option<&Limits> {
+    fn limits(&self) -> Option<&DeviceLimits> {
         None
     }
 

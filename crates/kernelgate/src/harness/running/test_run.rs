@@ -9,27 +9,27 @@ use super::execution::{CaseExecution, SampleTimer};
 use super::problem::PreparedProblem;
 use super::progress::BenchProgress;
 use super::sampling::ProcessSampler;
-use super::session::Session;
-use crate::backend::Target;
-use crate::exit::Exit;
+use super::session::CaseSession;
+use crate::backend::BenchTarget;
+use crate::exit::ExitReason;
 use crate::harness::error::HarnessError;
 use crate::harness::recording::recorder::RecordedCaseEvent;
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
-use crate::harness::selection::place::Place;
+use crate::harness::selection::place::BenchPlace;
 use crate::harness::settings::BenchSettings;
-use crate::record::{RecordFileError, Store};
+use crate::record::{BaselineStore, RecordFileError};
 
 struct TestSession<'a> {
     settings: &'a BenchSettings,
-    store: &'a Store,
+    store: &'a BaselineStore,
     deadline: Option<TimeBudgetDeadline>,
 }
 
-impl Session for TestSession<'_> {
+impl CaseSession for TestSession<'_> {
     fn prepare(
         &self,
         group: &ProblemGroup<'_>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<PreparedProblem, CaseError> {
         PreparedProblem::new(group, self.settings.seed, target)
     }
@@ -53,10 +53,10 @@ impl Session for TestSession<'_> {
 /// Fails if the device fails before any case.
 pub fn run_test_mode(
     settings: &BenchSettings,
-    place: &Place,
+    place: &BenchPlace,
     selection: &CaseSelectionResult<'_>,
-    store: &Store,
-) -> Result<Exit, HarnessError> {
+    store: &BaselineStore,
+) -> Result<ExitReason, HarnessError> {
     let target = settings.device.open(place)?;
     let timer = SampleTimer::new(&target)?;
     let deadline =

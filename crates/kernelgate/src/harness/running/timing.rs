@@ -17,10 +17,11 @@ use crate::harness::settings::BenchSettings;
 use crate::harness::settings::args::ProcessMode;
 use crate::measure::contention::CpuTimeTicks;
 use crate::measure::power::{
-    self, CapReading, Load, LoadSample, PowerMode, PowerRecord, PowerState, Settling, SettlingEnd,
+    self, CapReading, GpuLoad, LoadSample, PowerMode, PowerRecord, PowerState, SettlingEnd,
+    SettlingWindows,
 };
 use crate::measure::{LaunchSample, SampleConditions, Stopwatch};
-use crate::record::{LaunchCosts, Samples, TrialSampling};
+use crate::record::{CaseSamples, LaunchCosts, TrialSampling};
 use crate::stats;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::RangeGuard;
@@ -102,7 +103,7 @@ pub fn run<M: Measurement<Value = f64>>(
     stopwatch: &mut dyn Stopwatch,
     plan: SamplingPlan,
     settings: &BenchSettings,
-) -> Result<Samples, BackendError> {
+) -> Result<CaseSamples, BackendError> {
     group
         .sampling_mode(SamplingMode::Flat)
         .sample_size(plan.samples)
@@ -112,7 +113,7 @@ pub fn run<M: Measurement<Value = f64>>(
     let measures = settings.mode == ProcessMode::Bench;
     let lead = match measures {
         true => LoadBeforeSamples::run(executable, stopwatch, plan.power)?,
-        false => LoadBeforeSamples::without_load(),
+        false => LoadBeforeSamples::without_load_plan(),
     };
     let timed = RefCell::new(Vec::<SampleWithWallTime>::new());
     let started = Instant::now();
@@ -124,7 +125,7 @@ pub fn run<M: Measurement<Value = f64>>(
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
-                let _activity = phase_timer::start("samples");
+                let _activity = phase_timer::start_activity("samples");
                 // Criterion does not mark the calls of its warm-up; it warms up until the time is
                 // over.
                 let _range = RangeGuard::new(if started.elapsed() < plan.warm_up {
@@ -136,7 +137,8 @@ pub fn run<M: Measurement<Value = f64>>(
                     Ok(one) => {
                         timed.borrow_mut().push(one);
                         end.set(CpuTimeTicks::now());
-                        // Criterion counts its own iterations; a sample may hold another number.
+                        // Criterion counts its own iterations; a sample may hold another number of
+                        // launches.
                         one.sample.elapsed_ns / one.sample.launches as f64 * launches as f64
                     }
                     Err(error) => {
@@ -155,26 +157,26 @@ pub fn run<M: Measurement<Value = f64>>(
         resume_unwind(panic);
     }
     if !measures {
-        return Ok(Samples::default());
+        return Ok(CaseSamples::default());
     }
     let timed = timed.into_inner();
     // Criterion warms up through the same closure: the samples are the last calls.
     let first = timed.len().saturating_sub(plan.samples);
-    Ok(collect(&timed[first..], stopwatch, &lead, contention(start, end.get())))
+    Ok(collect_samples(&timed[first..], stopwatch, &lead, cpu_contention(start, end.get())))
 }
 
 /// Times a case of a trial: warm-up, then samples of the same number of launches. On a GPU the
 /// warm-up is the load that leads to the steady power state.
 ///
 /// # Errors
-/// Fails if a launch fails.
+/// Fails if a launch of the case fails.
 pub fn time_trial_case(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     sampling: TrialSampling,
     launch: Duration,
     power: PowerMode,
-) -> Result<Samples, BackendError> {
+) -> Result<CaseSamples, BackendError> {
     if stopwatch.power().is_none() || sampling.measurement_s == 0.0 {
         return time_trial_on_host(executable, stopwatch, sampling, launch);
     }
@@ -188,7 +190,7 @@ pub fn time_trial_case(
         let _range = RangeGuard::new("sample");
         timed.push(lead.sample(executable, stopwatch, 1)?);
     }
-    Ok(collect(&timed, stopwatch, &lead, contention(start, CpuTimeTicks::now())))
+    Ok(collect_samples(&timed, stopwatch, &lead, cpu_contention(start, CpuTimeTicks::now())))
 }
 
 /// Times a case of a trial on the host, or launches it once in a verification pass. `launch` is the
@@ -200,7 +202,7 @@ fn time_trial_on_host(
     stopwatch: &mut dyn Stopwatch,
     sampling: TrialSampling,
     launch: Duration,
-) -> Result<Samples, BackendError> {
+) -> Result<CaseSamples, BackendError> {
     let (start, started) = (CpuTimeTicks::now(), Instant::now());
     let warm_up = RangeGuard::new("warm-up");
     let mut launches = 1;
@@ -228,11 +230,11 @@ fn time_trial_on_host(
         let _range = RangeGuard::new("sample");
         timed.push(SampleWithWallTime::new(|| stopwatch.time(executable, launches))?);
     }
-    Ok(collect(
+    Ok(collect_samples(
         &timed,
         stopwatch,
-        &LoadBeforeSamples::without_load(),
-        contention(start, CpuTimeTicks::now()),
+        &LoadBeforeSamples::without_load_plan(),
+        cpu_contention(start, CpuTimeTicks::now()),
     ))
 }
 
@@ -257,14 +259,14 @@ impl SampleWithWallTime {
 struct LoadBeforeSamples {
     /// Launches of a sample; absent if Criterion or the trial's plan decides.
     launches: Option<u64>,
-    settled: Option<(Settling, SettlingEnd)>,
+    settled: Option<(SettlingWindows, SettlingEnd)>,
     /// Pause before each sample of a case that is timed in bursts.
     pause: Duration,
     begun: SystemTime,
 }
 
 impl LoadBeforeSamples {
-    fn without_load() -> Self {
+    fn without_load_plan() -> Self {
         let begun = SystemTime::now();
         Self { launches: None, settled: None, pause: Duration::ZERO, begun }
     }
@@ -280,9 +282,9 @@ impl LoadBeforeSamples {
         power: PowerMode,
     ) -> Result<Self, BackendError> {
         if stopwatch.power().is_none() {
-            return Ok(Self::without_load());
+            return Ok(Self::without_load_plan());
         }
-        let _activity = phase_timer::start("settling");
+        let _activity = phase_timer::start_activity("settling");
         let _range = RangeGuard::new("warm-up");
         let begun = SystemTime::now();
         let mut load = CaseAsLoad { executable, stopwatch, launches: 1, clock_mhz: None };
@@ -295,7 +297,7 @@ impl LoadBeforeSamples {
                 Ok(Self { launches, settled, pause: Duration::ZERO, begun })
             }
             PowerMode::Burst => {
-                // Long enough for the number of launches in a sample to settle.
+                // The warm-up is long enough for the number of launches in a sample to settle.
                 let started = Instant::now();
                 while started.elapsed().as_secs_f64() < GPU_SAMPLE_SECONDS {
                     let sample = load.sample()?;
@@ -343,14 +345,14 @@ impl LoadBeforeSamples {
             let reading = meter.reading().unwrap_or_default();
             return Some(PowerRecord::from_reading(PowerState::Burst, reading));
         };
-        let mut windows = Settling::while_sampling();
+        let mut windows = SettlingWindows::while_sampling();
         let mut launches_ns = Vec::new();
         for SampleWithWallTime { sample, wall } in timed {
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
             windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
         let median_ns = stats::median(&launches_ns);
-        Some(PowerRecord::behind_load(settled, windows.windows_ns(), median_ns, meter))
+        Some(PowerRecord::power_behind_load(settled, windows.windows_ns(), median_ns, meter))
     }
 }
 
@@ -362,7 +364,7 @@ struct CaseAsLoad<'a> {
     clock_mhz: Option<f64>,
 }
 
-impl Load for CaseAsLoad<'_> {
+impl GpuLoad for CaseAsLoad<'_> {
     fn sample(&mut self) -> Result<LoadSample, BackendError> {
         let SampleWithWallTime { sample, wall } =
             SampleWithWallTime::new(|| self.stopwatch.time(self.executable, self.launches))?;
@@ -386,7 +388,7 @@ impl Load for CaseAsLoad<'_> {
     }
 
     fn cool(&mut self) {
-        let _activity = phase_timer::start("cooling");
+        let _activity = phase_timer::start_activity("cooling");
         if let Some(meter) = self.stopwatch.power() {
             meter.cool();
         }
@@ -401,7 +403,8 @@ pub fn shortest_host_launch_ns(executable: &mut dyn Executable) -> Result<f64, B
     let mut shortest = f64::INFINITY;
     let begun = Instant::now();
     for taken in 0..LAUNCHES_WITH_HOST_TIME {
-        // For long launches the second sample is as informative as the last one, so one is enough.
+        // For long launches the second sample is as informative as a later one, so one further
+        // sample suffices.
         if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
             break;
         }
@@ -415,20 +418,20 @@ pub fn shortest_host_launch_ns(executable: &mut dyn Executable) -> Result<f64, B
 }
 
 /// Share of the CPU that other processes took between two readings.
-fn contention(start: Option<CpuTimeTicks>, end: Option<CpuTimeTicks>) -> Option<f64> {
+fn cpu_contention(start: Option<CpuTimeTicks>, end: Option<CpuTimeTicks>) -> Option<f64> {
     end?.taken_by_others_since(&start?)
 }
 
-fn collect(
+fn collect_samples(
     timed: &[SampleWithWallTime],
     stopwatch: &dyn Stopwatch,
     lead: &LoadBeforeSamples,
     contention: Option<f64>,
-) -> Samples {
+) -> CaseSamples {
     let kept: Vec<LaunchSample> = timed.iter().map(|timed| timed.sample).collect();
     let power = lead.power(timed, stopwatch);
     let slowed = power.as_ref().is_some_and(PowerRecord::slowed);
-    Samples {
+    CaseSamples {
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
         clock_mhz: kept
@@ -465,7 +468,7 @@ mod tests {
     use super::*;
     use crate::backend::cpu::CpuTask;
     use crate::measure::power::PowerMeter;
-    use crate::measure::{Replay, SampleConditions};
+    use crate::measure::{ReplayResult, SampleConditions};
     use crate::workload::Tensors;
 
     /// A simulated card on which a launch takes this many milliseconds.
@@ -490,7 +493,7 @@ mod tests {
             })
         }
 
-        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<ReplayResult>, BackendError> {
             Ok(None)
         }
 
@@ -507,7 +510,7 @@ mod tests {
     fn a_burst_refuses_launches_of_more_than_ten_milliseconds() {
         let lead = |launch_ms| {
             let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
-            let mut card = FakePowerCard(launch_ms, Arc::new(PowerMeter::blind(None)));
+            let mut card = FakePowerCard(launch_ms, Arc::new(PowerMeter::without_nvml(None)));
             LoadBeforeSamples::run(&mut task, &mut card, PowerMode::Burst)
         };
         assert!(lead(1.0).is_ok_and(|lead| lead.pause > Duration::ZERO));

@@ -29,16 +29,16 @@ pub struct BuildOutputs {
 }
 
 impl BuildOutputs {
-    fn file(folder: &Path, id: &str) -> PathBuf {
+    fn outputs_file(folder: &Path, id: &str) -> PathBuf {
         folder.join(format!("{}.tensors", file::text_hash(id)))
     }
 
-    /// Saves a case's outputs if they are requested. If they cannot be written, the other build's
-    /// outputs stay unverified.
+    /// Saves a case's outputs if they are requested. If the outputs cannot be written, the other
+    /// build's outputs stay unverified.
     pub fn save(&self, id: &str, outputs: &Tensors) {
         if let Some(folder) = &self.keep {
             let _ = std::fs::create_dir_all(folder)
-                .and_then(|()| tensors::write(&Self::file(folder, id), outputs));
+                .and_then(|()| tensors::write(&Self::outputs_file(folder, id), outputs));
         }
     }
 
@@ -51,12 +51,12 @@ impl BuildOutputs {
 
     /// Reads the base's outputs of a case.
     pub fn base_outputs(&self, id: &str) -> Option<Tensors> {
-        tensors::read(&Self::file(self.base.as_deref()?, id))
+        tensors::read(&Self::outputs_file(self.base.as_deref()?, id))
     }
 }
 
 /// The case filter of a trial request; the filter of the flags if the request names no cases.
-pub fn filter(request: &TrialRequest, settings: &BenchSettings) -> CaseFilter {
+pub fn trial_case_filter(request: &TrialRequest, settings: &BenchSettings) -> CaseFilter {
     request.cases.clone().map_or_else(|| settings.filter.clone(), CaseFilter::OneOf)
 }
 
@@ -66,8 +66,10 @@ pub fn injected_delays(
     selection: &CaseSelectionResult<'_>,
 ) -> BTreeMap<String, u64> {
     let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
-    ids.filter_map(|id| Some((id.clone(), InjectedDelay::find(&settings.delays, id)?.delay_ns)))
-        .collect()
+    ids.filter_map(|id| {
+        Some((id.clone(), InjectedDelay::delay_of_case(&settings.delays, id)?.delay_ns))
+    })
+    .collect()
 }
 
 /// Prints a warning that launches are delayed on purpose.

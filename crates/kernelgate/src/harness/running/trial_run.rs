@@ -8,21 +8,22 @@ use super::execution::{CaseExecution, SampleTimer};
 use super::problem::{PreparedProblem, VerifiedExecutable};
 use super::progress::BenchProgress;
 use super::sampling::ProcessSampler;
-use super::session::Session;
+use super::session::CaseSession;
 use super::trial::{BuildOutputs, injected_delays, warn_of_injected_delays};
-use crate::backend::{BackendKind, Target};
-use crate::exit::Exit;
+use crate::backend::{BackendKind, BenchTarget};
+use crate::exit::ExitReason;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
 use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRecorder};
 use crate::harness::recording::references::StoredReferences;
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
-use crate::harness::selection::place::Place;
+use crate::harness::selection::place::BenchPlace;
 use crate::harness::settings::BenchSettings;
 use crate::record::run::VerificationRecord;
 use crate::record::{
-    Environment, ProcessRun, Provenance, RecordFileError, Store, TrialRequest, TrialSampling, file,
+    BaselineStore, Environment, ProcessRun, Provenance, RecordFileError, TrialRequest,
+    TrialSampling, file,
 };
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
@@ -60,17 +61,21 @@ impl TrialSession<'_> {
     }
 }
 
-impl Session for TrialSession<'_> {
+impl CaseSession for TrialSession<'_> {
     fn prepare(
         &self,
         group: &ProblemGroup<'_>,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<PreparedProblem, CaseError> {
-        let mut ready =
-            PreparedProblem::inputs(group, self.settings.seed, self.inputs.as_deref(), target)?;
+        let mut ready = PreparedProblem::draw_or_read_inputs(
+            group,
+            self.settings.seed,
+            self.inputs.as_deref(),
+            target,
+        )?;
         ready.references.clone_from(&self.references);
         ready.outputs.clone_from(&self.outputs);
-        // Outside of a case, whose memory it would add to.
+        // The peak of device memory is read outside of a case, so that no case counts it.
         if self.verified.is_none() {
             ready.compute_reference_once(group)?;
         }
@@ -82,7 +87,7 @@ impl Session for TrialSession<'_> {
         ready: &mut PreparedProblem,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
-        target: &Target,
+        target: &BenchTarget,
     ) -> Result<VerifiedExecutable, CaseError> {
         ready.verify_by_output_bits(group, case, target, self.earlier_verification(&case.id))
     }
@@ -99,7 +104,7 @@ impl Session for TrialSession<'_> {
         !self.takes_times()
     }
 
-    /// Builds are compared by their kernels once an executable.
+    /// Comparisons need the kernels of an executable only once.
     fn kernels(&self, ready: &PreparedProblem) -> UsedKernels {
         if self.takes_times() { UsedKernels::new() } else { ready.kernels.describe() }
     }
@@ -113,12 +118,12 @@ pub fn carry_out_trial(
     bench: &str,
     settings: &BenchSettings,
     request: TrialRequest,
-    place: &Place,
+    place: &BenchPlace,
     selection: &CaseSelectionResult<'_>,
-    store: &Store,
-) -> Result<Exit, HarnessError> {
+    store: &BaselineStore,
+) -> Result<ExitReason, HarnessError> {
     let started = Instant::now();
-    let opening = phase_timer::start("open");
+    let opening = phase_timer::start_activity("open");
     let executable =
         settings.process.executable.as_deref().map(file::content_hash_of_file).transpose()?;
     let target = settings.device.open(place)?;
@@ -133,7 +138,7 @@ pub fn carry_out_trial(
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        ..ProcessRun::start(
+        ..ProcessRun::start_process_run(
             bench,
             &request.session,
             environment,
@@ -149,19 +154,20 @@ pub fn carry_out_trial(
             && earlier.environment.can_reuse_results_of(&run.environment)
     });
     let mut timer = {
-        let _activity = phase_timer::start("timer");
+        let _activity = phase_timer::start_activity("timer");
         SampleTimer::new(&target)?
     };
     run.anchors = request.anchors.then(|| timer.anchors(settings.power));
     let telemetry = {
-        let _activity = phase_timer::start("telemetry");
+        let _activity = phase_timer::start_activity("telemetry");
         let telemetry = target.telemetry();
         run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
         telemetry
     };
     warn_of_injected_delays(&run);
     let references = StoredReferences::at(store.references.clone(), run.executable.clone());
-    let recorder = RunRecorder::start(run, request.record, RecordSaving::WhenComplete, None)?;
+    let recorder =
+        RunRecorder::start_recorder_of_run(run, request.record, RecordSaving::WhenComplete, None)?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);
@@ -181,7 +187,7 @@ pub fn carry_out_trial(
     };
     let progress = BenchProgress::new(settings.quiet, selection.count());
     let exit = CaseExecution::new(&session, settings, target, timer, progress).run(selection)?;
-    let checks = phase_timer::whole(after_timing::PHASE_NAME);
+    let checks = phase_timer::activity_time(after_timing::PHASE_NAME);
     recorder.add_time_by_activity(phase_timer::take_phase_times(), checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
     Ok(exit)

@@ -4,20 +4,20 @@
 use std::collections::BTreeSet;
 
 use super::filter::CaseFilter;
-use super::place::Place;
+use super::place::BenchPlace;
 use crate::backend::BackendKind;
 use crate::harness::error::{HarnessError, MAX_COMPARED_TEXT_CHARACTERS};
 use crate::harness::guard;
-use crate::measure::Cache;
+use crate::measure::CacheState;
 use crate::measure::limits::CaseWork;
 use crate::record::{BenchShardPlan, ShardPartition, WorkRecord};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
-use crate::workload::{AxisError, AxisOverride, Effort, Point, Scale};
+use crate::workload::{AxisError, AxisOverride, DefaultScale, Effort, Point};
 
 /// Smallest number of bytes at which hot and cold caches are alike, so that no cold case exists: a
 /// launch finds little of the previous launch's data. On a GPU with a larger L2 it is a multiple of
 /// the L2's size.
-const BEYOND_CACHES: u64 = 256 << 20;
+const BEYOND_CACHES_BYTES: u64 = 256 << 20;
 const MULTIPLE_OF_L2: u64 = 4;
 
 /// A problem and the implementations of it that were selected.
@@ -52,7 +52,7 @@ pub struct SelectedCase {
     /// The implementation.
     pub row: ImplementationInfo,
     /// State of the caches in which it is timed.
-    pub cache: Cache,
+    pub cache: CacheState,
     /// Whole id: `workload/problem/implementation/cache`.
     pub id: String,
 }
@@ -111,7 +111,7 @@ impl CaseSelectionResult<'_> {
     }
 
     /// Moves these cases to the front: first the problems that have one, then within each problem
-    /// its cases. The other cases keep their order.
+    /// its cases. All other cases keep their order behind the moved ones.
     pub fn move_to_front(&mut self, first: &BTreeSet<String>) {
         let later = |case: &SelectedCase| !first.contains(&case.id);
         for group in &mut self.groups {
@@ -132,7 +132,7 @@ pub struct SelectionChoice<'c> {
     /// Points that are selected.
     pub effort: Effort,
     /// Backend that runs them.
-    pub place: &'c Place,
+    pub place: &'c BenchPlace,
     /// Axis values of the command line that replace those of the selection.
     pub axes: &'c [AxisOverride],
     /// Ids that are selected.
@@ -145,10 +145,10 @@ pub struct SelectionChoice<'c> {
 ///
 /// # Errors
 /// Fails with the errors of [`SelectionChoice::select`].
-pub fn select<'a>(
+pub fn select_cases<'a>(
     suites: impl IntoIterator<Item = &'a Suite>,
     effort: Effort,
-    place: &Place,
+    place: &BenchPlace,
     axes: &[AxisOverride],
     filter: &CaseFilter,
 ) -> Result<CaseSelectionResult<'a>, HarnessError> {
@@ -210,7 +210,8 @@ impl SelectionChoice<'_> {
         Ok(selection)
     }
 
-    /// Adds those cases of a problem that the filter matches; the problem moves this many bytes.
+    /// Adds the cases of a problem that the filter matches; a launch of the problem moves `bytes`
+    /// bytes.
     fn add_matching_cases<'a>(
         self,
         selection: &mut CaseSelectionResult<'a>,
@@ -262,19 +263,20 @@ fn too_few_gpus_reason(backend: BackendKind, needed: usize, available: usize) ->
 }
 
 /// The cache states in which a case is timed. The CPU backend has no means to empty the caches.
-fn cache_states_of(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
+fn cache_states_of(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [CacheState] {
     match backend {
-        BackendKind::Cuda if bytes < BEYOND_CACHES.max(MULTIPLE_OF_L2 * l2_bytes) => {
-            &[Cache::Hot, Cache::Cold]
+        BackendKind::Cuda if bytes < BEYOND_CACHES_BYTES.max(MULTIPLE_OF_L2 * l2_bytes) => {
+            &[CacheState::Hot, CacheState::Cold]
         }
-        _ => &[Cache::Hot],
+        _ => &[CacheState::Hot],
     }
 }
 
 /// Checks overrides against every workload there is: an axis or value that none takes is a mistake.
 ///
 /// # Errors
-/// The first workload's error, or an unknown axis with the axes there are.
+/// Fails with the error of the first workload, or if an axis is unknown, with the names of all
+/// axes.
 pub fn check_axis_overrides<'a>(
     suites: impl Iterator<Item = &'a Suite>,
     overrides: &[AxisOverride],
@@ -292,7 +294,7 @@ pub fn check_axis_overrides<'a>(
             let (axis, axes) = (wanted.axis.clone(), axes.into_iter().collect());
             return Err(HarnessError::UnknownAxis { axis, axes });
         }
-        let points = |suite: &&Suite| suite.points(Effort::Thorough, Scale::Host, one);
+        let points = |suite: &&Suite| suite.points(Effort::Thorough, DefaultScale::Host, one);
         let errors: Result<Vec<AxisError>, _> =
             with_axis.iter().map(|suite| points(suite).map_or_else(Ok, Err)).collect();
         if let Ok(errors) = errors {
@@ -314,7 +316,7 @@ pub fn unmatched_axis_error<'a>(
         let one = std::slice::from_ref(wanted);
         let tried = suites.iter().filter(has_axis);
         let tried: Vec<_> =
-            tried.map(|suite| suite.points(Effort::Thorough, Scale::Host, one)).collect();
+            tried.map(|suite| suite.points(Effort::Thorough, DefaultScale::Host, one)).collect();
         if let Some(Err(error)) = tried.first()
             && tried.iter().all(Result::is_err)
         {
@@ -328,8 +330,9 @@ pub fn unmatched_axis_error<'a>(
 
 /// Ids of all cases of all efforts.
 pub fn all_case_ids<'a>(suites: impl Iterator<Item = &'a Suite>) -> Vec<String> {
-    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
-    let everything = select(suites, Effort::Thorough, &anywhere, &[], &CaseFilter::All);
+    let anywhere =
+        BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+    let everything = select_cases(suites, Effort::Thorough, &anywhere, &[], &CaseFilter::All);
     let Ok(selection) = everything else { return Vec::new() };
     let running =
         selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
@@ -400,12 +403,12 @@ mod tests {
     #[test]
     fn workload_that_rejects_a_value_is_skipped_with_its_reason() {
         let place =
-            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+            BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let select_with = |suites: &[Suite], overrides: &[&str], filter: Option<&str>| {
             let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
             let filter = CaseFilter::parse(filter, false).unwrap();
             let suites = suites.iter();
-            select(suites, Effort::Default, &place, &overrides, &filter)
+            select_cases(suites, Effort::Default, &place, &overrides, &filter)
                 .map(|selection| (selection.count(), selection.skipped))
                 .map_err(|error| error.to_string())
         };
@@ -427,10 +430,11 @@ mod tests {
     #[test]
     fn work_that_cannot_be_counted_is_refused_by_its_problem() {
         let place =
-            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+            BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = huge_suites();
         let suites = suites.iter();
-        let refused = select(suites, Effort::Default, &place, &[], &CaseFilter::All).err().unwrap();
+        let refused =
+            select_cases(suites, Effort::Default, &place, &[], &CaseFilter::All).err().unwrap();
         let expected = "spike/huge/n8: declared work: more work than any machine does: read \
                       18446744073709551615 B, write 1 B";
         assert_eq!(refused.to_string(), expected);
@@ -448,9 +452,10 @@ mod tests {
     fn cases_to_run_first_come_before_the_rest() {
         let suites = all();
         let place =
-            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+            BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = suites.iter();
-        let mut selection = select(suites, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
+        let mut selection =
+            select_cases(suites, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
         let ids = |selection: &CaseSelectionResult<'_>| -> Vec<String> {
             let cases = selection.groups.iter().flat_map(|group| &group.cases);
             cases.map(|case| case.id.clone()).collect()

@@ -2,7 +2,7 @@
 //! they are checked before anything else uses them.
 
 use crate::harness::error::HarnessError;
-use crate::record::text::{check_id_parts, check_name};
+use crate::record::text::{check_id_parts, check_plain_name};
 use crate::suite::Suite;
 
 /// Checks the name of a bench binary and the names of its workloads, axes and implementations.
@@ -10,18 +10,23 @@ use crate::suite::Suite;
 /// # Errors
 /// The error states the first name that is empty, holds a control character, or has a `/` in the
 /// wrong place.
-pub fn check<'a>(bench: &str, suites: impl Iterator<Item = &'a Suite>) -> Result<(), HarnessError> {
+pub fn check_declared_names<'a>(
+    bench: &str,
+    suites: impl Iterator<Item = &'a Suite>,
+) -> Result<(), HarnessError> {
     let refused =
         |of: String| move |problem: String| HarnessError::Name { of: of.clone(), problem };
-    check_name(bench).map_err(refused("the bench's name".to_owned()))?;
+    check_plain_name(bench).map_err(refused("the bench's name".to_owned()))?;
     for suite in suites {
         let workload = suite.name();
         check_id_parts(workload).map_err(refused("the workload's name".to_owned()))?;
         for axis in suite.axes() {
-            check_name(axis.name).map_err(refused(format!("{workload}: the axis")))?;
+            check_plain_name(axis.name).map_err(refused(format!("{workload}: the axis")))?;
             let values = axis.words().unwrap_or_default();
             let of_axis = || format!("{workload}: a value of axis `{}`:", axis.name);
-            values.iter().try_for_each(|value| check_name(value).map_err(refused(of_axis())))?;
+            values
+                .iter()
+                .try_for_each(|value| check_plain_name(value).map_err(refused(of_axis())))?;
         }
         for row in suite.implementations() {
             check_id_parts(row.name).map_err(refused(format!("{workload}: the implementation")))?;
@@ -30,10 +35,11 @@ pub fn check<'a>(bench: &str, suites: impl Iterator<Item = &'a Suite>) -> Result
     Ok(())
 }
 
-/// Checks names of tensors, which are known only when they are made. They may have parts.
+/// Checks the names of tensors, which are known only when the tensors are made. They may have
+/// parts.
 ///
 /// # Errors
-/// The error names the first that is empty or holds a control character.
+/// The error names the first tensor name that is empty or holds a control character.
 pub fn check_tensor_names<'a>(
     what: &str,
     mut names: impl Iterator<Item = &'a str>,
@@ -48,7 +54,7 @@ mod tests {
     use super::super::sample::{all, row};
     use super::*;
     use crate::backend::Implementation;
-    use crate::suite::{Facts, ScanAlongAxes};
+    use crate::suite::{ScanAlongAxes, WorkloadFacts};
     use crate::workload::{Axis, AxisError, SelectionLines};
 
     struct NamedDeclarations {
@@ -65,7 +71,7 @@ mod tests {
 
     impl From<&NamedDeclarations> for Suite {
         fn from(named: &NamedDeclarations) -> Self {
-            let facts = Facts {
+            let facts = WorkloadFacts {
                 name: named.workload,
                 about: "",
                 revision: None,
@@ -81,9 +87,10 @@ mod tests {
     #[test]
     fn rejects_invalid_declared_names() {
         let suites = all();
-        assert!(check("all", suites.iter()).is_ok());
+        assert!(check_declared_names("all", suites.iter()).is_ok());
         let check_suite = |suite: &NamedDeclarations| {
-            check("b", [&suite.into()].into_iter()).map_err(|error| error.to_string())
+            check_declared_names("b", [&suite.into()].into_iter())
+                .map_err(|error| error.to_string())
         };
         assert_eq!(check_suite(&VALID_DECLARATIONS), Ok(()));
         for (wrong, wanted) in [
@@ -117,7 +124,7 @@ mod tests {
             let message = check_suite(&wrong).unwrap_err();
             assert!(message.starts_with(wanted), "{message}");
         }
-        assert!(check("a/b", std::iter::empty()).is_err());
+        assert!(check_declared_names("a/b", std::iter::empty()).is_err());
         assert_eq!(check_tensor_names("input", ["x", "layer/0/w"].into_iter()), Ok(()));
         let message = check_tensor_names("input", ["x\r"].into_iter()).unwrap_err();
         assert_eq!(message, "the input `x\\r` holds a control character");

@@ -1,7 +1,7 @@
 //! Choice of the backend of a process: the GPU if there is one and a row has kernels for it, else
 //! the CPU, with the reason.
 
-use crate::backend::{BackendKind, Target};
+use crate::backend::{BackendKind, BenchTarget};
 use crate::harness::error::HarnessError;
 use crate::suite::Suite;
 use kernelgate_cuda::driver::device::{self, DeviceError};
@@ -14,7 +14,7 @@ pub const DEFAULT_HOST_TIMEOUT_S: u64 = 600;
 
 /// The backend on which the process runs, and the reason why the other backend is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct BenchPlace {
     /// The backend.
     pub kind: BackendKind,
     /// Reason why cases of the other backend cannot run: a fragment for messages.
@@ -48,13 +48,18 @@ impl DeviceRequest {
     pub fn place<'a>(
         &self,
         mut suites: impl Iterator<Item = &'a Suite>,
-    ) -> Result<Place, HarnessError> {
+    ) -> Result<BenchPlace, HarnessError> {
         let (ordinals, architecture) =
             (self.requested_gpus(), self.options.architecture.as_deref());
-        let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal, architecture));
-        let cpu =
-            |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0, gpus: 0 };
-        let cuda = || Place {
+        let gpu =
+            || ordinals.iter().try_for_each(|&ordinal| device::check_gpu(ordinal, architecture));
+        let cpu = |otherwise: String| BenchPlace {
+            kind: BackendKind::Cpu,
+            otherwise,
+            l2_bytes: 0,
+            gpus: 0,
+        };
+        let cuda = || BenchPlace {
             kind: BackendKind::Cuda,
             otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
             l2_bytes: device::l2_cache_bytes(*ordinals.one()),
@@ -75,7 +80,7 @@ impl DeviceRequest {
                 }
                 match gpu() {
                     Ok(()) => Ok(cuda()),
-                    // The user set the architecture, so ignoring it is not an option.
+                    // The user named an architecture explicitly, so a wrong one is an error.
                     Err(error @ DeviceError::Architecture(_)) => Err(HarnessError::NoGpu(error)),
                     Err(error) => Ok(cpu(format!("no GPU: {error}"))),
                 }
@@ -87,11 +92,11 @@ impl DeviceRequest {
     ///
     /// # Errors
     /// Fails if the GPU cannot be opened.
-    pub fn open(&self, place: &Place) -> Result<Target, HarnessError> {
+    pub fn open(&self, place: &BenchPlace) -> Result<BenchTarget, HarnessError> {
         match place.kind {
-            BackendKind::Cpu => Ok(Target::Cpu),
+            BackendKind::Cpu => Ok(BenchTarget::Cpu),
             BackendKind::Cuda => match self.requested_gpus().open(&self.options) {
-                Ok(devices) => Ok(Target::Cuda(devices)),
+                Ok(devices) => Ok(BenchTarget::Cuda(devices)),
                 Err(error) => Err(HarnessError::NoGpu(error)),
             },
         }

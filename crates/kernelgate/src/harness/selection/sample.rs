@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::cpu::CpuTask;
 use crate::backend::{Implementation, Prepare};
-use crate::suite::{Suite, suite};
+use crate::suite::{Suite, join_rows};
 use crate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
@@ -39,9 +39,9 @@ impl Problem for NoComputation {
 const N: Axis = Axis::number("n", "elements");
 const T: Axis = Axis::number("t", "time steps");
 const D: Axis = Axis::one_of("d", &["64", "128"], "elements of a row");
-const LEVEL: Axis = Axis::one_of("level", &["4", "8", "16"], "levels");
+const LEVELS_AXIS: Axis = Axis::one_of("level", &["4", "8", "16"], "levels");
 
-const fn workload(
+const fn sample_workload(
     name: &'static str,
     axes: &'static [Axis],
     default: &'static [&'static str],
@@ -59,23 +59,24 @@ const fn workload(
     }
 }
 
-static FORWARD: Workload<NoComputation> =
-    workload("spike/forward", &[N, T, LEVEL], &["n=8,16 t=4 level=8"]);
-static BACKWARD: Workload<NoComputation> = Workload {
+static FORWARD_WORKLOAD: Workload<NoComputation> =
+    sample_workload("spike/forward", &[N, T, LEVELS_AXIS], &["n=8,16 t=4 level=8"]);
+static BACKWARD_WORKLOAD: Workload<NoComputation> = Workload {
     bind: |point| match point.word("level")? {
         "16" => Err(AxisError::Combination("no gradients at level 16".to_owned())),
         _ => Ok(NoComputation { read_bytes: 8 }),
     },
-    ..workload("spike/backward", &[N, T, LEVEL], &["n=8 t=4 level=8"])
+    ..sample_workload("spike/backward", &[N, T, LEVELS_AXIS], &["n=8 t=4 level=8"])
 };
-static SOFTMAX: Workload<NoComputation> = workload("attention/softmax", &[D], &["d=64"]);
+static SOFTMAX_WORKLOAD: Workload<NoComputation> =
+    sample_workload("attention/softmax", &[D], &["d=64"]);
 
 static HUGE_WORKLOAD: Workload<NoComputation> = Workload {
     bind: |_| Ok(NoComputation { read_bytes: u64::MAX }),
-    ..workload("spike/huge", &[N], &["n=8"])
+    ..sample_workload("spike/huge", &[N], &["n=8"])
 };
 
-static ROWS: [Implementation<NoComputation>; 1] = [row()];
+static SAMPLE_ROWS: [Implementation<NoComputation>; 1] = [row()];
 
 /// An implementation that computes nothing, for tests.
 pub const fn row() -> Implementation<NoComputation> {
@@ -92,15 +93,19 @@ pub const fn row() -> Implementation<NoComputation> {
 
 /// The binary's own.
 pub fn own() -> Vec<Suite> {
-    vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS)]
+    vec![join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS), join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS)]
 }
 
 /// Suites of every binary of the package.
 pub fn all() -> Vec<Suite> {
-    vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS), suite(&SOFTMAX, &ROWS)]
+    vec![
+        join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS),
+        join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS),
+        join_rows(&SOFTMAX_WORKLOAD, &SAMPLE_ROWS),
+    ]
 }
 
 /// Declares more bytes than can be counted.
 pub fn huge_suites() -> Vec<Suite> {
-    vec![suite(&HUGE_WORKLOAD, &ROWS)]
+    vec![join_rows(&HUGE_WORKLOAD, &SAMPLE_ROWS)]
 }

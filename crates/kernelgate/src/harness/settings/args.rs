@@ -1,5 +1,5 @@
-//! The command-line flags of a bench binary: Criterion's, mirrored so that we can read them, and
-//! our own.
+//! The command-line flags of a bench binary: Flags that mirror Criterion's, so that kernelgate can
+//! read them, and flags of kernelgate.
 //!
 //! Criterion parses the process' arguments itself and rejects flags it does not know. Ours
 //! therefore become environment variables and the program replaces itself without them
@@ -26,7 +26,7 @@ use crate::record::Shard;
 use crate::record::store::check_path_component;
 use crate::record::text::on_one_line;
 use crate::workload::{AxisOverride, Effort};
-use kernelgate_cuda::instruments::barrier::MOST_GPUS;
+use kernelgate_cuda::instruments::barrier::MAX_BARRIER_GPUS;
 use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Heading of the flags that Criterion lacks.
@@ -226,7 +226,8 @@ pub fn parse(arguments: &[OsString]) -> Result<BenchProcessFlags, clap::Error> {
     BenchProcessFlags::from_arg_matches(&bench_command_line().try_get_matches_from(arguments)?)
 }
 
-/// Problems of all variables that stand for flags. A bench reports the first one when it runs.
+/// Problems of all variables that stand for flags. A bench reports the first such problem when it
+/// runs.
 pub fn wrong_flag_variables() -> Vec<String> {
     let flags = BenchProcessFlags::command();
     let with_variable = flags.get_arguments().filter(|flag| flag.get_env().is_some());
@@ -331,7 +332,7 @@ pub enum ProcessMode {
 
 impl BenchProcessFlags {
     /// Default values of all flags of a bench.
-    pub fn defaults() -> Self {
+    pub fn default_flags() -> Self {
         Self::parse_from(["--bench"])
     }
 
@@ -398,7 +399,7 @@ impl BenchProcessFlags {
     /// Rejects values that Criterion would answer with a panic.
     ///
     /// # Errors
-    /// The error names the flag.
+    /// The error names the flag whose value is out of range.
     pub fn check(&self) -> Result<(), HarnessError> {
         for name in
             [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline]
@@ -469,10 +470,10 @@ pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
     };
     let numbers: Vec<usize> = match text.split_once(',') {
         Some(_) => text.trim_end_matches(',').split(',').map(number).collect::<Result<_, _>>()?,
-        None => (0..number(text)?.min(MOST_GPUS + 1)).collect(),
+        None => (0..number(text)?.min(MAX_BARRIER_GPUS + 1)).collect(),
     };
-    if numbers.len() > MOST_GPUS {
-        return Err(format!("more than {MOST_GPUS} GPUs"));
+    if numbers.len() > MAX_BARRIER_GPUS {
+        return Err(format!("more than {MAX_BARRIER_GPUS} GPUs"));
     }
     Devices::in_launch_order(numbers).ok_or_else(|| "no GPU, or one of them twice".to_owned())
 }

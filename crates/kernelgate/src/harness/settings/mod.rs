@@ -1,5 +1,5 @@
-//! The boundary of a bench binary: its flags and environment variables become [`BenchSettings`] here,
-//! once. No module below it reads flags or variables.
+//! The boundary of a bench binary: its flags and environment variables become [`BenchSettings`]
+//! here, once. No module below `settings` reads flags or variables.
 
 pub mod args;
 mod flag_variables;

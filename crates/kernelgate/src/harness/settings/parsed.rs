@@ -141,7 +141,7 @@ impl BenchSettings {
     /// # Panics
     /// Panics if a variable of this process makes no sense.
     pub fn default_settings() -> Self {
-        Self::new(&BenchProcessFlags::defaults(), ProcessFacts::default())
+        Self::new(&BenchProcessFlags::default_flags(), ProcessFacts::default())
             .expect("variables make sense")
     }
 

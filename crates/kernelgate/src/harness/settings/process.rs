@@ -14,7 +14,7 @@ use super::args::{self, BackendFlagValue, BenchProcessFlags, ProcessMode};
 use super::flag_variables::{FlagVariables, split_own_flags};
 use super::parsed::{BenchSettings, ProcessFacts};
 use super::variables;
-use crate::exit::Exit;
+use crate::exit::ExitReason;
 use crate::harness::error::HarnessError;
 use crate::harness::guard;
 use crate::harness::recording::invocation;
@@ -31,11 +31,11 @@ const SILENT_VARIABLE: &str = "KERNELGATE_TERSE";
 /// which reads that file.
 pub const RECORD_VARIABLE: &str = "KERNELGATE_RECORD";
 
-fn variable(name: &str) -> Option<OsString> {
+fn process_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-fn arguments() -> Vec<OsString> {
+fn process_arguments() -> Vec<OsString> {
     std::env::args_os().skip(1).collect()
 }
 
@@ -45,11 +45,13 @@ fn arguments() -> Vec<OsString> {
 /// The exit code: it answered which protocols it speaks, printed the help or an error, or was
 /// replaced.
 pub fn process_settings() -> Result<BenchSettings, ExitCode> {
-    if variable(protocol::VARIABLE).is_some_and(|value| value == protocol::VERSION_QUESTION) {
+    if process_variable(protocol::REQUEST_VARIABLE)
+        .is_some_and(|value| value == protocol::VERSION_QUESTION)
+    {
         println!("{}", protocol::version_answer());
-        return Err(Exit::Fine.into());
+        return Err(ExitReason::Fine.into());
     }
-    let arguments = arguments();
+    let arguments = process_arguments();
     let flags = match args::parse(&arguments) {
         Ok(flags) => flags,
         Err(error) if error.use_stderr() => {
@@ -59,7 +61,7 @@ pub fn process_settings() -> Result<BenchSettings, ExitCode> {
                 &arguments,
             );
             eprint!("{}", printable_on_terminal(&text));
-            return Err(Exit::Usage.into());
+            return Err(ExitReason::Usage.into());
         }
         Err(help) => help.exit(),
     };
@@ -82,9 +84,10 @@ pub fn process_settings() -> Result<BenchSettings, ExitCode> {
     }
     guard::keep_panic_messages(variables::wants_backtrace());
     let process = || {
-        let silent_criterion = variable(SILENT_VARIABLE).is_some();
+        let silent_criterion = process_variable(SILENT_VARIABLE).is_some();
         // Only a bench run is recorded in a session of its own.
-        let session = if flags.process_mode() == ProcessMode::Bench { session()? } else { None };
+        let session =
+            if flags.process_mode() == ProcessMode::Bench { chosen_session()? } else { None };
         let executable = own_executable();
         let has_other_benches = has_other_benches();
         Ok(ProcessFacts { silent_criterion, session, executable, has_other_benches })
@@ -96,7 +99,9 @@ pub fn process_settings() -> Result<BenchSettings, ExitCode> {
 
 /// Whether the package that cargo runs has several benches, by its manifest and its folder.
 fn has_other_benches() -> bool {
-    let Some(package) = variable("CARGO_MANIFEST_DIR").map(PathBuf::from) else { return false };
+    let Some(package) = process_variable("CARGO_MANIFEST_DIR").map(PathBuf::from) else {
+        return false;
+    };
     let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap_or_default();
     let declared = manifest.lines().filter(|line| line.trim() == "[[bench]]").count();
     let entries = std::fs::read_dir(package.join("benches")).into_iter().flatten().flatten();
@@ -109,7 +114,7 @@ fn has_other_benches() -> bool {
 /// Prints an error.
 pub fn print_failure(error: &HarnessError) -> ExitCode {
     eprintln!("error: {}", printable_on_terminal(&error.to_string()));
-    Exit::Usage.into()
+    ExitReason::Usage.into()
 }
 
 /// File of this program.
@@ -120,9 +125,9 @@ fn own_executable() -> Option<PathBuf> {
 /// Session name that the user chose.
 ///
 /// # Errors
-/// Fails if it is not a plain file name.
-fn session() -> Result<Option<String>, HarnessError> {
-    let Some(given) = variable(invocation::VARIABLE) else { return Ok(None) };
+/// Fails if the session name is not a plain file name.
+fn chosen_session() -> Result<Option<String>, HarnessError> {
+    let Some(given) = process_variable(invocation::SESSION_VARIABLE) else { return Ok(None) };
     let session = given.to_string_lossy().into_owned();
     match check_path_component(&session) {
         Ok(()) => Ok(Some(session)),
@@ -147,14 +152,14 @@ pub struct CriterionProcessSettings {
 impl CriterionProcessSettings {
     /// Settings of this process.
     pub fn new() -> Self {
-        let timeout = variable("KERNELGATE_TIMEOUT");
+        let timeout = process_variable("KERNELGATE_TIMEOUT");
         let seconds = timeout.and_then(|text| text.to_str()?.parse().ok());
-        let flags = args::parse(&arguments()).ok();
+        let flags = args::parse(&process_arguments()).ok();
         Self {
             timeout: Duration::from_secs(seconds.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
             save_baseline: flags.and_then(|flags| flags.save_baseline),
-            session: session().map_err(|error| error.to_string()),
-            record: variable(RECORD_VARIABLE).map(PathBuf::from),
+            session: chosen_session().map_err(|error| error.to_string()),
+            record: process_variable(RECORD_VARIABLE).map(PathBuf::from),
             executable: own_executable(),
         }
     }
@@ -183,13 +188,13 @@ fn should_silence_criterion(flags: &BenchProcessFlags, arguments: &[OsString]) -
 /// needs longer to map them than the GPU to fill them. Rows on the host are timed without it, as
 /// they would run elsewhere.
 fn large_page_variable(flags: &BenchProcessFlags) -> Option<(String, String)> {
-    const VARIABLE: &str = "GLIBC_TUNABLES";
+    const GLIBC_VARIABLE: &str = "GLIBC_TUNABLES";
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     let on_gpu = driver
         && flags.backend != BackendFlagValue::Cpu
         && flags.process_mode() == ProcessMode::Bench;
-    (on_gpu && std::env::var_os(VARIABLE).is_none())
-        .then(|| (VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
+    (on_gpu && std::env::var_os(GLIBC_VARIABLE).is_none())
+        .then(|| (GLIBC_VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
 }
 
 /// Starts this program anew with Criterion's flags alone and ours in the environment.
@@ -208,8 +213,8 @@ fn restart_with_flag_variables(arguments: &[OsString], own: &FlagVariables) -> E
     // determined here.
     let error = match command
         .env(
-            invocation::VARIABLE,
-            session()
+            invocation::SESSION_VARIABLE,
+            chosen_session()
                 .map(|given| invocation::BenchInvocation::new(given).session)
                 .unwrap_or_default(),
         )
@@ -219,5 +224,5 @@ fn restart_with_flag_variables(arguments: &[OsString], own: &FlagVariables) -> E
         Err(error) => error,
     };
     eprintln!("error: failed to start {}: {error}", program.display());
-    Exit::Usage.into()
+    ExitReason::Usage.into()
 }

@@ -49,17 +49,21 @@ fn shard_of_scheduler(variable: VariableLookup<'_>) -> Result<Shard, String> {
 }
 
 /// Number in a variable; `None` if the variable is empty or not set.
-fn number(variable: VariableLookup<'_>, name: &str) -> Result<Option<u32>, String> {
+fn variable_number(variable: VariableLookup<'_>, name: &str) -> Result<Option<u32>, String> {
     let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
     text.parse().map(Some).map_err(|_| format!("auto: {name}=`{text}` is not a number from 0"))
 }
 
 /// Reads a number that another variable requires to be set.
-fn needed_number(variable: VariableLookup<'_>, name: &str, by: &str) -> Result<u32, String> {
-    number(variable, name)?.ok_or_else(|| format!("auto: {by} is set and {name} is not"))
+fn required_variable_number(
+    variable: VariableLookup<'_>,
+    name: &str,
+    by: &str,
+) -> Result<u32, String> {
+    variable_number(variable, name)?.ok_or_else(|| format!("auto: {by} is set and {name} is not"))
 }
 
-fn checked(index: u32, count: u32, names: &str) -> Result<Option<Shard>, String> {
+fn checked_shard(index: u32, count: u32, names: &str) -> Result<Option<Shard>, String> {
     let shard = Shard { index, count };
     shard
         .validate()
@@ -69,33 +73,38 @@ fn checked(index: u32, count: u32, names: &str) -> Result<Option<Shard>, String>
 
 fn own(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     let [index, count] = OWN;
-    let Some(found) = number(variable, index)? else { return Ok(None) };
-    checked(found, needed_number(variable, count, index)?, &format!("{index} and {count}"))
+    let Some(found) = variable_number(variable, index)? else { return Ok(None) };
+    checked_shard(
+        found,
+        required_variable_number(variable, count, index)?,
+        &format!("{index} and {count}"),
+    )
 }
 
 fn gitlab_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     // Without `parallel` GitLab sets the total alone.
-    let Some(index) = number(variable, "CI_NODE_INDEX")? else { return Ok(None) };
-    let count = needed_number(variable, "CI_NODE_TOTAL", "CI_NODE_INDEX")?;
-    checked(index, count, "CI_NODE_INDEX and CI_NODE_TOTAL")
+    let Some(index) = variable_number(variable, "CI_NODE_INDEX")? else { return Ok(None) };
+    let count = required_variable_number(variable, "CI_NODE_TOTAL", "CI_NODE_INDEX")?;
+    checked_shard(index, count, "CI_NODE_INDEX and CI_NODE_TOTAL")
 }
 
 /// Kubernetes counts from 0, and provides no variable with the number of completions of a job.
 fn kubernetes_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
-    let Some(index) = number(variable, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
-    let count = needed_number(variable, OWN[1], "JOB_COMPLETION_INDEX")?;
-    checked(index.saturating_add(1), count, &format!("JOB_COMPLETION_INDEX and {}", OWN[1]))
+    let Some(index) = variable_number(variable, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
+    let count = required_variable_number(variable, OWN[1], "JOB_COMPLETION_INDEX")?;
+    checked_shard(index.saturating_add(1), count, &format!("JOB_COMPLETION_INDEX and {}", OWN[1]))
 }
 
 /// Tasks of a job array, tasks of a job, or both together.
 fn slurm_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
-    let array = match number(variable, "SLURM_ARRAY_TASK_ID")? {
+    let array = match variable_number(variable, "SLURM_ARRAY_TASK_ID")? {
         None => (0, 1),
         Some(id) => {
             let name = |part: &str| format!("SLURM_ARRAY_TASK_{part}");
-            let get = |part: &str| needed_number(variable, &name(part), "SLURM_ARRAY_TASK_ID");
+            let get =
+                |part: &str| required_variable_number(variable, &name(part), "SLURM_ARRAY_TASK_ID");
             let (count, least, most) = (get("COUNT")?, get("MIN")?, get("MAX")?);
-            let step = number(variable, &name("STEP"))?.unwrap_or(1).max(1);
+            let step = variable_number(variable, &name("STEP"))?.unwrap_or(1).max(1);
             let whole = most.checked_sub(least).is_some_and(|range| range / step + 1 == count);
             if !whole || !(least..=most).contains(&id) {
                 return Err(format!(
@@ -107,15 +116,15 @@ fn slurm_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
             ((id - least) / step, count)
         }
     };
-    let task = match number(variable, "SLURM_PROCID")? {
+    let task = match variable_number(variable, "SLURM_PROCID")? {
         None => (0, 1),
-        Some(id) => (id, number(variable, "SLURM_NTASKS")?.unwrap_or(1)),
+        Some(id) => (id, variable_number(variable, "SLURM_NTASKS")?.unwrap_or(1)),
     };
-    if array.1 == 1 && task.1 == 1 && number(variable, "SLURM_ARRAY_TASK_ID")?.is_none() {
+    if array.1 == 1 && task.1 == 1 && variable_number(variable, "SLURM_ARRAY_TASK_ID")?.is_none() {
         return Ok(None);
     }
     let (index, count) = (array.0.saturating_mul(task.1) + task.0, array.1.saturating_mul(task.1));
-    checked(index.saturating_add(1), count, "SLURM_ARRAY_TASK_ID and SLURM_PROCID")
+    checked_shard(index.saturating_add(1), count, "SLURM_ARRAY_TASK_ID and SLURM_PROCID")
 }
 
 #[cfg(test)]

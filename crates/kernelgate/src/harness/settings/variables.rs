@@ -51,7 +51,7 @@ pub const VARIABLES_WITHOUT_FLAG: &[(&str, &str)] = &[
 ];
 
 /// Every environment variable that the harness reads.
-pub fn names() -> impl Iterator<Item = &'static str> {
+pub fn variable_names() -> impl Iterator<Item = &'static str> {
     VARIABLES_OF_FLAGS.iter().copied().chain(VARIABLES_WITHOUT_FLAG.iter().map(|(name, _)| *name))
 }
 
@@ -108,7 +108,9 @@ pub fn wants_backtrace() -> bool {
 pub fn unread_variable_warnings() -> Vec<String> {
     let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut unknown: Vec<String> = set
-        .filter(|name| name.starts_with("KERNELGATE_") && !names().any(|known| known == name))
+        .filter(|name| {
+            name.starts_with("KERNELGATE_") && !variable_names().any(|known| known == name)
+        })
         .collect();
     unknown.sort();
     unknown.iter().map(|name| unknown_variable_warning(name)).collect()
@@ -117,7 +119,7 @@ pub fn unread_variable_warnings() -> Vec<String> {
 fn unknown_variable_warning(name: &str) -> String {
     let close = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
     // A name may be of any length.
-    let nearest = names()
+    let nearest = variable_names()
         .filter(|known| name.len() <= 2 * known.len())
         .max_by(|a, b| close(a).total_cmp(&close(b)));
     let hint = nearest

@@ -9,8 +9,8 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED_COMMANDS;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
-use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
-use kernelgate_cuda::observe::cupti::Recorded;
+use kernelgate_cuda::observe::activity::{CallRecord, CopyRecord, RecordedActivity};
+use kernelgate_cuda::observe::cupti::RecordingExtent;
 
 /// The reason why a launch did not return while its stream was held.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,14 +29,15 @@ pub enum LaunchStall {
 ///
 /// # Errors
 /// Fails if the launch fails, or the device.
-pub fn recorded(
+pub fn record_launch_calls(
     device: &Device,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     hold: Duration,
 ) -> Result<Option<LaunchStall>, BackendError> {
     executable.reset_and_wait()?;
-    let Ok(Some(recording)) = CuptiRecording::start(device, Recorded::Calls) else {
+    let Ok(Some(recording)) = CuptiRecording::start_recording(device, RecordingExtent::Calls)
+    else {
         return Ok(None);
     };
     stream.hold(hold)?;
@@ -53,8 +54,8 @@ pub fn recorded(
 }
 
 /// The reason why a recorded launch did not return, on a stream that was held for `hold`. Returns
-/// `None` if records were lost.
-fn find_host_stall(record: &Activity, hold: Duration) -> Option<LaunchStall> {
+/// `None` if CUPTI lost records.
+fn find_host_stall(record: &RecordedActivity, hold: Duration) -> Option<LaunchStall> {
     if record.dropped > 0 {
         return None;
     }
@@ -75,13 +76,14 @@ fn find_host_stall(record: &Activity, hold: Duration) -> Option<LaunchStall> {
     };
     let waits = record.calls.iter().find(|call| {
         let (name, copy) = (name(call), copy_of(call));
-        (is_behind(call) && waits(name, copy)) || (held_up(call) && !enqueues_work(name, copy))
+        (is_behind(call) && call_waits(name, copy))
+            || (held_up(call) && !call_enqueues_work(name, copy))
     });
     if let Some(call) = waits {
         return Some(LaunchStall::Call(name(call).to_owned()));
     }
     // Fewer commands than this fit any queue.
-    let enqueued = record.calls.iter().filter(|call| enqueues_work(name(call), copy_of(call)));
+    let enqueued = record.calls.iter().filter(|call| call_enqueues_work(name(call), copy_of(call)));
     let many =
         enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len() > MAX_QUEUED_COMMANDS;
     Some(if many && first.is_some() { LaunchStall::Queue } else { LaunchStall::Unknown })
@@ -98,7 +100,7 @@ const fn is_pageable_copy(copy: &CopyRecord) -> bool {
 }
 
 /// Whether a call waits for the work of a stream, however long it took.
-fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
+fn call_waits(name: &str, copy: Option<&CopyRecord>) -> bool {
     let (function, to_host) =
         (function_without_prefix(name), copy.is_some_and(|copy| copy.kind == 2));
     let frees = ["MemFree", "Free"].iter().any(|free| function.starts_with(free));
@@ -108,7 +110,7 @@ fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
 }
 
 /// Whether a call only enqueues, and waits for nothing but room in the queue.
-fn enqueues_work(name: &str, copy: Option<&CopyRecord>) -> bool {
+fn call_enqueues_work(name: &str, copy: Option<&CopyRecord>) -> bool {
     const ENQUEUING_CALLS: [&str; 9] = [
         "Launch",
         "GraphLaunch",
@@ -129,13 +131,13 @@ fn enqueues_work(name: &str, copy: Option<&CopyRecord>) -> bool {
 mod tests {
     use super::*;
 
-    const HOLD: Duration = Duration::from_millis(200);
+    const STREAM_HOLD_TIME: Duration = Duration::from_millis(200);
     const MIN_HELD_UP_NS: u64 = 150_000_000;
 
-    /// An activity record of a launch with these runtime calls, each with its name and duration,
-    /// and with this many kernel launches.
-    fn record(calls: &[(&str, u64)], kernels: usize) -> Activity {
-        let mut record = Activity::default();
+    /// Makes an activity record of a launch with the given runtime calls, each with name and
+    /// duration, and the given number of kernels.
+    fn calls_record(calls: &[(&str, u64)], kernels: usize) -> RecordedActivity {
+        let mut record = RecordedActivity::default();
         for (number, &(name, took)) in (0..).zip(calls) {
             record.names.push(name.to_owned());
             let correlation = 1_000_000 + number;
@@ -154,11 +156,11 @@ mod tests {
         record
     }
 
-    fn by(record: &Activity) -> LaunchStall {
-        find_host_stall(record, HOLD).unwrap()
+    fn by(record: &RecordedActivity) -> LaunchStall {
+        find_host_stall(record, STREAM_HOLD_TIME).unwrap()
     }
 
-    fn call(name: &str) -> LaunchStall {
+    fn stall_of_call(name: &str) -> LaunchStall {
         LaunchStall::Call(name.to_owned())
     }
 
@@ -167,9 +169,9 @@ mod tests {
         for name in ["cuLaunchKernelEx", "cudaLaunchKernel_v7000", "cuGraphLaunch", "cuEventRecord"]
         {
             let calls = [(name, MIN_HELD_UP_NS), ("cuLaunchKernel", 5_000)];
-            assert_eq!(by(&record(&calls, MAX_QUEUED_COMMANDS + 1)), LaunchStall::Queue);
+            assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS + 1)), LaunchStall::Queue);
             // So few fit any queue: the driver waits in the launch.
-            assert_eq!(by(&record(&calls, MAX_QUEUED_COMMANDS - 2)), LaunchStall::Unknown);
+            assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS - 2)), LaunchStall::Unknown);
         }
     }
 
@@ -185,21 +187,21 @@ mod tests {
         ] {
             for kernels in [2, MAX_QUEUED_COMMANDS + 100] {
                 let calls = [("cuLaunchKernel", 5_000), (name, MIN_HELD_UP_NS)];
-                assert_eq!(by(&record(&calls, kernels)), call(name));
+                assert_eq!(by(&calls_record(&calls, kernels)), stall_of_call(name));
             }
         }
         // A full launch queue blocked the host although the GPU had little work left.
         for name in ["cuStreamSynchronize", "cuMemFree_v2", "cudaFree_v3020"] {
             let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), (name, 5_000)];
-            assert_eq!(by(&record(&calls, 1500)), call(name));
+            assert_eq!(by(&calls_record(&calls, 1500)), stall_of_call(name));
         }
         let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), ("cuMemFreeAsync", 5_000)];
-        assert_eq!(by(&record(&calls, 1500)), LaunchStall::Queue);
+        assert_eq!(by(&calls_record(&calls, 1500)), LaunchStall::Queue);
         // A wait for an earlier launch, and one of a thread that launches nothing.
         let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", MIN_HELD_UP_NS)];
-        assert_eq!(by(&record(&earlier, 1500)), LaunchStall::Queue);
+        assert_eq!(by(&calls_record(&earlier, 1500)), LaunchStall::Queue);
         let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), ("cuStreamSynchronize", 5_000)];
-        let mut other = record(&calls, 1500);
+        let mut other = calls_record(&calls, 1500);
         other.calls[1].thread = 2;
         assert_eq!(by(&other), LaunchStall::Queue);
     }
@@ -214,7 +216,7 @@ mod tests {
         const DEVICE_MEMORY: u8 = 3;
         let stall_of_copy = |name, took, [kind, source, target]: [u8; 3]| {
             let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), (name, took)];
-            let mut record = record(&calls, 1500);
+            let mut record = calls_record(&calls, 1500);
             let correlation = record.calls[1].correlation;
             record.copies.push(CopyRecord {
                 kind,
@@ -229,8 +231,8 @@ mod tests {
         let to_pageable = [COPY_DEVICE_TO_HOST, DEVICE_MEMORY, PAGEABLE_MEMORY];
         let from_pageable = [COPY_HOST_TO_DEVICE, PAGEABLE_MEMORY, DEVICE_MEMORY];
         let (sync, asynchronous) = ("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2");
-        assert_eq!(stall_of_copy(sync, 5_000, to_host), call(sync));
-        assert_eq!(stall_of_copy(asynchronous, 5_000, to_pageable), call(asynchronous));
+        assert_eq!(stall_of_copy(sync, 5_000, to_host), stall_of_call(sync));
+        assert_eq!(stall_of_copy(asynchronous, 5_000, to_pageable), stall_of_call(asynchronous));
         assert_eq!(stall_of_copy(asynchronous, MIN_HELD_UP_NS, to_host), LaunchStall::Queue);
         assert_eq!(
             stall_of_copy(
@@ -241,15 +243,15 @@ mod tests {
             LaunchStall::Queue
         );
         let upload = "cuMemcpyHtoDAsync_v2";
-        assert_eq!(stall_of_copy(upload, MIN_HELD_UP_NS, from_pageable), call(upload));
+        assert_eq!(stall_of_copy(upload, MIN_HELD_UP_NS, from_pageable), stall_of_call(upload));
         assert_eq!(stall_of_copy(upload, 5_000, from_pageable), LaunchStall::Queue);
     }
 
     #[test]
     fn a_launch_that_no_call_held_up_waits_in_its_own_way() {
         let calls = [("cuLaunchKernel", 5_000), ("cuStreamQuery", 5_000)];
-        assert_eq!(by(&record(&calls, MAX_QUEUED_COMMANDS + 100)), LaunchStall::Unknown);
-        let lost = Activity { dropped: 1, ..record(&calls, 2) };
-        assert_eq!(find_host_stall(&lost, HOLD), None);
+        assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS + 100)), LaunchStall::Unknown);
+        let lost = RecordedActivity { dropped: 1, ..calls_record(&calls, 2) };
+        assert_eq!(find_host_stall(&lost, STREAM_HOLD_TIME), None);
     }
 }

@@ -7,7 +7,7 @@ use kernelgate_cuda::driver::graph_set::GraphSet;
 /// Checks that a launch has commands on some GPU.
 ///
 /// # Errors
-/// Fails if it has none.
+/// Fails if the launch enqueues no command.
 pub fn check_has_commands(commands: Option<&[usize]>) -> Result<(), TimingRefusal> {
     match commands.and_then(|commands| commands.iter().max()) {
         Some(0) => Err(TimingRefusal::NothingEnqueued(RefusedSubject::Launch)),
@@ -32,7 +32,7 @@ pub fn check_commands_on_each_gpu(
 /// library may add an event to every capture (NCCL does); events do not count.
 ///
 /// # Errors
-/// The first GPU on which they have fewer.
+/// Fails with the first GPU whose graph has fewer commands than the launch.
 pub fn check_captured_commands_match(
     together: &[usize],
     launches: u64,

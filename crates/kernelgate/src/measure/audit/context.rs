@@ -9,9 +9,9 @@ use kernelgate_cuda::Devices;
 /// How much longer the context may be busy than the stream: the cost of asking, and a share of the
 /// launch or pass that does not matter.
 const CONTEXT_QUERY_COST: Duration = Duration::from_micros(60);
-const SHARE: f64 = 0.02;
-/// Number of repetitions that must all show work outside of the timed stream: a delay of the host
-/// shows in only one of them.
+const MAX_OTHER_SHARE: f64 = 0.02;
+/// Number of repetitions that must all show work outside of the timed stream: a random delay of the
+/// host shows in one of them only.
 const CONTEXT_CHECK_REPETITIONS: u32 = 5;
 
 /// Whether the CUDA context is still busy after launches or passes on the timed stream.
@@ -24,7 +24,7 @@ pub struct ContextAfterStream {
 }
 
 impl ContextAfterStream {
-    /// The state before the first measurement of the context.
+    /// State of the check before the context's busy time is measured.
     pub const fn new(subject: RefusedSubject) -> Self {
         Self { subject, busy: 0, shortest: Duration::MAX, idle: false }
     }
@@ -40,7 +40,7 @@ impl ContextAfterStream {
     /// # Errors
     /// Fails if every repetition has shown work.
     pub fn add(&mut self, elapsed: Duration, busy: Duration) -> Result<(), TimingRefusal> {
-        if busy <= CONTEXT_QUERY_COST + elapsed.mul_f64(SHARE) {
+        if busy <= CONTEXT_QUERY_COST + elapsed.mul_f64(MAX_OTHER_SHARE) {
             self.idle = true;
             return Ok(());
         }
@@ -56,8 +56,11 @@ impl ContextAfterStream {
 /// Launches and waits for the stream: then the context has to be idle, on each GPU.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if it is not, or if the device fails.
-pub fn check(devices: &Devices, executable: &mut dyn Executable) -> Result<(), BackendError> {
+/// Fails with [`BackendError::NotTimed`] if the context is busy, or if the device reports an error.
+pub fn check_context_idle(
+    devices: &Devices,
+    executable: &mut dyn Executable,
+) -> Result<(), BackendError> {
     let finish = || devices.iter().try_for_each(|device| device.synchronize_context());
     let mut after = ContextAfterStream::new(RefusedSubject::Launch);
     while !after.was_context_idle() {

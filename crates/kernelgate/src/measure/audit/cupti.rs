@@ -14,13 +14,13 @@ use std::time::Duration;
 use super::refusal::{RefusedSubject, TimingRefusal};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::driver::stream::hold::StreamHold;
-use kernelgate_cuda::instruments::timing::{Instruments, StreamBlocker};
-use kernelgate_cuda::observe::activity::{Activity, KernelRecord, StreamId};
-use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::instruments::timing::{StreamBlocker, TimingInstruments};
+use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity, StreamId};
+use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
 use kernelgate_cuda::{Device, Devices};
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
-const HOLD: Duration = Duration::from_millis(200);
+const CUPTI_HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to begin after the launch has returned.
 pub const OTHER_STREAM_START_TIME: Duration = Duration::from_millis(2);
 /// How much earlier than the end of the hold an operation on another stream begins, nanoseconds:
@@ -33,36 +33,39 @@ const LATE_END_TOLERANCE_NS: u64 = 2_000;
 /// the launch's closure.
 pub struct CuptiRecording<'a> {
     device: &'a Device,
-    recorder: Option<Recorder>,
+    recorder: Option<ActivityRecorder>,
 }
 
 impl<'a> CuptiRecording<'a> {
-    /// Attaches CUPTI; `None` if it is missing.
+    /// Attaches CUPTI to the process; `None` if the library is missing.
     ///
     /// # Errors
     /// Fails if CUPTI refuses.
-    pub fn start(device: &'a Device, recorded: Recorded) -> Result<Option<Self>, BackendError> {
-        let recorder = Recorder::start(recorded)?;
+    pub fn start_recording(
+        device: &'a Device,
+        recorded: RecordingExtent,
+    ) -> Result<Option<Self>, BackendError> {
+        let recorder = ActivityRecorder::start(recorded)?;
         Ok(recorder.map(|recorder| Self { device, recorder: Some(recorder) }))
     }
 
     /// Now, on the clock of the records, nanoseconds.
     pub fn now(&self) -> u64 {
-        self.recorder.as_ref().map_or(0, Recorder::now)
+        self.recorder.as_ref().map_or(0, ActivityRecorder::now)
     }
 
     /// Detaches CUPTI, and returns the records that began after a time of that clock.
     ///
     /// # Errors
     /// Fails if the device fails, or CUPTI.
-    pub fn end(mut self, since: u64) -> Result<Activity, BackendError> {
+    pub fn end(mut self, since: u64) -> Result<RecordedActivity, BackendError> {
         self.device.synchronize_context()?;
         let recorder = self.recorder.take();
         let record = recorder.as_ref().map_or_else(
-            || Ok(Activity::default()),
+            || Ok(RecordedActivity::default()),
             |recorder| recorder.take_records_since(since, since),
         );
-        recorder.map_or(Ok(()), Recorder::detach_cupti)?;
+        recorder.map_or(Ok(()), ActivityRecorder::detach_cupti)?;
         record
     }
 }
@@ -85,18 +88,19 @@ impl Drop for CuptiRecording<'_> {
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if something ran on another stream, or on another GPU, or
 /// if a device fails.
-pub fn check(
+pub fn check_recorded_streams(
     devices: &Devices,
     streams: &mut dyn MarkedHold,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
     executable.reset_and_wait()?;
-    let recording = match CuptiRecording::start(devices.one(), Recorded::Operations) {
-        Ok(Some(recording)) => recording,
-        Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
-        Err(error) => return Ok(Some(error.to_string())),
-    };
-    streams.hold(HOLD)?;
+    let recording =
+        match CuptiRecording::start_recording(devices.one(), RecordingExtent::Operations) {
+            Ok(Some(recording)) => recording,
+            Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
+            Err(error) => return Ok(Some(error.to_string())),
+        };
+    streams.hold(CUPTI_HOLD)?;
     let launched = executable.launch();
     std::thread::sleep(OTHER_STREAM_START_TIME);
     streams.release();
@@ -123,7 +127,7 @@ pub trait MarkedHold: StreamHold {
     /// Enqueues a mark on each: the probe of the clocks.
     ///
     /// # Errors
-    /// Fails if a launch is refused.
+    /// Fails if the driver refuses the launch of a mark.
     fn mark(&mut self) -> Result<(), BackendError>;
 }
 
@@ -138,17 +142,21 @@ impl HeldStreamsOfGpu {
     ///
     /// # Errors
     /// The error states why the record is not conclusive.
-    fn held_streams_by_gpu(record: &Activity, gpus: usize) -> Result<BTreeMap<u32, Self>, String> {
+    fn held_streams_by_gpu(
+        record: &RecordedActivity,
+        gpus: usize,
+    ) -> Result<BTreeMap<u32, Self>, String> {
         let own = |symbol: &'static str| {
             let found = record.kernels.iter();
             found.filter(move |kernel| record.names[kernel.name as usize] == symbol)
         };
         let mut held = BTreeMap::new();
         for blocker in own(StreamBlocker::BLOCKING_KERNEL_SYMBOL) {
-            let mut marks =
-                own(Instruments::CLOCK_PROBE_SYMBOL).filter(|it| it.on.device == blocker.on.device);
+            let mut marks = own(TimingInstruments::CLOCK_PROBE_SYMBOL)
+                .filter(|it| it.on.device == blocker.on.device);
             let mark = marks.next().map(|mark| mark.start);
-            let lacks = || format!("CUPTI's record lacks `{}`", Instruments::CLOCK_PROBE_SYMBOL);
+            let lacks =
+                || format!("CUPTI's record lacks `{}`", TimingInstruments::CLOCK_PROBE_SYMBOL);
             let found = Self { blocker: *blocker, mark: mark.ok_or_else(lacks)? };
             held.entry(blocker.on.device).or_insert(found);
         }
@@ -162,19 +170,18 @@ impl HeldStreamsOfGpu {
     }
 }
 
-/// The first operation that began while the stream of its GPU was held, or ended after the mark, or
-/// ran on another GPU than the `gpus` whose streams were held. `held`: the streams were held
-/// until the launch had returned.
+/// Finds the first operation that began while its stream was held, ended after the mark, or ran on
+/// a GPU without a held stream. `held`: the streams were held until the launch had returned.
 ///
 /// # Errors
-/// Why the record is not conclusive.
+/// The error states why CUPTI's record is not conclusive.
 fn find_operation_outside(
-    record: &Activity,
+    record: &RecordedActivity,
     held: bool,
     gpus: usize,
 ) -> Result<Option<TimingRefusal>, String> {
     let streams = HeldStreamsOfGpu::held_streams_by_gpu(record, gpus)?;
-    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, Instruments::CLOCK_PROBE_SYMBOL];
+    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, TimingInstruments::CLOCK_PROBE_SYMBOL];
     let all: Vec<RecordedOperation<'_>> =
         recorded_operations(record).filter(|operation| !own.contains(&operation.kernel)).collect();
     let subject = RefusedSubject::Launch;
@@ -207,13 +214,13 @@ pub struct RecordedPass {
     pub released: u64,
 }
 
-/// Checks CUPTI's record of one pass of the routine. Its first set of one byte is on the stream
-/// that is timed. Returns the reason if the record is not conclusive.
+/// Checks CUPTI's record of one pass of the routine. The first memset of one byte in the record is
+/// on the timed stream. Returns the reason if the record is not conclusive.
 ///
 /// # Errors
 /// Fails if something ran on another stream, or on another GPU.
 pub fn check_recorded_pass(
-    record: &Activity,
+    record: &RecordedActivity,
     pass: RecordedPass,
 ) -> Result<Option<String>, TimingRefusal> {
     let Some(mark) = record.sets.iter().find(|set| set.bytes == 1) else {
@@ -270,7 +277,7 @@ impl fmt::Display for RecordedOperation<'_> {
     }
 }
 
-fn recorded_operations(record: &Activity) -> impl Iterator<Item = RecordedOperation<'_>> {
+fn recorded_operations(record: &RecordedActivity) -> impl Iterator<Item = RecordedOperation<'_>> {
     let kernels = record.kernels.iter().map(|&KernelRecord { start, end, on, name, .. }| {
         RecordedOperation { start, end, on, kernel: &record.names[name as usize] }
     });
@@ -288,7 +295,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn find_operation_outside(record: &Activity) -> Result<Option<TimingRefusal>, String> {
+    fn find_operation_outside(record: &RecordedActivity) -> Result<Option<TimingRefusal>, String> {
         super::find_operation_outside(record, true, 1)
     }
 
@@ -300,33 +307,36 @@ mod tests {
     }
 
     /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
-    fn record(start: u64, end: u64) -> Activity {
-        let names =
-            [StreamBlocker::BLOCKING_KERNEL_SYMBOL, Instruments::CLOCK_PROBE_SYMBOL, "theirs"]
-                .map(str::to_owned);
+    fn kernel_and_mark(start: u64, end: u64) -> RecordedActivity {
+        let names = [
+            StreamBlocker::BLOCKING_KERNEL_SYMBOL,
+            TimingInstruments::CLOCK_PROBE_SYMBOL,
+            "theirs",
+        ]
+        .map(str::to_owned);
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
-        Activity {
+        RecordedActivity {
             names: names.into(),
             kernels: vec![
                 kernel(0, 10 * MS, 14 * MS),
                 kernel(2, start, end),
                 kernel(1, 15 * MS, 15 * MS + 1_000),
             ],
-            ..Activity::default()
+            ..RecordedActivity::default()
         }
     }
 
     #[test]
     fn work_outside_of_the_held_interval_is_reported() {
-        assert_eq!(find_operation_outside(&record(14 * MS, 15 * MS)), Ok(None));
-        let jitter = record(14 * MS - 1_000, 15 * MS + 1_000);
+        assert_eq!(find_operation_outside(&kernel_and_mark(14 * MS, 15 * MS)), Ok(None));
+        let jitter = kernel_and_mark(14 * MS - 1_000, 15 * MS + 1_000);
         assert_eq!(find_operation_outside(&jitter), Ok(None), "clocks of hardware");
         let theirs = Ok(Some(recorded_elsewhere("kernel `theirs`")));
-        assert_eq!(find_operation_outside(&record(11 * MS, 11 * MS + 5_000)), theirs);
-        assert_eq!(find_operation_outside(&record(14 * MS, 16 * MS)), theirs);
-        assert_eq!(find_operation_outside(&record(0, 0)), Ok(None), "without times");
+        assert_eq!(find_operation_outside(&kernel_and_mark(11 * MS, 11 * MS + 5_000)), theirs);
+        assert_eq!(find_operation_outside(&kernel_and_mark(14 * MS, 16 * MS)), theirs);
+        assert_eq!(find_operation_outside(&kernel_and_mark(0, 0)), Ok(None), "without times");
         let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
-        let copied = Activity { copies: vec![copy], ..record(14 * MS, 15 * MS) };
+        let copied = RecordedActivity { copies: vec![copy], ..kernel_and_mark(14 * MS, 15 * MS) };
         assert_eq!(
             find_operation_outside(&copied),
             Ok(Some(recorded_elsewhere("a copy or set of memory")))
@@ -335,9 +345,9 @@ mod tests {
 
     #[test]
     fn a_launch_longer_than_the_hold_is_found_by_its_streams() {
-        let outside = |record: &Activity| super::find_operation_outside(record, false, 1);
-        assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None), "on one stream");
-        let mut other = record(14 * MS, 15 * MS);
+        let outside = |record: &RecordedActivity| super::find_operation_outside(record, false, 1);
+        assert_eq!(outside(&kernel_and_mark(14 * MS, 15 * MS)), Ok(None), "on one stream");
+        let mut other = kernel_and_mark(14 * MS, 15 * MS);
         other.kernels[1].on.stream = 7;
         let unknown = "the stream was not held until the launch had returned".to_owned();
         assert_eq!(outside(&other), Err(unknown), "joined or not");
@@ -346,9 +356,9 @@ mod tests {
     }
 
     /// Holds on GPUs 0 and 3, each with a kernel of the launch.
-    fn recording_over_two_gpus(start: u64, end: u64) -> Activity {
-        let mut both = record(14 * MS, 15 * MS);
-        let mut second = record(start, end).kernels;
+    fn recording_over_two_gpus(start: u64, end: u64) -> RecordedActivity {
+        let mut both = kernel_and_mark(14 * MS, 15 * MS);
+        let mut second = kernel_and_mark(start, end).kernels;
         second.iter_mut().for_each(|kernel| kernel.on.device = 3);
         both.kernels.extend(second);
         both
@@ -356,7 +366,7 @@ mod tests {
 
     #[test]
     fn each_gpu_is_held_against_its_own_stream() {
-        let outside = |record: &Activity| super::find_operation_outside(record, true, 2);
+        let outside = |record: &RecordedActivity| super::find_operation_outside(record, true, 2);
         assert_eq!(outside(&recording_over_two_gpus(14 * MS, 15 * MS)), Ok(None));
         let theirs = Ok(Some(recorded_elsewhere("kernel `theirs`")));
         assert_eq!(outside(&recording_over_two_gpus(11 * MS, 12 * MS)), theirs);
@@ -382,11 +392,11 @@ mod tests {
     }
 
     /// A mark on the stream, and one kernel of the routine.
-    fn recorded_pass(start: u64, stream: u32) -> Activity {
+    fn recorded_pass(start: u64, stream: u32) -> RecordedActivity {
         let on = StreamId { stream, ..StreamId::default() };
         let kernel = KernelRecord { name: 2, start, end: start + 5_000, on, ..Default::default() };
         let mark = MemsetRecord { bytes: 1, start: MS, end: MS + 900, ..Default::default() };
-        Activity { kernels: vec![kernel], sets: vec![mark], ..record(0, 0) }
+        RecordedActivity { kernels: vec![kernel], sets: vec![mark], ..kernel_and_mark(0, 0) }
     }
 
     #[test]
@@ -408,18 +418,18 @@ mod tests {
             check_recorded_pass(&recorded_pass(14 * MS, 7), timed_out),
             Ok(Some(NOT_HELD_REASON.to_owned()))
         );
-        let unmarked = Activity { sets: Vec::new(), ..recorded_pass(11 * MS, 7) };
+        let unmarked = RecordedActivity { sets: Vec::new(), ..recorded_pass(11 * MS, 7) };
         assert!(check_recorded_pass(&unmarked, held).unwrap().is_some());
-        let lost = Activity { dropped: 2, ..recorded_pass(14 * MS, 0) };
+        let lost = RecordedActivity { dropped: 2, ..recorded_pass(14 * MS, 0) };
         assert_eq!(check_recorded_pass(&lost, held), Ok(Some("CUPTI lost 2 records".to_owned())));
     }
 
     #[test]
     fn a_record_that_shows_too_little_says_what_is_missing() {
-        let empty = Activity { kernels: Vec::new(), ..record(0, 0) };
+        let empty = RecordedActivity { kernels: Vec::new(), ..kernel_and_mark(0, 0) };
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
         assert_eq!(find_operation_outside(&empty), Err(lacks));
-        let lost = |start| Activity { dropped: 3, ..record(start, 15 * MS) };
+        let lost = |start| RecordedActivity { dropped: 3, ..kernel_and_mark(start, 15 * MS) };
         assert_eq!(find_operation_outside(&lost(14 * MS)), Err("CUPTI lost 3 records".to_owned()));
         assert_eq!(
             find_operation_outside(&lost(11 * MS)),

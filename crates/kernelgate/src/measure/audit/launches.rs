@@ -1,4 +1,4 @@
-//! The checks of a row's launches before its samples, in their order.
+//! Checks a row's launches before they are sampled, in this order:
 
 use super::{allocations, context, waits, writes};
 use crate::backend::{BackendError, Executable};
@@ -11,7 +11,8 @@ use kernelgate_cuda::driver::stream::hold::StreamHold;
 /// `captured` is a captured launch, if capturing is possible.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if they do, or if a launch fails.
+/// Fails with [`BackendError::NotTimed`] if the launches take a forbidden action, or if a launch
+/// fails.
 pub fn check_launches_allowed(
     devices: &Devices,
     stream: &mut dyn StreamHold,
@@ -27,14 +28,14 @@ pub fn check_launches_allowed(
         return Ok(false);
     }
     // Also if it could be captured: it may wait only outside of captures.
-    waits::check(devices.one(), stream, executable, captured.map(GraphSet::nodes))
+    waits::check_launch_waits(devices.one(), stream, executable, captured.map(GraphSet::nodes))
 }
 
 /// Checks that a launch of this many commands works on the timed stream only, as far as its outputs
 /// and its duration show.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if it does not, or if a launch fails.
+/// Fails with [`BackendError::NotTimed`] if the launch works elsewhere, or if a launch fails.
 pub fn check_timed_stream_alone(
     devices: &Devices,
     stream: &mut dyn StreamHold,
@@ -42,7 +43,7 @@ pub fn check_timed_stream_alone(
     commands: usize,
 ) -> Result<(), BackendError> {
     if commands <= MAX_QUEUED_COMMANDS {
-        writes::check(stream, executable)?;
+        writes::check_launch_writes(stream, executable)?;
     }
-    context::check(devices, executable)
+    context::check_context_idle(devices, executable)
 }

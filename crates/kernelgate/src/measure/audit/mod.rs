@@ -1,7 +1,7 @@
 //! The audit of a timed region: does the time belong to the work that ran, and to all of it?
 //!
 //! The region lies between the two events. A launch may enqueue work on the timed stream, and on
-//! streams that are joined with it; [`Allowed`] lists its other permissions. A row that does
+//! streams that are joined with it; [`AllowedActions`] lists its other permissions. A row that does
 //! anything else gets an error and no time. In the table, `L` marks checks of launches (own and
 //! attached rows) and `C` checks of a Criterion bench's passes; a name in the last column is the
 //! permission that turns the check off.
@@ -22,9 +22,10 @@
 //! | [`reuse`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`TimingRefusal::ReusesInBatch`] | |
 //!
 //! A Criterion bench has no check of its outputs and of what it reuses, because its inputs and
-//! outputs are its own. The check [`cupti`] also finds what [`writes`] would find. Its commands are
-//! not compared, because Criterion does not say how many iterations a pass has. Its routine has the
-//! permissions of our own rows ([`Allowed`]), so [`allocations`] and contexts need no check.
+//! outputs are its own. The check [`cupti`] also finds what [`writes`] would find. The commands of
+//! a Criterion pass are not compared, because Criterion does not say how many iterations a pass
+//! has. A Criterion routine has the permissions of our own rows ([`AllowedActions`]), so
+//! [`allocations`] and contexts need no check.
 //!
 //! Three checks need more than launches and are elsewhere:
 //!
@@ -49,5 +50,5 @@ pub mod reuse;
 pub mod waits;
 pub mod writes;
 
-pub use crate::backend::Allowed;
+pub use crate::backend::AllowedActions;
 pub use refusal::{RefusedSubject, TimingRefusal};

@@ -7,18 +7,19 @@
 //! - Some passes begin with a held stream, which is released once the pass is enqueued. The
 //!   interval is then the work of the stream alone. If the pass takes no longer than two events in
 //!   a row, the routine enqueued nothing.
-//! - A routine that waits for the stream, or for the whole context, outlasts the hold. Its first
-//!   pass then shows the work that it enqueued before it waited. If that is nothing, and each of
-//!   three later passes takes long nevertheless, the time is of the host or of another stream.
+//! - A routine that waits for the stream, or for the whole context, outlasts the hold. The first
+//!   pass of such a routine then shows the work that it enqueued before it waited. If that is
+//!   nothing, and each of three later passes takes long nevertheless, the time is of the host or of
+//!   another stream.
 //! - When a pass has finished, the whole context has to be idle.
 //! - CUPTI is attached for the second pass, whose first launch may wait for that, and records the
 //!   third ([`super::cupti::check_recorded_pass`]). If the third outlasts its hold and works on several
 //!   streams, the record is not conclusive, and the case is marked.
 //!
 //! Without CUPTI, a routine that waits for the whole context and works on another stream for less
-//! than [`MIN_WORK_ELSEWHERE_NS`] is not detected. A host that is delayed that long in each of the
-//! three passes is refused as if work ran elsewhere. This module deliberately has neither clocks
-//! nor events ([`ForeignStream`]).
+//! than [`MIN_WORK_ELSEWHERE_NS`] is not detected. A host that is delayed for as long in each of
+//! the three passes is refused as if work ran elsewhere. This module deliberately uses neither
+//! clocks nor events ([`ForeignStream`] does).
 //!
 //! [`ForeignStream`]: kernelgate_cuda::driver::stream::foreign_stream::ForeignStream
 
@@ -27,7 +28,7 @@ use std::time::Duration;
 use super::context::ContextAfterStream;
 use super::duration::MIN_SHARE_OF_LEAST_COMMAND;
 use super::refusal::{RefusedSubject, TimingRefusal};
-use crate::backend::Allowed;
+use crate::backend::AllowedActions;
 use kernelgate_cuda::driver::stream::foreign_stream::{EmptyIntervalReadings, TimedInterval};
 
 /// How long the first pass is held at most.
@@ -36,18 +37,18 @@ const FIRST_PASS_HOLD: Duration = Duration::from_millis(5);
 const LONGEST_PASS_HOLD: Duration = Duration::from_millis(500);
 /// Length of a hold relative to the pass before, because passes grow.
 const HOLD_PER_LAST_PASS: u32 = 4;
-/// Numbers of the passes during which the stream is held until one shows that the routine does not
-/// wait; the last of them decides.
+/// Numbers of the passes with a held stream, until a pass shows that the routine does not wait; the
+/// last pass decides.
 const DECIDING_PASSES: [u32; 3] = [1, RECORDED_PASS, 5];
-/// Maximum hold of later passes: enough for a pass that enqueues nothing to end.
+/// Maximum hold of later passes: long enough for a pass that enqueues nothing to end.
 const LATER_PASS_HOLD: Duration = Duration::from_millis(1);
 /// The pass in which CUPTI is attached. It is not judged.
-const ATTACHED: u32 = 2;
+const CUPTI_ATTACHED_PASS: u32 = 2;
 /// The pass that CUPTI records, and how long it is held at most.
 const RECORDED_PASS: u32 = 3;
 pub const RECORDED_PASS_HOLD: Duration = Duration::from_millis(50);
-/// Numbers of the passes without a held stream, all of which must show the work of a routine that
-/// waits: a delay of the host shows in only one of them.
+/// Numbers of the passes without a held stream, which must all show the work of a waiting routine:
+/// a delay of the host shows in only one pass.
 const PASSES_WITHOUT_HOLD: [u32; 3] = [4, 6, 7];
 /// Minimum time of such a pass beyond its waits that counts as work elsewhere, nanoseconds.
 pub const MIN_WORK_ELSEWHERE_NS: f64 = 100_000.0;
@@ -57,13 +58,13 @@ const WAITS_PER_ITERATION: f64 = 2.0;
 /// State of the audit over the passes of one Criterion case so far.
 #[derive(Debug, Clone)]
 pub struct CriterionPasses {
-    allowed: Allowed,
+    allowed: AllowedActions,
     passes: u32,
     waits: RoutineWaits,
     last: Duration,
     /// Interval of the first pass, if it outlasted its hold, nanoseconds.
     first_ns: Option<f64>,
-    /// The pass in [`PASSES_WITHOUT_HOLD`] with the least time beyond its waits.
+    /// The pass of [`PASSES_WITHOUT_HOLD`] that took the least time beyond its waits.
     fastest: Option<PassTimeAndExcess>,
     after: ContextAfterStream,
 }
@@ -77,7 +78,7 @@ enum RoutineWaits {
     Yes,
 }
 
-/// Time of a pass, nanoseconds: all of it, and beyond its waits.
+/// Time of a pass, nanoseconds: the whole time, and the time beyond the routine's waits.
 #[derive(Debug, Clone, Copy)]
 struct PassTimeAndExcess {
     elapsed_ns: f64,
@@ -86,7 +87,7 @@ struct PassTimeAndExcess {
 
 /// One pass.
 #[derive(Debug, Clone, Copy)]
-pub struct Pass {
+pub struct RoutinePass {
     /// Time between the events of the pass.
     pub interval: TimedInterval,
     /// Host time from the first event of the pass to the last event.
@@ -97,7 +98,7 @@ pub struct Pass {
 
 impl CriterionPasses {
     /// No pass yet of a routine with these permissions.
-    pub fn new(allowed: Allowed) -> Self {
+    pub fn new(allowed: AllowedActions) -> Self {
         Self {
             allowed,
             passes: 0,
@@ -111,7 +112,7 @@ impl CriterionPasses {
 
     /// Whether to attach CUPTI before the next pass.
     pub const fn next_attaches(&self) -> bool {
-        self.passes + 1 == ATTACHED
+        self.passes + 1 == CUPTI_ATTACHED_PASS
     }
 
     /// Whether CUPTI is to record the next pass.
@@ -123,7 +124,7 @@ impl CriterionPasses {
     pub fn next_pass_hold(&self) -> Option<Duration> {
         let pass = self.passes + 1;
         match self.waits {
-            _ if pass == ATTACHED => None,
+            _ if pass == CUPTI_ATTACHED_PASS => None,
             _ if pass == RECORDED_PASS => Some(RECORDED_PASS_HOLD),
             RoutineWaits::Unknown => {
                 let hold = FIRST_PASS_HOLD + HOLD_PER_LAST_PASS * self.last;
@@ -134,8 +135,8 @@ impl CriterionPasses {
         }
     }
 
-    /// Whether to measure how long the context stays busy after this pass: not after a pass with a
-    /// held stream, during which other streams had time to finish, and not while CUPTI slows it.
+    /// Whether to measure how long the context stays busy after this pass: only after passes
+    /// without a held stream and without CUPTI.
     pub const fn measures_context_after(&self, interval: &TimedInterval) -> bool {
         !self.after.was_context_idle() && interval.held.is_none() && !self.next_attaches()
     }
@@ -146,7 +147,7 @@ impl CriterionPasses {
     /// The reason why the routine has no time.
     pub fn add(
         &mut self,
-        pass: Pass,
+        pass: RoutinePass,
         readings: &EmptyIntervalReadings,
     ) -> Result<(), TimingRefusal> {
         self.passes += 1;
@@ -209,7 +210,7 @@ mod tests {
         EmptyIntervalReadings { nothing_ns: 1300.0, least_ns: 3000.0, waited_ns: 20_000.0 };
 
     fn routine_passes() -> CriterionPasses {
-        CriterionPasses::new(Allowed::CRITERION_ROUTINE)
+        CriterionPasses::new(AllowedActions::CRITERION_ROUTINE)
     }
 
     /// A routine by what its stream does in a pass when it is held and not, nanoseconds, whether it
@@ -223,11 +224,11 @@ mod tests {
 
     /// Runs passes until one is refused, 64 at most; which were held, and the refusal.
     fn run(routine: &SimulatedRoutine) -> (Vec<u32>, Option<TimingRefusal>) {
-        run_simulated_routine(Allowed::CRITERION_ROUTINE, routine)
+        run_simulated_routine(AllowedActions::CRITERION_ROUTINE, routine)
     }
 
     fn run_simulated_routine(
-        allowed: Allowed,
+        allowed: AllowedActions,
         routine: &SimulatedRoutine,
     ) -> (Vec<u32>, Option<TimingRefusal>) {
         let (mut passes, mut held) = (CriterionPasses::new(allowed), Vec::new());
@@ -241,7 +242,7 @@ mod tests {
             let is_needed = passes.measures_context_after(&interval);
             let busy = is_needed.then(|| Duration::from_micros(routine.busy_us));
             let host = Duration::from_nanos(free_ns as u64);
-            if let Err(why) = passes.add(Pass { interval, host, busy }, &EMPTY_READINGS) {
+            if let Err(why) = passes.add(RoutinePass { interval, host, busy }, &EMPTY_READINGS) {
                 return (held, Some(why));
             }
         }
@@ -277,7 +278,7 @@ mod tests {
             let elapsed_ns = if pass < 20 { 9e3 } else { 1250.0 };
             let held = passes.next_pass_hold().map(|_| true);
             let interval = TimedInterval { elapsed_ns, drained: false, held };
-            let pass_ns = Pass { interval, host: Duration::ZERO, busy: None };
+            let pass_ns = RoutinePass { interval, host: Duration::ZERO, busy: None };
             if passes.add(pass_ns, &EMPTY_READINGS).is_err() {
                 refused = Some(pass);
                 break;
@@ -304,7 +305,10 @@ mod tests {
         let grows = |pass: u32| 35e3 * f64::from(1_u32 << (pass - 1).min(20));
         let waits = SimulatedRoutine { held_ns: 18e3, free_ns: grows, waits: true, busy_us: 5 };
         let refused = Some(TimingRefusal::Waits(RefusedSubject::Routine));
-        assert_eq!(run_simulated_routine(Allowed::ATTACHED_ROW, &waits), (vec![1, 3, 5], refused));
+        assert_eq!(
+            run_simulated_routine(AllowedActions::ATTACHED_ROW, &waits),
+            (vec![1, 3, 5], refused)
+        );
     }
 
     #[test]
@@ -329,7 +333,7 @@ mod tests {
             let interval = TimedInterval { elapsed_ns: 5e4, drained: false, held: None };
             let busy =
                 passes.measures_context_after(&interval).then(|| Duration::from_micros(busy_us));
-            let pass = Pass { interval, host: Duration::ZERO, busy };
+            let pass = RoutinePass { interval, host: Duration::ZERO, busy };
             assert_eq!(passes.add(pass, &EMPTY_READINGS), Ok(()));
         }
     }
@@ -339,9 +343,11 @@ mod tests {
         let mut passes = routine_passes();
         assert_eq!(passes.next_pass_hold(), Some(FIRST_PASS_HOLD));
         let interval = TimedInterval { elapsed_ns: 1e7, drained: false, held: Some(false) };
-        let pass = Pass { interval, host: Duration::from_millis(10), busy: None };
+        let pass = RoutinePass { interval, host: Duration::from_millis(10), busy: None };
         for hold in [None, Some(RECORDED_PASS_HOLD), None, Some(LONGEST_PASS_HOLD)] {
-            passes.add(Pass { host: Duration::from_secs(9), ..pass }, &EMPTY_READINGS).unwrap();
+            passes
+                .add(RoutinePass { host: Duration::from_secs(9), ..pass }, &EMPTY_READINGS)
+                .unwrap();
             assert_eq!(passes.next_pass_hold(), hold);
         }
     }

@@ -9,9 +9,9 @@ use kernelgate_cuda::CaseFailure;
 /// The code that is timed: a launch or a Criterion routine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedSubject {
-    /// A launch of an implementation.
+    /// The refused code is a launch of an implementation.
     Launch,
-    /// The routine of a Criterion bench.
+    /// The refused code is the routine of a Criterion bench.
     Routine,
 }
 
@@ -63,7 +63,7 @@ pub enum TimingRefusal {
         rank_in_message(*rank)
     )]
     CommandsDiffer {
-        /// The GPU's place in the set.
+        /// Rank of the GPU in the set of GPUs.
         rank: usize,
         /// Commands of one launch.
         alone: usize,
@@ -174,7 +174,7 @@ pub enum TimingRefusal {
     Reuses {
         /// Additional time of the first launch, nanoseconds.
         more_ns: f64,
-        /// Time of the next launch, nanoseconds.
+        /// Time of the next launch with the same inputs, nanoseconds.
         next_ns: f64,
     },
     /// A launch that is captured alone takes longer than each launch of a captured batch.
@@ -189,7 +189,7 @@ pub enum TimingRefusal {
         /// Time of each launch captured with others, nanoseconds.
         together_ns: f64,
     },
-    /// The reset closure computes the results.
+    /// The reset closure computes the results in advance.
     #[error("a launch leaves the outputs as its reset made them, which is not in the time")]
     ComputedByReset,
     /// Time of the host between the events.
@@ -218,7 +218,7 @@ impl From<TimingRefusal> for BackendError {
 }
 
 impl TimingRefusal {
-    /// The sentence with its facts.
+    /// The refusal as a sentence, with its facts.
     fn failure(&self) -> CaseFailure {
         let failure = |kind: &str| CaseFailure::new(kind, self);
         match self {

@@ -14,10 +14,10 @@ use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 
 /// How long the stream is held while a launch that might wait for it is made.
-const HOLD: Duration = Duration::from_millis(200);
+const WAITS_HOLD: Duration = Duration::from_millis(200);
 /// Launches that are tried: a row does not wait for the stream if one of them returns while it is
 /// held.
-const LAUNCHES: usize = 3;
+const WAITS_LAUNCHES: usize = 3;
 
 /// Launches once while the stream is held, and checks that the launch returns. Returns whether the
 /// launch filled the queue, so that it is more than can be queued ahead. `commands` is the number
@@ -25,28 +25,28 @@ const LAUNCHES: usize = 3;
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if it waits for the GPU, or if it fails.
-pub fn check(
+pub fn check_launch_waits(
     device: &Device,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     commands: Option<usize>,
 ) -> Result<bool, BackendError> {
-    let mut hold = HOLD;
+    let mut hold = WAITS_HOLD;
     let Some(took) = launch_outlasts_hold(hold, stream, executable)? else { return Ok(false) };
     executable.reset_and_wait()?;
     let started = Instant::now();
     executable.launch()?;
     let unheld = started.elapsed();
     executable.synchronize()?;
-    if took < unheld + HOLD / 2 {
-        // The hold is longer by the time of a launch on a free stream, because the host may need
-        // that long even without a wait.
+    if took < unheld + WAITS_HOLD / 2 {
+        // The hold is extended by the time of a launch on a free stream, because the host may need
+        // that long without any wait.
         hold += unheld;
         if launch_outlasts_hold(hold, stream, executable)?.is_none() {
             return Ok(false);
         }
     }
-    let host_stall = calls::recorded(device, stream, executable, hold)?;
+    let host_stall = calls::record_launch_calls(device, stream, executable, hold)?;
     let may_fill = match (&host_stall, commands) {
         (None, Some(commands)) => commands > MAX_QUEUED_COMMANDS,
         (None, None) => launch_returns_early(device, executable)?,
@@ -97,7 +97,7 @@ fn launch_returns_early(
     device: &Device,
     executable: &mut dyn Executable,
 ) -> Result<bool, BackendError> {
-    for _ in 0..LAUNCHES {
+    for _ in 0..WAITS_LAUNCHES {
         executable.reset_and_wait()?;
         executable.launch()?;
         let busy = device.is_busy()?;

@@ -19,7 +19,7 @@ const OTHER_STREAM_WRITE_TIME: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if one changes, or if the device fails.
-pub fn check(
+pub fn check_launch_writes(
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::EventTimer;
 use crate::backend::BackendError;
-use crate::measure::Cache;
-use crate::measure::limits::Overhead;
+use crate::measure::CacheState;
+use crate::measure::limits::LaunchOverhead;
 use crate::measure::queue::MAX_QUEUED_COMMANDS;
 use crate::stats;
 use kernelgate_cuda::driver::graph::ExecutableGraph;
@@ -17,7 +17,7 @@ const CALIBRATIONS: usize = 31;
 const CALIBRATION_BURSTS: usize = 16;
 /// Empty kernels in a row, twice: the difference is what one more costs.
 const FEW: usize = 20;
-const MANY: usize = 60;
+const MANY_LAUNCHES: usize = 60;
 /// Length of the spin that the calibration stands on: longer than what hides an event's own work.
 const CALIBRATION_NS: u64 = 20_000;
 
@@ -26,25 +26,25 @@ impl EventTimer {
     ///
     /// The events around a launch add the difference between their interval and the time that a
     /// spinning kernel spent by the device's own timer, less the time to begin and end a kernel.
-    /// The time to begin and end is the cost of one more empty kernel in a graph of them.
+    /// The cost of an empty kernel is the growth of a graph's time by one more empty kernel.
     ///
     /// # Errors
     /// Fails with the errors of [`EventTimer::new`].
-    pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
+    pub(super) fn calibrate(&mut self) -> Result<LaunchOverhead, BackendError> {
         let empty = EmptyKernel::new(self.devices.one())?;
         let spin = SpinKernel::new(self.devices.one())?;
         let nothing = self.median_ns(0, &mut || Ok(()))?;
         let mut row = |count: usize| {
             self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()))
         };
-        let launch_ns = (row(MANY)? - row(FEW)?) / (MANY - FEW) as f64;
+        let launch_ns = (row(MANY_LAUNCHES)? - row(FEW)?) / (MANY_LAUNCHES - FEW) as f64;
         let mut graph = |count: usize| {
             let graph = ExecutableGraph::capture(self.devices.one(), || {
                 (0..count).try_for_each(|_| empty.launch())
             })?;
             self.median_ns(1, &mut || graph.launch())
         };
-        let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
+        let graph_node_ns = (graph(MANY_LAUNCHES)? - graph(FEW)?) / (MANY_LAUNCHES - FEW) as f64;
         let spinning =
             ExecutableGraph::capture(self.devices.one(), || spin.launch(CALIBRATION_NS))?;
         let around_launch_ns =
@@ -52,10 +52,10 @@ impl EventTimer {
         let around_graph_ns =
             self.beyond_spin_ns(&spin, &mut || spinning.launch())? - graph_node_ns;
         let start = Instant::now();
-        (0..MANY).try_for_each(|_| empty.launch())?;
-        let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
+        (0..MANY_LAUNCHES).try_for_each(|_| empty.launch())?;
+        let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY_LAUNCHES as f64;
         self.devices.one().synchronize()?;
-        Ok(Overhead {
+        Ok(LaunchOverhead {
             event_pair_ns: nothing,
             launch_ns,
             graph_node_ns,
@@ -67,8 +67,8 @@ impl EventTimer {
 
     /// Excess of the events over the device's own timer for a spin, nanoseconds: the median
     /// interval in bursts, as samples are taken, less the mean of the times that the last spins of
-    /// the bursts report. On some cards that timer steps by a microsecond; a mean of readings that
-    /// begin anywhere in a step is exact to a small part of one.
+    /// the bursts report. On some cards the timer steps by a microsecond; the mean of readings that
+    /// begin at random places in a step is exact to a small part of the step.
     fn beyond_spin_ns(
         &mut self,
         spin: &SpinKernel,
@@ -76,7 +76,7 @@ impl EventTimer {
     ) -> Result<f64, BackendError> {
         let (mut intervals_ns, mut spent_ns) = (Vec::new(), 0.0);
         for _ in 0..CALIBRATION_BURSTS {
-            let burst = self.burst(CALIBRATIONS, Cache::Hot, 1, launch)?.without_host()?;
+            let burst = self.burst(CALIBRATIONS, CacheState::Hot, 1, launch)?.without_host()?;
             intervals_ns.extend(burst.intervals_ns);
             spent_ns += spin.spent_time_ns()? as f64;
         }
@@ -93,7 +93,7 @@ impl EventTimer {
         // The queue behind the blocker is short: long rows a few at a time.
         let at_once = (MAX_QUEUED_COMMANDS / commands.max(1)).min(CALIBRATIONS);
         while intervals_ns.len() < CALIBRATIONS {
-            let burst = self.burst(at_once, Cache::Hot, commands, launch)?.without_host()?;
+            let burst = self.burst(at_once, CacheState::Hot, commands, launch)?.without_host()?;
             intervals_ns.extend(burst.intervals_ns);
         }
         Ok(stats::median(&intervals_ns))

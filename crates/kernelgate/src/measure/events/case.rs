@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{ATTEMPTS, Batch, EventTimer, RESOLUTION_NS, unless_held_up};
+use super::{CapturedBatch, EVENT_RESOLUTION_NS, EventTimer, THROTTLED_ATTEMPTS, unless_held_up};
 use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reuse};
 use crate::measure::power::PowerMeter;
 use crate::measure::queue::{self, MAX_LAUNCHES_PER_BURST, MAX_QUEUED_COMMANDS, OrderedGraphs};
-use crate::measure::{Cache, LaunchSample, Replay, SampleConditions, Stopwatch, launch_one_by_one};
+use crate::measure::{
+    CacheState, LaunchSample, ReplayResult, SampleConditions, Stopwatch, launch_one_by_one,
+};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory::persistence;
@@ -16,24 +18,25 @@ use kernelgate_cuda::driver::memory::persistence;
 /// after an idle moment differs by, nanoseconds.
 const MORE_OF_LAUNCH: f64 = 0.25;
 const MORE_OF_ALL: f64 = 0.03;
-const MORE_NS: f64 = 5_000.0;
+const BATCH_ENQUEUE_NS: f64 = 5_000.0;
 
 /// How the launches of a case are timed.
 pub struct CasePlan {
-    cache: Cache,
+    cache: CacheState,
     /// GPUs whose streams are timed: the first ones of the set.
     gpus: usize,
     /// Entries of the device's queue that a launch takes.
     commands: usize,
     /// Commands of a launch that could be captured: most of a GPU.
     counted: Option<u64>,
-    batch: Option<Batch>,
-    /// Most launches, or replays of a batch, between one release of the blocker and the next.
+    batch: Option<CapturedBatch>,
+    /// Maximum number of launches, or replays of a batch, between one release of the blocker and
+    /// the next.
     longest: usize,
     /// Whether the host's launch time was in a sample, or must be.
     host_bound: bool,
     /// Whether launches may keep lines in L2. Cold launches of such a case are timed one by one,
-    /// and the lines that one kept are released before the next.
+    /// and the lines that a launch kept are released before the next launch.
     keeps_lines: bool,
 }
 
@@ -51,7 +54,7 @@ impl EventTimer {
     pub fn case(
         &mut self,
         executable: &mut dyn Executable,
-        cache: Cache,
+        cache: CacheState,
     ) -> Result<CaseTimer<'_>, BackendError> {
         let plan = self.plan(executable, cache)?;
         Ok(CaseTimer { timer: self, plan })
@@ -61,17 +64,17 @@ impl EventTimer {
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if it enqueues nothing on the timed
-    /// stream, or works on others.
+    /// stream, or works on other streams.
     pub fn plan(
         &mut self,
         executable: &mut dyn Executable,
-        cache: Cache,
+        cache: CacheState,
     ) -> Result<CasePlan, BackendError> {
         executable.reset_and_wait()?;
         let gpus = executable.gpus();
         self.lanes.use_first(gpus);
-        let devices = self.used();
-        let captured = queue::captured(&devices, executable)?;
+        let devices = self.timed_devices();
+        let captured = queue::capture_launch(&devices, executable)?;
         let alone = captured.as_ref().map(GraphSet::commands);
         commands::check_has_commands(alone.as_deref())?;
         commands::check_commands_on_each_gpu(captured.as_ref(), &devices)?;
@@ -116,8 +119,8 @@ impl EventTimer {
     /// the host can enqueue all replays, once for each kind of graph.
     fn longest_burst(
         &mut self,
-        batch: Option<&Batch>,
-        cache: Cache,
+        batch: Option<&CapturedBatch>,
+        cache: CacheState,
         commands: usize,
     ) -> Result<usize, BackendError> {
         let entries = if batch.is_some() { 1 } else { commands };
@@ -127,7 +130,7 @@ impl EventTimer {
         };
         let graphs = OrderedGraphs {
             gpus: self.lanes.used(),
-            flushed: cache == Cache::Cold,
+            flushed: cache == CacheState::Cold,
             nodes: batch.graph.nodes(),
         };
         let mut replay = || batch.graph.launch();
@@ -142,7 +145,7 @@ impl EventTimer {
     /// Compares launches that are captured together with one that is captured alone, hot.
     fn check_batch(
         &mut self,
-        batch: &Batch,
+        batch: &CapturedBatch,
         executable: &mut dyn Executable,
     ) -> Result<(), BackendError> {
         if batch.launches == 1 {
@@ -150,30 +153,30 @@ impl EventTimer {
         }
         let (alone_ns, together_ns, begins) =
             self.alone_and_together(batch, &mut || executable.launch())?;
-        Ok(reuse::check_batch(alone_ns, together_ns, begins)?)
+        Ok(reuse::check_batch_reuse(alone_ns, together_ns, begins)?)
     }
 
     /// Time of a launch that is captured alone and of each of a batch, nanoseconds, and on how many
     /// streams one begins.
     fn alone_and_together(
         &mut self,
-        batch: &Batch,
+        batch: &CapturedBatch,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(f64, f64, usize), BackendError> {
-        let alone = GraphSet::capture_repeated_launches(&self.used(), 1, launch)?;
+        let alone = GraphSet::capture_repeated_launches(&self.timed_devices(), 1, launch)?;
         let mut launch_ns = |graph: &GraphSet, launches: u64| -> Result<f64, BackendError> {
-            let burst = self.burst(5, Cache::Hot, 1, &mut || graph.launch())?;
+            let burst = self.burst(5, CacheState::Hot, 1, &mut || graph.launch())?;
             let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
             Ok(elapsed_ns / launches as f64)
         };
         let alone_ns = launch_ns(&alone, 1)?;
         let together_ns = launch_ns(&batch.graph, batch.launches)?;
-        // Every further GPU begins and ends on its own, as a further root does.
+        // Each GPU after the first adds a graph root of its own.
         Ok((alone_ns, together_ns, alone.roots()? + self.lanes.used() - 1))
     }
 
-    /// A sample of at least this many launches, more if they are captured together. It is repeated
-    /// a few times while the device is throttled, or its clock is not steady.
+    /// A sample of at least this many launches, more if they are captured together. The sample is
+    /// repeated a few times while the device is throttled, or its clock is not steady.
     ///
     /// # Errors
     /// Fails if a launch fails, or takes less than a kernel can.
@@ -186,7 +189,7 @@ impl EventTimer {
         for discarded in 0.. {
             let sample = self.sample(plan, executable, launches)?;
             let throttled = self.clock.is_throttled(sample.clock_mhz, &self.power);
-            if discarded + 1 == ATTEMPTS || !throttled {
+            if discarded + 1 == THROTTLED_ATTEMPTS || !throttled {
                 return Ok(LaunchSample { discarded, throttled, ..sample });
             }
         }
@@ -206,7 +209,7 @@ impl EventTimer {
         let around_ns =
             if plan.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let carries_state = executable.carries_state();
-        let releases_lines = plan.keeps_lines && plan.cache == Cache::Cold;
+        let releases_lines = plan.keeps_lines && plan.cache == CacheState::Cold;
         let longest = match carries_state || releases_lines {
             true => 1,
             false => plan.longest as u64,
@@ -240,8 +243,8 @@ impl EventTimer {
             plan.host_bound |= burst.host_bound;
             let net_ns: Vec<f64> =
                 burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
-            duration::check_launches(&net_ns, batch, overhead.graph_node_ns)?;
-            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
+            duration::check_launch_times(&net_ns, batch, overhead.graph_node_ns)?;
+            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(EVENT_RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
             if let Some(skew_ns) = burst.skew_ns {
                 *sample.skew_ns.get_or_insert(0.0) += skew_ns;
@@ -267,7 +270,10 @@ impl Stopwatch for CaseTimer<'_> {
         self.timer.steady_sample(&mut self.plan, executable, launches)
     }
 
-    fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+    fn replay(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<Option<ReplayResult>, BackendError> {
         if self.plan.keeps_lines {
             persistence::reset_persisting_lines(self.timer.devices.one())?;
         }
@@ -276,19 +282,22 @@ impl Stopwatch for CaseTimer<'_> {
         timer.lanes.use_first(self.plan.gpus);
         let (burst, around_ns, launches) = match &self.plan.batch {
             Some(batch) => {
-                let burst = timer.burst_once(1, Cache::Cold, 1, &mut || batch.graph.launch())?;
+                let burst =
+                    timer.burst_once(1, CacheState::Cold, 1, &mut || batch.graph.launch())?;
                 (burst, overhead.around_graph_ns, batch.launches)
             }
             None => {
                 let mut launch = || executable.launch();
-                let burst = timer.burst_once(1, Cache::Cold, self.plan.commands, &mut launch)?;
+                let burst =
+                    timer.burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
                 (burst, overhead.around_launch_ns, 1)
             }
         };
         let elapsed_ns = burst.intervals_ns[0] - around_ns;
-        let allowed_ns =
-            MORE_OF_LAUNCH * elapsed_ns / launches as f64 + MORE_OF_ALL * elapsed_ns + MORE_NS;
-        let replay = Replay { elapsed_ns, clock_mhz: burst.clock_mhz, launches, allowed_ns };
+        let allowed_ns = MORE_OF_LAUNCH * elapsed_ns / launches as f64
+            + MORE_OF_ALL * elapsed_ns
+            + BATCH_ENQUEUE_NS;
+        let replay = ReplayResult { elapsed_ns, clock_mhz: burst.clock_mhz, launches, allowed_ns };
         Ok((!burst.host_bound).then_some(replay))
     }
 
@@ -302,9 +311,10 @@ impl Stopwatch for CaseTimer<'_> {
         let timer = &mut *self.timer;
         timer.lanes.use_first(self.plan.gpus);
         let mut launch = || executable.launch();
-        let burst = timer.burst_once(1, Cache::Cold, self.plan.commands, &mut launch)?;
+        let burst = timer.burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
         let launch_ns = burst.intervals_ns[0] - timer.overhead.around_launch_ns;
-        Ok((!burst.host_bound && launch_ns < MORE_NS / MORE_OF_LAUNCH).then_some(launch_ns))
+        Ok((!burst.host_bound && launch_ns < BATCH_ENQUEUE_NS / MORE_OF_LAUNCH)
+            .then_some(launch_ns))
     }
 
     fn check_elsewhere(
@@ -312,8 +322,8 @@ impl Stopwatch for CaseTimer<'_> {
         executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
         self.timer.lanes.use_first(self.plan.gpus);
-        let devices = self.timer.used();
-        cupti::check(&devices, &mut self.timer.lanes, executable)
+        let devices = self.timer.timed_devices();
+        cupti::check_recorded_streams(&devices, &mut self.timer.lanes, executable)
     }
 
     fn power(&self) -> Option<&Arc<PowerMeter>> {
@@ -366,15 +376,15 @@ mod tests {
             .unwrap();
         for (gpus, spent_ns) in [1, 2].into_iter().flat_map(|n| [(n, 1_000), (n, 5_000)]) {
             timer.lanes.use_first(gpus);
-            let used = timer.used();
+            let used = timer.timed_devices();
             let mut launch = || used.for_each_device(|rank, _| spins[rank].launch(spent_ns));
-            let batch = timer.batch(Cache::Hot, 1, &mut launch).unwrap().unwrap();
+            let batch = timer.batch(CacheState::Hot, 1, &mut launch).unwrap().unwrap();
             for _ in 0..5 {
                 let (alone_ns, together_ns, begins) =
                     timer.alone_and_together(&batch, &mut launch).unwrap();
                 eprintln!("{gpus} GPUs, {spent_ns} ns: alone {alone_ns}, together {together_ns}");
                 assert_eq!(begins, gpus);
-                reuse::check_batch(alone_ns, together_ns, begins).unwrap();
+                reuse::check_batch_reuse(alone_ns, together_ns, begins).unwrap();
             }
         }
     }

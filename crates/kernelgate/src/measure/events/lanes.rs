@@ -1,49 +1,53 @@
 //! Instruments of timing on each GPU of a set: a stream with events, a blocker, clock probes, a flush.
 //!
 //! Work on one GPU uses the first lane alone. Before the first event of work on several, a barrier
-//! ends on all of them at about the same time. Deliberately absent: the meaning of an interval.
+//! ends on all of them at about the same time. This module deliberately does not interpret
+//! intervals.
 
 use std::time::Duration;
 
 use crate::backend::BackendError;
-use crate::measure::Cache;
+use crate::measure::CacheState;
 use crate::measure::audit::cupti::MarkedHold;
 use crate::measure::queue::MAX_LAUNCHES_PER_BURST;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
-use kernelgate_cuda::instruments::barrier::Barrier;
-use kernelgate_cuda::instruments::timing::{Instruments, StreamBlocker};
+use kernelgate_cuda::instruments::barrier::MultiGpuBarrier;
+use kernelgate_cuda::instruments::timing::{StreamBlocker, TimingInstruments};
 use kernelgate_cuda::{Device, Devices};
 
 /// Bytes that the cold state reads, in multiples of L2's size.
-const FLUSH: u64 = 2;
+const FLUSH_L2_MULTIPLE: u64 = 2;
 
 /// One GPU.
-struct Lane {
+struct TimedGpu {
     stream: StreamTimer<StreamBlocker>,
-    instruments: Instruments,
+    instruments: TimingInstruments,
 }
 
-impl Lane {
+impl TimedGpu {
     fn new(device: &Device) -> Result<Self, BackendError> {
         let blocker = StreamBlocker::new(device)?;
         Ok(Self {
             stream: StreamTimer::new(device, 2 * MAX_LAUNCHES_PER_BURST, blocker)?,
-            instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
+            instruments: TimingInstruments::new(
+                device,
+                FLUSH_L2_MULTIPLE * device.facts().l2_bytes,
+            )?,
         })
     }
 }
 
 /// The GPUs of a set.
-pub struct Lanes {
-    all: Vec<Lane>,
+pub struct TimedGpus {
+    all: Vec<TimedGpu>,
     /// Number of GPUs that are timed now.
     used: usize,
     /// Absent for one GPU, and if they do not access each other's memory.
-    barrier: Option<Barrier>,
+    barrier: Option<MultiGpuBarrier>,
 }
 
-impl Lanes {
+impl TimedGpus {
     /// Compiles and allocates on every GPU; the first one is used.
     ///
     /// # Errors
@@ -51,10 +55,10 @@ impl Lanes {
     pub fn new(devices: &Devices) -> Result<Self, BackendError> {
         let mut all = Vec::new();
         devices.for_each_device(|_, device| {
-            all.push(Lane::new(device)?);
+            all.push(TimedGpu::new(device)?);
             Ok(())
         })?;
-        Ok(Self { all, used: 1, barrier: Barrier::new(devices)? })
+        Ok(Self { all, used: 1, barrier: MultiGpuBarrier::new(devices)? })
     }
 
     /// Times the first `count` GPUs from now on.
@@ -70,7 +74,7 @@ impl Lanes {
     /// Calls `each` for the lanes that are used, each with its context current.
     fn each(
         &mut self,
-        mut each: impl FnMut(usize, &mut Lane) -> Result<(), BackendError>,
+        mut each: impl FnMut(usize, &mut TimedGpu) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         if self.all.len() == 1 {
             return each(0, &mut self.all[0]);
@@ -86,12 +90,12 @@ impl Lanes {
     /// Begins an interval on each GPU, as [`StreamTimer::begin`].
     ///
     /// # Errors
-    /// Fails if the driver refuses.
+    /// Fails if the driver refuses an operation.
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.each(|_, lane| lane.stream.begin(at_most))
     }
 
-    /// Releases all of them, one store after the other.
+    /// Releases the held streams of all GPUs, with one store after the other.
     pub fn release(&mut self) {
         self.all[..self.used].iter_mut().for_each(|lane| lane.stream.release());
     }
@@ -118,26 +122,26 @@ impl Lanes {
     /// Enqueues the launches with their events, probes and flushes.
     ///
     /// # Errors
-    /// Fails if a launch fails.
+    /// Fails if a launch of the case fails.
     pub fn enqueue(
         &mut self,
         count: usize,
-        cache: Cache,
+        cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         self.each(|_, lane| lane.instruments.enqueue_clock_probe(0))?;
-        if cache == Cache::Hot {
+        if cache == CacheState::Hot {
             self.arrive()?;
             self.each(|_, lane| lane.stream.record(0))?;
         }
         for i in 0..count {
-            if cache == Cache::Cold {
+            if cache == CacheState::Cold {
                 self.each(|_, lane| lane.instruments.flush_l2())?;
                 self.arrive()?;
                 self.each(|_, lane| lane.stream.record(2 * i))?;
             }
             launch()?;
-            let event = if cache == Cache::Cold { 2 * i + 1 } else { i + 1 };
+            let event = if cache == CacheState::Cold { 2 * i + 1 } else { i + 1 };
             self.each(|_, lane| lane.stream.record(event))?;
         }
         self.each(|_, lane| lane.instruments.enqueue_clock_probe(1))
@@ -157,7 +161,7 @@ impl Lanes {
     /// sums of the slowest and of the fastest GPU; no difference for one GPU.
     ///
     /// # Errors
-    /// Fails if the driver fails.
+    /// Fails if the driver cannot read an event.
     pub fn intervals(
         &self,
         pairs: impl Iterator<Item = (usize, usize)>,
@@ -174,13 +178,13 @@ impl Lanes {
             }
             intervals_ns.push(slowest_ns);
         }
-        Ok((intervals_ns, skew_ns(&sums_ns)))
+        Ok((intervals_ns, start_skew_ns(&sums_ns)))
     }
 
     /// SM clock between the probes, MHz: the lowest of all GPUs, if the probes of each compare.
     ///
     /// # Errors
-    /// Fails if a GPU fails.
+    /// Fails if a GPU reports an error.
     pub fn clock_mhz(&mut self) -> Result<Option<f64>, BackendError> {
         let mut lowest = Some(f64::INFINITY);
         self.each(|_, lane| {
@@ -192,14 +196,14 @@ impl Lanes {
     }
 }
 
-fn skew_ns(sums_ns: &[f64]) -> Option<f64> {
+fn start_skew_ns(sums_ns: &[f64]) -> Option<f64> {
     let most = sums_ns.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let least = sums_ns.iter().copied().fold(f64::INFINITY, f64::min);
     (sums_ns.len() > 1).then_some(most - least)
 }
 
 /// Holds the streams of all GPUs that are used.
-impl StreamHold for Lanes {
+impl StreamHold for TimedGpus {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
         self.each(|_, lane| lane.stream.stream_holder().hold(at_most))
     }
@@ -213,7 +217,7 @@ impl StreamHold for Lanes {
     }
 }
 
-impl MarkedHold for Lanes {
+impl MarkedHold for TimedGpus {
     fn mark(&mut self) -> Result<(), BackendError> {
         self.each(|_, lane| lane.instruments.enqueue_clock_probe(1))
     }
@@ -225,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_skew_is_between_the_slowest_and_the_fastest_gpu() {
-        assert_eq!(skew_ns(&[300.0]), None);
-        assert_eq!(skew_ns(&[300.0, 250.0, 310.0]), Some(60.0));
+        assert_eq!(start_skew_ns(&[300.0]), None);
+        assert_eq!(start_skew_ns(&[300.0, 250.0, 310.0]), Some(60.0));
     }
 }

@@ -6,22 +6,24 @@ use std::sync::{Mutex, PoisonError};
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::fastest::Windows;
-use super::{CaseWork, Limits, MemoryLimit, Traffic};
+use super::fastest::PassWindows;
+use super::{CaseWork, DeviceLimits, MemoryLimit, Traffic};
 
 /// Bytes of a float.
-const FLOAT: u64 = size_of::<f32>() as u64;
+const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 /// Passes of each traffic that are measured at length, the fastest in a brief trial first.
-const CONTESTANTS: usize = 3;
+const LONG_TRIAL_PASSES: usize = 3;
 
-impl Limits {
+impl DeviceLimits {
     /// Measures those ceilings of the host that bound any of the works, on the threads that rows
     /// use. Takes about a fifth of a second for each distinct traffic.
-    pub fn measure_cpu(works: &[CaseWork]) -> Self {
+    pub fn measure_cpu_limits(works: &[CaseWork]) -> Self {
         let mut limits = Self::default();
-        limits.memory.extend(Traffic::distinct(works).into_iter().map(memory_limit));
+        limits
+            .memory
+            .extend(Traffic::distinct_traffic(works).into_iter().map(measure_memory_limit));
         if works.iter().any(|of| of.work.matmul_flops() > 0) {
-            let unit = crate::workload::Unit::Matmul.name();
+            let unit = crate::workload::FlopUnit::Matmul.name();
             limits.flops_per_s.insert(format!("{unit} f32"), super::cpu_matmul::flops_per_s());
         }
         limits
@@ -30,25 +32,25 @@ impl Limits {
 
 /// One way to move the bytes of a launch on the host.
 #[derive(Clone, Copy)]
-struct Pass {
-    threads: Threads,
-    moves: Moves,
+struct CpuPass {
+    threads: PassThreads,
+    moves: PassMoves,
 }
 
 /// Threads of a pass. Waiting for the others may take longer than a small pass on one thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Threads {
+enum PassThreads {
     One,
     All,
 }
 
 /// Instructions of a pass.
 #[derive(Clone, Copy)]
-enum Moves {
+enum PassMoves {
     /// Reads everything, then writes everything, with vectors of the widest kind.
     Apart,
-    /// Copies the bytes that are both read and written with such vectors, and reads or writes the
-    /// rest.
+    /// Copies the bytes that are both read and written with vectors, and reads or writes all other
+    /// bytes.
     Copy,
     /// Copies, reads and writes with the C library's functions, which bypass the caches when that
     /// is faster.
@@ -58,44 +60,45 @@ enum Moves {
     LibraryPieces,
 }
 
-impl Pass {
+impl CpuPass {
     const ALL: [Self; 8] = [
-        Self { threads: Threads::One, moves: Moves::Apart },
-        Self { threads: Threads::One, moves: Moves::Copy },
-        Self { threads: Threads::One, moves: Moves::LibraryCopy },
-        Self { threads: Threads::One, moves: Moves::LibraryPieces },
-        Self { threads: Threads::All, moves: Moves::Apart },
-        Self { threads: Threads::All, moves: Moves::Copy },
-        Self { threads: Threads::All, moves: Moves::LibraryCopy },
-        Self { threads: Threads::All, moves: Moves::LibraryPieces },
+        Self { threads: PassThreads::One, moves: PassMoves::Apart },
+        Self { threads: PassThreads::One, moves: PassMoves::Copy },
+        Self { threads: PassThreads::One, moves: PassMoves::LibraryCopy },
+        Self { threads: PassThreads::One, moves: PassMoves::LibraryPieces },
+        Self { threads: PassThreads::All, moves: PassMoves::Apart },
+        Self { threads: PassThreads::All, moves: PassMoves::Copy },
+        Self { threads: PassThreads::All, moves: PassMoves::LibraryCopy },
+        Self { threads: PassThreads::All, moves: PassMoves::LibraryPieces },
     ];
 
     fn name(self) -> String {
         let threads = match self.threads {
-            Threads::One => "1 thread".to_owned(),
-            Threads::All => format!("{} threads", rayon::current_num_threads()),
+            PassThreads::One => "1 thread".to_owned(),
+            PassThreads::All => format!("{} threads", rayon::current_num_threads()),
         };
         let moves = match self.moves {
-            Moves::Apart => "reads, then writes",
-            Moves::Copy => "copy by vectors",
-            Moves::LibraryCopy => "copy by the C library",
-            Moves::LibraryPieces => "copy by the C library in pieces",
+            PassMoves::Apart => "reads, then writes",
+            PassMoves::Copy => "copy by vectors",
+            PassMoves::LibraryCopy => "copy by the C library",
+            PassMoves::LibraryPieces => "copy by the C library in pieces",
         };
         format!("{threads}, {moves}")
     }
 }
 
-fn memory_limit(traffic: Traffic) -> MemoryLimit {
-    let mut slices = [Slices::new(traffic, 1), Slices::new(traffic, rayon::current_num_threads())];
-    let mut measured_s = |pass: Pass, windows: Windows| match pass.threads {
-        Threads::One => slices[0].on_one_s(pass.moves, windows),
-        Threads::All => slices[1].on_all_s(pass.moves, windows),
+fn measure_memory_limit(traffic: Traffic) -> MemoryLimit {
+    let mut slices =
+        [ThreadSlices::new(traffic, 1), ThreadSlices::new(traffic, rayon::current_num_threads())];
+    let mut measured_s = |pass: CpuPass, windows: PassWindows| match pass.threads {
+        PassThreads::One => slices[0].on_one_s(pass.moves, windows),
+        PassThreads::All => slices[1].on_all_s(pass.moves, windows),
     };
-    let mut tried: Vec<(f64, Pass)> =
-        Pass::ALL.into_iter().map(|pass| (measured_s(pass, Windows::FEW), pass)).collect();
+    let mut tried: Vec<(f64, CpuPass)> =
+        CpuPass::ALL.into_iter().map(|pass| (measured_s(pass, PassWindows::FEW), pass)).collect();
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
-    for (seconds, pass) in tried.iter_mut().take(CONTESTANTS) {
-        *seconds = seconds.min(measured_s(*pass, Windows::MANY));
+    for (seconds, pass) in tried.iter_mut().take(LONG_TRIAL_PASSES) {
+        *seconds = seconds.min(measured_s(*pass, PassWindows::CEILING_WINDOWS));
     }
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
     let (seconds, pass) = tried[0];
@@ -103,30 +106,30 @@ fn memory_limit(traffic: Traffic) -> MemoryLimit {
 }
 
 /// Memory of a pass, a slice for each thread: each thread's slice stays in the caches of its core.
-struct Slices(Vec<Mutex<Slice>>);
+struct ThreadSlices(Vec<Mutex<ThreadSlice>>);
 
-struct Slice {
-    source: Floats,
-    target: Floats,
+struct ThreadSlice {
+    source: PageAlignedFloats,
+    target: PageAlignedFloats,
 }
 
 /// Floats of a piece: 256 KiB.
-const PIECE: usize = 1 << 16;
+const PIECE_FLOATS: usize = 1 << 16;
 /// Bytes of a page: buffers of other programs begin at one or at a part of one, and a vector that
 /// crosses a cache line takes longer.
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
 /// Floats that begin at a page.
-struct Floats {
+struct PageAlignedFloats {
     all: Vec<f32>,
     begin: usize,
     len: usize,
 }
 
-impl Floats {
+impl PageAlignedFloats {
     fn new(len: usize) -> Self {
-        let all = vec![0.5; len + PAGE / FLOAT as usize];
-        let begin = all.as_ptr().align_offset(PAGE).min(all.len() - len);
+        let all = vec![0.5; len + PAGE_BYTES / FLOAT_BYTES as usize];
+        let begin = all.as_ptr().align_offset(PAGE_BYTES).min(all.len() - len);
         Self { all, begin, len }
     }
 
@@ -139,14 +142,14 @@ impl Floats {
     }
 }
 
-impl Slices {
+impl ThreadSlices {
     fn new(traffic: Traffic, threads: usize) -> Self {
         let part = |bytes: u64, thread: usize| {
-            let floats = bytes.div_ceil(FLOAT) as usize;
+            let floats = bytes.div_ceil(FLOAT_BYTES) as usize;
             let range: Range<usize> = floats * thread / threads..floats * (thread + 1) / threads;
-            Floats::new(range.len())
+            PageAlignedFloats::new(range.len())
         };
-        let slice = |thread| Slice {
+        let slice = |thread| ThreadSlice {
             source: part(traffic.read_bytes, thread),
             target: part(traffic.write_bytes, thread),
         };
@@ -154,25 +157,25 @@ impl Slices {
     }
 
     /// Seconds of the fastest pass on one thread.
-    fn on_one_s(&mut self, moves: Moves, windows: Windows) -> f64 {
+    fn on_one_s(&mut self, moves: PassMoves, windows: PassWindows) -> f64 {
         let slice = self.0[0].get_mut().unwrap_or_else(PoisonError::into_inner);
         windows.fastest_s(|| slice.run(moves))
     }
 
     /// Seconds of the fastest pass on all threads.
-    fn on_all_s(&self, moves: Moves, windows: Windows) -> f64 {
+    fn on_all_s(&self, moves: PassMoves, windows: PassWindows) -> f64 {
         windows.fastest_on_all_s(|thread| {
             self.0[thread].lock().unwrap_or_else(PoisonError::into_inner).run(moves);
         })
     }
 }
 
-impl Slice {
-    fn run(&mut self, moves: Moves) {
+impl ThreadSlice {
+    fn run(&mut self, moves: PassMoves) {
         let (source, target) = (self.source.read(), self.target.write());
         let both = match moves {
-            Moves::Apart => 0,
-            Moves::Copy | Moves::LibraryCopy | Moves::LibraryPieces => {
+            PassMoves::Apart => 0,
+            PassMoves::Copy | PassMoves::LibraryCopy | PassMoves::LibraryPieces => {
                 source.len().min(target.len())
             }
         };
@@ -180,40 +183,40 @@ impl Slice {
         let (copy, written) = target.split_at_mut(both);
         let arch = Arch::new();
         match moves {
-            Moves::Apart => {}
-            Moves::Copy => arch.dispatch(Copy { source: copied, target: copy }),
-            Moves::LibraryCopy => copy.copy_from_slice(copied),
-            Moves::LibraryPieces => copy
-                .chunks_mut(PIECE)
-                .zip(copied.chunks(PIECE))
+            PassMoves::Apart => {}
+            PassMoves::Copy => arch.dispatch(CopyPass { source: copied, target: copy }),
+            PassMoves::LibraryCopy => copy.copy_from_slice(copied),
+            PassMoves::LibraryPieces => copy
+                .chunks_mut(PIECE_FLOATS)
+                .zip(copied.chunks(PIECE_FLOATS))
                 .for_each(|(to, from)| to.copy_from_slice(from)),
         }
-        black_box(arch.dispatch(Read(read)));
+        black_box(arch.dispatch(ReadPass(read)));
         match moves {
             // Every byte is written with one value by a call of `memset`.
-            Moves::LibraryCopy | Moves::LibraryPieces => {
+            PassMoves::LibraryCopy | PassMoves::LibraryPieces => {
                 bytemuck::cast_slice_mut::<f32, u8>(written).fill(0x3f)
             }
-            Moves::Apart | Moves::Copy => arch.dispatch(Write(written)),
+            PassMoves::Apart | PassMoves::Copy => arch.dispatch(WritePass(written)),
         }
         black_box(&target);
     }
 }
 
-/// Independent vectors in flight: enough that loads bound, not additions.
-const UNROLL: usize = 8;
+/// Number of independent vectors in flight: so many that loads bound the time, not additions.
+const UNROLLED_VECTORS: usize = 8;
 
 /// Sum of floats.
-struct Read<'a>(&'a [f32]);
+struct ReadPass<'a>(&'a [f32]);
 
-impl WithSimd for Read<'_> {
+impl WithSimd for ReadPass<'_> {
     type Output = f32;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f32 {
         let (vectors, tail) = S::as_simd_f32s(self.0);
-        let mut sums = [simd.splat_f32s(0.0); UNROLL];
-        let (groups, rest) = vectors.as_chunks::<UNROLL>();
+        let mut sums = [simd.splat_f32s(0.0); UNROLLED_VECTORS];
+        let (groups, rest) = vectors.as_chunks::<UNROLLED_VECTORS>();
         for group in groups {
             for (sum, &vector) in sums.iter_mut().zip(group) {
                 *sum = simd.add_f32s(*sum, vector);
@@ -228,29 +231,29 @@ impl WithSimd for Read<'_> {
 }
 
 /// Fills floats.
-struct Write<'a>(&'a mut [f32]);
+struct WritePass<'a>(&'a mut [f32]);
 
-impl WithSimd for Write<'_> {
+impl WithSimd for WritePass<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let (vectors, tail) = S::as_mut_simd_f32s(self.0);
         let value = simd.splat_f32s(black_box(0.75));
-        let (groups, rest) = vectors.as_chunks_mut::<UNROLL>();
-        groups.iter_mut().for_each(|group| *group = [value; UNROLL]);
+        let (groups, rest) = vectors.as_chunks_mut::<UNROLLED_VECTORS>();
+        groups.iter_mut().for_each(|group| *group = [value; UNROLLED_VECTORS]);
         rest.fill(value);
         tail.fill(0.75);
     }
 }
 
 /// Copies floats.
-struct Copy<'a> {
+struct CopyPass<'a> {
     source: &'a [f32],
     target: &'a mut [f32],
 }
 
-impl WithSimd for Copy<'_> {
+impl WithSimd for CopyPass<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -259,8 +262,8 @@ impl WithSimd for Copy<'_> {
         let zero = simd.splat_f32s(black_box(0.0));
         let (from, from_tail) = S::as_simd_f32s(self.source);
         let (to, to_tail) = S::as_mut_simd_f32s(self.target);
-        let (from_groups, from_rest) = from.as_chunks::<UNROLL>();
-        let (to_groups, to_rest) = to.as_chunks_mut::<UNROLL>();
+        let (from_groups, from_rest) = from.as_chunks::<UNROLLED_VECTORS>();
+        let (to_groups, to_rest) = to.as_chunks_mut::<UNROLLED_VECTORS>();
         for (to, from) in to_groups.iter_mut().zip(from_groups) {
             *to = from.map(|vector| simd.add_f32s(vector, zero));
         }

@@ -3,42 +3,42 @@
 
 use std::time::Duration;
 
-use super::{CaseWork, Limits, MEMORY, MemoryLimit, Traffic};
+use super::{CaseWork, DeviceLimits, MEMORY_BOUND, MemoryLimit, Traffic};
 use crate::backend::BackendError;
-use crate::measure::Cache;
+use crate::measure::CacheState;
 use crate::measure::events::EventTimer;
 use crate::measure::power::PowerMode;
-use crate::workload::{Unit, Work, random};
-use kernelgate_cuda::instruments::matmul::{Operand, ResidentMatmul};
-use kernelgate_cuda::instruments::traffic::{Pass, TrafficBytes, TrafficPasses};
+use crate::workload::{FlopUnit, Work, random};
+use kernelgate_cuda::instruments::matmul::{ResidentMatmul, ResidentOperand};
+use kernelgate_cuda::instruments::traffic::{MemoryPass, TrafficBytes, TrafficPasses};
 use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
 /// Passes of each traffic that are measured at length, the fastest in one burst first.
-const CONTESTANTS: usize = 3;
-/// A pass or algorithm whose first launches take this many times as long as those of another is not
-/// tried further.
-const SLOWER: f64 = 1.25;
+const LONG_BURST_PASSES: usize = 3;
+/// A pass or algorithm is dropped if its first launches take this many times as long as those of
+/// another candidate.
+const SLOWER_RATIO: f64 = 1.25;
 /// First launches that take longer are as exact as a burst, nanoseconds.
 const LONG_NS: f64 = 1e6;
 /// Bursts of each pass that is measured at length.
-const BURSTS: usize = 3;
+const BURSTS_PER_PASS: usize = 3;
 /// Pause before a burst that is to run above the sustained clock.
-const PAUSE: Duration = Duration::from_millis(200);
+const BURST_PAUSE: Duration = Duration::from_millis(200);
 /// Offsets of the data of passes that nearly fill L2, bytes: on an H200 their times differ by 3 %.
-const PLACES: [u64; 3] = [0, 17 << 20, 47 << 20];
+const DATA_OFFSETS: [u64; 3] = [0, 17 << 20, 47 << 20];
 /// Sides of the square GEMMs: large enough that every multiprocessor is busy to the end.
 const MATMUL_SIZES: [u64; 2] = [4096, 8192];
 /// Repetitions of the random data in an operand. Drawing all of it takes the host longer than the
 /// measurement; the bits of neighbours, which affect the clock, are equally random.
-const REPEATS: usize = 16;
+const MATMUL_REPEATS: usize = 16;
 
-impl Limits {
+impl DeviceLimits {
     /// Measures those ceilings of the GPU that bound any of the works and are not known. Takes about
     /// 80 ms for each distinct traffic and half a second for each dtype that is multiplied.
     ///
     /// # Errors
-    /// Fails if the device fails. A unit whose library is missing is skipped.
-    pub fn measure_cuda(
+    /// Fails if the device reports an error. A unit whose library is missing is skipped.
+    pub fn measure_gpu_limits(
         events: &mut EventTimer,
         works: &[CaseWork],
         known: Self,
@@ -70,12 +70,13 @@ impl Limits {
         power: PowerMode,
     ) -> Result<(), BackendError> {
         let is_known = |traffic: &Traffic| self.memory.iter().any(|it| it.traffic == *traffic);
-        let mut traffic: Vec<Traffic> = Traffic::distinct(works).into_iter().collect();
+        let mut traffic: Vec<Traffic> = Traffic::distinct_traffic(works).into_iter().collect();
         traffic.retain(|traffic| !is_known(traffic));
         self.add_memory(events, &traffic, power)?;
         self.memory.sort_by_key(|limit| limit.traffic);
         self.add_links(events, works)?;
-        let multiplied = |operands: &Operands| works.iter().any(|of| bounds(*operands, &of.work));
+        let multiplied =
+            |operands: &Operands| works.iter().any(|of| work_has_operands(*operands, &of.work));
         for operands in Operands::ALL.into_iter().filter(multiplied) {
             self.add_matmul(events, operands, power)?;
         }
@@ -90,7 +91,7 @@ impl Limits {
         events: &mut EventTimer,
         works: &[CaseWork],
     ) -> Result<Self, BackendError> {
-        let mut limits = Self::measure_cuda(events, works, Self::default())?;
+        let mut limits = Self::measure_gpu_limits(events, works, Self::default())?;
         for operands in Operands::ALL {
             limits.add_matmul(events, operands, PowerMode::Steady)?;
         }
@@ -109,15 +110,15 @@ impl Limits {
         else {
             return Ok(());
         };
-        let pattern = random::normal(0, "bandwidth", 1 << 20);
+        let pattern = random::normal_values(0, "bandwidth", 1 << 20);
         let pattern = bytemuck::cast_slice(&pattern);
-        let room = PLACES[PLACES.len() - 1];
+        let room = DATA_OFFSETS[DATA_OFFSETS.len() - 1];
         let room = (read_bytes + room, write_bytes + room);
         let passes = TrafficPasses::new(events.device(), room, pattern)?;
         for &traffic in traffic {
-            self.memory.push(memory_limit(events, &passes, traffic, power)?);
+            self.memory.push(gpu_memory_limit(events, &passes, traffic, power)?);
         }
-        self.note_clock(MEMORY, events.typical_clock_mhz());
+        self.note_clock(MEMORY_BOUND, events.typical_clock_mhz());
         Ok(())
     }
 
@@ -127,11 +128,11 @@ impl Limits {
         operands: Operands,
         power: PowerMode,
     ) -> Result<(), BackendError> {
-        let key = format!("{} {}", Unit::Matmul.name(), operands.name());
+        let key = format!("{} {}", FlopUnit::Matmul.name(), operands.name());
         if self.flops_per_s.contains_key(&key) {
             return Ok(());
         }
-        if let Some(rate) = matmul(events, operands, power)? {
+        if let Some(rate) = measure_matmul(events, operands, power)? {
             self.note_clock(&key, rate.clock_mhz);
             self.flops_per_s.insert(key, rate.per_s);
         }
@@ -144,24 +145,24 @@ impl Limits {
 }
 
 /// Whether a work has GEMMs of that kind.
-fn bounds(operands: Operands, work: &Work) -> bool {
+fn work_has_operands(operands: Operands, work: &Work) -> bool {
     work.flops
         .iter()
-        .any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
+        .any(|flops| flops.unit == FlopUnit::Matmul && flops.dtype.name() == operands.name())
 }
 
 /// Times one burst of each candidate, or its first launches if they are long, and returns both, the
-/// fastest first. Those whose first launches take [`SLOWER`] times as long as another's are dropped.
+/// fastest first. Candidates whose first launches take [`SLOWER_RATIO`] times as long as another's are dropped.
 fn sort_by_burst<T: Copy>(
     events: &mut EventTimer,
-    cache: Cache,
+    cache: CacheState,
     candidates: impl IntoIterator<Item = T>,
     launch: impl Fn(T) -> Result<(), BackendError>,
 ) -> Result<Vec<(f64, T)>, BackendError> {
     let (mut timed, mut first_ns) = (Vec::new(), f64::INFINITY);
     for candidate in candidates {
         let mut launch = || launch(candidate);
-        let within = events.ceiling_within(cache, SLOWER * first_ns, &mut launch)?;
+        let within = events.ceiling_within(cache, SLOWER_RATIO * first_ns, &mut launch)?;
         if let Some((candidate_ns, mut ceiling)) = within {
             first_ns = first_ns.min(candidate_ns);
             let is_long = candidate_ns > LONG_NS;
@@ -174,7 +175,7 @@ fn sort_by_burst<T: Copy>(
 
 /// Times one burst of each memory pass, then several bursts of the fastest ones, and returns the
 /// fastest pass.
-fn memory_limit(
+fn gpu_memory_limit(
     events: &mut EventTimer,
     passes: &TrafficPasses,
     traffic: Traffic,
@@ -182,17 +183,19 @@ fn memory_limit(
 ) -> Result<MemoryLimit, BackendError> {
     let Traffic { read_bytes, write_bytes, cache } = traffic;
     let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
-    let tried = sort_by_burst(events, cache, Pass::ALL, |pass| passes.launch(pass, moved(0)))?;
+    let tried =
+        sort_by_burst(events, cache, MemoryPass::ALL, |pass| passes.launch(pass, moved(0)))?;
     let l2_bytes = events.device().facts().l2_bytes;
     let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.total_bytes());
-    let places = if cache == Cache::Hot && near_l2 { &PLACES[..] } else { &PLACES[..1] };
+    let places =
+        if cache == CacheState::Hot && near_l2 { &DATA_OFFSETS[..] } else { &DATA_OFFSETS[..1] };
     let (mut time_ns, mut fastest) = (f64::INFINITY, tried[0].1);
-    for &(_, pass) in tried.iter().take(CONTESTANTS) {
+    for &(_, pass) in tried.iter().take(LONG_BURST_PASSES) {
         for &place in places {
             let mut launch = || passes.launch(pass, moved(place));
             let mut ceiling = events.ceiling(cache, &mut launch)?;
             let mut pass_ns = f64::INFINITY;
-            for _ in 0..BURSTS {
+            for _ in 0..BURSTS_PER_PASS {
                 pass_ns = pass_ns.min(ceiling.burst_ns()?);
             }
             if power == PowerMode::Steady && ceiling.may_be_capped() {
@@ -209,16 +212,16 @@ fn memory_limit(
 /// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared
 /// memory if this architecture has them, else of the fastest GEMM of cuBLASLt. Returns `None` if
 /// neither kind of matmul is available.
-fn matmul(
+fn measure_matmul(
     events: &mut EventTimer,
     operands: Operands,
     power: PowerMode,
-) -> Result<Option<Rate>, BackendError> {
+) -> Result<Option<MatmulRate>, BackendError> {
     let resident = match operands {
-        Operands::Fp8 => Some(Operand::E4m3),
-        Operands::Bf16 => Some(Operand::Bf16),
-        Operands::F16 => Some(Operand::F16),
-        Operands::Tf32 => Some(Operand::Tf32),
+        Operands::Fp8 => Some(ResidentOperand::E4m3),
+        Operands::Bf16 => Some(ResidentOperand::Bf16),
+        Operands::F16 => Some(ResidentOperand::F16),
+        Operands::Tf32 => Some(ResidentOperand::Tf32),
         Operands::F32 => None,
     };
     if let Some(operand) = resident {
@@ -227,7 +230,8 @@ fn matmul(
         match ResidentMatmul::new(events.device(), operand, &bytes) {
             Ok(matmul) => {
                 let mut launch = || matmul.launch();
-                return Rate::measure(events, matmul.flops(), power, &mut launch).map(Some);
+                return MatmulRate::measure_matmul_rate(events, matmul.flops(), power, &mut launch)
+                    .map(Some);
             }
             Err(BackendError::Unsupported(_)) => {}
             Err(error) => return Err(error),
@@ -235,36 +239,36 @@ fn matmul(
     }
     let mut fastest: Option<(f64, LibraryGemm)> = None;
     for size in MATMUL_SIZES {
-        let found = LibraryGemm::fastest(events, operands, size)?;
+        let found = LibraryGemm::fastest_algorithm(events, operands, size)?;
         let rate = |(launch_ns, gemm): &(f64, LibraryGemm)| gemm.flops() / launch_ns;
         fastest = fastest.into_iter().chain(found).max_by(|a, b| rate(a).total_cmp(&rate(b)));
     }
     let Some((_, gemm)) = fastest else { return Ok(None) };
-    Rate::measure(events, gemm.flops(), power, &mut || gemm.launch()).map(Some)
+    MatmulRate::measure_matmul_rate(events, gemm.flops(), power, &mut || gemm.launch()).map(Some)
 }
 
 /// A matmul rate in operations a second, with the SM clock during it.
-struct Rate {
+struct MatmulRate {
     per_s: f64,
     clock_mhz: Option<f64>,
 }
 
-impl Rate {
+impl MatmulRate {
     /// Rate of launches of `operations` operations: of the fastest window in the steady power
     /// state, or of the fastest burst behind a pause.
-    fn measure(
+    fn measure_matmul_rate(
         events: &mut EventTimer,
         flops: f64,
         power: PowerMode,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        let mut ceiling = events.ceiling(Cache::Hot, launch)?;
+        let mut ceiling = events.ceiling(CacheState::Hot, launch)?;
         let launch_ns = match power {
             PowerMode::Steady => ceiling.fastest_window_ns()?,
             PowerMode::Burst => {
                 let mut fastest_ns = f64::INFINITY;
-                for _ in 0..BURSTS {
-                    std::thread::sleep(PAUSE);
+                for _ in 0..BURSTS_PER_PASS {
+                    std::thread::sleep(BURST_PAUSE);
                     fastest_ns = fastest_ns.min(ceiling.burst_ns()?);
                 }
                 fastest_ns
@@ -285,13 +289,14 @@ struct LibraryGemm {
 
 impl LibraryGemm {
     /// The fastest algorithm in one burst, with its time in nanoseconds.
-    fn fastest(
+    fn fastest_algorithm(
         events: &mut EventTimer,
         operands: Operands,
         size: u64,
     ) -> Result<Option<(f64, Self)>, BackendError> {
         let elements = (size * size) as usize;
-        let operand = |name| random_operand(operands, name, elements / REPEATS).repeat(REPEATS);
+        let operand =
+            |name| random_operand(operands, name, elements / MATMUL_REPEATS).repeat(MATMUL_REPEATS);
         let (a, b) = (operand("a"), operand("b"));
         let Some(gemm) = SquareGemm::new(events.device(), operands, size, [&a, &b])? else {
             return Ok(None);
@@ -299,7 +304,7 @@ impl LibraryGemm {
         // An algorithm that the library proposes and then rejects does not count.
         let accepted = (0..gemm.algorithms()).filter(|&algorithm| gemm.launch(algorithm).is_ok());
         let launch = |algorithm| gemm.launch(algorithm);
-        let fastest = sort_by_burst(events, Cache::Hot, accepted, launch)?.first().copied();
+        let fastest = sort_by_burst(events, CacheState::Hot, accepted, launch)?.first().copied();
         Ok(fastest.map(|(launch_ns, algorithm)| (launch_ns, Self { gemm, size, algorithm })))
     }
 
@@ -329,7 +334,7 @@ fn random_operand(operands: Operands, name: &str, len: usize) -> Vec<u8> {
                 .to_vec()
         }
         Operands::Tf32 | Operands::F32 => {
-            bytemuck::cast_slice(&random::normal(0, name, len)).to_vec()
+            bytemuck::cast_slice(&random::normal_values(0, name, len)).to_vec()
         }
     }
 }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use crate::measure::contention::CpuTimeTicks;
 
 /// Shortest time of a window, so that small working sets are passed over many times.
-const WINDOW_S: f64 = 1e-4;
+const SHORTEST_WINDOW_S: f64 = 1e-4;
 
 /// Windows of a pass.
 #[derive(Clone, Copy)]
-pub struct Windows {
+pub struct PassWindows {
     fewest: usize,
     /// Time of all windows together, if that allows more.
     all_s: f64,
@@ -23,9 +23,9 @@ pub struct Windows {
 }
 
 /// Number of passes that stands for a rest of all threads: when they wake, the system may divide
-/// them among the cores anew. Without it two of them may share a core for long.
-const REST: usize = usize::MAX;
-const REST_TIME: Duration = Duration::from_millis(2);
+/// them among the cores anew. Without the pause, two threads may share a core for long.
+const ALL_THREADS_REST: usize = usize::MAX;
+const THREAD_REST_TIME: Duration = Duration::from_millis(2);
 
 /// Time of a window.
 struct WindowTimes {
@@ -36,33 +36,33 @@ struct WindowTimes {
 }
 
 /// Share of the CPU time of other processes from which a machine is busy.
-const BUSY: f64 = 0.05;
+const BUSY_CPU_SHARE: f64 = 0.05;
 
 /// Whether other processes took much of the CPU after `then`.
-fn is_busy(then: Option<CpuTimeTicks>) -> bool {
+fn was_cpu_busy(then: Option<CpuTimeTicks>) -> bool {
     let now = CpuTimeTicks::now();
     now.zip(then)
         .and_then(|(now, then)| now.taken_by_others_since(&then))
-        .is_some_and(|it| it > BUSY)
+        .is_some_and(|it| it > BUSY_CPU_SHARE)
 }
 
-impl Windows {
+impl PassWindows {
     /// Enough for a ceiling.
-    pub const MANY: Self = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
+    pub const CEILING_WINDOWS: Self = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
     /// Enough for a ceiling that is measured once.
-    pub const MOST: Self = Self { busy_s: 2.0, ..Self::MANY };
+    pub const SINGLE_CEILING_WINDOWS: Self = Self { busy_s: 2.0, ..Self::CEILING_WINDOWS };
     /// These windows are enough to choose among memory passes.
     pub const FEW: Self = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
 
     /// Seconds of a pass in the fastest window, on this thread.
     pub fn fastest_s(self, mut pass: impl FnMut()) -> f64 {
-        self.take_part(&Meeting::default(), (0, 1), &mut pass)
+        self.take_part(&ThreadBarrier::default(), (0, 1), &mut pass)
     }
 
     /// Seconds of a pass in the fastest window, on all threads of the pool; `pass` gets the index
     /// of its thread.
     pub fn fastest_on_all_s(self, pass: impl Fn(usize) + Sync) -> f64 {
-        let meeting = Meeting::default();
+        let meeting = ThreadBarrier::default();
         let seconds = rayon::broadcast(|thread| {
             let place = (thread.index(), thread.num_threads());
             self.take_part(&meeting, place, &mut || pass(thread.index()))
@@ -70,11 +70,11 @@ impl Windows {
         seconds[0]
     }
 
-    /// Runs the part of a pass that belongs to thread `index` of `threads`. The first decides for
-    /// all how many passes a window has, and when the last window was.
+    /// Runs the part of a pass that belongs to thread `index` of `threads`. The first thread
+    /// decides for all threads how many passes a window has, and which window is the last.
     fn take_part(
         self,
-        meeting: &Meeting,
+        meeting: &ThreadBarrier,
         (index, threads): (usize, usize),
         pass: &mut dyn FnMut(),
     ) -> f64 {
@@ -91,7 +91,7 @@ impl Windows {
             let passes = meeting.passes.load(Ordering::Relaxed);
             let started = Instant::now();
             match passes {
-                REST => std::thread::sleep(REST_TIME),
+                ALL_THREADS_REST => std::thread::sleep(THREAD_REST_TIME),
                 _ => (0..passes).for_each(|_| pass()),
             }
             let own_s = started.elapsed().as_secs_f64();
@@ -109,16 +109,17 @@ impl Windows {
         while windows < self.fewest || begun.elapsed().as_secs_f64() < until_s {
             if let Some(WindowTimes { own_s, all_s }) = window(passes) {
                 fastest = fastest.min(all_s / passes as f64);
-                // Waiting for the others does not make a window long enough.
-                if own_s < WINDOW_S {
+                // The time that a thread waits for other threads does not make a window long
+                // enough.
+                if own_s < SHORTEST_WINDOW_S {
                     passes *= 2;
                 } else {
                     windows += 1;
                 }
             }
             let over = begun.elapsed().as_secs_f64() >= until_s;
-            if over && until_s < self.busy_s && is_busy(start) {
-                window(REST);
+            if over && until_s < self.busy_s && was_cpu_busy(start) {
+                window(ALL_THREADS_REST);
                 until_s += self.all_s;
             }
         }
@@ -129,13 +130,13 @@ impl Windows {
 
 /// Place at which the threads of a pass wait for each other.
 #[derive(Default)]
-struct Meeting {
+struct ThreadBarrier {
     arrived: AtomicUsize,
     /// Passes of the next window; none ends the work.
     passes: AtomicUsize,
 }
 
-impl Meeting {
+impl ThreadBarrier {
     /// Counts this thread and waits until `expected` were counted. A waiting thread spins, and
     /// yields its core if another process occupies the core of the missing thread.
     fn wait_for(&self, expected: usize) {
@@ -163,7 +164,7 @@ mod tests {
         let count = |thread: usize| {
             passes[thread].fetch_add(1, Ordering::Relaxed);
         };
-        assert!(Windows::FEW.fastest_on_all_s(count) < 0.01);
+        assert!(PassWindows::FEW.fastest_on_all_s(count) < 0.01);
         let counts: Vec<_> = passes.iter().map(|it| it.load(Ordering::Relaxed)).collect();
         assert!(counts[0] > 0 && counts.iter().all(|it| *it == counts[0]), "{counts:?}");
     }
@@ -171,7 +172,7 @@ mod tests {
     #[test]
     fn the_fastest_window_counts() {
         let mut calls = 0;
-        let seconds = Windows::FEW.fastest_s(|| {
+        let seconds = PassWindows::FEW.fastest_s(|| {
             calls += 1;
             std::thread::sleep(Duration::from_millis(if calls < 3 { 40 } else { 5 }));
         });

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{CaseWork, Limits, LinkLimit};
+use super::{CaseWork, DeviceLimits, LinkLimit};
 use crate::backend::BackendError;
 use crate::measure::events::EventTimer;
 use crate::workload::GpuLinkWork;
@@ -11,14 +11,14 @@ use kernelgate_cuda::Devices;
 use kernelgate_cuda::instruments::peer_copy::PeerCopies;
 
 /// Bursts of each kind of copy, of which the fastest counts.
-const BURSTS: usize = 5;
+const LINK_BURSTS: usize = 5;
 
-impl Limits {
+impl DeviceLimits {
     /// Measures the copies of the works over several GPUs, each distinct one once, if the set has as
     /// many GPUs.
     ///
     /// # Errors
-    /// Fails if a device fails.
+    /// Fails if a device reports an error.
     pub(super) fn add_links(
         &mut self,
         events: &mut EventTimer,
@@ -29,14 +29,14 @@ impl Limits {
         for work in distinct {
             let fits = (2..=devices.count()).contains(&work.gpus) && work.bytes > 0;
             if fits {
-                self.links.push(link_limit(events, &devices.first(work.gpus), work)?);
+                self.links.push(measure_link_limit(events, &devices.first(work.gpus), work)?);
             }
         }
         Ok(())
     }
 }
 
-fn link_limit(
+fn measure_link_limit(
     events: &mut EventTimer,
     devices: &Devices,
     work: GpuLinkWork,
@@ -47,7 +47,7 @@ fn link_limit(
     for kind in copies.kinds() {
         let mut launch = || copies.launch(kind);
         let mut ceiling = events.ceiling_over(gpus, &mut launch)?;
-        for _ in 0..BURSTS {
+        for _ in 0..LINK_BURSTS {
             time_ns = time_ns.min(ceiling.burst_ns()?);
         }
     }

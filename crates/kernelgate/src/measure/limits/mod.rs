@@ -14,14 +14,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cache, plausibility};
+use super::{CacheState, plausibility};
 use crate::stats;
 use crate::workload::work::Flops;
 use crate::workload::{GpuLinkWork, Work};
 
 /// Measured ceilings of a device: memory, matmuls and links.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// Memory ceilings by traffic.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryLimit>,
@@ -32,7 +32,7 @@ pub struct Limits {
     pub flops_per_s: BTreeMap<String, f64>,
     /// Measured costs of a launch on a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overhead: Option<Overhead>,
+    pub overhead: Option<LaunchOverhead>,
     /// SM clock while the ceilings were measured, MHz, by the kind of limit ("memory", "matmul
     /// f32"); empty if the device does not report it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -45,7 +45,7 @@ pub struct CaseWork {
     /// Work of a launch.
     pub work: Work,
     /// State of the caches when a launch begins: hot or cold.
-    pub cache: Cache,
+    pub cache: CacheState,
 }
 
 /// Bytes that a launch reads and writes, with the state of the caches before the launch.
@@ -55,13 +55,13 @@ pub struct Traffic {
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Caches when the launch begins.
-    pub cache: Cache,
+    /// State of the caches when the launch begins.
+    pub cache: CacheState,
 }
 
 impl Traffic {
     /// Traffic of a work.
-    pub const fn new(work: &Work, cache: Cache) -> Self {
+    pub const fn new(work: &Work, cache: CacheState) -> Self {
         Self { read_bytes: work.read_bytes, write_bytes: work.write_bytes, cache }
     }
 
@@ -72,7 +72,7 @@ impl Traffic {
 
     /// Each distinct traffic of these works once, smallest first; a work that moves no bytes has no
     /// traffic.
-    fn distinct(works: &[CaseWork]) -> BTreeSet<Self> {
+    fn distinct_traffic(works: &[CaseWork]) -> BTreeSet<Self> {
         let all = works.iter().map(|of| Self::new(&of.work, of.cache));
         all.filter(|traffic| traffic.total_bytes() > 0).collect()
     }
@@ -123,12 +123,12 @@ impl LinkLimit {
 
 /// Cost of launching and timing on a GPU, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Overhead {
+pub struct LaunchOverhead {
     /// Time between two CUDA events with no work between them, nanoseconds.
     pub event_pair_ns: f64,
-    /// An empty kernel between its neighbours in a stream.
+    /// Time of an empty kernel between its neighbours in a stream, nanoseconds.
     pub launch_ns: f64,
-    /// An empty kernel between its neighbours in a graph.
+    /// Time of an empty kernel between its neighbours in a graph, nanoseconds.
     pub graph_node_ns: f64,
     /// Host time of a launch, nanoseconds.
     pub host_launch_ns: f64,
@@ -141,9 +141,9 @@ pub struct Overhead {
 }
 
 /// Name that [`TimeLimit::by`] has for the memory ceiling.
-const MEMORY: &str = "memory";
+const MEMORY_BOUND: &str = "memory";
 /// Name that [`TimeLimit::by`] has for the ceiling of links between GPUs.
-const LINK: &str = "link";
+const LINK_BOUND: &str = "link";
 
 /// The least time that the measured ceilings allow, and the ceiling that sets it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -171,12 +171,12 @@ impl TimeLimit {
     /// Why these times of a launch cannot be true, if they cannot: ceilings are measured to a few per
     /// cent, and no kernel is twice as fast as they allow unless it does less than the declared work.
     pub fn broken_by(&self, per_launch_ns: &[f64]) -> Option<String> {
-        const MAX_FRACTION: f64 = 2.0;
+        const MAX_LIMIT_FRACTION: f64 = 2.0;
         if per_launch_ns.is_empty() {
             return None;
         }
         let launch_ns = stats::median(per_launch_ns);
-        (self.fraction(launch_ns) > MAX_FRACTION).then(|| {
+        (self.fraction(launch_ns) > MAX_LIMIT_FRACTION).then(|| {
             format!(
                 "has no time: a launch takes {launch_ns:.0} ns, the declared work at least {:.0} \
                  ns by the measured ceiling ({})",
@@ -186,7 +186,7 @@ impl TimeLimit {
     }
 }
 
-impl Overhead {
+impl LaunchOverhead {
     /// Checks the times.
     ///
     /// # Errors
@@ -202,7 +202,7 @@ impl Overhead {
     }
 }
 
-impl Limits {
+impl DeviceLimits {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl Limits {
             plausibility::check_rate(&format!("a ceiling ({unit})"), *rate)?;
         }
         self.clock_mhz.values().try_for_each(|mhz| plausibility::check_clock_mhz(*mhz))?;
-        self.overhead.as_ref().map_or(Ok(()), Overhead::validate)
+        self.overhead.as_ref().map_or(Ok(()), LaunchOverhead::validate)
     }
 
     /// Whether nothing was measured.
@@ -231,9 +231,9 @@ impl Limits {
         *self == Self::default()
     }
 
-    /// These ceilings, and those of `others` that are missing here.
+    /// Returns these ceilings, and adds the ceilings of `others` that are missing here.
     #[must_use]
-    pub fn with(mut self, others: &Self) -> Self {
+    pub fn filled_from(mut self, others: &Self) -> Self {
         let is_new =
             |limit: &&MemoryLimit| self.memory.iter().all(|it| it.traffic != limit.traffic);
         let new: Vec<MemoryLimit> = others.memory.iter().filter(is_new).cloned().collect();
@@ -249,34 +249,34 @@ impl Limits {
 
     /// The ceilings of memory and units that bound any of these works.
     #[must_use]
-    pub fn bounding(mut self, works: &[CaseWork]) -> Self {
-        let traffic = Traffic::distinct(works);
+    pub fn bounding_works(mut self, works: &[CaseWork]) -> Self {
+        let traffic = Traffic::distinct_traffic(works);
         self.memory.retain(|limit| traffic.contains(&limit.traffic));
         let flops = || works.iter().flat_map(|of| &of.work.flops);
         let units: BTreeSet<String> = flops().map(Flops::key).collect();
         self.flops_per_s.retain(|unit, _| units.contains(unit));
         let Self { memory, flops_per_s, .. } = &self;
         let is_kept =
-            |by: &str| flops_per_s.contains_key(by) || (by == MEMORY && !memory.is_empty());
+            |by: &str| flops_per_s.contains_key(by) || (by == MEMORY_BOUND && !memory.is_empty());
         let clock_mhz = self.clock_mhz.iter().filter(|(by, _)| is_kept(by));
         let clock_mhz = clock_mhz.map(|(by, mhz)| (by.clone(), *mhz)).collect();
         Self { clock_mhz, links: Vec::new(), overhead: None, ..self }
     }
 
     /// The least time for the work: the largest of memory and each unit.
-    pub fn bound(&self, work: &Work, cache: Cache) -> Option<TimeLimit> {
+    pub fn bound(&self, work: &Work, cache: CacheState) -> Option<TimeLimit> {
         self.bounds(work, cache).into_iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
     }
 
     /// The least times for the work that memory and each unit allow. Traffic and units that were not
     /// measured do not bound.
-    pub fn bounds(&self, work: &Work, cache: Cache) -> Vec<TimeLimit> {
+    pub fn bounds(&self, work: &Work, cache: CacheState) -> Vec<TimeLimit> {
         let traffic = Traffic::new(work, cache);
         let memory = self.memory.iter().find(|limit| limit.traffic == traffic);
         let memory =
-            memory.map(|limit| TimeLimit { time_ns: limit.time_ns, by: MEMORY.to_owned() });
+            memory.map(|limit| TimeLimit { time_ns: limit.time_ns, by: MEMORY_BOUND.to_owned() });
         let link = work.link.and_then(|work| self.links.iter().find(|link| link.bounds(work)));
-        let link = link.map(|link| TimeLimit { time_ns: link.time_ns, by: LINK.to_owned() });
+        let link = link.map(|link| TimeLimit { time_ns: link.time_ns, by: LINK_BOUND.to_owned() });
         let mut bounds: Vec<TimeLimit> =
             memory.into_iter().chain(link).chain(self.unit_bounds(work)).collect();
         bounds.retain(|bound| bound.time_ns > 0.0);
@@ -332,20 +332,20 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Dtype, Unit};
+    use crate::workload::{Dtype, FlopUnit};
 
-    fn limits() -> Limits {
+    fn example_limits() -> DeviceLimits {
         let at = |read_bytes, write_bytes, cache, time_ns| MemoryLimit {
             traffic: Traffic { read_bytes, write_bytes, cache },
             time_ns,
             pass: "of a test".to_owned(),
         };
-        Limits {
+        DeviceLimits {
             memory: vec![
-                at(500, 0, Cache::Hot, 30.0),
-                at(500, 0, Cache::Cold, 120.0),
-                at(500, 100, Cache::Hot, 40.0),
-                at(4, 0, Cache::Hot, 1.0),
+                at(500, 0, CacheState::Hot, 30.0),
+                at(500, 0, CacheState::Cold, 120.0),
+                at(500, 100, CacheState::Hot, 40.0),
+                at(4, 0, CacheState::Hot, 1.0),
             ],
             links: Vec::new(),
             flops_per_s: BTreeMap::from([("matmul f32".to_owned(), 1e9)]),
@@ -357,21 +357,21 @@ mod tests {
     #[test]
     fn memory_bounds_traffic_that_was_measured() {
         let bound = |read, write, cache| {
-            limits().bound(&Work::bytes(read, write), cache).map(|bound| bound.time_ns)
+            example_limits().bound(&Work::bytes(read, write), cache).map(|bound| bound.time_ns)
         };
-        assert_eq!(bound(500, 0, Cache::Hot), Some(30.0));
-        assert_eq!(bound(500, 0, Cache::Cold), Some(120.0));
-        assert_eq!(bound(500, 100, Cache::Hot), Some(40.0));
-        assert_eq!(bound(500, 101, Cache::Hot), None);
+        assert_eq!(bound(500, 0, CacheState::Hot), Some(30.0));
+        assert_eq!(bound(500, 0, CacheState::Cold), Some(120.0));
+        assert_eq!(bound(500, 100, CacheState::Hot), Some(40.0));
+        assert_eq!(bound(500, 101, CacheState::Hot), None);
     }
 
     #[test]
     fn links_bound_the_copies_that_were_measured() {
         let link = LinkLimit { bytes: 64, both_ways: true, gpus: 2, time_ns: 200.0 };
-        let limits = Limits { links: vec![link], ..limits() };
+        let limits = DeviceLimits { links: vec![link], ..example_limits() };
         let bound = |bytes, both_ways, gpus| {
             let link = GpuLinkWork { bytes, both_ways, gpus };
-            limits.bound(&Work::bytes(500, 0).with_link(link), Cache::Hot)
+            limits.bound(&Work::bytes(500, 0).with_link(link), CacheState::Hot)
         };
         let by_link = TimeLimit { time_ns: 200.0, by: "link".to_owned() };
         assert_eq!(bound(64, true, 2), Some(by_link));
@@ -384,17 +384,20 @@ mod tests {
     fn each_traffic_is_measured_once() {
         let case_of = |read, write, cache| CaseWork { work: Work::bytes(read, write), cache };
         let works = [
-            case_of(8, 0, Cache::Hot),
-            case_of(4, 4, Cache::Hot),
-            case_of(8, 0, Cache::Cold),
-            case_of(8, 0, Cache::Hot),
-            case_of(0, 0, Cache::Hot),
+            case_of(8, 0, CacheState::Hot),
+            case_of(4, 4, CacheState::Hot),
+            case_of(8, 0, CacheState::Cold),
+            case_of(8, 0, CacheState::Hot),
+            case_of(0, 0, CacheState::Hot),
         ];
-        let distinct: Vec<_> = Traffic::distinct(&works)
+        let distinct: Vec<_> = Traffic::distinct_traffic(&works)
             .into_iter()
             .map(|traffic| (traffic.read_bytes, traffic.write_bytes, traffic.cache))
             .collect();
-        assert_eq!(distinct, [(4, 4, Cache::Hot), (8, 0, Cache::Hot), (8, 0, Cache::Cold)]);
+        assert_eq!(
+            distinct,
+            [(4, 4, CacheState::Hot), (8, 0, CacheState::Hot), (8, 0, CacheState::Cold)]
+        );
     }
 
     #[test]
@@ -408,44 +411,44 @@ mod tests {
 
     #[test]
     fn the_slowest_unit_bounds_and_unmeasured_units_do_not() {
-        let work = Work::bytes(4, 0).with_flops(Unit::Matmul, Dtype::F32, 5_000).with_flops(
-            Unit::Vector,
+        let work = Work::bytes(4, 0).with_flops(FlopUnit::Matmul, Dtype::F32, 5_000).with_flops(
+            FlopUnit::Vector,
             Dtype::F32,
             u64::MAX,
         );
         assert_eq!(
-            limits().bound(&work, Cache::Hot),
+            example_limits().bound(&work, CacheState::Hot),
             Some(TimeLimit { time_ns: 5000.0, by: "matmul f32".to_owned() })
         );
-        assert_eq!(Limits::default().bound(&work, Cache::Hot), None);
-        assert_eq!(limits().bound(&Work::default(), Cache::Hot), None);
+        assert_eq!(DeviceLimits::default().bound(&work, CacheState::Hot), None);
+        assert_eq!(example_limits().bound(&Work::default(), CacheState::Hot), None);
     }
 
     #[test]
     fn known_ceilings_of_other_works_are_dropped() {
-        let traffic = |read_bytes| Traffic { read_bytes, write_bytes: 8, cache: Cache::Hot };
+        let traffic = |read_bytes| Traffic { read_bytes, write_bytes: 8, cache: CacheState::Hot };
         let memory = |read_bytes, time_ns| MemoryLimit {
             traffic: traffic(read_bytes),
             time_ns,
             pass: String::new(),
         };
-        let limits = |memory, units: &[(&str, f64)]| Limits {
+        let limits = |memory, units: &[(&str, f64)]| DeviceLimits {
             memory,
             flops_per_s: units.iter().map(|(unit, rate)| ((*unit).to_owned(), *rate)).collect(),
             clock_mhz: units.iter().map(|(unit, rate)| ((*unit).to_owned(), *rate)).collect(),
-            ..Limits::default()
+            ..DeviceLimits::default()
         };
         let first = limits(vec![memory(1, 10.0)], &[("matmul bf16", 1.0), ("matmul f32", 2.0)]);
         let second = limits(vec![memory(1, 20.0), memory(2, 30.0)], &[("matmul bf16", 3.0)]);
-        let both = first.with(&second);
+        let both = first.filled_from(&second);
         let all = limits(
             vec![memory(1, 10.0), memory(2, 30.0)],
             &[("matmul bf16", 1.0), ("matmul f32", 2.0)],
         );
         assert_eq!(both, all);
-        let work = Work::bytes(2, 8).with_flops(Unit::Matmul, Dtype::F32, 1);
-        let bounding = both.bounding(&[CaseWork { work, cache: Cache::Hot }]);
+        let work = Work::bytes(2, 8).with_flops(FlopUnit::Matmul, Dtype::F32, 1);
+        let bounding = both.bounding_works(&[CaseWork { work, cache: CacheState::Hot }]);
         assert_eq!(bounding, limits(vec![memory(2, 30.0)], &[("matmul f32", 2.0)]));
-        assert!(all.bounding(&[]).is_empty());
+        assert!(all.bounding_works(&[]).is_empty());
     }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::limits::Limits;
+use crate::measure::limits::DeviceLimits;
 use crate::record::case_run::CaseRun;
 use crate::record::environment::Environment;
 use crate::record::files::columns;
 use crate::record::numerics::CaseNumerics;
 use crate::record::package::CargoPackage;
 use crate::record::provenance::Provenance;
-use crate::record::verification::Verification;
+use crate::record::verification::VerificationExtent;
 use crate::record::work::WorkRecord;
 use crate::stats::relative_half_range;
 use crate::workload::SampleUnit;
@@ -38,8 +38,8 @@ pub struct BaselineRun {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
     /// The device's ceilings, as that bench process measured them.
-    #[serde(default, skip_serializing_if = "Limits::is_empty")]
-    pub limits: Limits,
+    #[serde(default, skip_serializing_if = "DeviceLimits::is_empty")]
+    pub limits: DeviceLimits,
     /// Wall time of each problem with all of its cases, seconds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub problems_s: BTreeMap<String, f64>,
@@ -70,8 +70,8 @@ pub struct BaselineCase {
     #[serde(with = "columns")]
     pub runs: BTreeMap<String, CaseRun>,
     /// How far the outputs were verified, in the run that verified least.
-    #[serde(default, skip_serializing_if = "Verification::is_unknown")]
-    pub verification: Verification,
+    #[serde(default, skip_serializing_if = "VerificationExtent::is_unknown")]
+    pub verification: VerificationExtent,
     /// Errors of this code's outputs relative to the reference, if they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<CaseNumerics>,

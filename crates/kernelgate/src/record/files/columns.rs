@@ -19,7 +19,7 @@ const MOST_VALUES: usize = 1 << 22;
 
 /// Objects in the column format of the file.
 #[derive(Serialize, Deserialize)]
-struct Columns {
+struct ColumnFormat {
     keys: Vec<String>,
     same: BTreeMap<String, Value>,
     each: BTreeMap<String, Vec<Value>>,
@@ -36,12 +36,12 @@ pub fn serialize<T: Serialize, S: Serializer>(
     let mut rows = Vec::with_capacity(objects.len());
     for object in objects.values() {
         let mut facts = BTreeMap::new();
-        collect("", serde_json::to_value(object).map_err(S::Error::custom)?, &mut facts);
+        collect_facts("", serde_json::to_value(object).map_err(S::Error::custom)?, &mut facts);
         rows.push(facts);
     }
     let names: BTreeSet<&String> = rows.iter().flat_map(BTreeMap::keys).collect();
     let keys = objects.keys().cloned().collect();
-    let mut columns = Columns { keys, same: BTreeMap::new(), each: BTreeMap::new() };
+    let mut columns = ColumnFormat { keys, same: BTreeMap::new(), each: BTreeMap::new() };
     for name in names {
         let column: Vec<Value> =
             rows.iter().map(|facts| facts.get(name).cloned().unwrap_or_default()).collect();
@@ -55,13 +55,13 @@ pub fn serialize<T: Serialize, S: Serializer>(
 }
 
 /// Adds the facts of a value, by their names.
-fn collect(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
+fn collect_facts(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
     match value {
-        // An empty object is a fact of its own.
-        Value::Object(fields) if name.is_empty() || is_plain(&fields) => {
+        // An empty object counts as a fact.
+        Value::Object(fields) if name.is_empty() || is_plain_object(&fields) => {
             for (field, value) in fields {
                 let name = if name.is_empty() { field } else { format!("{name}.{field}") };
-                collect(&name, value, facts);
+                collect_facts(&name, value, facts);
             }
         }
         Value::Null => {}
@@ -77,7 +77,7 @@ fn collect(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
 pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     input: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
-    let Columns { keys, same, each } = Columns::deserialize(input)?;
+    let ColumnFormat { keys, same, each } = ColumnFormat::deserialize(input)?;
     if let Some((name, column)) = each.iter().find(|(_, column)| column.len() != keys.len()) {
         let problem = format!("{} values of {name} for {} keys", column.len(), keys.len());
         return Err(D::Error::custom(problem));
@@ -109,7 +109,7 @@ pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
 }
 
 /// Whether names of facts can pass through an object.
-fn is_plain(fields: &Map<String, Value>) -> bool {
+fn is_plain_object(fields: &Map<String, Value>) -> bool {
     !fields.is_empty() && fields.keys().all(|field| !field.is_empty() && !field.contains('.'))
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    struct Table {
+    struct ColumnTable {
         #[serde(with = "super")]
         rows: BTreeMap<String, Row>,
     }
@@ -149,20 +149,20 @@ mod tests {
     struct Row {
         time_ns: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        power: Option<Power>,
+        power: Option<PowerColumn>,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         range: Vec<u32>,
         by_output: BTreeMap<String, u32>,
     }
 
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    struct Power {
+    struct PowerColumn {
         state: String,
         at_cap: bool,
     }
 
     fn row(time_ns: f64, at_cap: Option<bool>) -> Row {
-        let power = at_cap.map(|at_cap| Power { state: "steady".to_owned(), at_cap });
+        let power = at_cap.map(|at_cap| PowerColumn { state: "steady".to_owned(), at_cap });
         Row { time_ns, power, range: vec![1, 2], by_output: BTreeMap::new() }
     }
 
@@ -173,16 +173,17 @@ mod tests {
         let all = [("a", one), ("b", row(2.0, Some(false))), ("c", row(2.5, None))];
         for count in 0..=3 {
             let rows = all[..count].iter().map(|(key, row)| (key.to_string(), row.clone()));
-            let table = Table { rows: rows.collect() };
+            let table = ColumnTable { rows: rows.collect() };
             let text = serde_json::to_string(&table).unwrap();
-            assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table, "{text}");
+            assert_eq!(serde_json::from_str::<ColumnTable>(&text).unwrap(), table, "{text}");
         }
     }
 
     #[test]
     fn shared_facts_are_written_once() {
         let rows = [("a".to_owned(), row(1.5, Some(true))), ("b".to_owned(), row(2.5, Some(true)))];
-        let text = serde_json::to_value(Table { rows: rows.into() }).unwrap()["rows"].to_string();
+        let text =
+            serde_json::to_value(ColumnTable { rows: rows.into() }).unwrap()["rows"].to_string();
         let expected = r#"{"each":{"time_ns":[1.5,2.5]},"keys":["a","b"],"same":{"by_output":{},"power.at_cap":true,"power.state":"steady","range":[1,2]}}"#;
         assert_eq!(text, expected);
     }
@@ -192,7 +193,7 @@ mod tests {
         let same = r#""same": {"time_ns": 1, "by_output": {}}"#;
         let read = |columns: &str| {
             let text = format!("{{\"rows\": {{{columns}}}}}");
-            serde_json::from_str::<Table>(&text).unwrap_err().to_string()
+            serde_json::from_str::<ColumnTable>(&text).unwrap_err().to_string()
         };
         for (columns, problem) in [
             (

@@ -14,7 +14,7 @@ use scan::ScannedFile;
 
 use super::text;
 
-use kernelgate_cuda::regular_file::open;
+use kernelgate_cuda::regular_file::open_regular_file;
 
 mod pretty;
 mod scan;
@@ -24,25 +24,25 @@ pub trait RecordType: Serialize + DeserializeOwned {
     /// Name of the record format that the file states.
     const SCHEMA: &'static str;
     /// Version that this build writes, and the newest that it reads.
-    const VERSION: u64;
+    const SCHEMA_VERSION: u64;
     /// Oldest version of the format that this build reads.
-    const OLDEST: u64 = 1;
+    const OLDEST_VERSION: u64 = 1;
     /// Name of a file of this format in messages: "baseline".
-    const KIND: &'static str;
+    const FILE_KIND: &'static str;
     /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
     /// Whether files must have a checksum; by default files without one are read too.
     const HAS_CHECKSUM: bool = false;
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
     /// other string, and every name of a field, is refused if it holds a control character.
-    const FREE_TEXT: &'static [&'static str] = &[];
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &[];
 
     /// Fields whose entries take one line each in the file, whatever their length.
-    const LINES: &'static [&'static str] = &[];
+    const ONE_LINE_FIELDS: &'static [&'static str] = &[];
 
     /// Checks the facts that the types alone do not enforce. The error is a fragment of a sentence.
     ///
     /// # Errors
-    /// Fails if the content contradicts itself.
+    /// Fails if the content of the record contradicts itself.
     fn validate(&self) -> Result<(), String>;
 }
 
@@ -169,7 +169,7 @@ pub fn read<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
 ///
 /// # Errors
 /// Fails with the errors of [`read()`], except an edit by hand.
-pub fn read_unsealed<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
+pub fn read_without_checksum<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
     read_checked(path, false)
 }
 
@@ -179,7 +179,7 @@ pub fn read_unsealed<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
 /// Fails if it cannot be opened, is a device or a pipe, is longer than `most` bytes, or no UTF-8.
 pub fn read_untrusted_text(path: &Path, most: u64) -> std::io::Result<String> {
     let mut text = String::new();
-    let read = open(path)?.take(most + 1).read_to_string(&mut text)?;
+    let read = open_regular_file(path)?.take(most + 1).read_to_string(&mut text)?;
     if read as u64 > most {
         return Err(std::io::Error::other(format!("larger than {most} bytes")));
     }
@@ -194,13 +194,13 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
         true => io(cause.into()),
         false => RecordFileError::Json { path: path.to_owned(), cause },
     };
-    let foreign = || RecordFileError::Foreign { path: path.to_owned(), kind: T::KIND };
-    let mut file = open(path).map_err(io)?;
+    let foreign = || RecordFileError::Foreign { path: path.to_owned(), kind: T::FILE_KIND };
+    let mut file = open_regular_file(path).map_err(io)?;
     let scanned = {
         let mut json = serde_json::Deserializer::from_reader(buffered_reader(&file));
         let sealed = T::HAS_CHECKSUM && check;
-        let scanned =
-            ScannedFile::read(&mut json, T::KIND, T::FREE_TEXT, sealed).map_err(broken)?;
+        let scanned = ScannedFile::read(&mut json, T::FILE_KIND, T::FREE_TEXT_FIELDS, sealed)
+            .map_err(broken)?;
         json.end().map_err(broken)?;
         scanned
     };
@@ -208,11 +208,19 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
         return Err(foreign());
     }
     let found = scanned.version.filter(|&found| found > 0).ok_or_else(foreign)?;
-    if found > T::VERSION {
-        return Err(RecordFileError::Newer { path: path.to_owned(), found, known: T::VERSION });
+    if found > T::SCHEMA_VERSION {
+        return Err(RecordFileError::Newer {
+            path: path.to_owned(),
+            found,
+            known: T::SCHEMA_VERSION,
+        });
     }
-    if found < T::OLDEST {
-        return Err(RecordFileError::Older { path: path.to_owned(), found, oldest: T::OLDEST });
+    if found < T::OLDEST_VERSION {
+        return Err(RecordFileError::Older {
+            path: path.to_owned(),
+            found,
+            oldest: T::OLDEST_VERSION,
+        });
     }
     if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::HAS_CHECKSUM && check) {
         let hash = match scanned.hash() {
@@ -233,7 +241,7 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
     let invalid = |problem: String| {
         let problem = text::shortened_message(problem);
         let (action, path) = ("read", path.to_owned());
-        RecordFileError::Invalid { action, path, kind: T::KIND, problem }
+        RecordFileError::Invalid { action, path, kind: T::FILE_KIND, problem }
     };
     if let Some(problem) = scanned.refused {
         return Err(invalid(problem));
@@ -258,18 +266,20 @@ pub(in crate::record) fn start_time_of_record(path: &Path) -> Option<String> {
     struct StartTimeField {
         started: String,
     }
-    let file = BufReader::new(open(path).ok()?);
+    let file = BufReader::new(open_regular_file(path).ok()?);
     serde_json::from_reader(file).ok().map(|StartTimeField { started }| started)
 }
 
 /// Package that a run's file names, read without the rest of the run; an error if the file cannot
 /// be read as a run.
-pub(in crate::record) fn package<P: DeserializeOwned>(path: &Path) -> std::io::Result<Option<P>> {
+pub(in crate::record) fn package_of_run<P: DeserializeOwned>(
+    path: &Path,
+) -> std::io::Result<Option<P>> {
     #[derive(serde::Deserialize)]
     struct PackageField<P> {
         package: Option<P>,
     }
-    let file = open(path)?;
+    let file = open_regular_file(path)?;
     let of_package: PackageField<P> = serde_json::from_reader(buffered_reader(&file))?;
     Ok(of_package.package)
 }
@@ -285,7 +295,7 @@ pub fn schema_of_file(path: &Path) -> Result<Option<String>, RecordFileError> {
         schema: Option<String>,
     }
     let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
-    let file = open(path).map_err(io)?;
+    let file = open_regular_file(path).map_err(io)?;
     let envelope = serde_json::from_reader::<_, RecordEnvelope>(buffered_reader(&file));
     match envelope {
         Ok(envelope) => Ok(envelope.schema),
@@ -299,12 +309,12 @@ pub fn schema_of_file(path: &Path) -> Result<Option<String>, RecordFileError> {
 /// Whether a record file contains a checksum.
 pub fn has_checksum(path: &Path) -> bool {
     #[derive(serde::Deserialize)]
-    struct Sealed {
+    struct ChecksummedRecord {
         checksum: Option<String>,
     }
-    let file = open(path).ok();
+    let file = open_regular_file(path).ok();
     let sealed = file.and_then(|file| serde_json::from_reader(buffered_reader(&file)).ok());
-    sealed.is_some_and(|Sealed { checksum }| checksum.is_some())
+    sealed.is_some_and(|ChecksummedRecord { checksum }| checksum.is_some())
 }
 
 /// Writes a record atomically: at any time the old file or the new one exists, never half of one.
@@ -335,14 +345,14 @@ fn readable_text<T: RecordType>(path: &Path, record: &T) -> Result<String, Recor
         record.validate()?;
         // A path of the system may be no text.
         let value = record_to_json(record).map_err(|cause| cause.to_string())?;
-        let scanned = ScannedFile::read(&value, T::KIND, T::FREE_TEXT, false);
+        let scanned = ScannedFile::read(&value, T::FILE_KIND, T::FREE_TEXT_FIELDS, false);
         let refused = scanned.map_err(|cause| cause.to_string())?.refused;
         refused.map_or_else(|| Ok(text_of_json::<T>(&value)), Err)
     };
     text().map_err(|problem: String| RecordFileError::Invalid {
         action: "write",
         path: path.to_owned(),
-        kind: T::KIND,
+        kind: T::FILE_KIND,
         problem: text::shortened_message(problem),
     })
 }
@@ -357,7 +367,7 @@ fn record_to_json<T: RecordType>(record: &T) -> Result<Value, serde_json::Error>
     shorten_whole_numbers(&mut value);
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
-    envelope.insert("schema_version".to_owned(), T::VERSION.into());
+    envelope.insert("schema_version".to_owned(), T::SCHEMA_VERSION.into());
     if T::HAS_CHECKSUM {
         let checksum = checksum_of(&value);
         value
@@ -383,7 +393,7 @@ fn shorten_whole_numbers(value: &mut Value) {
 
 fn text_of_json<T: RecordType>(value: &Value) -> String {
     let mut text = String::new();
-    write_pretty_json(value, 0, T::LINES, &mut text);
+    write_pretty_json(value, 0, T::ONE_LINE_FIELDS, &mut text);
     text.push('\n');
     text
 }
@@ -445,7 +455,7 @@ pub fn write_new<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFil
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     match prepared_temporary_file(path, readable_text(path, record)?)?.persist_noclobber(path) {
         Ok(_) => Ok(()),
-        // Some file systems cannot create a file exclusively and can only replace one.
+        // Some file systems cannot create a file exclusively; there the file is replaced.
         Err(error) if !path.exists() => {
             error.file.persist(path).map_err(|error| io(error.error)).map(drop)
         }
@@ -477,7 +487,7 @@ pub fn text_hash(text: &str) -> String {
 /// Fails if the file cannot be read.
 pub fn content_hash_of_file(path: &Path) -> Result<String, RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
-    let mut file = open(path).map_err(io)?;
+    let mut file = open_regular_file(path).map_err(io)?;
     let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
@@ -507,7 +517,7 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    remove_abandoned(folder);
+    remove_abandoned_files(folder);
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
@@ -522,20 +532,20 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
     Ok(file)
 }
 
-/// A temporary folder in another one, which the caller fills and renames. The open file marks it as
-/// in use.
+/// A temporary folder in another one, which the caller fills and renames. The open file marks the
+/// temporary folder as in use.
 ///
 /// # Errors
-/// Fails if it cannot be made.
+/// Fails if the temporary folder cannot be made.
 pub fn temporary_folder(folder: &Path) -> std::io::Result<(tempfile::TempDir, Option<File>)> {
-    remove_abandoned(folder);
+    remove_abandoned_files(folder);
     let temporary = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(folder)?;
     let held = File::open(temporary.path()).ok().filter(|held| held.try_lock().is_ok());
     Ok((temporary, held))
 }
 
 /// Removes temporary files and folders, and locks, that a writer left in a folder when it was killed.
-pub(super) fn remove_abandoned(folder: &Path) {
+pub(super) fn remove_abandoned_files(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries {
         let name = entry.file_name();
@@ -551,7 +561,7 @@ pub(super) fn remove_abandoned(folder: &Path) {
         }
         // Locked while it is removed, so a process that waits for this lock sees that its file is
         // gone.
-        let opened = open(&path);
+        let opened = open_regular_file(&path);
         let least = match opened.as_ref().map(File::try_lock) {
             Ok(Ok(())) => Some(ABANDONED_FILE_AGE),
             Ok(Err(TryLockError::WouldBlock)) => None,
@@ -585,7 +595,7 @@ fn is_temporary_file_name(name: &str) -> bool {
 /// and a little more.
 ///
 /// # Errors
-/// Fails if it could not.
+/// Fails if no file can be written at the path.
 pub fn check_writable(path: &Path) -> Result<(), RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     if path.is_dir() {

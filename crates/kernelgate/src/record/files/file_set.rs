@@ -2,14 +2,14 @@
 //!
 //! The set is written into a temporary folder. If the folder of the earlier set contains only
 //! files, both folders are exchanged in one step: a process that is killed leaves the old set or
-//! the new one, never a mixture. Otherwise the files are renamed one after the other, once all of
-//! them are on the disk.
+//! the new one, never a mixture. Otherwise the files are renamed one after the other, once all
+//! files are on the disk.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::file::{RecordFileError, remove_abandoned, temporary_folder, write_synced};
+use super::file::{RecordFileError, remove_abandoned_files, temporary_folder, write_synced};
 
 /// A set of files that is being written.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl PreparedFileSet {
         let io = |cause| RecordFileError::Io { action: "write", path: folder.to_owned(), cause };
         std::fs::create_dir_all(folder).map_err(io)?;
         let folder = folder.canonicalize().map_err(io)?;
-        remove_abandoned(&folder);
+        remove_abandoned_files(&folder);
         let beside = folder.parent().map(temporary_folder);
         let (fresh, held) = match beside {
             Some(Ok(fresh)) => fresh,
@@ -46,7 +46,7 @@ impl PreparedFileSet {
     /// Adds a file, synced to the disk.
     ///
     /// # Errors
-    /// Fails if it cannot be written. The earlier set is unchanged after such an error.
+    /// Fails if the file cannot be written. The earlier set is unchanged after such an error.
     pub fn add(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), RecordFileError> {
         let file = File::create(self.path().join(name));
         let path = self.folder.join(name);
@@ -68,7 +68,7 @@ impl PreparedFileSet {
             path: path.to_owned(),
             cause,
         };
-        let fresh = names(self.path()).map_err(|cause| io(self.path(), cause))?;
+        let fresh = folder_names(self.path()).map_err(|cause| io(self.path(), cause))?;
         for name in &fresh {
             let path = self.folder.join(name);
             if path.is_dir() && !self.path().join(name).is_dir() {
@@ -110,7 +110,7 @@ impl PreparedFileSet {
             let is_other = |name: &OsString| {
                 !fresh.contains(name) && absent.iter().all(|absent| name != absent)
             };
-            for name in names(&self.folder)?.into_iter().filter(is_other) {
+            for name in folder_names(&self.folder)?.into_iter().filter(is_other) {
                 let from = self.folder.join(&name);
                 if !std::fs::symlink_metadata(&from)?.is_file() {
                     return Err(std::io::ErrorKind::Unsupported.into());
@@ -120,7 +120,7 @@ impl PreparedFileSet {
             std::fs::set_permissions(self.path(), facts.permissions())?;
             renameat_with(CWD, self.path(), CWD, &self.folder, RenameFlags::EXCHANGE)?;
             // Another process may have created a file in the new folder.
-            for name in names(self.path()).into_iter().flatten().filter(is_other) {
+            for name in folder_names(self.path()).into_iter().flatten().filter(is_other) {
                 let to = self.folder.join(&name);
                 if !to.exists() {
                     let _ = std::fs::rename(self.path().join(&name), to);
@@ -137,7 +137,7 @@ impl PreparedFileSet {
 }
 
 /// Names of the entries of a folder.
-fn names(folder: &Path) -> std::io::Result<Vec<OsString>> {
+fn folder_names(folder: &Path) -> std::io::Result<Vec<OsString>> {
     std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
 }
 
@@ -152,7 +152,7 @@ mod tests {
         set.replace_file_set(absent)
     }
 
-    fn text(path: PathBuf) -> String {
+    fn file_text(path: PathBuf) -> String {
         std::fs::read_to_string(path).unwrap()
     }
 
@@ -165,13 +165,16 @@ mod tests {
                 std::fs::create_dir(folder.join("folder")).unwrap();
             }
             write(&folder, content, &["stale"]).unwrap();
-            assert_eq!([text(folder.join("a")), text(folder.join("b"))], [content, content]);
+            assert_eq!(
+                [file_text(folder.join("a")), file_text(folder.join("b"))],
+                [content, content]
+            );
             assert!(!folder.join("stale").exists() && folder.join("folder").exists() == inner);
             std::fs::write(folder.join("stale"), "x").unwrap();
             std::fs::write(folder.join("other"), "y").unwrap();
         }
-        assert_eq!(text(folder.join("other")), "y");
-        assert_eq!(names(parent.path()).unwrap(), ["out"], "no temporary folder is left");
+        assert_eq!(file_text(folder.join("other")), "y");
+        assert_eq!(folder_names(parent.path()).unwrap(), ["out"], "no temporary folder is left");
     }
 
     #[test]
@@ -185,7 +188,7 @@ mod tests {
         set.add("c", "two").unwrap();
         let why = set.replace_file_set(&["b"]).unwrap_err().to_string();
         assert!(why.contains("/c: is a directory"), "{why}");
-        assert_eq!([text(folder.join("a")), text(folder.join("b"))], ["one", "one"]);
+        assert_eq!([file_text(folder.join("a")), file_text(folder.join("b"))], ["one", "one"]);
         std::fs::write(parent.path().join("file"), "x").unwrap();
         assert!(PreparedFileSet::new(&parent.path().join("file")).is_err());
     }

@@ -15,8 +15,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two tries.
 const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// The right to change a file, until it is dropped. A thread that holds the lock must not request
-/// it again.
+/// An exclusive lock on a file, which ends when it is dropped. A thread that holds the lock must
+/// not request it again.
 #[derive(Debug)]
 pub struct FileLock {
     path: PathBuf,
@@ -49,7 +49,7 @@ impl FileLock {
         }
         let started = Instant::now();
         loop {
-            let file = open(&at).map_err(io)?;
+            let file = open_lock_file(&at).map_err(io)?;
             match file.try_lock() {
                 Ok(()) if is_same_open_file(&file, &at) => {
                     return Ok(Self { path: at, held: Some(file) });
@@ -79,7 +79,7 @@ impl FileLock {
 ///
 /// # Errors
 /// Fails if the path is not a regular file, or the file cannot be created.
-pub fn open(path: &Path) -> std::io::Result<File> {
+pub fn open_lock_file(path: &Path) -> std::io::Result<File> {
     let other = |what: &str| {
         std::io::Error::other(format!(
             "{} is no lock file but {what}: remove it",

@@ -18,7 +18,7 @@ const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
 /// Reads the tensors in a file; `None` if the content is not usable. Another program may have
 /// written the file, so no allocation is larger than the file.
 pub fn read(path: &Path) -> Option<Tensors> {
-    let file = regular_file::open(path).ok()?;
+    let file = regular_file::open_regular_file(path).ok()?;
     let mut left = usize::try_from(file.metadata().ok()?.len()).ok()?;
     let mut file = BufReader::new(file);
     let mut line = String::new();
@@ -39,10 +39,10 @@ pub fn read(path: &Path) -> Option<Tensors> {
     file.read(&mut [0]).is_ok_and(|more| more == 0).then_some(tensors)
 }
 
-/// Writes a file, whole or not at all. Names of tensors hold neither spaces nor `|`.
+/// Writes a file completely or not at all. Names of tensors hold neither spaces nor `|`.
 ///
 /// # Errors
-/// Fails if it cannot be written.
+/// Fails if the file cannot be written.
 pub fn write(path: &Path, tensors: &Tensors) -> std::io::Result<()> {
     let mut line = FIRST_LINE_MARK.to_owned();
     for (name, tensor) in tensors.iter() {

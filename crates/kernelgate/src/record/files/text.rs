@@ -26,8 +26,8 @@ fn is_control_character(c: char) -> bool {
     c.is_control() || line_separator || direction || matches!(c, '\u{fffe}' | '\u{ffff}')
 }
 
-/// A text with every character that acts written as its escape: `a\u{1b}[2J`.
-fn visible(text: &str) -> String {
+/// Writes every character that would act on a terminal as its escape: `a\u{1b}[2J`.
+fn visible_characters(text: &str) -> String {
     let each = |c: char| {
         if is_control_character(c) { c.escape_default().to_string() } else { c.to_string() }
     };
@@ -66,7 +66,10 @@ pub fn is_plain_file_name(name: &str) -> bool {
 /// The error is a fragment of a message with the text, in which control characters are visible.
 pub fn check_plain_text(text: &str) -> Result<(), String> {
     if text.chars().any(is_control_character) {
-        Err(format!("`{}` holds a control character", start_of_quotation(&visible(text))))
+        Err(format!(
+            "`{}` holds a control character",
+            start_of_quotation(&visible_characters(text))
+        ))
     } else {
         Ok(())
     }
@@ -76,7 +79,7 @@ pub fn check_plain_text(text: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// The error is a fragment of a message with the name, in which control characters are visible.
-pub fn check_name(name: &str) -> Result<(), String> {
+pub fn check_plain_name(name: &str) -> Result<(), String> {
     check_plain_text(name)?;
     let problem = match name {
         _ if name.trim().is_empty() => "is empty",
@@ -93,14 +96,15 @@ pub fn check_name(name: &str) -> Result<(), String> {
 /// The error is a fragment of a message with the name, in which control characters are visible.
 pub fn check_id_parts(names: &str) -> Result<(), String> {
     if !names.contains('/') {
-        return check_name(names);
+        return check_plain_name(names);
     }
-    let of_part =
-        |problem: String| format!("`{}`: its part {problem}", start_of_quotation(&visible(names)));
-    names.split('/').try_for_each(|part| check_name(part).map_err(of_part))
+    let of_part = |problem: String| {
+        format!("`{}`: its part {problem}", start_of_quotation(&visible_characters(names)))
+    };
+    names.split('/').try_for_each(|part| check_plain_name(part).map_err(of_part))
 }
 
-/// Accepts the id of a case, of benches of Criterion alone too: not blank, and short enough for a
+/// Accepts the id of a case, also of a plain Criterion bench: not blank, and short enough for a
 /// line.
 ///
 /// # Errors
@@ -160,14 +164,14 @@ pub fn indent_lines(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n    ")
 }
 
-/// Returns equivalent JSON in which control characters are written as escapes. Outside of its
-/// strings it holds none but line breaks.
+/// Returns equivalent JSON in which control characters are written as escapes. JSON text contains
+/// no control characters outside of its strings except line breaks.
 pub fn json_with_escapes(json: String) -> String {
     let kept = |c: char| c == '\n' || !is_control_character(c);
     if json.chars().all(kept) {
         return json;
     }
-    // No such character is above U+FFFF, so that one escape is enough.
+    // No such character is above U+FFFF, so one escape covers each.
     let escape = |c: char| if kept(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) };
     json.chars().map(escape).collect()
 }
@@ -198,7 +202,7 @@ mod tests {
     #[test]
     fn names_are_plain_and_in_their_place() {
         for good in ["st_bif", "pi0.5", "größe", "a b", "=1"] {
-            assert_eq!(check_name(good), Ok(()));
+            assert_eq!(check_plain_name(good), Ok(()));
             assert_eq!(check_id_parts(&format!("{good}/{good}")), Ok(()));
         }
         for (bad, wanted) in [
@@ -215,7 +219,7 @@ mod tests {
             ("a\u{fffe}b", "`a\\u{fffe}b` holds a control character"),
             ("a\u{ffff}b", "`a\\u{ffff}b` holds a control character"),
         ] {
-            assert_eq!(check_name(bad).unwrap_err(), wanted);
+            assert_eq!(check_plain_name(bad).unwrap_err(), wanted);
         }
         assert_eq!(check_case_id("a//b"), Ok(()), "Criterion has such ids");
         assert_eq!(check_case_id(" ").unwrap_err(), "a case without an id");
@@ -243,7 +247,7 @@ mod tests {
         assert!(short.starts_with("a number is `999") && short.len() < 300, "{short}");
         assert!(short.contains("9… 9") && short.ends_with("9`, wanted text at line 3"), "{short}");
         assert_eq!(shortened_message("all of it".to_owned()), "all of it");
-        let name = check_name(&format!("{}/", "x".repeat(100_000))).unwrap_err();
+        let name = check_plain_name(&format!("{}/", "x".repeat(100_000))).unwrap_err();
         assert!(
             name.len() < 300
                 && name.ends_with("xxx…` holds `/`, which separates the parts of an id")

@@ -1,9 +1,9 @@
 //! A measurement: the process runs that are judged together.
 //!
 //! The runs may be several processes of one bench, shards of it, or different benches, of one
-//! session or of several. [`Measurement::from_runs`] is the only place that decides whether they
-//! belong together. Deliberately absent: statistics, and the choice of the runs that a baseline
-//! keeps ([`Baseline`](crate::record::Baseline)).
+//! session or of several. [`Measurement::measurement_of_runs`] is the only place that decides
+//! whether runs belong together. Deliberately absent: statistics, and the choice of the runs that a
+//! baseline keeps ([`Baseline`](crate::record::Baseline)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -69,9 +69,9 @@ impl Measurement {
     /// Makes one measurement of process runs that belong together.
     ///
     /// # Errors
-    /// The first fact in which a run differs from an earlier run of its bench.
-    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<DifferingRunFact>> {
-        Self::check(&runs)?;
+    /// The error is the first fact in which a run differs from an earlier run of its bench.
+    pub fn measurement_of_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<DifferingRunFact>> {
+        Self::check_runs_match(&runs)?;
         Ok(Self { runs })
     }
 
@@ -79,7 +79,7 @@ impl Measurement {
     ///
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
-    pub fn check<'a>(
+    pub fn check_runs_match<'a>(
         runs: impl IntoIterator<Item = &'a ProcessRun>,
     ) -> Result<(), Box<DifferingRunFact>> {
         let mut together = JoinedRuns::default();
@@ -111,9 +111,9 @@ impl Measurement {
     /// Joins the runs of several measurements into one measurement.
     ///
     /// # Errors
-    /// The first fact in which the runs differ.
+    /// The error is the first fact in which the runs differ.
     pub fn join_measurements(measurements: Vec<Self>) -> Result<Self, Box<DifferingRunFact>> {
-        Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
+        Self::measurement_of_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
     }
 
     /// Process runs of the measurement, in the order in which they were given.
@@ -173,7 +173,7 @@ impl<'a> JoinedRuns<'a> {
     /// Adds a run.
     ///
     /// # Errors
-    /// The first fact that keeps it out.
+    /// The error is the first fact that keeps the run out.
     fn add(&mut self, run: &'a ProcessRun) -> Result<(), Box<DifferingRunFact>> {
         match self.differing(run) {
             Some(differing) => Err(Box::new(differing)),
@@ -210,7 +210,10 @@ impl<'a> JoinedRuns<'a> {
                 let [base, head] = [known, case].map(|case| case.revision.to_string());
                 (same_package && base != head).then(|| {
                     let mismatch = EnvironmentMismatch { field: "revision", base, head };
-                    DifferingRunFact { case: Some(id.clone()), ..between(other, run, mismatch) }
+                    DifferingRunFact {
+                        case: Some(id.clone()),
+                        ..differing_fact(other, run, mismatch)
+                    }
                 })
             })
         };
@@ -221,13 +224,16 @@ impl<'a> JoinedRuns<'a> {
                 };
                 let other = self.cases.get(&**id)?.iter().find(of_bench)?;
                 let mismatch = differing_definition(&other.cases[id], case)?;
-                Some(DifferingRunFact { case: Some(id.clone()), ..between(other, run, mismatch) })
+                Some(DifferingRunFact {
+                    case: Some(id.clone()),
+                    ..differing_fact(other, run, mismatch)
+                })
             })
         })
     }
 }
 
-fn between(
+fn differing_fact(
     left: &ProcessRun,
     right: &ProcessRun,
     mismatch: EnvironmentMismatch,
@@ -264,7 +270,7 @@ fn differing_fact_of_runs(left: &ProcessRun, right: &ProcessRun) -> Option<Diffe
         .or_else(|| differing_power_state(left, right))
         .or_else(|| left.origin().differing_build(right.origin(), sharded))
         .or_else(|| right.environment.mismatches(&left.environment).into_iter().next());
-    Some(between(left, right, mismatch?))
+    Some(differing_fact(left, right, mismatch?))
 }
 
 /// Power states of shards that do not compare: a card in the burst state is faster.
@@ -289,7 +295,7 @@ fn differing_package(left: &ProcessRun, right: &ProcessRun) -> Option<Environmen
     (left != right).then(mismatch)
 }
 
-/// The first fact of a case's definition that differs.
+/// Returns the first fact in which two definitions of a case differ.
 fn differing_definition(left: &CaseRecord, right: &CaseRecord) -> Option<EnvironmentMismatch> {
     let facts: [ComparedFact<CaseRecord>; 2] =
         [("revision", |case| case.revision.to_string()), ("work", |case| case.work.to_string())];

@@ -106,7 +106,7 @@ impl ShardPartition {
         })
     }
 
-    /// The plan of these problems with their cases.
+    /// Makes the plan of shards for these problems and their cases.
     pub fn plan_of_problems<'a>(
         &self,
         bench: &str,
@@ -191,8 +191,8 @@ mod tests {
         rows.filter(|line| !line.starts_with('#')).map(row).collect()
     }
 
-    /// Relative excess of the longest of `count` shards over the shortest. Each problem has the
-    /// recorded time from which shards are made, and the time that it takes later.
+    /// Relative excess of the longest of `count` shards over the shortest. Each problem has a
+    /// recorded time, by which shards are made, and the time that a later run takes.
     fn relative_unevenness(problems: &[(String, f64, f64)], count: u32) -> f64 {
         let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
         let names = problems.iter().map(|(problem, ..)| problem.as_str());

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::store::{Store, StoreError, file_name_text, folder_entries, json_files_in};
+use super::store::{BaselineStore, StoreError, file_name_text, folder_entries, json_files_in};
 use crate::record::files::file;
 use crate::record::origin::package::CargoPackage;
 use crate::record::run::ProcessRun;
@@ -26,7 +26,7 @@ pub struct Session {
     pub runs: Vec<ProcessRun>,
 }
 
-impl Store {
+impl BaselineStore {
     /// The last `count` sessions with runs of this package, oldest first; sessions of every package
     /// if this store has no package. A session may also hold runs of other packages.
     ///
@@ -69,7 +69,7 @@ impl Store {
         let Some(own) = &self.package else { return true };
         let mut may = false;
         for path in json_files_in(folder) {
-            match file::package(&path) {
+            match file::package_of_run(&path) {
                 Ok(Some(other)) if other != *own => {
                     others.insert(other);
                 }
@@ -79,10 +79,10 @@ impl Store {
         may
     }
 
-    /// Reads the session in a folder.
+    /// Reads the session whose runs lie in a folder.
     ///
     /// # Errors
-    /// Fails if it has no run, or a run is broken.
+    /// Fails if the session has no run, or a run is broken.
     pub fn open_session(&self, folder: &Path) -> Result<Session, StoreError> {
         let mut sessions = self.sessions_in_folders([folder])?;
         sessions.pop().ok_or_else(|| StoreError::NoRun(folder.to_owned()))
@@ -144,7 +144,7 @@ fn start_of_session(folder: &Path) -> Option<Timestamp> {
             .filter_map(|path| file::start_time_of_record(path)?.parse::<Timestamp>().ok())
             .min()
     };
-    // An unreadable record is found too, because reading it reports the problem.
+    // An unreadable record also counts, because reading it reports the problem.
     let by_file = || {
         let written = |path: &PathBuf| std::fs::metadata(path).and_then(|it| it.modified()).ok();
         Timestamp::try_from(files.iter().filter_map(written).max()?).ok()
@@ -157,10 +157,10 @@ mod tests {
     use super::*;
     use crate::record::{Environment, Provenance, RecordFileError};
 
-    fn write_record(store: &Store, session: &str, started: &str) {
+    fn write_session_record(store: &BaselineStore, session: &str, started: &str) {
         let run = ProcessRun {
             started: started.to_owned(),
-            ..ProcessRun::start("b", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_process_run("b", session, Environment::cpu(), Provenance::default())
         };
         file::write(&store.run_record_path(session, "b"), &run).unwrap();
     }
@@ -168,14 +168,14 @@ mod tests {
     #[test]
     fn the_last_session_is_the_one_that_started_last_whenever_its_file_was_written() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::at(folder.path(), folder.path());
+        let store = BaselineStore::at(folder.path(), folder.path());
         let named = session_name("2026-01-02T03:04:05Z".parse().unwrap(), 77);
         assert_eq!(named, "20260102T030405Z-77");
-        write_record(&store, "newer", "2026-01-02T03:04:06.250Z");
-        write_record(&store, "new", "2026-01-02T03:04:06Z");
+        write_session_record(&store, "newer", "2026-01-02T03:04:06.250Z");
+        write_session_record(&store, "new", "2026-01-02T03:04:06Z");
         // Written later, as by a cache that is restored.
-        write_record(&store, &named, "2026-01-02T03:04:08Z");
-        write_record(&store, "old", "2025-01-02T03:04:05Z");
+        write_session_record(&store, &named, "2026-01-02T03:04:08Z");
+        write_session_record(&store, "old", "2025-01-02T03:04:05Z");
         let last = |count| -> Vec<String> {
             let sessions = store.last_sessions(count).unwrap();
             sessions.into_iter().map(|session| session.runs[0].session.clone()).collect()
@@ -196,11 +196,11 @@ mod tests {
         // Runs of another package that shares the folder do not count.
         let package =
             |name: &str| CargoPackage { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
-        let store_of = |name: &str| Store { package: Some(package(name)), ..store.clone() };
+        let store_of = |name: &str| BaselineStore { package: Some(package(name)), ..store.clone() };
         let other = ProcessRun {
             package: Some(package("other")),
             started: "2026-01-02T03:04:09Z".to_owned(),
-            ..ProcessRun::start("b", "other", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_process_run("b", "other", Environment::cpu(), Provenance::default())
         };
         file::write(&store.run_record_path("other", "b"), &other).unwrap();
         let last_of =
@@ -210,12 +210,12 @@ mod tests {
         let few = store_of("own").last_sessions(5).unwrap_err();
         assert!(matches!(few, StoreError::FewRuns { found: 4, wanted: 5, .. }), "{few:?}");
         std::fs::remove_dir_all(store.runs.join("other")).unwrap();
-        write_record(&store, "ahead", "2226-01-02T03:04:05Z");
+        write_session_record(&store, "ahead", "2226-01-02T03:04:05Z");
         match store.last_sessions(1).unwrap_err() {
             StoreError::Future { folder, .. } => assert!(folder.ends_with("ahead")),
             other => panic!("{other:?}"),
         }
-        // A session that cannot be read counts as the last one written, and the error names it.
+        // A session that cannot be read counts as the newest one, and the error names it.
         std::fs::remove_dir_all(store.runs.join("ahead")).unwrap();
         std::fs::write(store.run_record_path("old", "b"), "{").unwrap();
         let broken = store.last_sessions(1).unwrap_err();

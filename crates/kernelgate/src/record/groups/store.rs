@@ -23,7 +23,7 @@ const CALIBRATION_NAME: &str = "calibration";
 
 /// The folders in which a package keeps its runs and baselines.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct BaselineStore {
     /// Root of the package.
     pub root: PathBuf,
     /// The package; absent at the root of a workspace that has none, and outside of packages.
@@ -55,7 +55,7 @@ pub enum StoreError {
          digit, at most {MAX_FILE_NAME_CHARACTERS} of them"
     )]
     Name(String),
-    /// The name is that of a device on Windows (such as `con`), where a clone could not create the
+    /// The device's name is reserved on Windows (such as `con`), where a clone could not create the
     /// file.
     #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
     Device(String),
@@ -80,7 +80,7 @@ pub enum StoreError {
     /// All recorded runs are of other packages.
     #[error(
         "no run of package {package} in {}, only of {}: run `cargo bench` in the package first, or \
-         call the program where the other package lies", .folder.display(), list(.others)
+         call the program where the other package lies", .folder.display(), package_list(.others)
     )]
     OtherPackages {
         /// Package in whose folder the program was called.
@@ -121,7 +121,7 @@ pub enum StoreError {
     },
 }
 
-fn list(packages: &BTreeSet<CargoPackage>) -> String {
+fn package_list(packages: &BTreeSet<CargoPackage>) -> String {
     packages.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -139,9 +139,9 @@ impl From<RecordFileError> for StoreError {
     }
 }
 
-impl Store {
-    /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it,
-    /// else as [`Self::store_around_folder`] the working folder.
+impl BaselineStore {
+    /// The store of the package whose bench binary runs: The store lies in `CARGO_MANIFEST_DIR`, as
+    /// cargo sets it, else as [`Self::store_around_folder`] finds it from the working folder.
     pub fn discover_store() -> Self {
         let package = process::nonempty_variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
         package.filter(|folder| folder.is_dir()).map_or_else(
@@ -282,7 +282,7 @@ impl Store {
     /// apply.
     ///
     /// # Errors
-    /// Fails if a record is broken.
+    /// Fails if a numerics record is broken.
     pub fn numerics(&self, runs: &[ProcessRun]) -> Result<Vec<Numerics>, StoreError> {
         let benches: BTreeSet<&str> = runs.iter().map(|run| run.bench.as_str()).collect();
         let mut found = Vec::new();
@@ -309,7 +309,8 @@ impl Store {
 /// Accepts names that are one plain path component.
 ///
 /// # Errors
-/// Fails if the name could leave its folder, hide, or trip a shell, or is that of the calibration.
+/// Fails if the name could leave its folder, is hidden, has characters that a shell interprets, or
+/// is that of the calibration.
 pub fn check_path_component(name: &str) -> Result<(), StoreError> {
     if name == CALIBRATION_NAME {
         return Err(StoreError::Reserved);

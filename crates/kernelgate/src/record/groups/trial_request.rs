@@ -14,7 +14,7 @@ pub struct TrialRequest {
     pub record: PathBuf,
     /// Cases to run, all of which the flags select; absent if only the flags select cases.
     pub cases: Option<BTreeSet<String>>,
-    /// Subset of the cases to run first because their code changed.
+    /// Cases that run first because their code changed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub first: BTreeSet<String>,
     /// Run of an earlier process of the same executable: a case whose outputs have the bits that
@@ -78,7 +78,7 @@ impl TrialSampling {
     /// Checks that the times and counts of the request are plausible.
     ///
     /// # Errors
-    /// The error is a fragment of a message that names them.
+    /// The error is a fragment of a message that names the invalid fields.
     pub fn validate(&self) -> Result<(), String> {
         let Self { warm_up_s, measurement_s, fewest, most } = *self;
         if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
@@ -101,8 +101,7 @@ impl TrialSampling {
     /// The verification pass of a process: one sample, so that every case is seen to run.
     pub const VERIFICATION_SAMPLING: Self =
         Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
-    /// Sampling plan on a GPU for a process whose median counts: samples of one process vary less
-    /// there than processes do.
+    /// Sampling plan of a trial on a GPU, where samples of one process vary less than processes do.
     pub const GPU_SAMPLING: Self =
         Self { warm_up_s: 0.05, measurement_s: 0.2, fewest: 2, most: 50 };
     /// Sampling plan of a process that keeps the device busy until it is ended.

@@ -48,8 +48,8 @@ pub struct TrialRecord {
 /// Timing of one case in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct CaseTiming {
-    /// Median over the samples, nanoseconds a launch or an iteration. Positive and finite, or the
-    /// gate leaves its block out.
+    /// Median over the samples, nanoseconds a launch or an iteration. The time is positive and
+    /// finite; otherwise the gate excludes its block.
     pub time_ns: f64,
     /// Median over the samples of time times SM clock, cycles a launch; none on the host.
     pub cycles: Option<f64>,
@@ -72,10 +72,10 @@ pub struct CaseTiming {
 
 impl RecordType for ComparisonTrials {
     const SCHEMA: &'static str = "kernelgate-trials";
-    const VERSION: u64 = 2;
-    const OLDEST: u64 = 2;
-    const KIND: &'static str = "comparison";
-    const FREE_TEXT: &'static [&'static str] = &["broke", "failed", "identity"];
+    const SCHEMA_VERSION: u64 = 2;
+    const OLDEST_VERSION: u64 = 2;
+    const FILE_KIND: &'static str = "comparison";
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &["broke", "failed", "identity"];
 
     fn validate(&self) -> Result<(), String> {
         self.trials.iter().try_for_each(TrialRecord::validate)
@@ -91,7 +91,7 @@ impl TrialRecord {
         if self.place > 3 || !(1..=2).contains(&self.round) {
             return Err(format!("a trial at place {} of round {}", self.place, self.round));
         }
-        text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
+        text::check_plain_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
         plausibility::check_count("block", self.block as u64)?;
         let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
         plausibility::check_seconds("wall_s", self.wall_s).map_err(named)?;

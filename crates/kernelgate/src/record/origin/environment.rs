@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::gpus::{Gpu, Gpus};
+use super::gpus::{Gpu, RecordedGpus};
 use crate::record::files::text::on_one_line;
 
 use serde::{Deserialize, Serialize};
 use sysinfo::System;
 
-use crate::backend::{BackendKind, Target};
+use crate::backend::{BackendKind, BenchTarget};
 use crate::measure::plausibility;
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
@@ -43,8 +43,8 @@ pub struct Environment {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// The GPUs that the run used; empty on the CPU.
-    #[serde(default, skip_serializing_if = "Gpus::is_empty")]
-    pub gpus: Gpus,
+    #[serde(default, skip_serializing_if = "RecordedGpus::is_empty")]
+    pub gpus: RecordedGpus,
     /// How the GPUs reach each other's memory: the weakest of all pairs; absent for one GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
@@ -81,10 +81,10 @@ impl Environment {
     }
 
     /// Describes the machine of this process, for a run on a target.
-    pub fn on(target: &Target) -> Self {
+    pub fn on(target: &BenchTarget) -> Self {
         match target {
-            Target::Cpu => Self::cpu(),
-            Target::Cuda(devices) => Self {
+            BenchTarget::Cpu => Self::cpu(),
+            BenchTarget::Cuda(devices) => Self {
                 link: devices.link(),
                 ..Self::environment_on_gpus(devices.iter().map(|device| device.facts()))
             },
@@ -121,7 +121,7 @@ impl Environment {
                 .unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
             arch: std::env::consts::ARCH.to_owned(),
             cores: std::thread::available_parallelism().map_or(1, Into::into),
-            threads: crate::backend::cpu::threads(),
+            threads: crate::backend::cpu::available_threads(),
             simd: cpu_simd_features(),
             memory_bytes: system.as_ref().map_or(0, System::total_memory),
             os: on_one_line(&format!(
@@ -131,8 +131,8 @@ impl Environment {
             )),
             optimised: !cfg!(debug_assertions),
             kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
-            machine: machine(),
-            gpus: Gpus::default(),
+            machine: machine_identity(),
+            gpus: RecordedGpus::default(),
             link: None,
         }
     }
@@ -212,7 +212,7 @@ fn gpu(facts: &DeviceFacts) -> Gpu {
         arch: facts.arch.clone(),
         driver: telemetry.and_then(|it| it.driver()).unwrap_or_else(|| "unknown".to_owned()),
         driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
-        nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
+        nvrtc: nvrtc::installed_nvrtc_version().map_or_else(|_| "unknown".to_owned(), version),
         multiprocessors: facts.multiprocessors,
         l2_bytes: facts.l2_bytes,
         memory_bytes: facts.memory_bytes,
@@ -223,7 +223,7 @@ fn gpu(facts: &DeviceFacts) -> Gpu {
 
 /// Names alone repeat ("localhost") and machine ids are copied with images: both together.
 #[expect(clippy::disallowed_methods, reason = "a file of the system")]
-fn machine() -> Option<String> {
+fn machine_identity() -> Option<String> {
     let name = System::host_name().ok().filter(|name| !name.is_empty());
     let id = std::fs::read_to_string("/etc/machine-id")
         .map(|id| id.trim().to_owned())
@@ -358,7 +358,7 @@ mod tests {
         use crate::record::file;
         let gpu = |uuid: &str| Gpu::h200_with_driver(uuid, "580.82");
         let text = |environment: Environment| {
-            let run = ProcessRun::start("b", "s", environment, Provenance::default());
+            let run = ProcessRun::start_process_run("b", "s", environment, Provenance::default());
             file::record_text(&run)
         };
         let written_and_read = |environment: Environment| {

@@ -44,12 +44,12 @@ impl Gpu {
     }
 }
 
-/// GPUs, each once, in the order of their uuids.
+/// Distinct GPUs, in the order of their uuids.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Gpu>", into = "Vec<Gpu>")]
-pub struct Gpus(Vec<Gpu>);
+pub struct RecordedGpus(Vec<Gpu>);
 
-impl Gpus {
+impl RecordedGpus {
     /// The only GPU of an environment, for code that can use exactly one.
     pub fn one(&self) -> Option<&Gpu> {
         match &self.0[..] {
@@ -107,7 +107,7 @@ impl Gpus {
     }
 }
 
-impl FromIterator<Gpu> for Gpus {
+impl FromIterator<Gpu> for RecordedGpus {
     fn from_iter<I: IntoIterator<Item = Gpu>>(gpus: I) -> Self {
         let mut gpus: Vec<Gpu> = gpus.into_iter().collect();
         gpus.sort_by(|left, right| left.uuid.cmp(&right.uuid));
@@ -116,7 +116,7 @@ impl FromIterator<Gpu> for Gpus {
     }
 }
 
-impl TryFrom<Vec<Gpu>> for Gpus {
+impl TryFrom<Vec<Gpu>> for RecordedGpus {
     type Error = &'static str;
 
     fn try_from(list: Vec<Gpu>) -> Result<Self, Self::Error> {
@@ -126,13 +126,13 @@ impl TryFrom<Vec<Gpu>> for Gpus {
     }
 }
 
-impl From<Gpus> for Vec<Gpu> {
-    fn from(gpus: Gpus) -> Self {
+impl From<RecordedGpus> for Vec<Gpu> {
+    fn from(gpus: RecordedGpus) -> Self {
         gpus.0
     }
 }
 
-impl From<Gpu> for Gpus {
+impl From<Gpu> for RecordedGpus {
     fn from(gpu: Gpu) -> Self {
         Self(vec![gpu])
     }
@@ -161,7 +161,7 @@ impl Gpu {
 mod tests {
     use super::*;
 
-    fn set(uuids: &[&str]) -> Gpus {
+    fn set(uuids: &[&str]) -> RecordedGpus {
         uuids.iter().map(|uuid| Gpu::h200_with_driver(uuid, "580.82")).collect()
     }
 
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_value_that_cards_share_appears_once() {
-        let mixed: Gpus =
+        let mixed: RecordedGpus =
             [Gpu::h200_with_driver("GPU-1", "580"), Gpu::h200_with_driver("GPU-2", "590")]
                 .into_iter()
                 .collect();

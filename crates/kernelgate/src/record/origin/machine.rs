@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::environment::Environment;
 use crate::measure::plausibility;
 use crate::record::files::file::{RecordType, hash_of_all};
-use kernelgate_cuda::observe::telemetry::{Card, list_cards};
+use kernelgate_cuda::observe::telemetry::{GpuCard, list_cards};
 
 /// Bytes to which memory is rounded: the system keeps a varying part for itself.
 const GIB: u64 = 1 << 30;
@@ -28,7 +28,7 @@ pub struct MachineFacts {
     /// Memory, GiB.
     pub memory_gib: u64,
     /// The GPUs that NVML lists on the machine.
-    pub gpus: Vec<Card>,
+    pub gpus: Vec<GpuCard>,
 }
 
 /// A fact in which a machine is not as expected.
@@ -131,8 +131,8 @@ fn processor_sockets(cpuinfo: &str) -> Option<usize> {
 
 impl RecordType for MachineFacts {
     const SCHEMA: &'static str = "kernelgate-machine";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "machine";
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "machine";
 
     fn validate(&self) -> Result<(), String> {
         plausibility::check_count("cores", self.cores as u64)?;
@@ -151,8 +151,8 @@ impl RecordType for MachineFacts {
 mod tests {
     use super::*;
 
-    fn h200_card(driver: &str) -> Card {
-        Card {
+    fn h200_card(driver: &str) -> GpuCard {
+        GpuCard {
             model: "NVIDIA H200".to_owned(),
             memory_bytes: Some(150_754_820_096),
             driver: Some(driver.to_owned()),
@@ -167,24 +167,24 @@ mod tests {
         }
     }
 
-    fn machine(gpus: Vec<Card>) -> MachineFacts {
+    fn machine_with_gpus(gpus: Vec<GpuCard>) -> MachineFacts {
         let processor = "Intel Xeon".to_owned();
         MachineFacts { processor, sockets: Some(2), cores: 64, memory_gib: 512, gpus }
     }
 
     #[test]
     fn each_fact_that_differs_is_named() {
-        let expected = machine(vec![h200_card("580.82")]);
+        let expected = machine_with_gpus(vec![h200_card("580.82")]);
         assert_eq!(expected.mismatches(&expected), []);
-        let capped = Card { power_limit_mw: Some(500_000), ..h200_card("590.1") };
-        let found = machine(vec![capped]).mismatches(&expected);
+        let capped = GpuCard { power_limit_mw: Some(500_000), ..h200_card("590.1") };
+        let found = machine_with_gpus(vec![capped]).mismatches(&expected);
         let fields: Vec<&str> = found.iter().map(|it| &*it.field).collect();
         assert_eq!(fields, ["gpus[0].driver", "gpus[0].power_limit_mw"]);
         assert_eq!((&*found[0].expected, &*found[0].found), ("580.82", "590.1"));
-        let without = machine(Vec::new());
+        let without = machine_with_gpus(Vec::new());
         assert!(without.mismatches(&expected).iter().any(|it| it.found == "absent"));
         assert_ne!(without.digest(), expected.digest());
-        let many = machine(vec![h200_card("580.82"); MAX_GPUS_PER_MACHINE + 1]);
+        let many = machine_with_gpus(vec![h200_card("580.82"); MAX_GPUS_PER_MACHINE + 1]);
         assert_eq!(many.validate().unwrap_err(), "1025 GPUs, more than 1024");
     }
 

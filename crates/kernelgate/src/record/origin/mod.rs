@@ -64,8 +64,8 @@ impl RunOrigin<'_> {
         }
     }
 
-    /// The executables, if they differ although they should be identical. Two machines may each
-    /// build a clean commit, as machines that share the cases do (`sharded`). If the machines
+    /// Returns both executables, if they differ although they should be identical. Two machines may
+    /// each build a clean commit, as machines that share the cases do (`sharded`). If the machines
     /// cannot be distinguished, another executable is other code.
     pub fn differing_build(self, other: Self, sharded: bool) -> Option<EnvironmentMismatch> {
         let clean = self.is_clean_commit();

@@ -48,13 +48,13 @@ impl fmt::Display for CargoPackage {
 
 fn manifest_text(folder: &Path) -> Option<String> {
     let mut text = String::new();
-    let file = regular_file::open(&folder.join(MANIFEST_FILE)).ok()?;
+    let file = regular_file::open_regular_file(&folder.join(MANIFEST_FILE)).ok()?;
     file.take(MAX_MANIFEST_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
 /// Header of the table that each line of a manifest belongs to, and the line.
-fn lines(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
+fn manifest_lines(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut table = "";
     manifest.lines().map(str::trim).map(move |line| {
         if line.starts_with('[') {
@@ -66,7 +66,7 @@ fn lines(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
 
 /// Value of `name` in the manifest's table `package`, as `cargo new` writes it.
 fn package_name(manifest: &str) -> Option<String> {
-    let of_package = lines(manifest).filter(|(table, _)| *table == "package");
+    let of_package = manifest_lines(manifest).filter(|(table, _)| *table == "package");
     let mut values = of_package.filter_map(|(_, line)| {
         let (key, value) = line.split_once('=')?;
         (key.trim() == "name").then_some(value)
@@ -76,7 +76,8 @@ fn package_name(manifest: &str) -> Option<String> {
 }
 
 fn has_workspace_table(manifest: &str) -> bool {
-    lines(manifest).any(|(table, _)| table == "workspace" || table.starts_with("workspace."))
+    manifest_lines(manifest)
+        .any(|(table, _)| table == "workspace" || table.starts_with("workspace."))
 }
 
 #[cfg(test)]

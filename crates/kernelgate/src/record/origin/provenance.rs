@@ -63,7 +63,7 @@ impl Provenance {
 
     /// Code of a process that a person or a script started, and whether `KERNELGATE_COMMIT` states
     /// the commit. A stated commit must be a commit id. Git is asked only about an executable that
-    /// cargo started, or that lies where cargo built it.
+    /// cargo started, or that lies in cargo's target folder.
     ///
     /// # Errors
     /// Fails if `KERNELGATE_COMMIT` is not a commit id.
@@ -108,7 +108,7 @@ impl Provenance {
     }
 }
 
-/// Whether it names a commit: its hash, or enough digits of it that no other is meant.
+/// Whether a text names a commit: its hash, or so many digits that the commit is unambiguous.
 pub fn is_commit(text: &str) -> bool {
     text.len() >= 7 && is_hash(text)
 }

@@ -1,10 +1,10 @@
 use super::*;
-use crate::measure::Cache;
+use crate::measure::CacheState;
 use crate::measure::limits::{MemoryLimit, Traffic};
 
 #[test]
 fn rejects_names_with_separators_and_invalid_errors() {
-    let run = ProcessRun::start("b c", "s1", Environment::cpu(), Provenance::default());
+    let run = ProcessRun::start_process_run("b c", "s1", Environment::cpu(), Provenance::default());
     assert_eq!(run.validate(), Ok(()));
     for (bench, session, started, wanted) in [
         ("../x", "s", "2026-01-01T00:00:00Z", "bench `../x` holds `/`"),
@@ -20,7 +20,7 @@ fn rejects_names_with_separators_and_invalid_errors() {
     for bad in [-1.0, f64::INFINITY, f64::NAN] {
         let after = AfterTiming { relative_l2: bad, ..AfterTiming::SAME_BITS_VERIFICATION };
         let validate_with = |verification| {
-            let case = CaseRecord { verification, ..CaseRecord::from_samples(vec![1.0]) };
+            let case = CaseRecord { verification, ..CaseRecord::untimed_samples(vec![1.0]) };
             ProcessRun { cases: [("a".to_owned(), case)].into(), ..run.clone() }.validate()
         };
         let default = VerificationRecord::default;
@@ -33,10 +33,10 @@ fn rejects_names_with_separators_and_invalid_errors() {
 
 #[test]
 fn impossible_samples_are_invalid() {
-    let samples = |launches: &[u64], elapsed_ns: &[f64]| Samples {
+    let samples = |launches: &[u64], elapsed_ns: &[f64]| CaseSamples {
         launches: launches.to_vec(),
         elapsed_ns: elapsed_ns.to_vec(),
-        ..Samples::default()
+        ..CaseSamples::default()
     };
     assert_eq!(samples(&[1, 2], &[5.0, 9.0]).validate(), Ok(()));
     for (launches, elapsed_ns, wanted) in [
@@ -53,16 +53,16 @@ fn impossible_samples_are_invalid() {
         assert!(problem.ends_with(wanted), "{problem}");
     }
     let conditions = SampleConditions { contention: Some(1.5), ..SampleConditions::default() };
-    assert!(Samples { conditions, ..samples(&[1], &[1.0]) }.validate().is_err());
+    assert!(CaseSamples { conditions, ..samples(&[1], &[1.0]) }.validate().is_err());
 }
 
 /// A baseline accepts exactly the runs that are valid themselves.
 #[test]
 fn a_run_is_as_strict_as_the_baseline_of_it() {
-    let start = ProcessRun::start("b", "s1", Environment::cpu(), Provenance::default());
+    let start = ProcessRun::start_process_run("b", "s1", Environment::cpu(), Provenance::default());
     let valid = |change: &dyn Fn(&mut ProcessRun, &mut CaseRecord)| {
         let mut run = start.clone();
-        let mut case = CaseRecord::from_samples(vec![100.0, 101.0]);
+        let mut case = CaseRecord::untimed_samples(vec![100.0, 101.0]);
         change(&mut run, &mut case);
         run.cases.insert("a".to_owned(), case);
         let result = run.validate();
@@ -88,7 +88,7 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
         refused(&format!("a host launch of {shown} ns"), &|_, case| {
             case.samples.costs.host_launch_ns = Some(bad);
         });
-        let traffic = Traffic { read_bytes: 4, write_bytes: 0, cache: Cache::Hot };
+        let traffic = Traffic { read_bytes: 4, write_bytes: 0, cache: CacheState::Hot };
         let at = |time_ns| MemoryLimit { traffic, time_ns, pass: "a pass".to_owned() };
         refused(&format!("a memory limit of {shown} ns a launch"), &|run, _| {
             run.limits.memory = vec![at(1.0), at(bad)];

@@ -130,7 +130,7 @@ impl World {
         (0..self.cases).map(one).collect()
     }
 
-    fn compare(&self, seed: u64) -> (Outcome, usize) {
+    fn compare(&self, seed: u64) -> (PairedOutcome, usize) {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let name = |case: usize| format!("{case:02}");
         let mut observed: BlocksByCase =
@@ -152,15 +152,15 @@ impl World {
                     ([runs[0][case], runs[3][case]], [runs[1][case], runs[2][case]]);
                 let (base, head) =
                     if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
-                observed.get_mut(&name(case)).unwrap().push(Block { leader, base, head });
+                observed.get_mut(&name(case)).unwrap().push(TrialBlock { leader, base, head });
             }
-            let outcome = decide(&observed, &self.plan, block + 1 == blocks);
+            let outcome = decide_all(&observed, &self.plan, block + 1 == blocks);
             if outcome.undecided.is_empty() {
                 return (outcome, block + 1);
             }
             going.clone_from(&outcome.undecided);
         }
-        (decide(&observed, &self.plan, true), blocks)
+        (decide_all(&observed, &self.plan, true), blocks)
     }
 }
 
@@ -516,11 +516,11 @@ fn recorded() -> Vec<BlocksByCase> {
 
 /// An A/A comparison with its builds exchanged.
 fn exchanged(observed: &BlocksByCase) -> BlocksByCase {
-    let block = |block: &Block| {
+    let block = |block: &TrialBlock| {
         let leader = if block.leader == Arm::Base { Arm::Head } else { Arm::Base };
-        Block { leader, base: block.head, head: block.base }
+        TrialBlock { leader, base: block.head, head: block.base }
     };
-    let blocks = |blocks: &Vec<Block>| blocks.iter().map(block).collect();
+    let blocks = |blocks: &Vec<TrialBlock>| blocks.iter().map(block).collect();
     observed.iter().map(|(case, of_case)| (case.clone(), blocks(of_case))).collect()
 }
 
@@ -539,7 +539,7 @@ fn alarms_in_shards(
             if random.random_bool(0.5) { exchanged(drawn) } else { drawn.clone() }
         };
         let drawn: Vec<BlocksByCase> = (0..shards).map(&mut draw).collect();
-        let family = Family::Plan(drawn.iter().map(BTreeMap::len).sum());
+        let family = ErrorRateFamily::Plan(drawn.iter().map(BTreeMap::len).sum());
         drawn.iter().any(|observed| {
             decide_cases(observed, plan, &|_| *plan, family, true).count(Verdict::Regressed) > 0
         })

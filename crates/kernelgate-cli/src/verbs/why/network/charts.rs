@@ -1,21 +1,22 @@
 //! Charts of recorded networks, with a bar for each case.
 
-use kernelgate::display::time;
+use kernelgate::display::time_text;
 use kernelgate_trace::diagnose::network::{AttentionOperation, time_share_by_class};
 
 use super::RecordedNetwork;
 use super::tables::{classes_with_most_time, passes};
 use crate::plot::{
-    Axis, ChartBody, ChartRowMark, ChartWithTitle, MAX_ROWS, PlottedUnit, Row, Rows, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, MAX_ROWS, PlottedUnit, Row,
+    ScaleKind,
 };
 
-/// Names of files with their drawings; empty without networks.
+/// File names and contents of the charts; empty without networks.
 pub fn drawings(cases: &[RecordedNetwork]) -> anyhow::Result<Vec<(String, String)>> {
     let charts = [
-        ("network-host.svg", host(cases)),
-        ("network-kinds.svg", kinds(cases)),
-        ("network-attention.svg", attention(cases)),
-        ("network-utilization.svg", utilization(cases)),
+        ("network-host.svg", host_chart(cases)),
+        ("network-kinds.svg", kinds_chart(cases)),
+        ("network-attention.svg", attention_chart(cases)),
+        ("network-utilization.svg", utilization_chart(cases)),
     ];
     let some = charts.into_iter().filter(|(_, chart)| match &chart.body {
         ChartBody::Rows(rows) => !rows.rows.is_empty(),
@@ -27,7 +28,7 @@ pub fn drawings(cases: &[RecordedNetwork]) -> anyhow::Result<Vec<(String, String
 fn chart(
     title: &str,
     subtitle: &str,
-    axis: Axis,
+    axis: ChartAxis,
     legend: &[&str],
     rows: Vec<Row>,
 ) -> ChartWithTitle {
@@ -36,7 +37,7 @@ fn chart(
     ChartWithTitle {
         title: title.to_owned(),
         subtitle: subtitle.to_owned(),
-        body: ChartBody::Rows(Rows { axis, legend, rows, origin: None }),
+        body: ChartBody::Rows(LabelledRows { axis, legend, rows, origin: None }),
     }
 }
 
@@ -51,25 +52,25 @@ fn stacked_spans(values: &[f64]) -> Vec<ChartRowMark> {
     values.iter().enumerate().map(&mut mark).collect()
 }
 
-fn host(cases: &[RecordedNetwork]) -> ChartWithTitle {
+fn host_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
     let row = |case: &RecordedNetwork| {
         let ends = (case.wall_ns - case.device_ns).max(0.0);
         Row {
             label: case.case.clone(),
-            value: time(case.wall_ns),
+            value: time_text(case.wall_ns),
             marks: stacked_spans(&[case.busy_ns, case.device_ns - case.busy_ns, ends]),
         }
     };
     chart(
         "A launch by the host's timer",
         "time in which the device was busy, idle between kernels, and before and after all of them",
-        Axis::new("wall time of a launch", PlottedUnit::Time, ScaleKind::FromZero),
+        ChartAxis::new("wall time of a launch", PlottedUnit::Time, ScaleKind::FromZero),
         &["busy", "idle", "before and after"],
         cases.iter().map(row).collect(),
     )
 }
 
-fn kinds(cases: &[RecordedNetwork]) -> ChartWithTitle {
+fn kinds_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
     let columns = classes_with_most_time(cases);
     let row = |case: &RecordedNetwork| -> Vec<Row> {
         let bar = |(pass, kernels): (&str, Vec<_>)| {
@@ -90,13 +91,13 @@ fn kinds(cases: &[RecordedNetwork]) -> ChartWithTitle {
     chart(
         "Kinds of kernels, inference and training",
         "share of the time of all kernels; the rest is of other kinds",
-        Axis::new("share of the kernels' time", PlottedUnit::Share, ScaleKind::FromZero),
+        ChartAxis::new("share of the kernels' time", PlottedUnit::Share, ScaleKind::FromZero),
         &labels,
         cases.iter().flat_map(row).collect(),
     )
 }
 
-fn attention(cases: &[RecordedNetwork]) -> ChartWithTitle {
+fn attention_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
     let row = |case: &RecordedNetwork| {
         let all = case.attention_time_ns()?;
         let passes = case.network.passes.max(1) as f64;
@@ -108,29 +109,29 @@ fn attention(cases: &[RecordedNetwork]) -> ChartWithTitle {
             }
             None => vec![ChartRowMark::Bar(all, operations.len())],
         };
-        Some(Row { label: case.case.clone(), value: time(all), marks })
+        Some(Row { label: case.case.clone(), value: time_text(all), marks })
     };
     chart(
         "Attention of a forward pass",
         "kernels between the projections, by operation or fused",
-        Axis::new("time of kernels", PlottedUnit::Time, ScaleKind::FromZero),
+        ChartAxis::new("time of kernels", PlottedUnit::Time, ScaleKind::FromZero),
         &["scores", "softmax", "values", "fused"],
         cases.iter().filter_map(row).collect(),
     )
 }
 
-fn utilization(cases: &[RecordedNetwork]) -> ChartWithTitle {
+fn utilization_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
     let row = |case: &RecordedNetwork| {
         let share = case.utilization.of_published?;
         let mut marks = vec![ChartRowMark::Bar(share, 0)];
         marks.extend(case.utilization.of_measured.map(ChartRowMark::Tick));
-        let value = format!("{:.1}%, {}", 100.0 * share, time(case.launch_ns));
+        let value = format!("{:.1}%, {}", 100.0 * share, time_text(case.launch_ns));
         Some(Row { label: case.case.clone(), value, marks })
     };
     chart(
         "Model FLOP utilization",
         "a bar by the published dense peak, a line by the measured one",
-        Axis::new("share of the peak", PlottedUnit::Share, ScaleKind::FromZero),
+        ChartAxis::new("share of the peak", PlottedUnit::Share, ScaleKind::FromZero),
         &[],
         cases.iter().filter_map(row).collect(),
     )

@@ -12,7 +12,7 @@ pub use tables::text;
 use kernelgate::protocol::CaseRecording;
 use kernelgate::workload::SampleUnit;
 use kernelgate_trace::diagnose::network::{
-    KernelUsePerPass, Network, TrainingPhase, total_kernel_ns,
+    KernelUsePerPass, NetworkPhases, TrainingPhase, total_kernel_ns,
 };
 use kernelgate_trace::diagnose::{KernelClass, RangeTreeNode, TraceDiagnosis};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ pub struct RecordedNetwork {
     problem: String,
     /// Implementation and cache state in the case id.
     row: String,
-    network: Network,
+    network: NetworkPhases,
     /// Time by the host's timer, with a wait at the end of all launches.
     wall_ns: f64,
     /// Host time of the launch call alone, nanoseconds.
@@ -57,7 +57,7 @@ impl RecordedNetwork {
     ) -> Option<Self> {
         let network = diagnosis.network.clone()?;
         let (all, device) = (tree.first()?, diagnosis.devices.first()?);
-        let step = tree.iter().find(|of| of.depth == 1 && of.name == CaseRecording::STEP)?;
+        let step = tree.iter().find(|of| of.depth == 1 && of.name == CaseRecording::STEP_RANGE)?;
         let launches = f64::from(recording.steps.max(1));
         let each = |ns: i64| ns as f64 / launches;
         let launch_ns = step.span_ns as f64 / step.times.max(1) as f64;
@@ -99,8 +99,8 @@ impl RecordedNetwork {
         self.network.phase(phase).map(|of| of.busy_ns / all.max(1.0))
     }
 
-    /// Kernels of inference: those of the same row's recorded forward pass, or of the forward pass
-    /// within the training step.
+    /// Kernels of inference, from the row's recorded forward pass or from the forward pass within
+    /// the training step.
     fn inference<'a>(&'a self, all: &'a [Self]) -> &'a [KernelUsePerPass] {
         if !self.network.trains() {
             return self.forward();

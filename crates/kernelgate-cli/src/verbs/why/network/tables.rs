@@ -1,7 +1,7 @@
 //! Tables of recorded networks, with a row for each case.
 
-use kernelgate::display::table::Table;
-use kernelgate::display::time;
+use kernelgate::display::table::TextTable;
+use kernelgate::display::time_text;
 use kernelgate_trace::diagnose::network::{
     AttentionOperation, KernelUsePerPass, MIN_LISTED_TIME_SHARE, TrainingPhase,
     time_share_by_class, total_kernel_ns,
@@ -14,7 +14,7 @@ use super::RecordedNetwork;
 /// Longest name of a kernel in a table, columns.
 const MAX_NAME: usize = 40;
 /// Largest number of kernels of a case that are listed.
-const MAX_KERNELS: usize = 6;
+const MAX_LISTED_KERNELS: usize = 6;
 /// Largest number of kinds of kernels with columns of their own.
 const MAX_KERNEL_CLASSES: usize = 6;
 
@@ -26,14 +26,14 @@ fn dash_cell() -> String {
     "-".to_owned()
 }
 
-fn number(count: f64) -> String {
+fn count_text(count: f64) -> String {
     if count.fract() == 0.0 { format!("{count:.0}") } else { format!("{count:.1}") }
 }
 
 /// Text of all tables, with sentences that explain their columns.
-pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&Table) -> String) -> String {
+pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&TextTable) -> String) -> String {
     let sections = [
-        ("utilization of the matrix units", utilization(cases), published_peaks_note(cases)),
+        ("utilization of the matrix units", utilization_table(cases), published_peaks_note(cases)),
         (
             "(a) host against device, a launch",
             host_and_device(cases),
@@ -41,13 +41,13 @@ pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&Table) -> String) -> Stri
              ends: before the first kernel and after the last one\n"
                 .to_owned(),
         ),
-        ("(b) the kernel with the largest total time", largest(cases), String::new()),
+        ("(b) the kernel with the largest total time", largest_kernels(cases), String::new()),
         (
             "(c) kernels of the forward pass besides matmul, from 1% on",
             others(cases),
             String::new(),
         ),
-        ("(d) share of the kernels' time by kind", kinds(cases), String::new()),
+        ("(d) share of the kernels' time by kind", kinds_table(cases), String::new()),
         (
             "(e) softmax against matmul inside attention, a forward pass",
             attention(cases),
@@ -65,7 +65,7 @@ pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&Table) -> String) -> Stri
 
 /// Adds rows of each case below a heading of its problem.
 fn add_rows_by_problem(
-    table: &mut Table,
+    table: &mut TextTable,
     cases: &[RecordedNetwork],
     rows: impl Fn(&RecordedNetwork) -> Vec<Vec<String>>,
 ) {
@@ -78,8 +78,8 @@ fn add_rows_by_problem(
     }
 }
 
-fn utilization(cases: &[RecordedNetwork]) -> Table {
-    let mut table = Table::new(&[
+fn utilization_table(cases: &[RecordedNetwork]) -> TextTable {
+    let mut table = TextTable::new(&[
         "row",
         "a launch",
         "throughput",
@@ -94,7 +94,7 @@ fn utilization(cases: &[RecordedNetwork]) -> Table {
         let phase = |phase| share(case.phase_share(phase));
         vec![vec![
             case.row.clone(),
-            time(case.launch_ns),
+            time_text(case.launch_ns),
             case.samples_per_s.map_or_else(dash_cell, |rate| case.sample_unit.per_second(rate)),
             share(case.utilization.of_published),
             share(case.utilization.of_measured),
@@ -117,29 +117,29 @@ fn published_peaks_note(cases: &[RecordedNetwork]) -> String {
     format!("{published};\nmeasured: the matmul ceiling here; masked attention does not count\n")
 }
 
-fn host_and_device(cases: &[RecordedNetwork]) -> Table {
+fn host_and_device(cases: &[RecordedNetwork]) -> TextTable {
     let mut table =
-        Table::new(&["row", "wall", "launching", "busy", "idle", "ends", "idle mostly"]);
+        TextTable::new(&["row", "wall", "launching", "busy", "idle", "ends", "idle mostly"]);
     add_rows_by_problem(&mut table, cases, |case| {
-        let cause = case
-            .idle
-            .first()
-            .map_or_else(dash_cell, |(cause, ns)| format!("{} {}", shorten(cause, 34), time(*ns)));
+        let cause = case.idle.first().map_or_else(dash_cell, |(cause, ns)| {
+            format!("{} {}", shorten(cause, 34), time_text(*ns))
+        });
         vec![vec![
             case.row.clone(),
-            time(case.wall_ns),
-            time(case.launching_ns),
-            time(case.busy_ns),
-            time(case.device_ns - case.busy_ns),
-            time((case.wall_ns - case.device_ns).max(0.0)),
+            time_text(case.wall_ns),
+            time_text(case.launching_ns),
+            time_text(case.busy_ns),
+            time_text(case.device_ns - case.busy_ns),
+            time_text((case.wall_ns - case.device_ns).max(0.0)),
             cause,
         ]]
     });
     table
 }
 
-fn largest(cases: &[RecordedNetwork]) -> Table {
-    let mut table = Table::new(&["row", "kernel", "launches", "time", "share", "the other pass"]);
+fn largest_kernels(cases: &[RecordedNetwork]) -> TextTable {
+    let mut table =
+        TextTable::new(&["row", "kernel", "launches", "time", "share", "the other pass"]);
     add_rows_by_problem(&mut table, cases, |case| {
         let step = case.network.step();
         let Some(first) = step.first() else { return Vec::new() };
@@ -161,8 +161,8 @@ fn largest(cases: &[RecordedNetwork]) -> Table {
         vec![vec![
             case.row.clone(),
             shorten(&short_name(&first.name), MAX_NAME),
-            number(first.launches),
-            time(first.kernel_ns),
+            count_text(first.launches),
+            time_text(first.kernel_ns),
             percent(first.kernel_ns / total_kernel_ns(&step).max(1.0)),
             same,
         ]]
@@ -170,8 +170,8 @@ fn largest(cases: &[RecordedNetwork]) -> Table {
     table
 }
 
-fn others(cases: &[RecordedNetwork]) -> Table {
-    let mut table = Table::new(&["kernel", "kind", "launches", "time", "share"]);
+fn others(cases: &[RecordedNetwork]) -> TextTable {
+    let mut table = TextTable::new(&["kernel", "kind", "launches", "time", "share"]);
     for case in cases {
         let forward = case.forward();
         let all = total_kernel_ns(forward).max(1.0);
@@ -179,7 +179,7 @@ fn others(cases: &[RecordedNetwork]) -> Table {
             of.class != KernelClass::Matmul && of.kernel_ns >= MIN_LISTED_TIME_SHARE * all
         };
         let listed: Vec<&KernelUsePerPass> =
-            forward.iter().filter(other).take(MAX_KERNELS).collect();
+            forward.iter().filter(other).take(MAX_LISTED_KERNELS).collect();
         if listed.is_empty() || case.network.trains() {
             continue;
         }
@@ -188,8 +188,8 @@ fn others(cases: &[RecordedNetwork]) -> Table {
             table.row(vec![
                 shorten(&short_name(&of.name), MAX_NAME),
                 of.class.label().to_owned(),
-                number(of.launches),
-                time(of.kernel_ns),
+                count_text(of.launches),
+                time_text(of.kernel_ns),
                 percent(of.kernel_ns / all),
             ]);
         }
@@ -229,10 +229,10 @@ pub(super) fn classes_with_most_time(cases: &[RecordedNetwork]) -> Vec<KernelCla
     sums.into_iter().map(|(class, _)| class).take(MAX_KERNEL_CLASSES).collect()
 }
 
-fn kinds(cases: &[RecordedNetwork]) -> Table {
+fn kinds_table(cases: &[RecordedNetwork]) -> TextTable {
     let columns = classes_with_most_time(cases);
     let labels: Vec<&str> = columns.iter().map(|class| class.label()).collect();
-    let mut table = Table::new(&[&["row"], &labels[..], &["other kinds"]].concat());
+    let mut table = TextTable::new(&[&["row"], &labels[..], &["other kinds"]].concat());
     add_rows_by_problem(&mut table, cases, |case| {
         let row = |(pass, kernels): (&str, Vec<KernelUsePerPass>)| {
             let shares = time_share_by_class(&kernels);
@@ -248,8 +248,8 @@ fn kinds(cases: &[RecordedNetwork]) -> Table {
     table
 }
 
-fn attention(cases: &[RecordedNetwork]) -> Table {
-    let mut table = Table::new(&[
+fn attention(cases: &[RecordedNetwork]) -> TextTable {
+    let mut table = TextTable::new(&[
         "row",
         "scores",
         "softmax",
@@ -265,7 +265,7 @@ fn attention(cases: &[RecordedNetwork]) -> Table {
         let unfused = case.network.attention.as_ref();
         let operation = |operation| {
             unfused.map_or_else(dash_cell, |of| {
-                time(of.operation(operation).kernel_ns as f64 / passes)
+                time_text(of.operation(operation).kernel_ns as f64 / passes)
             })
         };
         let ratio =
@@ -283,7 +283,7 @@ fn attention(cases: &[RecordedNetwork]) -> Table {
             ratio(unfused.and_then(|of| of.matmul_over_softmax_flops()), |ratio| {
                 format!("{ratio:.1} : 1")
             }),
-            time(all_ns),
+            time_text(all_ns),
             ratio(gain, |gain| format!("{gain:.2}x")),
         ]]
     });

@@ -1,10 +1,10 @@
-//! Launches of every kind, and what keeps them from a GPU.
+//! Launches of every kind, and the reasons why a GPU cannot run them.
 
 use super::*;
 use crate::Source;
 use crate::testing::gpu;
 
-const KERNELS: &str = r#"
+const ARGUMENT_TEST_KERNELS: &str = r#"
 struct __align__(64) Map { unsigned long long words[16]; };
 extern "C" __global__ void many(float* out, MANY) { out[0] = SUM; }
 extern "C" __global__ void mapped(const __grid_constant__ Map map, unsigned long long* out) {
@@ -39,7 +39,7 @@ fn launches_of_every_kind_reach_the_device() {
     let names: Vec<String> = (0..100).map(|i| format!("float a{i}")).collect();
     let sum: Vec<String> = (0..100).map(|i| format!("a{i}")).collect();
     let defines = [format!("MANY={}", names.join(",")), format!("SUM={}", sum.join("+"))];
-    let build = Source::new("prepared", KERNELS).build(&[&defines[0], &defines[1]]);
+    let build = Source::new("prepared", ARGUMENT_TEST_KERNELS).build(&[&defines[0], &defines[1]]);
     let prepare = |symbol, dims, parameters| {
         PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
     };
@@ -115,7 +115,7 @@ fn launches_of_every_kind_reach_the_device() {
 #[test]
 fn reports_launches_beyond_the_gpu_as_unsupported() {
     let Some((device, _alone)) = gpu() else { return };
-    let build = Source::new("prepared", KERNELS).build(&["MANY=int a", "SUM=a"]);
+    let build = Source::new("prepared", ARGUMENT_TEST_KERNELS).build(&["MANY=int a", "SUM=a"]);
     let prepare = |symbol, dims, parameters| {
         PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
     };

@@ -6,9 +6,9 @@ use super::super::super::finding::{
     DiagnosisFinding, FindingEvidence, FindingSeverity, NumberWithUnit,
 };
 use super::super::super::text::time;
-use super::super::outcome::{doubt, most_expensive_evidence, number, percent};
-use crate::analyze::operations::{Kind, OperationId};
-use crate::analyze::order::Order;
+use super::super::outcome::{doubtful_trace_finding, most_expensive_evidence, number, percent};
+use crate::analyze::operations::{OperationId, OperationKind};
+use crate::analyze::order::OperationOrder;
 
 /// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
 pub(super) const MAX_HARMLESS_OVERLAP_NS: i64 = 20_000;
@@ -30,7 +30,7 @@ pub(super) fn find_stream_overlaps(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let all = &context.all;
-    let order = Order::operations_by_key(
+    let order = OperationOrder::operations_by_key(
         all.ids().filter(|&id| !may_overlap_on_stream(context, id)),
         |id| (all.place(id), all.start(id), all.end(id)),
     );
@@ -71,7 +71,7 @@ pub(super) fn find_stream_overlaps(
     } else {
         FindingSeverity::Warning
     };
-    let mut finding = doubt(
+    let mut finding = doubtful_trace_finding(
         severity,
         format!(
             "{} operations overlap {followers} that follow them on one stream, by up to {}: their \
@@ -103,9 +103,9 @@ pub(super) fn find_stream_overlaps(
 fn may_overlap_on_stream(context: &DiagnosisContext<'_>, id: OperationId) -> bool {
     let node = |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|node| node != 0);
     match context.all.part(id) {
-        (Kind::Kernel, row) => node(row),
-        (Kind::Copy, _) => context.is_page_migration(id),
-        (Kind::Set | Kind::Graph, _) => false,
+        (OperationKind::Kernel, row) => node(row),
+        (OperationKind::Copy, _) => context.is_page_migration(id),
+        (OperationKind::Set | OperationKind::Graph, _) => false,
     }
 }
 
@@ -125,7 +125,7 @@ pub(super) fn find_operations_without_times(
     } else {
         FindingSeverity::Information
     };
-    let mut finding = doubt(
+    let mut finding = doubtful_trace_finding(
         severity,
         format!("{lost} operations have no times and do not count: {share:.1} % of all"),
         NumberWithUnit { value: share, unit: "% of operations" },
@@ -156,7 +156,7 @@ pub(super) fn find_starts_before_launches(
     } else {
         FindingSeverity::Information
     };
-    let mut finding = doubt(
+    let mut finding = doubtful_trace_finding(
         severity,
         format!(
             "{count} of {launched} operations start before the call that launched them, by up to \

@@ -11,7 +11,8 @@ pub(super) struct MissingRecordsReason {
     pub advice: String,
 }
 
-/// Texts that profiler messages contain, the reason behind the message, and what to do.
+/// Profiler messages by the text that they contain, with the reason behind the message, and what to
+/// do.
 const MESSAGE_REASONS: &[(&[&str], &str, &str)] = &[
     (
         &["ERR_NVGPUCTRPERM", "INSUFFICIENT_PRIVILEGES", "privilege", "permission"],
@@ -40,8 +41,8 @@ const MESSAGE_REASONS: &[(&[&str], &str, &str)] = &[
     ),
 ];
 
-/// Message reasons that count only if nothing was recorded: processes without CUDA have such
-/// messages too.
+/// Message reasons that count only if nothing was recorded, because processes without CUDA print
+/// such messages too.
 const NOTHING_RECORDED_REASONS: &[(&[&str], &str, &str)] = &[
     (
         &["driver version is insufficient", "requires a newer driver", "INSUFFICIENT_DRIVER"],
@@ -89,7 +90,7 @@ fn driver_too_new_reason(message: &str) -> Option<MissingRecordsReason> {
     })
 }
 
-/// Profiler messages as evidence, those that concern every rule first.
+/// Profiler messages as evidence; messages that concern every rule come first.
 pub(super) fn messages_as_evidence(messages: &[String]) -> Vec<FindingEvidence> {
     let mut texts: Vec<String> =
         messages.iter().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ")).collect();

@@ -5,17 +5,18 @@ mod messages;
 
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    DiagnosisFinding, FindingEvidence, FindingSeverity, NumberWithUnit, ProcessDeviceUse, Unit,
+    DiagnosisFinding, FindingEvidence, FindingSeverity, InspectedUnit, NumberWithUnit,
+    ProcessDeviceUse,
 };
 use super::super::host::cause::IdleCauseKind;
-use super::outcome::{RuleOutcome, doubt, inspected_all, number, percent};
+use super::outcome::{RuleOutcome, doubtful_trace_finding, inspected_all, number, percent};
 use crate::analyze::timeline::idle::Gap;
-use crate::model::Recorder;
+use crate::model::TraceRecorder;
 use impossible::MAX_HARMLESS_OVERLAP_NS;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_PROFILER_OVERHEAD_PERCENT: f64 = 5.0;
-/// A gap this many times as long as everything else is taken for a jump of the clock, or a pause.
+/// A gap this many times as long as all other time is taken for a jump of the clock, or a pause.
 const CLOCK_JUMP_LENGTH_RATIO: i64 = 100;
 
 pub(super) fn finds() -> String {
@@ -27,7 +28,8 @@ pub(super) fn finds() -> String {
     )
 }
 
-/// Rule that finds reasons to doubt the trace itself. Long because it has a sentence for each reason.
+/// Rule that finds reasons to doubt the trace itself. The function is long because it has a
+/// sentence for each reason.
 #[expect(clippy::too_many_lines)]
 pub(super) fn data_quality_rule(
     context: &DiagnosisContext<'_>,
@@ -40,7 +42,7 @@ pub(super) fn data_quality_rule(
         found.push(no_gpu_work_finding(context));
     }
     for part in &quality.unreadable {
-        found.push(doubt(
+        found.push(doubtful_trace_finding(
             FindingSeverity::Severe,
             format!("a part could not be read to its end: {part}"),
             number(1, "parts"),
@@ -49,7 +51,7 @@ pub(super) fn data_quality_rule(
         ));
     }
     for note in &quality.notes {
-        found.push(doubt(
+        found.push(doubtful_trace_finding(
             FindingSeverity::Information,
             note.clone(),
             number(1, "notes"),
@@ -58,7 +60,7 @@ pub(super) fn data_quality_rule(
         ));
     }
     if quality.dropped > 0 {
-        found.push(doubt(
+        found.push(doubtful_trace_finding(
             FindingSeverity::Severe,
             format!("the recorder lost {} records", quality.dropped),
             count(quality.dropped),
@@ -70,7 +72,7 @@ pub(super) fn data_quality_rule(
     impossible::find_stream_overlaps(context, &mut found);
     impossible::find_starts_before_launches(context, &mut found);
     if !quality.missing.is_empty() && trace.profiled.is_empty() {
-        found.push(doubt(
+        found.push(doubtful_trace_finding(
             FindingSeverity::Information,
             format!("not recorded: {}", quality.missing.join(", ")),
             number(quality.missing.len(), "tables"),
@@ -94,13 +96,17 @@ pub(super) fn data_quality_rule(
             quality.backwards,
             DOUBTFUL_CLOCK_ADVICE,
         ),
-        ("events are no valid JSON and do not count", quality.broken_events, STRINGS),
+        ("events are no valid JSON and do not count", quality.broken_events, STRINGS_ADVICE),
         ("values do not fit their field and do not count", quality.odd_values, RECORD_AGAIN_ADVICE),
-        ("texts are not UTF-8; bytes that are not read as \u{fffd}", quality.invalid_texts, NAMES),
+        (
+            "texts are not UTF-8; bytes that are not read as \u{fffd}",
+            quality.invalid_texts,
+            NAMES_ADVICE,
+        ),
     ] {
         if records > 0 {
             let title = format!("{records} {what}");
-            found.push(doubt(
+            found.push(doubtful_trace_finding(
                 FindingSeverity::Information,
                 title,
                 count(records),
@@ -109,12 +115,12 @@ pub(super) fn data_quality_rule(
             ));
         }
     }
-    overhead(context, devices, &mut found);
-    clock(context, devices, &mut found);
+    profiler_overhead(context, devices, &mut found);
+    clock_jump(context, devices, &mut found);
     find_profiler_messages(context, &mut found);
     RuleOutcome::Checked(
         found,
-        inspected_all(context.all.len().max(trace.profiled.len()), Unit::Operations),
+        inspected_all(context.all.len().max(trace.profiled.len()), InspectedUnit::Operations),
     )
 }
 
@@ -122,7 +128,7 @@ pub(super) fn data_quality_rule(
 fn find_profiler_messages(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
     let quality = &context.trace.quality;
     if !quality.messages.is_empty() && !context.all.is_empty() {
-        let mut finding = doubt(
+        let mut finding = doubtful_trace_finding(
             FindingSeverity::Information,
             format!("the profiler reported {} warnings and errors", quality.messages.len()),
             number(quality.messages.len(), "messages"),
@@ -142,7 +148,7 @@ fn find_profiler_messages(context: &DiagnosisContext<'_>, found: &mut Vec<Diagno
 /// A trace without GPU work; the recorder's messages may say why.
 fn no_gpu_work_finding(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
     let trace = context.trace;
-    let mut own = trace.processes.iter().filter(|_| trace.recorder == Recorder::Chrome);
+    let mut own = trace.processes.iter().filter(|_| trace.recorder == TraceRecorder::Chrome);
     let gpu_process = own.find_map(|process| {
         let name = trace.names.text(process.name?);
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
@@ -170,7 +176,7 @@ fn no_gpu_work_finding(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
     };
     let title = "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can \
                  be concluded";
-    let mut finding = doubt(
+    let mut finding = doubtful_trace_finding(
         FindingSeverity::Severe,
         format!("{title}{because}"),
         number(0, "operations"),
@@ -185,8 +191,9 @@ const UNCLOSED_RANGES_ADVICE: &str =
     "their lengths are upper bounds; close every range, or record to the end";
 const DOUBTFUL_CLOCK_ADVICE: &str = "times around them are doubtful; record again";
 const RECORD_AGAIN_ADVICE: &str = "record again; sums below are without them";
-const STRINGS: &str = "PyTorch writes some strings unescaped (with_stack=True); the rest was read";
-const NAMES: &str = "give ranges names in UTF-8";
+const STRINGS_ADVICE: &str =
+    "PyTorch writes some strings unescaped (with_stack=True); the rest was read";
+const NAMES_ADVICE: &str = "give ranges names in UTF-8";
 
 /// Operations without a call, and what that hides.
 fn find_operations_without_call(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
@@ -199,7 +206,7 @@ fn find_operations_without_call(context: &DiagnosisContext<'_>, found: &mut Vec<
     let share = operations_without_call as f64 / launched.max(1) as f64 * 100.0;
     let severity =
         if share > 5.0 { FindingSeverity::Warning } else { FindingSeverity::Information };
-    let mut finding = doubt(
+    let mut finding = doubtful_trace_finding(
         severity,
         format!(
             "{operations_without_call} of {launched} operations were launched by calls that the trace does not hold"
@@ -213,7 +220,7 @@ fn find_operations_without_call(context: &DiagnosisContext<'_>, found: &mut Vec<
     found.push(finding);
 }
 
-/// Graphs whose nodes were not recorded: their kernels are in no table.
+/// Finds graphs whose nodes were not recorded, so that no table has their kernels.
 fn find_graphs_without_nodes(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
     let graphs = &context.trace.graphs.on_gpu;
     if graphs.is_empty() {
@@ -222,7 +229,7 @@ fn find_graphs_without_nodes(context: &DiagnosisContext<'_>, found: &mut Vec<Dia
     let time: i64 = graphs.total_duration_ns();
     let busy: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
     let share = percent(time, busy);
-    let mut finding = doubt(
+    let mut finding = doubtful_trace_finding(
         if share > 50.0 { FindingSeverity::Warning } else { FindingSeverity::Information },
         format!(
             "{} graph launches were recorded whole: {share:.1} % of the busy time has no kernels",
@@ -237,7 +244,7 @@ fn find_graphs_without_nodes(context: &DiagnosisContext<'_>, found: &mut Vec<Dia
 }
 
 /// The cost of the profiler itself while the GPU was used.
-fn overhead(
+fn profiler_overhead(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
     found: &mut Vec<DiagnosisFinding>,
@@ -264,7 +271,7 @@ fn overhead(
     }
     let share = percent(total, last - first);
     if share > MAX_PROFILER_OVERHEAD_PERCENT {
-        let mut finding = doubt(
+        let mut finding = doubtful_trace_finding(
             FindingSeverity::Warning,
             format!("the profiler worked for {share:.1} % of the time in which the GPU was used"),
             NumberWithUnit { value: share, unit: "%" },
@@ -277,7 +284,7 @@ fn overhead(
 }
 
 /// A gap that dwarfs everything else: shares of the span mean little.
-fn clock(
+fn clock_jump(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
     found: &mut Vec<DiagnosisFinding>,
@@ -300,7 +307,7 @@ fn clock(
         if rest <= 0 || longest.length() / CLOCK_JUMP_LENGTH_RATIO < rest {
             continue;
         }
-        let mut finding = doubt(
+        let mut finding = doubtful_trace_finding(
             FindingSeverity::Warning,
             format!(
                 "one idle time on device {} is more than {CLOCK_JUMP_LENGTH_RATIO} times as long as everything else: \

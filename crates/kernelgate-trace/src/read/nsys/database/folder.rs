@@ -17,14 +17,14 @@ use crate::error::TraceError;
 use crate::model::quality::is_time;
 
 /// Number of rows that are decoded at a time.
-const BATCH: usize = 8192;
+const DECODED_ROWS: usize = 8192;
 
 /// A folder of tables.
 pub(crate) struct Folder {
-    tables: BTreeMap<String, Table>,
+    tables: BTreeMap<String, ParquetTable>,
 }
 
-struct Table {
+struct ParquetTable {
     path: PathBuf,
     /// Names of the columns by their number.
     columns: Vec<String>,
@@ -43,7 +43,7 @@ impl Folder {
             let is_table = file.extension().is_some_and(|extension| extension == "parquet");
             let name = file.file_stem().and_then(|name| name.to_str());
             if let (true, Some(name)) = (is_table, name) {
-                tables.insert(name.to_owned(), Table::open(&file));
+                tables.insert(name.to_owned(), ParquetTable::open(&file));
             }
         }
         Ok(Self { tables })
@@ -101,7 +101,7 @@ impl Folder {
     }
 }
 
-impl Table {
+impl ParquetTable {
     fn open(path: &Path) -> Self {
         let mut table = Self { path: path.to_owned(), columns: Vec::new(), rows: 0, broken: None };
         match reader(path) {
@@ -129,7 +129,7 @@ impl Table {
             let reader = reader(&self.path)?;
             for group in 0..reader.num_row_groups() {
                 let group = reader.get_row_group(group)?;
-                let mut group = Group::open(self, &*group, columns)?;
+                let mut group = RowGroup::open(self, &*group, columns)?;
                 while group.left > 0 {
                     let rows = group.next()?;
                     read += rows.count;
@@ -168,15 +168,15 @@ fn reader(path: &Path) -> Result<SerializedFileReader<File>, ParquetError> {
 }
 
 /// A row group while it is read.
-struct Group {
+struct RowGroup {
     /// For each requested column, its reader and whether its values may be missing.
     columns: Vec<Option<(ColumnReader, bool)>>,
     left: usize,
 }
 
-impl Group {
+impl RowGroup {
     fn open(
-        table: &Table,
+        table: &ParquetTable,
         group: &dyn RowGroupReader,
         names: &[&str],
     ) -> Result<Self, ParquetError> {
@@ -199,7 +199,7 @@ impl Group {
 
     /// The next rows.
     fn next(&mut self) -> Result<Rows, ParquetError> {
-        let count = self.left.min(BATCH);
+        let count = self.left.min(DECODED_ROWS);
         let mut columns = Vec::with_capacity(self.columns.len());
         for column in &mut self.columns {
             columns.push(match column {

@@ -13,7 +13,7 @@ use std::path::Path;
 
 #[cfg(feature = "parquet")]
 use folder::Folder;
-pub(super) use row::{Order, Row};
+pub(super) use row::{Row, RowOrder};
 use sqlite::SqliteDatabase;
 
 use crate::error::TraceError;
@@ -81,7 +81,7 @@ impl NsysDatabase {
         }
     }
 
-    /// The last end of any row of some tables.
+    /// The latest end time of all rows of some tables.
     pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
         match self {
             Self::Sqlite(file) => file.last_end_in_tables(tables),
@@ -101,13 +101,13 @@ impl NsysDatabase {
         columns: &[&str],
         each: impl FnMut(&Row<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
-        self.scan_in(Order::Stored, table, columns, each)
+        self.scan_in(RowOrder::Stored, table, columns, each)
     }
 
     /// Reads every row of a table, in the requested order.
     pub fn scan_in(
         &self,
-        order: Order,
+        order: RowOrder,
         table: &str,
         columns: &[&str],
         each: impl FnMut(&Row<'_, '_>),

@@ -12,7 +12,7 @@ use std::path::Path;
 use rusqlite::types::ValueRef;
 
 /// Deepest tree: each level has two pages for each of the level above.
-const DEPTH: usize = 32;
+const MAX_TREE_DEPTH: usize = 32;
 /// Longest payload of a row that is read, bytes.
 const MAX_ROW_PAYLOAD: u64 = 1 << 28;
 
@@ -20,7 +20,7 @@ const MAX_ROW_PAYLOAD: u64 = 1 << 28;
 pub(super) struct SqlitePages {
     file: File,
     size: usize,
-    /// Bytes of a page without what is reserved at its end.
+    /// Number of bytes of a page without the reserved bytes at its end.
     usable: usize,
     /// Pages of the file.
     pages: u64,
@@ -53,7 +53,7 @@ impl SqlitePageRow<'_> {
                 bytes.map_or(ValueRef::Null, |bytes| ValueRef::Real(f64::from_be_bytes(bytes)))
             }
             12.. => {
-                let bytes = self.payload.get(at..at + length(kind)).unwrap_or_default();
+                let bytes = self.payload.get(at..at + serial_type_length(kind)).unwrap_or_default();
                 if kind % 2 == 0 { ValueRef::Blob(bytes) } else { ValueRef::Text(bytes) }
             }
             _ => ValueRef::Null,
@@ -65,7 +65,7 @@ impl SqlitePageRow<'_> {
     pub fn integer(&self, column: usize) -> Option<i64> {
         let (kind, at) = self.cells[column];
         let bytes = match kind {
-            1..=6 => self.payload.get(at..at + length(kind))?,
+            1..=6 => self.payload.get(at..at + serial_type_length(kind))?,
             8 => return Some(0),
             9 => return Some(1),
             _ => return None,
@@ -79,7 +79,7 @@ impl SqlitePageRow<'_> {
 
 /// Bytes of a value by its serial type.
 #[inline]
-fn length(kind: u64) -> usize {
+fn serial_type_length(kind: u64) -> usize {
     match kind {
         0..=4 => kind as usize,
         5 => 6,
@@ -147,7 +147,7 @@ impl SqlitePages {
         each: &mut impl FnMut(&SqlitePageRow<'_>),
     ) -> Expected<()> {
         self.left = self.pages;
-        let mut pages = vec![Vec::new(); DEPTH];
+        let mut pages = vec![Vec::new(); MAX_TREE_DEPTH];
         let mut row = PageRowReader::new(columns);
         self.walk_page_tree(root, &mut pages, &mut |pages, id, payload| {
             // Ids rise; a tree that has a loop would not end.
@@ -301,7 +301,7 @@ impl PageRowReader {
             if let Some(column) = column {
                 self.cells[*column] = (kind, at);
             }
-            at = at.checked_add(length(kind)).ok_or(UnexpectedFormat)?;
+            at = at.checked_add(serial_type_length(kind)).ok_or(UnexpectedFormat)?;
         }
         for &(column, first) in &self.again {
             self.cells[column] = self.cells[first];
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     /// A table with values of every length, rows that overflow, and more than one level of pages.
-    fn database(path: &Path) -> rusqlite::Connection {
+    fn example_database(path: &Path) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(path).expect("it opens");
         connection
             .execute_batch("CREATE TABLE t (a INTEGER, b TEXT, c REAL, d BLOB)")
@@ -338,7 +338,7 @@ mod tests {
     fn pages_hold_the_rows_that_sqlite_reads() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
-        let connection = database(&path);
+        let connection = example_database(&path);
         let root = connection
             .query_row("SELECT rootpage FROM sqlite_master WHERE name = 't'", [], |row| row.get(0))
             .expect("a page");
@@ -368,7 +368,7 @@ mod tests {
     fn a_file_that_is_cut_ends_with_the_row_before() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
-        drop(database(&path));
+        drop(example_database(&path));
         let bytes = std::fs::read(&path).expect("it is read");
         std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("it is written");
         let mut pages = SqlitePages::open(&path).expect("a database");

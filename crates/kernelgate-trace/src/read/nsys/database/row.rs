@@ -8,10 +8,10 @@ use super::pages::SqlitePageRow;
 
 /// The order in which rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Rows are read in the order in which they are stored.
+pub(crate) enum RowOrder {
+    /// Rows are read in their stored order.
     Stored,
-    /// Rows are sorted by their start, on disk if they are many.
+    /// Rows are sorted by start time, on disk if they are many.
     Start,
 }
 

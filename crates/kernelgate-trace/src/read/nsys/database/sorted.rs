@@ -13,9 +13,9 @@ use super::row::{CELL, Cells, Row};
 /// Bytes of a run.
 pub(super) const RUN: usize = 1 << 26;
 /// Bytes of a run that are read at once.
-const BUFFER: usize = 1 << 16;
+const RUN_BUFFER_BYTES: usize = 1 << 16;
 
-/// Sorts rows by their start, on disk if they are many.
+/// Sorts rows by start time, on disk if they are many.
 #[derive(Default)]
 pub(super) struct Sorter {
     columns: usize,
@@ -43,8 +43,8 @@ impl Sorter {
                 ValueRef::Integer(value) => (1, value.to_le_bytes()),
                 ValueRef::Real(value) => (2, value.to_le_bytes()),
                 ValueRef::Text(text) | ValueRef::Blob(text) => {
-                    let place = length(self.bytes.len() - first)?.to_le_bytes();
-                    let size = length(text.len())?.to_le_bytes();
+                    let place = length_word(self.bytes.len() - first)?.to_le_bytes();
+                    let size = length_word(text.len())?.to_le_bytes();
                     self.bytes.extend_from_slice(text);
                     let mut both = [0; 8];
                     both[..4].copy_from_slice(&place);
@@ -56,7 +56,7 @@ impl Sorter {
             cell[0] = kind;
             cell[1..].copy_from_slice(&value);
         }
-        self.rows.push((start, first, length(self.bytes.len() - first)?));
+        self.rows.push((start, first, length_word(self.bytes.len() - first)?));
         if self.bytes.len() >= self.run { self.end_run() } else { Ok(()) }
     }
 
@@ -102,11 +102,11 @@ impl Sorter {
     }
 }
 
-fn length(bytes: usize) -> io::Result<u32> {
+fn length_word(bytes: usize) -> io::Result<u32> {
     u32::try_from(bytes).map_err(|_| io::Error::other("a row has more than 4 GB"))
 }
 
-/// A run while it is read back.
+/// A sorted run of rows that is read from disk.
 struct Run {
     file: BufReader<File>,
     /// The bytes of the row in front.
@@ -115,7 +115,7 @@ struct Run {
 
 impl Run {
     fn new(file: File) -> Self {
-        Self { file: BufReader::with_capacity(BUFFER, file), row: Vec::new() }
+        Self { file: BufReader::with_capacity(RUN_BUFFER_BYTES, file), row: Vec::new() }
     }
 
     /// Reads the next row in order, and returns its start time.

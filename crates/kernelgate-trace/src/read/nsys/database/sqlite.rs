@@ -11,7 +11,7 @@ use rusqlite::limits::Limit;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::pages::{SqlitePageRow, SqlitePages};
-use super::row::{Order, Row, RowCells};
+use super::row::{Row, RowCells, RowOrder};
 use crate::error::TraceError;
 use crate::model::quality::TIME_LIMIT_NS;
 
@@ -21,7 +21,7 @@ const SQLITE_WRITER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest value, bytes: an expression in the schema may make one of any length.
 const MAX_SQLITE_VALUE_BYTES: i32 = 1 << 28;
 /// Instructions of SQLite's virtual machine between two checks of the limit.
-const STEP: u32 = 1 << 16;
+const INSTRUCTIONS_PER_CHECK: u32 = 1 << 16;
 /// Most steps of a query, beside one for each [`FILE_BYTES_PER_STEP`] of the file.
 const MIN_QUERY_STEPS: u64 = 1 << 12;
 /// Bytes of a file that a step takes at least to read through.
@@ -35,12 +35,12 @@ pub(crate) struct SqliteDatabase {
     steps: Arc<AtomicU64>,
     /// Bytes of the file.
     size: u64,
-    tables: HashMap<String, Table>,
+    tables: HashMap<String, SqliteTable>,
 }
 
 /// A table of the database schema.
 #[derive(Default)]
-struct Table {
+struct SqliteTable {
     /// Position of each column in a row.
     columns: HashMap<String, usize>,
     /// Number of the table's first page.
@@ -57,7 +57,8 @@ impl SqliteDatabase {
     /// The file is locked, not an SQLite database, or its schema cannot be read.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
+        let failed =
+            |error: rusqlite::Error| TraceError::broken_file(path, explain_sqlite_error(&error));
         let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
         connection.busy_timeout(SQLITE_WRITER_TIMEOUT).map_err(failed)?;
         // A view may compute without end, and a trigger or a function in the schema may act.
@@ -72,8 +73,8 @@ impl SqliteDatabase {
         let size = std::fs::metadata(path).map_or(0, |file| file.len());
         let steps = Arc::new(AtomicU64::new(max_steps_for_size(size)));
         let left = Arc::clone(&steps);
-        let step = STEP.cast_signed();
-        connection.progress_handler(step, Some(move || is_over(&left))).map_err(failed)?;
+        let step = INSTRUCTIONS_PER_CHECK.cast_signed();
+        connection.progress_handler(step, Some(move || is_time_over(&left))).map_err(failed)?;
         let tables = match table_names(&connection) {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
                 // SQLite takes a file that is shorter than its header says only so; nothing is
@@ -120,7 +121,7 @@ impl SqliteDatabase {
         &self.connection
     }
 
-    /// The last end of any row of some tables.
+    /// The latest end time of all rows of some tables.
     pub fn last_end_in_tables(&self, tables: &[&str]) -> Option<i64> {
         let last = |table: &&str| -> Option<i64> {
             let sql =
@@ -134,7 +135,7 @@ impl SqliteDatabase {
     /// SQLite must continue after the last row.
     fn scan_table_pages(
         &self,
-        table: &Table,
+        table: &SqliteTable,
         columns: &[&str],
         last: &mut Option<i64>,
         each: &mut impl FnMut(&SqlitePageRow<'_>),
@@ -151,7 +152,7 @@ impl SqliteDatabase {
     /// Reads every row of a table, in the requested order.
     pub fn scan_in_order(
         &self,
-        order: Order,
+        order: RowOrder,
         table: &str,
         columns: &[&str],
         mut each: impl FnMut(&Row<'_, '_>),
@@ -167,7 +168,7 @@ impl SqliteDatabase {
                 }
             })
             .collect();
-        let by_start = order == Order::Start && self.has_column(table, "start");
+        let by_start = order == RowOrder::Start && self.has_column(table, "start");
         let order = if by_start { " ORDER BY start" } else { "" };
         let select = select.join(", ");
         let mut read = 0usize;
@@ -199,9 +200,11 @@ impl SqliteDatabase {
         match outcome {
             Ok(problem) => Ok(problem),
             Err(error) if is_database_locked(&error) => {
-                Err(TraceError::broken(&self.path, explain(&error)))
+                Err(TraceError::broken_file(&self.path, explain_sqlite_error(&error)))
             }
-            Err(error) => Ok(Some(format!("{table} after {read} rows: {}", explain(&error)))),
+            Err(error) => {
+                Ok(Some(format!("{table} after {read} rows: {}", explain_sqlite_error(&error))))
+            }
         }
     }
 }
@@ -211,14 +214,14 @@ const fn max_steps_for_size(size: u64) -> u64 {
     MIN_QUERY_STEPS + size / FILE_BYTES_PER_STEP
 }
 
-/// Counts a step, and returns whether it was the last one allowed.
-fn is_over(left: &AtomicU64) -> bool {
+/// Counts a step, and returns whether it was the last allowed step.
+fn is_time_over(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
 }
 
 /// The tables of a database schema, by name.
-fn table_names(connection: &Connection) -> rusqlite::Result<HashMap<String, Table>> {
-    let mut tables: HashMap<String, Table> = HashMap::new();
+fn table_names(connection: &Connection) -> rusqlite::Result<HashMap<String, SqliteTable>> {
+    let mut tables: HashMap<String, SqliteTable> = HashMap::new();
     let mut query = connection.prepare(
         "SELECT m.name, i.name, i.cid, m.rootpage, i.hidden + i.pk + (i.dflt_value IS NOT NULL) \
          FROM sqlite_master m, pragma_table_xinfo(m.name) i \
@@ -230,7 +233,7 @@ fn table_names(connection: &Connection) -> rusqlite::Result<HashMap<String, Tabl
         let number =
             |column| row.integer_cell(column).and_then(|number| u32::try_from(number).ok());
         let root = number(3).unwrap_or(0);
-        let new = Table { root, plain: true, ..Table::default() };
+        let new = SqliteTable { root, plain: true, ..SqliteTable::default() };
         let table = tables.entry(row.display(0)).or_insert(new);
         table.columns.insert(row.display(1), number(2).map_or(usize::MAX, |place| place as usize));
         table.plain &= row.integer_cell(4) == Some(0);
@@ -243,7 +246,7 @@ fn is_database_locked(error: &rusqlite::Error) -> bool {
 }
 
 /// Translates an SQLite error into text that states what to do.
-fn explain(error: &rusqlite::Error) -> String {
+fn explain_sqlite_error(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => "it is not an SQLite database".to_owned(),
         Some(ErrorCode::DatabaseCorrupt) => {

@@ -19,8 +19,8 @@ pub(super) struct ScannedFile {
     /// Whether the names of every object are in this library's order: only then does the hash cover
     /// the values.
     pub ordered: bool,
-    /// The first text that holds a control character where none may be, or the first object that
-    /// has a name twice.
+    /// The first text with a forbidden control character, or the first object that has a name
+    /// twice.
     pub refused: Option<String>,
     hasher: Option<Xxh3Default>,
     /// Canonical text of the value that is hashed.
@@ -41,7 +41,8 @@ impl ScannedFile {
     ) -> Result<Self, D::Error> {
         let hasher = sealed.then(Xxh3Default::new);
         let mut scanned = Self { ordered: true, hasher, ..Self::default() };
-        Node { scanned: &mut scanned, field: Some(kind), free, top: true }.deserialize(input)?;
+        ScannedNode { scanned: &mut scanned, field: Some(kind), free, top: true }
+            .deserialize(input)?;
         Ok(scanned)
     }
 
@@ -78,7 +79,7 @@ impl ScannedFile {
 }
 
 /// A value of the file on the path that is read.
-struct Node<'a> {
+struct ScannedNode<'a> {
     scanned: &'a mut ScannedFile,
     /// Name of the field whose value this is; `None` if the field may hold any text.
     field: Option<&'a str>,
@@ -87,7 +88,7 @@ struct Node<'a> {
     top: bool,
 }
 
-impl<'de> DeserializeSeed<'de> for Node<'_> {
+impl<'de> DeserializeSeed<'de> for ScannedNode<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
@@ -95,7 +96,7 @@ impl<'de> DeserializeSeed<'de> for Node<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Node<'_> {
+impl<'de> Visitor<'de> for ScannedNode<'_> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -140,7 +141,8 @@ impl<'de> Visitor<'de> for Node<'_> {
         let mut before = "[";
         loop {
             // Whether a comma is needed is known only once the next item was read.
-            let node = ScannedItem { before, node: Node { scanned, field, free, top: false } };
+            let node =
+                ScannedItem { before, node: ScannedNode { scanned, field, free, top: false } };
             if items.next_element_seed(node)?.is_none() {
                 break;
             }
@@ -178,7 +180,7 @@ impl<'de> Visitor<'de> for Node<'_> {
             } else {
                 scanned.check(&name, || "the name".to_owned());
                 let field = field.filter(|_| !free.contains(&name.as_str())).map(|_| &*name);
-                fields.next_value_seed(Node { scanned, field, free, top: false })?;
+                fields.next_value_seed(ScannedNode { scanned, field, free, top: false })?;
             }
             last = Some(name);
         }
@@ -197,7 +199,7 @@ impl<'de> Visitor<'de> for Node<'_> {
 /// An item of a JSON list, with the text before it.
 struct ScannedItem<'a> {
     before: &'static str,
-    node: Node<'a>,
+    node: ScannedNode<'a>,
 }
 
 impl<'de> DeserializeSeed<'de> for ScannedItem<'_> {

@@ -9,8 +9,8 @@ struct TestRecord {
 
 impl RecordType for TestRecord {
     const SCHEMA: &'static str = "kernelgate.sample";
-    const VERSION: u64 = 2;
-    const KIND: &'static str = "sample";
+    const SCHEMA_VERSION: u64 = 2;
+    const FILE_KIND: &'static str = "sample";
 
     fn validate(&self) -> Result<(), String> {
         if self.values.is_empty() { Err("no values".to_owned()) } else { Ok(()) }
@@ -28,9 +28,9 @@ struct FreeTextRecord {
 
 impl RecordType for FreeTextRecord {
     const SCHEMA: &'static str = "kernelgate.free_text";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "free text";
-    const FREE_TEXT: &'static [&'static str] = &["messages"];
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "free text";
+    const FREE_TEXT_FIELDS: &'static [&'static str] = &["messages"];
 
     fn validate(&self) -> Result<(), String> {
         Ok(())
@@ -80,8 +80,8 @@ struct RecordWithChecksum {
 
 impl RecordType for RecordWithChecksum {
     const SCHEMA: &'static str = "kernelgate.sealed";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "sealed";
+    const SCHEMA_VERSION: u64 = 1;
+    const FILE_KIND: &'static str = "sealed";
     const HAS_CHECKSUM: bool = true;
 
     fn validate(&self) -> Result<(), String> {
@@ -105,14 +105,14 @@ fn an_edit_is_noticed_and_spaces_are_none() {
         error.contains("edited") && error.contains(&format!("baseline seal {}", path.display())),
         "{error}"
     );
-    assert_eq!(read_unsealed::<RecordWithChecksum>(&path).unwrap().values[0], 0.2);
-    // This is the text of a record from before there were checksums.
+    assert_eq!(read_without_checksum::<RecordWithChecksum>(&path).unwrap().values[0], 0.2);
+    // The test removes the checksum from the text, as in a record from before there were checksums.
     let old: Vec<&str> = text.lines().filter(|line| !line.contains("checksum")).collect();
     std::fs::write(&path, old.join("\n")).unwrap();
     assert_eq!(read::<RecordWithChecksum>(&path).unwrap(), record);
 }
 
-fn sample() -> TestRecord {
+fn example_record() -> TestRecord {
     TestRecord { name: "a \"quoted\" name".to_owned(), values: vec![1.5, 2.0] }
 }
 
@@ -120,10 +120,10 @@ fn sample() -> TestRecord {
 fn records_round_trip_and_their_bytes_are_stable() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/er/file.json");
-    write(&path, &sample()).unwrap();
+    write(&path, &example_record()).unwrap();
     let first = std::fs::read_to_string(&path).unwrap();
-    assert_eq!(read::<TestRecord>(&path).unwrap(), sample());
-    write(&path, &sample()).unwrap();
+    assert_eq!(read::<TestRecord>(&path).unwrap(), example_record());
+    write(&path, &example_record()).unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), first);
     assert!(first.contains("\"values\": [1.5, 2]"), "{first}");
     assert_eq!(
@@ -138,7 +138,7 @@ fn every_number_survives_reading_and_writing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
     let values: Vec<f64> = (1..2000).map(|i| f64::from(i) * 1e5 / 19.0).collect();
-    write(&path, &TestRecord { values: values.clone(), ..sample() }).unwrap();
+    write(&path, &TestRecord { values: values.clone(), ..example_record() }).unwrap();
     assert_eq!(read::<TestRecord>(&path).unwrap().values, values);
 }
 
@@ -146,7 +146,7 @@ fn every_number_survives_reading_and_writing() {
 fn broken_files_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
-    let whole = record_text(&sample());
+    let whole = record_text(&example_record());
     let cases = [
         (whole[..whole.len() / 2].to_owned(), "broken or cut short"),
         ("[1, 2]".to_owned(), "not a kernelgate sample"),
@@ -174,13 +174,13 @@ fn broken_files_are_refused_by_name() {
 fn an_invalid_record_replaces_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
-    let invalid = TestRecord { values: Vec::new(), ..sample() };
+    let invalid = TestRecord { values: Vec::new(), ..example_record() };
     let expected = format!("write {}: invalid sample: no values", path.display());
     assert_eq!(write_new(&path, &invalid).unwrap_err().to_string(), expected);
     assert!(!path.exists());
-    write(&path, &sample()).unwrap();
+    write(&path, &example_record()).unwrap();
     assert_eq!(write(&path, &invalid).unwrap_err().to_string(), expected);
-    assert_eq!(read::<TestRecord>(&path).unwrap(), sample());
+    assert_eq!(read::<TestRecord>(&path).unwrap(), example_record());
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_failed_write_leaves_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let blocked = folder.path().join("file");
     std::fs::write(&blocked, "old").unwrap();
-    let error = write(&blocked.join("below.json"), &sample()).unwrap_err();
+    let error = write(&blocked.join("below.json"), &example_record()).unwrap_err();
     assert!(error.to_string().starts_with("write "), "{error}");
     assert_eq!(std::fs::read_to_string(&blocked).unwrap(), "old");
 }
@@ -266,7 +266,7 @@ fn a_writer_removes_abandoned_temporary_files() {
 fn a_name_that_an_object_has_twice_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.json");
-    let run = crate::record::ProcessRun::start(
+    let run = crate::record::ProcessRun::start_process_run(
         "b",
         "s",
         crate::record::Environment::cpu(),
