@@ -54,7 +54,7 @@ static_assert(kWarps * (kStages * kStageBytes + kRows * (kPitch + 2) * 4) == SHA
               "the row declares what the tiles take");
 
 // List of key tiles of all units: each of the `units` tiles of query rows has `tiles` key tiles.
-// Blocks get equal parts of the list.
+// Thread blocks get equal parts of this list of key tiles.
 struct Work {
   int units, tiles;
   __device__ __forceinline__ i64 total() const { return static_cast<i64>(units) * tiles; }

@@ -122,14 +122,14 @@ struct Shape {
 struct Tile {
   int row, groups, head, batch;
 
-  // Reads a tile from the block's list. The lists of all blocks have the same length; a tile
-  // without groups ends a list.
+  // Reads query tile number `index` from the thread block's list. The lists of all blocks have the
+  // same length; a tile without groups ends a list.
   static __device__ __forceinline__ Tile listed(const int4* tiles, int index) {
     const int4 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
     return {entry.x, entry.y, entry.z, entry.w};
   }
   // Returns head number `of_all`, counted over all batches, as one tile. Beyond the last head the
-  // tile has no groups.
+  // returned tile has no warpgroups' parts.
   static __device__ __forceinline__ Tile whole(const Shape& shape, int of_all) {
     const int batch = of_all / shape.heads;
     return {0, of_all < shape.total ? kParts : 0, of_all - batch * shape.heads, batch};
@@ -266,8 +266,8 @@ struct Rows {
   }
 };
 
-// Replaces the scores of a key block by probabilities. Returns whether o must be scaled, by
-// `alpha`. Row r of the lane sees the keys before limit[r], counted from the lane's first key.
+// Replaces the scores of a key block by probabilities. Returns whether the output o must be scaled,
+// by `alpha`. Row r of the lane sees the keys before limit[r], counted from the lane's first key.
 template <bool kMask>
 __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int (&limit)[2]) {
   float best[2] = {negative_infinity(), negative_infinity()};

@@ -13,8 +13,8 @@
 // Bound: fp32 FMA; one step of a slice takes two 16-byte shared loads for 16 FMAs. Device memory: 4
 // b h s^2 bytes written by scores, read twice and written once by softmax, read by values.
 // Against forward_naive: each loaded element serves 64 results instead of one. Softmax reads the
-// row twice instead of three times, and tiles above the causal diagonal are not computed. P
-// overwrites S in fp32.
+// row twice instead of three times, and tiles above the causal diagonal are not computed. The
+// probabilities P overwrite the scores S in fp32.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"

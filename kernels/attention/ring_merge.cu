@@ -5,8 +5,8 @@
 //   out = sum over p of w_p o_p / sum over p of w_p          (of each row)
 //
 // In the first half of a head's rows only the first `first` partial outputs count: under a causal
-// mask the keys of the other GPUs are hidden from these rows. In the second half all partial
-// outputs count.
+// mask the keys of the other GPUs are hidden from these rows. For the second half of a head's rows
+// all partial outputs count.
 //
 // Threads: one for eight elements of a row; all partial outputs are loaded before the first is
 // used.

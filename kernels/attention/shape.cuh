@@ -26,7 +26,7 @@ constexpr float kScale = kHeadDim == 64 ? 0.125f : 0.08838834764831845f;
 constexpr float kScaleLog2 = kScale * kLog2E;
 
 // Distances in elements from one batch, head and row of a tensor to the next one. The elements of a
-// row are contiguous.
+// tensor's row are contiguous.
 struct Strides {
   i64 batch, head, row;
 

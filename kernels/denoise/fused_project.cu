@@ -186,7 +186,7 @@ extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bound
 }
 
 // Each cluster computes a tile of columns of the styles; blockIdx.y is a tile of rows, blockIdx.z
-// the layer. The output is [layers][rows][3 width].
+// the layer. The styles are written as [layers][rows][3 width].
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_style(const u16* cond, const u16* __restrict__ weights,
                                 const float* __restrict__ bias, float* out, int rows) {

@@ -36,7 +36,7 @@ __device__ __forceinline__ void enter(const float* x, const u16* action_in, cons
   if (threadIdx.x < kSquares) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
 }
 
-// Each thread block handles one row of actions. With null `state` the noise is not copied.
+// Each thread block handles one row of actions. If `state` is null, the noise is not copied to it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in,
                              const float* __restrict__ bias, float* state, u16* h, float* squares) {

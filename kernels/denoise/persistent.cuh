@@ -46,7 +46,7 @@ constexpr int kPanelElements = kMaxRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
 // Number of units of each GEMM, and the maximum that one cluster has (for qkv and gate_up a quarter
-// of a cluster). Units of qkv and gate_up have 16 columns.
+// of a cluster). Units of the GEMMs qkv and gate_up have 16 columns.
 constexpr int kWidthUnits = kWidth / 8, kMaxWidthUnits = 9;
 constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMaxQkvUnits = 3;
 constexpr int kGateUpUnits = 2 * kMlp / 16, kMaxGateUpUnits = 9;

@@ -8,9 +8,9 @@
 // A block computes a share of the units (8 columns) of all layers, in tasks of up to 16 units of
 // one layer. For each task it steps through k in panels of 64. The block's weights pass through a
 // ring of slots in shared memory, one panel of a task in each slot. One thread keeps the ring full
-// across tasks: the bytes in flight hide the memory latency. Two blocks run on each multiprocessor.
-// Threads: eight warps that multiply, two units of a task each; one thread that requests copies.
-// Shared memory: x [parts][16 steps][1024], the ring.
+// across tasks: the bytes in flight hide the memory latency. Two thread blocks run on each
+// multiprocessor. Threads: eight warps that multiply, two units of a task each; one thread that
+// requests copies. Shared memory: x [parts][16 steps][1024], the ring.
 // Bound: device memory, because every weight is read once.
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -53,7 +53,8 @@ struct Tasks {
     end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
   }
   static __device__ __forceinline__ int size(const Stack& of) { return of.columns / 8 * of.layers; }
-  // Stack of the current task. Comparing instead of indexing keeps the stacks in registers.
+  // Stack (GEMMs with one kind of weights) of the current task. Comparing instead of indexing keeps
+  // the stacks in registers.
   __device__ __forceinline__ Stack of() const {
     Stack found = stacks[0];
 #pragma unroll

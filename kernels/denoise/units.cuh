@@ -23,7 +23,7 @@ __device__ __forceinline__ u32 multiply_bf16x2(u32 x, u32 y) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
   return d;
 }
-// Repeats one half of a word in both halves.
+// Returns a word whose two halves both are half number `half` of `word`.
 __device__ __forceinline__ u32 half_twice(u32 word, u32 half) {
   return __byte_perm(word, 0, half == 0 ? 0x1010 : 0x3232);
 }

@@ -139,8 +139,8 @@ struct Sums {
   static constexpr int kTurns = 4, kTurnBytes = 32;  // orders of filters, by row
   static_assert(kRowBytes >= kTurns * kTurnBytes, "an order permutes a row");
 
-  // Address of the first sum of a row. The sum of a filter lies `4 · filter ^ row % kTurns ·
-  // kTurnBytes` further; the second term is a constant in unrolled loops over rows.
+  // Address in shared memory of the first GEMM sum of a row. The sum of a filter lies `4 · filter ^
+  // row % kTurns · kTurnBytes` further; the second term is a constant in unrolled loops over rows.
   static __device__ __forceinline__ char* at(int part, int pixel, int row) {
     return shared + kSumsAt + part * kPartBytes + pixel * kPixelBytes + row * kRowBytes;
   }

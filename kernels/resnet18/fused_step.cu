@@ -205,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Update of one parameter [elements / depth, depth]. The parameter's gradient has the columns from
-// `first` on, in parts that are `apart` elements apart.
+// Job that updates one parameter [elements / depth, depth] by SGD. The parameter's gradient has the
+// columns from `first` on, in parts that are `apart` elements apart.
 struct Update {
   i64 first_block;
   i64 first_element, elements;

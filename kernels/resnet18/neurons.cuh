@@ -1,5 +1,5 @@
-// Neurons over all time steps in registers, with spikes and gradients in bf16. The source of their
-// currents is excluded on purpose.
+// Neurons over all time steps in registers, with spikes and gradients in bf16. The computation of
+// the neurons' input currents is excluded on purpose.
 #pragma once
 #include "common/element16.cuh"
 #include "common/types.cuh"

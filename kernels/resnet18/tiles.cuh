@@ -1,7 +1,7 @@
 // Tiles of implicit GEMMs over frames [T, B, side, side, channels] in bf16. The rows of a tile are
 // one pixel of some images in all time steps. A tap is therefore in the padding for the whole tile
-// or for none of it, and taps in the padding are skipped. The use of the sums is excluded on
-// purpose.
+// or for none of it, and taps in the padding are skipped. The epilogues that use a tile's sums are
+// excluded on purpose.
 //
 // Threads: groups of 4 warps, 2 x 2 over a tile of 64 x 64 sums. Groups alternate in the steps of a
 // GEMM, so that a tile with few neighbours on its multiprocessor waits less.

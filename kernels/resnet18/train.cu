@@ -2,8 +2,8 @@
 // a framework launches them in eager mode.
 //
 // Gradients of activations are fp32, [T, B, side, side, channels]; as operands of GEMMs they are
-// rounded to bf16. Parameters and momenta are fp32 in memory. Every sum has a fixed order of
-// additions.
+// rounded to bf16. Parameters and momenta are fp32 in memory. Every sum of a training step has a
+// fixed order of additions.
 // Threads: one for each element; the transposition and the sums of columns use tiles.
 // Shared memory: tiles of 32 x 33, and reductions.
 // Bound: memory bandwidth for large batches, launch latency for small ones.
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Sums the columns of x [rows, columns] over each of `splits` parts of the rows, to sums [splits,
-// columns]. Each block sums 32 columns of one part.
+// columns]. Each thread block sums 32 columns of one part of the rows.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_sum_rows(const float* __restrict__ x, float* __restrict__ sums, i64 rows,
                             int columns, int splits) {

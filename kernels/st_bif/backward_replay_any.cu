@@ -171,7 +171,7 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
 }
 
 /// The arrays x, gy and gx are [T, N] in the element type and 16-byte aligned; gx must not overlap
-/// x or gy. gv_final, fp32 [N], may be null. T must be at least 1.
+/// x or gy. gv_final, fp32 [N], may be null. The number of time steps T must be at least 1.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_replay_any(const Element* __restrict__ x, const Element* __restrict__ gy,
                                const float* __restrict__ gv_final, Element* gx, long long neurons,

@@ -38,8 +38,8 @@ struct Neuron {
         tmax(tmax_) {}
 };
 
-/// Results of one time step besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and [H <
-/// 0] as 0.0 or 1.0.
+/// Results of one time step of a neuron besides its membrane v and tracer u. `spike` is s·q; `up`
+/// and `down` are [H >= θ] and [H < 0] as 0.0 or 1.0.
 struct Step {
   float membrane;
   float spike;

@@ -4,12 +4,12 @@
 // multiple of 8.
 //
 // Threads: two compute warpgroups have 232 registers a thread. In a third warpgroup, which keeps 40
-// registers, one thread issues the copies. A block is persistent and takes every gridDim.x-th tile.
-// A warpgroup computes half of the rows of a tile and all its columns. A warpgroup may start a tile
-// while the other one is in its epilogue: they synchronise only by the stages, which both read.
-// Shared memory: kStages stages, each with a tile of x and one of w, 64 columns of k in rows of 128
-// swizzled bytes. Each warp also has a slice of y in padded rows, from which it stores whole
-// packets.
+// registers, one thread issues the copies. A thread block is persistent and computes every
+// gridDim.x-th tile. A warpgroup computes half of the rows of a tile and all its columns. A
+// warpgroup may start a tile while the other one is in its epilogue: they synchronise only by the
+// stages, which both read. Shared memory: kStages stages, each with a tile of x and one of w, 64
+// columns of k in rows of 128 swizzled bytes. Each warp also has a slice of y in padded rows, from
+// which it stores whole packets.
 // Order of tiles: as many row tiles as L2 can keep are computed for all columns, then the next
 // ones, so that w is seldom read again.
 // Bound: tensor cores.

@@ -2,7 +2,7 @@
 //! Their times show the gain of a fused kernel, and how softmax compares with the GEMMs around it.
 //! The steps have no causal mask; the default shape is b = 4, h = 12, s = 512, d = 64.
 //!
-//! A chain of the steps is excluded on purpose. Each step has inputs of its own, drawn with the
+//! Chaining the three steps is excluded on purpose. Each step has inputs of its own, drawn with the
 //! distribution that the chain would give.
 
 use super::definition::{DTYPE, check_operation_count, draw, tolerance};

@@ -7,7 +7,7 @@
 //! 2307.08691). The forward also supports fewer key heads than query heads (grouped heads) and a
 //! number of keys different from that of queries (decoding over a cache).
 //!
-//! The technique of an implementation is excluded on purpose.
+//! The techniques by which implementations compute attention are excluded on purpose.
 
 use half::{bf16, f16};
 use rayon::prelude::*;

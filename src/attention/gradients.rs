@@ -44,9 +44,9 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
 };
 
 /// Tolerance of attention gradients. Gradients have larger errors than the forward pass, because
-/// the gradient of the scores and the saved output are rounded too. The rounding errors are 5e-3
-/// and 3e-3 in bf16. With outliers, whose gradients are differences of larger numbers, they are
-/// 9e-3 and 5e-3.
+/// the gradient of the scores and the saved output are rounded too. The rounding errors of
+/// gradients are 5e-3 and 3e-3 in bf16. With outliers, whose gradients are differences of larger
+/// numbers, they are 9e-3 and 5e-3.
 pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     match (dtype, outliers) {
         (Dtype::Bf16, false) => Tolerance { max_error: 1.5e-2, relative_l2: 9e-3 },

@@ -149,7 +149,7 @@ impl RingProblem {
     }
 
     /// Steps of a GPU: first on its own keys, then on those of the previous GPU, and so on round
-    /// the ring. All lower ranks come before the higher ones.
+    /// the ring. The keys of all lower ranks come before those of higher ranks.
     pub fn steps(&self, rank: usize) -> Vec<RingStep> {
         let (all, half) = (self.gpu_positions(), self.gpu_positions() / 2);
         let step = |back: usize| {

@@ -106,7 +106,7 @@ proptest! {
         prop_assert!(p.iter().all(|p| (0.0..=1.0).contains(p)));
         let mut shifted: Vec<f64> = scores.iter().map(|x| x + shift).collect();
         crate::attention::reference::softmax(&mut shifted);
-        // The shift rounds the scores themselves by 1e-12.
+        // Shifting the scores rounds them by 1e-12.
         assert_near(&shifted, &p, 1e-10)?;
     }
 
@@ -341,7 +341,7 @@ impl RoundedComputation {
         values.into_iter().map(self.round).collect()
     }
 
-    /// Computes the probabilities and the output with that rounding.
+    /// Computes the attention probabilities and the output, rounded as on tensor cores.
     fn forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let s = q.len() / self.head.d;
         let mut p = self.head.scaled_scores(q, k);
@@ -354,7 +354,7 @@ impl RoundedComputation {
         (p, out)
     }
 
-    /// Computes the gradients of q, k and v with that rounding.
+    /// Computes the gradients of q, k and v, rounded as on tensor cores.
     fn backward(&self, q: &[f64], k: &[f64], v: &[f64], grad_out: &[f64]) -> [Vec<f64>; 3] {
         let (d, s) = (self.head.d, q.len() / self.head.d);
         let (p, out) = self.forward(q, k, v);

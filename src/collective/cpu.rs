@@ -6,7 +6,7 @@ use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Number of elements that one task computes.
+/// Number of elements that one CPU task sums or copies.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// The CPU row of all exchanges (sum, gather, broadcast, send).

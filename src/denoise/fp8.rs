@@ -12,8 +12,8 @@ use crate::e4m3::{LARGEST, decode, encode};
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
-/// Range of the exponents of columns. A bf16 factor can represent all of them, and weights need
-/// fewer. Values beyond the range saturate.
+/// Range of the power-of-two exponents of weight columns. A bf16 factor can represent all of them,
+/// and weights need fewer. Weights beyond the range of exponents saturate.
 const COLUMN_EXPONENT_RANGE: std::ops::RangeInclusive<i32> = -100..=7;
 
 /// Number of elements that one task converts to f32.

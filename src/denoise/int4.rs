@@ -9,7 +9,8 @@ use super::model::TensorSpec;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensor, TensorData};
 
-/// Number of elements along k that share one scale. The last group of a column may have fewer.
+/// Number of elements along k that share one scale. The last group of a column may have fewer than
+/// 128 elements.
 pub const GROUP: usize = 128;
 /// Largest number of the int4 format; the least one is its negative.
 pub const LARGEST: i8 = 7;

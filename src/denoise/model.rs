@@ -40,7 +40,7 @@ pub struct Model {
 /// Steps of the loop in which an input tensor must be read from memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadTime {
-    /// The tensor must be read in every step.
+    /// The tensor must be read in every denoising step.
     EachStep,
     /// One read of the tensor is enough for all steps together.
     Once,
@@ -87,7 +87,7 @@ impl TensorSpec {
 }
 
 impl Model {
-    /// Returns the model of that name.
+    /// Returns the denoise model of that name.
     pub fn model_of_name(name: &str) -> Option<Self> {
         [PI05_MODEL, PI05_LAYER_MODEL, TINY_MODEL].into_iter().find(|model| model.name == name)
     }

@@ -15,15 +15,15 @@ use kernelgate::workload::Tensors;
 /// A deliberate fault in the plain implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlantedFault {
-    /// The computation has no fault.
+    /// The plain implementation has no deliberate fault.
     None,
-    /// Queries see only the prefix.
+    /// Fault: queries see only the prefix.
     NoSuffix,
     /// Queries see the suffix only up to their own position.
     Causal,
     /// Attention skips the last token of the prefix.
     ShortPrefix,
-    /// Positions of the queries start one too late.
+    /// Fault: positions of the queries start one too late.
     QueryPosition,
     /// The norm computes `x·scale` instead of `x·(1 + scale)`.
     ScaleWithoutOne,
@@ -33,9 +33,9 @@ pub enum PlantedFault {
     WrongStyle,
     /// The feed-forward uses ReLU instead of GELU.
     Relu,
-    /// Scores are divided by E instead of √E.
+    /// Fault: scores are divided by E instead of √E.
     ScoreScale,
-    /// The embedded time is a tenth too early.
+    /// Fault: the embedded time is a tenth too early.
     WrongTime,
 }
 
@@ -62,7 +62,7 @@ impl PlainExpert {
         if self.rounded { bf16::from_f64(x).to_f64() } else { x }
     }
 
-    /// Multiplies one row by a matrix.
+    /// Multiplies one row of activations by a weight matrix.
     fn times(&self, x: &[f64], name: &str, layer: usize, columns: usize) -> Vec<f64> {
         let matrix = &self.tensors[name][layer * x.len() * columns..];
         let mut y = vec![0.0; columns];

@@ -150,7 +150,7 @@ pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
 pub struct ReferenceStyleRows<'a> {
     /// Scale: the normalised row is multiplied by 1 plus this.
     pub scale: &'a [f64],
-    /// Shift, added after the scaling.
+    /// Shift of adaRMS, added after the scaling.
     pub shift: &'a [f64],
     /// Gate: factor of the branch that begins with the norm.
     pub gate: &'a [f64],
@@ -235,8 +235,8 @@ fn linear_layer(
     y
 }
 
-/// Computes `x·W`, with matrix number `layer` of a stack and `rows` rows of `x`. A task converts
-/// and multiplies a block of columns.
+/// Computes `x·W`, with matrix number `layer` of a stack and `rows` rows of `x`. Each task converts
+/// and multiplies a block of weight columns.
 pub(super) fn project(
     inputs: &Tensors,
     name: &str,

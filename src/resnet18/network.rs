@@ -35,7 +35,7 @@ pub struct NetworkSizes {
 /// Extents of one frame of activations, `[side, side, channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Map {
-    /// Number of rows, and of columns.
+    /// Number of rows of a frame, which equals its number of columns.
     pub side: usize,
     /// Number of channels, which are the innermost axis.
     pub channels: usize,
@@ -56,9 +56,9 @@ impl Map {
 /// Source pixels of each output pixel of a convolution or pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvolutionWindow {
-    /// Extents of the frame that is read.
+    /// Extents of the frame that the convolution or pooling reads.
     pub input: Map,
-    /// Extents of the frame that is written.
+    /// Extents of the frame that the convolution or pooling writes.
     pub output: Map,
     /// Rows and columns of the window; taps are numbered row by row.
     pub kernel: usize,
@@ -135,7 +135,7 @@ pub struct ConvolutionLayer {
 }
 
 impl ConvolutionLayer {
-    /// Number of elements of a filter.
+    /// Number of elements of one convolution filter.
     pub const fn filter_elements(&self) -> usize {
         self.window.window_taps() * self.window.input.channels
     }
@@ -177,7 +177,7 @@ impl ResidualBlock {
     }
 }
 
-/// Layers of a whole network.
+/// Layers of a whole ResNet-18 network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
     /// Convolution of the image.
@@ -199,7 +199,7 @@ impl NetworkSizes {
         Map { side: self.side, channels: COLOR_CHANNELS }
     }
 
-    /// Builds the layers of the network.
+    /// Builds the layers of the ResNet-18 network.
     pub fn network(&self) -> Network {
         let mut used = 0;
         let mut conv = |name: String, input, kernel, stride, channels| {

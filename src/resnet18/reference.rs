@@ -1,8 +1,8 @@
 //! Forward pass of the network in fp64: the reference against which every implementation is
 //! verified.
 //!
-//! Frames are time-major, `[T, B, side, side, channels]`. The currents and spikes of every layer of
-//! neurons are stored, because the gradient needs them.
+//! Frames of activations are time-major, `[T, B, side, side, channels]`. The currents and spikes of
+//! every layer of neurons are stored, because the gradient needs them.
 
 use super::convolution::convolve;
 use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, Network};

@@ -23,7 +23,7 @@ pub enum DrawDistribution {
     /// Weights come from a safetensors file; images are normal, rounded to the dtype.
     File,
     /// Normal values, rounded to multiples of powers of two so coarse that every sum of the forward
-    /// pass is exact in fp32, in any order. All of these dyadic fractions are bf16 values.
+    /// pass is exact in fp32, in any order. The dyadic weights and images are exact bf16 values.
     Dyadic,
 }
 

@@ -70,7 +70,7 @@ pub fn forward(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
 }
 
 /// Computes the gradient `gx [T, N]` of the currents `x [T, N]` from the gradient `gy [T, N]` of
-/// the spikes. All tensors have the same dtype.
+/// the spikes. The tensors x, gy and gx have the same dtype.
 pub fn backward(parameters: NeuronParameters, x: &Tensor, gy: &Tensor, gx: &mut TensorData) {
     let parameters = NeuronScalars32::from(parameters);
     match gx {

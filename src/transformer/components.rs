@@ -32,7 +32,7 @@ pub const COMPONENT: Workload<ComponentProblem> = Workload {
     ],
     default: &["kernel=norm_backward,loss size=small ctx=512 b=4 dtype=bf16"],
     accelerator: &[],
-    // Each launch moves at least 256 MB.
+    // In these cases each launch moves at least 256 MB.
     thorough: &[
         "kernel=embed,norm,norm_add,norm_backward,rope size=small ctx=1024 b=64 dtype=bf16",
         "kernel=embedding_gradient size=small ctx=1024 b=64 dtype=bf16",
@@ -162,7 +162,7 @@ impl ComponentProblem {
         Ok(Self { component, shape: Shape::bind(point)? })
     }
 
-    /// Input tensors of the component.
+    /// Input tensors of this kernel of the language model.
     pub fn operands(&self) -> Vec<ComponentTensor> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, .. } = shape;
@@ -218,7 +218,7 @@ impl ComponentProblem {
         }
     }
 
-    /// Output tensors of the component.
+    /// Output tensors of this kernel of the language model.
     pub fn outputs(&self) -> Vec<ComponentTensor> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, batch, .. } = shape;

@@ -222,7 +222,7 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
 /// Checks that tokens and targets are in the vocabulary.
 ///
 /// # Errors
-/// The first that is not.
+/// Fails with the first token or target that is not in the vocabulary.
 pub fn check_text(shape: &Shape, inputs: &Tensors) -> Result<(), String> {
     for name in ["tokens", "targets"] {
         let valid = |x: f32| x >= 0.0 && x < shape.vocabulary as f32 && x.fract() == 0.0;

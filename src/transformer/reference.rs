@@ -109,7 +109,7 @@ impl MatrixBuffers {
         out
     }
 
-    /// Takes the memory of matrices for reuse.
+    /// Keeps the memory of these matrices for reuse.
     pub fn reclaim(&self, matrices: impl IntoIterator<Item = Matrix>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(matrices.into_iter().map(|matrix| matrix.values));
@@ -170,7 +170,7 @@ pub struct Reference<'a> {
     pub shape: Shape,
     pub inputs: &'a Tensors,
     pub round: fn(f64) -> f64,
-    /// Memory of matrices for reuse.
+    /// Memory of earlier matrices for reuse.
     pub buffers: MatrixBuffers,
     pub streams: Vec<Matrix>,
     /// Logits of all tokens, `[T, vocabulary]`.

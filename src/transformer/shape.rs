@@ -215,7 +215,7 @@ impl Shape {
         random::random_indices(1, "logits", self.tokens(), count)
     }
 
-    /// Draws the tokens and their targets.
+    /// Draws the input tokens and their target tokens.
     pub fn draw_tokens_and_targets(&self, seed: u64) -> Tensors {
         ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
             let vocabulary = self.vocabulary as f32;

@@ -4,7 +4,7 @@
 use crate::parallel;
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
-/// Number of queries in the block of one task.
+/// Number of queries that one CPU task computes.
 pub const QUERIES_PER_BLOCK: usize = 256;
 /// Number of keys in a tile of scores.
 pub const KEYS_PER_TILE: usize = 64;
@@ -28,8 +28,8 @@ pub fn gemm(
     multiply_f32(out, accumulate, a, b, factor);
 }
 
-/// Calls `f(head, row, block)` in parallel for blocks of at most [`QUERIES_PER_BLOCK`] rows of a tensor
-/// `[heads, s, width]`. `row` counts from the start of the tensor.
+/// Calls `f(head, row, block)` in parallel for blocks of at most [`QUERIES_PER_BLOCK`] rows of a
+/// tensor `[heads, s, width]`. The argument `row` counts from the start of the tensor.
 pub fn for_row_blocks(
     out: &mut [f32],
     s: usize,

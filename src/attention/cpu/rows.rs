@@ -21,13 +21,13 @@ const REDUCTION_LANES: usize = 16;
 pub(super) struct ScoreTile {
     /// Index of the tile's first key.
     pub key: usize,
-    /// Number of keys in the tile.
+    /// Number of keys in the tile of scores.
     pub keys: usize,
     /// Index of the tile's first query.
     pub query: usize,
     /// Number of queries of the block before the first one that sees a key of the tile.
     pub hidden: usize,
-    /// Number of queries in the tile.
+    /// Number of queries in the tile of scores.
     pub queries: usize,
     /// Factor of the scores, 1 / sqrt(d).
     pub scale: f32,
@@ -250,7 +250,7 @@ impl NullaryFnOnce for RowSoftmax<'_> {
     }
 }
 
-/// Returns the maximum of a row.
+/// Returns the maximum of a row of scores.
 #[inline(always)]
 fn row_maximum(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<REDUCTION_LANES>();
@@ -294,7 +294,7 @@ fn padded_with_minus_infinity(rest: &[f32]) -> [f32; REDUCTION_LANES] {
     block
 }
 
-/// Reduces the lanes by halves with `join`.
+/// Reduces the partial results of all lanes by halves with `join`.
 #[inline(always)]
 fn sum_lanes_by_halves(lanes: [f32; REDUCTION_LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let eight: [f32; 8] = from_fn(|lane| join(lanes[lane], lanes[lane + 8]));

@@ -45,7 +45,7 @@ pub struct BackwardPointers {
     pub grad_k: Pointer,
     /// Gradient of the values, written.
     pub grad_v: Pointer,
-    /// Scratch memory, which all layers of a program share.
+    /// Scratch memory of the backward, which all layers of a program share.
     pub scratch: ScratchPointers,
 }
 

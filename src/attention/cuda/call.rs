@@ -30,8 +30,8 @@ pub enum QueryGradientSumOrder {
 pub struct AttentionScratchBytes {
     /// Bytes that every run of the launches writes before it reads them.
     pub any: u64,
-    /// Bytes that must be zero before the first launch. Every run of the launches leaves them zero,
-    /// so that consecutive layers can share them.
+    /// Bytes of scratch memory that must be zero before the first launch. Every run of the launches
+    /// leaves them zero, so that consecutive layers can share them.
     pub zeroed: u64,
 }
 
@@ -56,7 +56,7 @@ pub struct Step {
 /// Launches in order, to be enqueued on one stream or as consecutive nodes of a graph.
 pub struct OrderedLaunches {
     steps: Vec<Step>,
-    /// Tile lists in device memory, which launches read.
+    /// Lists of query tiles in device memory, which the launches read.
     tables: Vec<DeviceBuffer>,
 }
 
@@ -70,12 +70,12 @@ impl OrderedLaunches {
         Self { tables: vec![table], ..self }
     }
 
-    /// Returns the launches in order.
+    /// Returns the launches of the attention call in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Bytes of device memory that the launches own.
+    /// Bytes of device memory that these launches own.
     pub fn device_bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.bytes() as u64).sum()
     }

@@ -48,7 +48,7 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
 };
 
 /// Bytes of the fp32 row sums, of the fp32 accumulator of dq, and of the buffers that every
-/// backward row has. The engine needs a workspace in addition.
+/// backward row has. cuDNN's engine needs a workspace in addition.
 fn cudnn_backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     tensor_bytes_of_backward(&extents) + row_sum_bytes(&extents) + dq_accumulator_bytes(&extents)
@@ -62,8 +62,8 @@ fn dq_accumulator_bytes(extents: &Extents) -> u64 {
     4 * extents.rows() * extents.d as u64
 }
 
-/// Checks whether cuDNN can be tried. Whether it supports the problem is known only when the plan
-/// is built.
+/// Checks whether cuDNN is loaded and may support the problem. Whether it supports the problem is
+/// known only when the plan is built.
 fn supported(attention: &Attention) -> Result<(), String> {
     Extents::from(attention).supported(&[FLASH_MMA_KERNEL])?;
     if attention.keys == 1 {
@@ -171,8 +171,8 @@ impl CudnnShapes {
         }
     }
 
-    /// Adds the GEMM a · bᵀ over the head dimension to the graph. `b` is already described as
-    /// transposed.
+    /// Adds the GEMM a · bᵀ over the head dimension to the graph. The operand `b` is already
+    /// described as transposed.
     fn inner_products(
         &self,
         graph: &mut CudnnOperationGraph,

@@ -63,7 +63,7 @@ impl Forward {
         Ok(forward)
     }
 
-    /// Prepares the launch over the tensors at these addresses.
+    /// Prepares the forward's launch over the tensors at these addresses.
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if an address is not a multiple of 16; others when
@@ -185,7 +185,7 @@ impl Backward {
         }
     }
 
-    /// Bytes of scratch memory of the launches.
+    /// Bytes of scratch memory that the backward's launches need.
     pub fn scratch_bytes(&self) -> AttentionScratchBytes {
         let extents = Extents::new(&self.shape, None);
         AttentionScratchBytes {
@@ -198,7 +198,7 @@ impl Backward {
         }
     }
 
-    /// Prepares the launches over the tensors at these addresses.
+    /// Prepares the backward's launches over the tensors at these addresses.
     ///
     /// # Errors
     /// Errors are those of [`Forward::launches`].

@@ -88,11 +88,11 @@ impl Shape {
 /// row are contiguous; lse has one element in each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
-    /// Distance to the next sequence.
+    /// Distance in elements from one sequence to the next.
     pub batch: u64,
-    /// Distance to the same row of the next head.
+    /// Distance in elements from a row to the same row of the next head.
     pub head: u64,
-    /// Distance to the next row of the head.
+    /// Distance in elements from a row to the next row of the head.
     pub row: u64,
 }
 
@@ -303,7 +303,7 @@ pub enum UnsupportedAttention {
         /// Keys of a head.
         keys: usize,
     },
-    /// The dtype is neither bf16 nor f16.
+    /// The dtype of the tensors is neither bf16 nor f16.
     #[error("dtype {dtype}: computes bf16 and f16 only")]
     Dtype {
         /// Name of the dtype.

@@ -2,9 +2,9 @@
 //! the launches of `attention/forward`, and a kernel that merges their results.
 //!
 //! At each step a GPU attends to the keys of one GPU. Meanwhile its copy engine fetches the keys of
-//! the next step from the GPU that owns them, on a separate stream. Two buffers alternate as their
-//! destination. Each link carries as much data as if the keys went round a ring, but no GPU waits
-//! for its neighbour.
+//! the next step from the GPU that owns them, on a separate stream. Two buffers alternate as the
+//! destination of these copies. Each link carries as much data as if the keys went round a ring,
+//! but no GPU waits for its neighbour.
 
 use std::sync::Arc;
 
@@ -203,7 +203,7 @@ impl FetchCopies {
 /// The part of the problem on one GPU.
 struct RingRank {
     steps: Vec<OrderedLaunches>,
-    /// Copies for each step but the first.
+    /// Copies of keys and values for each step but the first.
     fetches: Vec<FetchCopies>,
     copies: Arc<CudaStream>,
     joined: JoinedStreams,

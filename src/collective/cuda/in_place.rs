@@ -87,7 +87,7 @@ impl InPlaceSum {
     /// Connects the GPUs. Each GPU must have launched the step once, alone.
     ///
     /// # Errors
-    /// Fails if a copy fails.
+    /// Fails if copying the address tables fails.
     pub fn connect_gpus(&self) -> Result<(), BackendError> {
         let ranks = self.ranks.borrow();
         let summed: Vec<u64> = ranks.iter().map(|rank| rank.summed).collect();

@@ -362,8 +362,8 @@ fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32>
     )
 }
 
-/// Number of columns in the block of one task. Each thread gets several tasks, a task has whole
-/// tiles of `faer`'s AVX-512 kernel, and a block's rows stay close together in memory.
+/// Number of weight columns in the block of one CPU task. Each thread gets several tasks, a task
+/// has whole tiles of `faer`'s AVX-512 kernel, and a block's rows stay close together in memory.
 fn columns_per_task_block(columns: usize) -> usize {
     const TILE: usize = 96;
     columns.div_ceil(4 * available_threads()).next_multiple_of(TILE).min(3 * TILE)

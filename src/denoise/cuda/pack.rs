@@ -35,7 +35,7 @@ const CHUNK_BYTES: usize = 16;
 /// Order of the columns in packed weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedColumnOrder {
-    /// Original order of the columns.
+    /// The columns stay in their original order.
     PlainExpert,
     /// Heads of q, k and v with this number of columns. Eight columns are next to the eight columns
     /// half a head further, with which they rotate.
@@ -51,7 +51,7 @@ pub struct PackedMatrix {
     pub name: &'static str,
     /// Inputs that the region contains, each `[layers][k][columns]`.
     pub inputs: &'static [&'static str],
-    /// Number of columns of each input.
+    /// Number of columns of each packed input.
     columns: Vec<usize>,
     /// Number of rows of each input: the depth k of the GEMM.
     depth: usize,
@@ -321,8 +321,8 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
     packed
 }
 
-/// Offset of row and k in a fragment. A lane has two neighbours along k of a row, the same k eight
-/// rows further, and both rows eight k further.
+/// Offset of an element, by its row and k, in a tensor-core fragment. A lane has two neighbours
+/// along k of a row, the same k eight rows further, and both rows eight k further.
 const fn offset_in_fragment(row: usize, k: usize) -> usize {
     (row % 8 * 4 + k % 8 / 2) * 8 + (row / 8 + k / 8 * 2) * 2 + k % 2
 }

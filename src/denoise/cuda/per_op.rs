@@ -104,7 +104,7 @@ pub const fn embed_blocks(model: &Model) -> usize {
     (model.width / 2).div_ceil(THREADS)
 }
 
-/// Program of the launches, one after the other.
+/// Program that launches all operations one after the other.
 pub fn program(run: &ExpertRun) -> Program {
     write(PerOpWriter { writer: program_with_regions(run), side: None })
 }

@@ -114,7 +114,7 @@ const SHIFTS_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
 /// blocks on each multiprocessor.
 const STREAMED_THREADS: usize = 288;
 const STREAMED_BLOCKS: usize = 264;
-/// Bytes of x for sixteen steps in bf16.
+/// Bytes of the input x of streamed GEMMs for sixteen steps in bf16.
 const STREAMED_X_BYTES: usize = 16 * 2 * PI05_MODEL.width;
 const STYLES_SHARED_BYTES: usize = STREAMED_X_BYTES + 5 * weight_piece_bytes(16);
 

@@ -50,7 +50,7 @@ pub const GRADIENT_BUCKETS: usize = 3;
 /// Buckets of gradients that GPUs sum, in the order in which the backward pass computes them. A
 /// bucket is one region of device memory.
 pub struct GradientBuckets {
-    /// Size of each bucket in bytes.
+    /// Size of each gradient bucket in bytes.
     bytes: Vec<usize>,
     /// Bucket of a weight and its bias, and the offset in bytes of each, by the index of the
     /// weight's first element.
@@ -83,17 +83,17 @@ impl GradientBuckets {
         *end += elements.next_multiple_of(4) * Dtype::F32.bytes();
     }
 
-    /// Size of each bucket in bytes.
+    /// Size of each gradient bucket in bytes.
     pub fn bytes(&self) -> &[usize] {
         &self.bytes
     }
 
-    /// Name of the region of a bucket.
+    /// Name of the memory region of a gradient bucket.
     pub fn region_name(bucket: usize) -> String {
         format!("exchanged{bucket}")
     }
 
-    /// Declares the regions of all buckets.
+    /// Declares the memory regions of all gradient buckets.
     pub fn declare(&self, program: &mut Program) {
         for (bucket, bytes) in self.bytes.iter().enumerate() {
             program.scratch(Self::region_name(bucket), MemoryPurpose::Gradients, *bytes);
@@ -254,7 +254,7 @@ impl JobLists {
         self.sgd[last].push_job(elements.div_ceil(ELEMENTS_PER_BLOCK), fields);
     }
 
-    /// Lists that have jobs, with their names.
+    /// Job lists that are not empty, with their names.
     fn lists_by_name(&self) -> impl Iterator<Item = (String, &JobList)> {
         let by_bucket = |name: &'static str, lists: &'_ [JobList]| -> Vec<String> {
             (0..lists.len()).map(|bucket| format!("{name}{bucket}")).collect()
@@ -328,7 +328,7 @@ pub fn declare_gradient_parts(
     }
 }
 
-/// Extents as words of a job.
+/// Converts extents to 64-bit words of a job.
 fn size_words<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = TableWord> {
     sizes.into_iter().map(|size| TableWord::Value(size as i64))
 }

@@ -25,7 +25,7 @@ use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
 /// Number of threads in a block.
 const THREADS: usize = 256;
-/// Number of rows and of columns of a tile.
+/// Number of rows and of columns of a tile of the transposition.
 const TILE_SIDE: usize = 32;
 /// Number of parts in which sums over rows are computed.
 const ROW_SUM_PARTS: usize = 64;

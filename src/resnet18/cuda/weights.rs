@@ -42,7 +42,7 @@ pub enum ParameterPart {
     },
     /// Parameters in fp32, divided by `divisor`.
     Share {
-        /// Index of the first of these parameters.
+        /// Index of the first parameter that the region stores.
         at: usize,
         /// Number of parameters in the region.
         count: usize,

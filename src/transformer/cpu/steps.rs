@@ -6,7 +6,7 @@ use crate::math::exp;
 use crate::parallel;
 use crate::transformer::shape::{NORM_EPSILON, ROPE_BASE, Shape};
 
-/// Number of elements that one task computes.
+/// Number of elements that one CPU task computes.
 const ELEMENTS_PER_CPU_TASK: usize = 1 << 12;
 
 pub fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {

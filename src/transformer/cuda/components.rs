@@ -37,8 +37,8 @@ enum GradientSumOrder {
     Any,
 }
 
-/// Writes the launches of a component. The function is long because each component has its own
-/// launches.
+/// Writes the launches of one kernel's problem. The function is long because each component has its
+/// own launches.
 #[expect(clippy::too_many_lines)]
 fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
     let shape = &problem.shape;

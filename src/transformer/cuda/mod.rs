@@ -1,8 +1,8 @@
 //! The language model on the GPU: one launch for each operation, the same in a graph, and fused
 //! kernels.
 //!
-//! A rung is a `Program`. The GEMMs of a rung are the library's, except for three that fused rows
-//! have on sm_90a; all other kernels are in `kernels/`.
+//! Each rung of the ladders is a `Program`. The GEMMs of a rung are the library's, except for three
+//! that fused rows have on sm_90a; all other kernels are in `kernels/`.
 
 mod attention;
 mod components;

@@ -80,7 +80,7 @@ impl Network {
         network.declare_activation("token_losses", F32 * tokens);
         network.declare_activation("head_input", element * tokens * d);
         let kept = if training { layers } else { 1 };
-        // The head reads the last residual stream.
+        // The model's head reads the last residual stream.
         let streams = if training { layers + 1 } else { 1 };
         network.declare_layers("x", MemoryPurpose::Activations, F32 * tokens * d, streams);
         for (name, bytes) in [
@@ -160,7 +160,7 @@ impl Network {
             Dtype::Bf16 => MatrixDtype::Bf16,
             _ => MatrixDtype::F32,
         };
-        // Tensors of the arena begin at whole rows.
+        // Tensors of the parameter arena begin at whole rows.
         let row = self.shape.d * self.shape.dtype.bytes();
         let alignment = 1 << row.trailing_zeros().min(8);
         GemmSpec { alignment, ..GemmSpec::new(m, n, k, dtype, dtype) }

@@ -87,7 +87,7 @@ pub enum GradientSchedule {
     /// group of layers are computed at once, and AdamW updates a group as soon as its gradients
     /// exist.
     Overlapped {
-        /// Number of layers in a group.
+        /// Number of layers whose matrix gradients are computed as one group.
         group: usize,
     },
 }

@@ -213,7 +213,7 @@ fn prepare_flash_wgmma(
     task(&backward, problem, inputs, device)
 }
 
-/// Task of a row over dense tensors.
+/// Task that times one backward row over dense tensors.
 pub fn task(
     backward: &Backward,
     problem: &AttentionBackward,

@@ -229,7 +229,7 @@ fn prepare_flash_mma(
     task(AttentionTechnique::FlashMma, problem, inputs, device)
 }
 
-/// Task of a row over dense tensors, computed by the technique `with`.
+/// Task that times one forward row over dense tensors, computed by `technique`.
 pub fn task(
     technique: AttentionTechnique,
     problem: &AttentionForward,

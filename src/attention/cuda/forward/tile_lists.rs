@@ -57,10 +57,10 @@ pub struct QueryTiling {
 impl QueryTiling {
     /// Makes a list of tiles for each of `blocks` blocks; together the lists hold every query once.
     pub fn tile_lists(&self, blocks: usize) -> Vec<Vec<QueryTile>> {
-        // Without a mask all rows have equal cost. Tiles of two warpgroups are mixed with tiles of
-        // three, so that no block has a whole tile more than the others. With a causal mask the
-        // costs differ enough, but two tiles of two warpgroups are better than one of three and one
-        // of one.
+        // Without a causal mask all query rows have equal cost. Tiles of two warpgroups are mixed
+        // with tiles of three, so that no block has a whole tile more than the others. With a
+        // causal mask the costs differ enough, but two tiles of two warpgroups are better than one
+        // of three and one of one.
         let most = if !self.causal {
             MAX_NARROW.min(self.s / (2 * GROUP_ROWS))
         } else if self.s <= MAX_QUERIES_OF_SHORT_HEAD {
@@ -75,7 +75,7 @@ impl QueryTiling {
     }
 
     /// Makes the lists where each head ends with `narrow` tiles of two warpgroups. Returns the cost
-    /// of the longest list too.
+    /// of the most expensive list too.
     fn lists_with_narrow_tiles(
         &self,
         narrow: usize,

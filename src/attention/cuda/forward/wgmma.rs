@@ -33,9 +33,9 @@ const MAX_KEYS_OF_SHORT_HEAD: usize = MAX_PARTS_PER_SHORT_HEAD * GROUP_ROWS;
 /// H200.
 const MIN_SHORT_HEADS: usize = 264;
 
-/// Number of parts of a tile. A short head is one tile: its keys are copied once for four parts,
-/// and warpgroups take its parts in rotation. No warpgroup is idle if there are fewer parts than
-/// warpgroups.
+/// Number of parts of a query tile, 64 queries each. A short head is one tile: its keys are copied
+/// once for four parts, and warpgroups take its parts in rotation. No warpgroup is idle if there
+/// are fewer parts than warpgroups.
 const fn parts_per_tile(extents: &Extents) -> usize {
     let parts = extents.s.div_ceil(GROUP_ROWS);
     let short = parts <= MAX_PARTS_PER_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
@@ -90,7 +90,7 @@ impl TileAndBlockStages {
         }
     }
 
-    /// Macros for the numbers of stages.
+    /// Kernel macros for the numbers of stages in shared memory.
     fn constants(self) -> [(&'static str, usize); 4] {
         [
             ("QUERY_STAGES", self.queries),

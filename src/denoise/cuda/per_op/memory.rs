@@ -40,7 +40,7 @@ const QUANTISED_MATRICES: [QuantisedMatrix; 7] = {
     ]
 };
 
-/// Matrices that this run stores as codes.
+/// Weight matrices that this run stores as fp8 or int4 codes.
 pub fn quantised_matrix(run: &ExpertRun) -> &'static [QuantisedMatrix] {
     match run.shape.weights {
         WeightFormat::Same => &[],

@@ -9,7 +9,7 @@ pub fn element_type_macro(shape: &Shape) -> String {
     name.to_owned()
 }
 
-/// Number of elements in 16 bytes.
+/// Number of elements of the dtype in 16 bytes.
 pub const fn packet_elements(shape: &Shape) -> usize {
     16 / shape.dtype.bytes()
 }
@@ -20,7 +20,7 @@ pub const fn grid_covering(elements: usize, threads: usize, each: usize) -> [usi
     [elements.div_ceil(threads * each), 1, 1]
 }
 
-/// A shape in both of its dtypes.
+/// A model shape in both dtypes, f32 and bf16.
 pub fn both_dtypes(shape: Shape) -> [Shape; 2] {
     [Dtype::Bf16, Dtype::F32].map(|dtype| Shape { dtype, ..shape })
 }
