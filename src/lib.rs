@@ -59,7 +59,7 @@ pub fn kernels() -> Vec<ListedKernel> {
 }
 
 /// `main` of a bench binary of this package, which embeds the kernel files
-/// ([`kernel_files!`](crate::kernel_files)); a filter may name a case of another binary.
+/// ([`kernel_files!`](macro@crate::kernel_files)); a filter may name a case of another binary.
 pub fn run_bench(family: &WorkloadFamily, kernel_files: &'static [KernelFile]) -> ExitCode {
     Harness::new(family.name, (family.suites)())
         .siblings(all())
