@@ -2,7 +2,7 @@
 use kernelgate::attach::*;
 use kernelgate::harness::Harness;
 
-const SAXPY_SOURCE: &str = r#"extern "C" __global__
+const SAXPY: &str = r#"extern "C" __global__
 void saxpy(const float* x, const float* y, float* out, unsigned n) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = 2.5f * x[i] + y[i];
@@ -24,7 +24,7 @@ fn main() -> std::process::ExitCode {
         let n = at.number("n")? as u32;
         let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
         let arguments = Arguments::new().address(x).address(y).address(out).value(n);
-        at.launch(SAXPY_SOURCE, "saxpy", dims, arguments)
+        at.launch(SAXPY, "saxpy", dims, arguments)
     });
     Harness::new("own_kernel", [saxpy]).main()
 }

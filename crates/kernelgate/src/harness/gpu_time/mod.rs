@@ -13,7 +13,7 @@
 //!
 //! criterion_group! {
 //!     name = benches;
-//!     config = criterion::Criterion::default().with_measurement(GpuTime::on_stream(stream()));
+//!     config = criterion::Criterion::default().with_measurement(GpuTime::time_on_stream(stream()));
 //!     targets = copies
 //! }
 //! criterion_main!(benches);
