@@ -7,12 +7,12 @@ use kernelgate::record::text::printable_on_terminal;
 
 static COMMANDS_ARE_SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Makes [`show`] print every command from now on.
+/// Makes [`print_command`] print every command from now on.
 pub fn show_all_commands() {
     COMMANDS_ARE_SHOWN.store(true, Ordering::Relaxed);
 }
 
-/// Whether [`show`] prints.
+/// Whether [`print_command`] prints.
 pub fn are_commands_shown() -> bool {
     COMMANDS_ARE_SHOWN.load(Ordering::Relaxed)
 }

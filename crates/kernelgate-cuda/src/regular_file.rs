@@ -30,7 +30,7 @@ fn missing_target_error(path: &Path, cause: std::io::Error) -> std::io::Error {
 /// Reads a regular file.
 ///
 /// # Errors
-/// Fails with the errors of [`open()`], and if the file cannot be read.
+/// Fails with the errors of [`open_regular_file()`], and if the file cannot be read.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular_file(path)?.read_to_end(&mut bytes)?;

@@ -69,7 +69,7 @@ impl Dtype {
     }
 
     /// The dtype of tensors with a name, such as "f32".
-    pub fn parse(name: &str) -> Option<Self> {
+    pub fn parse(name: &str) -> Option<Dtype> {
         [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8]
             .into_iter()
             .find(|dtype| dtype.name() == name)
@@ -131,7 +131,7 @@ impl Tensor {
 
     /// A tensor whose elements are all the poison value: NaN, or -128 for integers, so that an
     /// element that was not written is seen: saturation gives 127.
-    pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
+    pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
         let shape = shape.into();
         let len = shape.iter().product();
         let data = match dtype {
@@ -145,7 +145,7 @@ impl Tensor {
     }
 
     /// A tensor of zeros, for a copy that is about to overwrite every element.
-    pub fn zeroed(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
+    pub fn zeroed(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
         let shape = shape.into();
         let len = shape.iter().product();
         let data = match dtype {
@@ -354,7 +354,7 @@ impl Tensors {
         name: &str,
         shape: impl Into<Vec<usize>>,
         data: impl Into<TensorData>,
-    ) -> Self {
+    ) -> Tensors {
         self.insert(name, Tensor::new(shape, data.into()));
         self
     }

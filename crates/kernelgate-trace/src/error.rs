@@ -50,15 +50,15 @@ pub enum TraceError {
 }
 
 impl TraceError {
-    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> TraceError {
         move |source| Self::Io { path: path.to_owned(), source }
     }
 
-    pub(crate) fn broken_file(path: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn broken_file(path: &Path, reason: impl ToString) -> TraceError {
         Self::Broken { path: path.to_owned(), reason: reason.to_string() }
     }
 
-    pub(crate) fn failed_conversion(path: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn failed_conversion(path: &Path, reason: impl ToString) -> TraceError {
         Self::Convert { path: path.to_owned(), reason: reason.to_string() }
     }
 }

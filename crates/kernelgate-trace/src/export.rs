@@ -136,7 +136,7 @@ const FIRST_ADDITIONAL_TRACK: i64 = 1_000_000;
 
 impl StreamTracks {
     /// Puts each operation on the first track of its stream that is free when it starts.
-    fn assign_tracks(trace: &Trace) -> Self {
+    fn assign_tracks(trace: &Trace) -> StreamTracks {
         let all = AllOperations::new(trace);
         let mut order: Vec<OperationId> = all.ids().collect();
         let key = |&id: &OperationId| (all.start(id), all.end(id));

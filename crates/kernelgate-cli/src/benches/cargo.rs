@@ -139,7 +139,7 @@ pub struct BuildProgress {
 
 impl BuildProgress {
     /// Reads a line such as "Building [=> ] 3/83: syn".
-    fn parse(line: &str) -> Option<Self> {
+    fn parse(line: &str) -> Option<BuildProgress> {
         let (_, counts) = line.trim_start().strip_prefix("Building [")?.split_once(']')?;
         let (done, all) = counts.split(':').next()?.trim().split_once('/')?;
         Some(Self { done: done.parse().ok()?, all: all.parse().ok()? })
@@ -172,7 +172,7 @@ fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
 pub enum CargoBuildOutput<'a> {
     /// A message.
     Message(&'a str),
-    /// Progress, printed because of the variables of [`PROGRESS`].
+    /// Progress, printed because of the variables of [`CARGO_PROGRESS_VARIABLES`].
     Progress(BuildProgress),
 }
 

@@ -43,7 +43,7 @@ impl BisectionState {
         path: &Path,
         identity: BTreeMap<String, String>,
         resume: bool,
-    ) -> Result<Self, CompareError> {
+    ) -> Result<BisectionState, CompareError> {
         let fresh = Self { identity, ..Self::default() };
         if !resume {
             return Ok(fresh);

@@ -298,7 +298,7 @@ impl CompareError {
         )
     }
 
-    pub(super) fn io(action: &str, path: &Path, cause: std::io::Error) -> Self {
+    pub(super) fn io(action: &str, path: &Path, cause: std::io::Error) -> CompareError {
         Self::Io { action: action.to_owned(), path: path.to_owned(), cause }
     }
 }

@@ -214,7 +214,7 @@ pub struct SessionTools {
 
 impl SessionTools {
     /// Makes tools whose processes an interrupt ends, and then the program. To be called once.
-    pub fn interruptible_tools() -> Result<Self, CompareError> {
+    pub fn interruptible_tools() -> Result<SessionTools, CompareError> {
         let tools = Self {
             progress: ComparisonProgress::default(),
             running: ChildProcess::in_process_groups(),
@@ -265,7 +265,7 @@ impl ComparisonSession {
         request: &ComparisonRequest,
         twins: bool,
         tools: SessionTools,
-    ) -> Result<Self, CompareError> {
+    ) -> Result<ComparisonSession, CompareError> {
         let folder = LockedFolder::open_locked_folder(&request.folder)?;
         let SessionTools { progress, running, co_running } = tools;
         let builder =

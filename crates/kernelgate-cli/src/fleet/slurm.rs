@@ -84,7 +84,7 @@ impl SlurmOptions {
     }
 }
 
-/// Format of `squeue` that [`Jobs::parse`] and [`jobs_with_comment`] read: job, task, state, node,
+/// Format of `squeue` that [`SlurmJobs::parse`] and [`jobs_with_comment`] read: job, task, state, node,
 /// reason and comment.
 pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
@@ -99,7 +99,7 @@ pub struct SlurmJobs {
 
 impl SlurmJobs {
     /// Parses the output of `squeue` for an array and the job that merges.
-    pub fn parse(printed: &str, array: u64, merge: Option<u64>) -> Self {
+    pub fn parse(printed: &str, array: u64, merge: Option<u64>) -> SlurmJobs {
         let mut jobs = Self::default();
         for (job, task, state) in printed.lines().filter_map(parse_squeue_line) {
             match task.parse() {

@@ -154,7 +154,7 @@ pub fn judge_against_baseline(
             let verified = head.iter().map(|it| it.case.verification.value());
             let verified =
                 verified.reduce(VerificationExtent::weaker_verification).unwrap_or_default();
-            let loss = VerificationLoss::verification_loss(id, base.verification, verified)
+            let loss = VerificationLoss::loss_of_verification(id, base.verification, verified)
                 .filter(|_| !rules.accepts_less_verified(id));
             if loss.is_none() && verified == VerificationExtent::Unverified {
                 unverified.push((*id).to_owned());

@@ -91,7 +91,7 @@ impl Judgement {
         confirmation: Option<PairedDecision>,
         case_errors: Vec<InconclusiveReason>,
         limits: &CaseLimits,
-    ) -> Self {
+    ) -> Judgement {
         let confirmed =
             confirmation.as_ref().is_some_and(|second| second.verdict == Verdict::Regressed);
         let verdict = match decision.verdict {
@@ -134,7 +134,7 @@ impl Judgement {
         why: Vec<InconclusiveReason>,
         plan: &TestPlan,
         limits: &CaseLimits,
-    ) -> Self {
+    ) -> Judgement {
         // The case is decided alone, because the error rates of the others hold for measured cases.
         let alone = decide_all(&BlocksByCase::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
@@ -264,8 +264,8 @@ pub(crate) mod tests {
     #[test]
     fn a_build_that_verifies_less_is_not_unchanged() {
         let all = VerificationExtent::Verified { checked: 1600, total: 1600 };
-        let loss =
-            VerificationLoss::verification_loss("a", all, VerificationExtent::Unverified).unwrap();
+        let loss = VerificationLoss::loss_of_verification("a", all, VerificationExtent::Unverified)
+            .unwrap();
         let judged = judgement("a", Verdict::Unchanged).less_verified(loss.clone());
         assert_eq!(judged.verdict, Verdict::Inconclusive);
         let words = "no longer verified (before: every element verified)";

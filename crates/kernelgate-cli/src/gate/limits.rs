@@ -77,7 +77,7 @@ pub struct SourcedLimit {
 
 impl SourcedLimit {
     /// A limit with the given value, as the program's default.
-    pub const fn default_limit(value: f64) -> Self {
+    pub const fn default_limit(value: f64) -> SourcedLimit {
         Self { value, source: LimitSource::Default }
     }
 
@@ -131,7 +131,7 @@ impl CaseLimits {
     }
 
     /// The program's default limits, with the given relative limit.
-    pub const fn default_limit(relative: f64) -> Self {
+    pub const fn default_limit(relative: f64) -> CaseLimits {
         Self {
             relative: SourcedLimit::default_limit(relative),
             absolute_ns: SourcedLimit::default_limit(Self::DEFAULT_ABSOLUTE_NS),

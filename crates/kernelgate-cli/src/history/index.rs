@@ -107,7 +107,7 @@ impl HistoryIndex {
     /// Opens the history index in an SQLite file. A file that cannot be used is renamed, so that
     /// its name shows the reason, and made anew. Without permission to write, the index is made in
     /// memory.
-    pub fn open(path: &Path) -> Result<Self, HistoryError> {
+    pub fn open(path: &Path) -> Result<HistoryIndex, HistoryError> {
         match Self::open_if_usable(path) {
             Ok(Some(index)) => return Ok(index),
             Ok(None) => {}
@@ -125,7 +125,7 @@ impl HistoryIndex {
         anew.map_err(|error| Self::problem(path, &error.to_string()))?.ok_or_else(problem)
     }
 
-    fn in_memory(path: &Path) -> Result<Self, HistoryError> {
+    fn in_memory(path: &Path) -> Result<HistoryIndex, HistoryError> {
         let open = || {
             let connection = Connection::open_in_memory()?;
             let index = Self { path: path.to_owned(), connection, kept: false };

@@ -42,7 +42,7 @@ pub enum IndexedRecordFile {
 
 impl IndexedRecordFile {
     /// Reads a run record or a baseline file.
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: &Path) -> Result<IndexedRecordFile, String> {
         match file::read::<ProcessRun>(path) {
             Ok(run) => Ok(Self::Run(Box::new(run))),
             Err(RecordFileError::Foreign { .. }) => match file::read::<Baseline>(path) {

@@ -67,7 +67,7 @@ impl From<RecordFileError> for HistoryError {
 }
 
 impl HistoryError {
-    fn io(action: &'static str, path: &Path, cause: std::io::Error) -> Self {
+    fn io(action: &'static str, path: &Path, cause: std::io::Error) -> HistoryError {
         Self::Io { action, path: path.to_owned(), cause }
     }
 }

@@ -26,7 +26,7 @@ const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
 pub struct HistoryStore {
     /// Folder of the store.
     root: PathBuf,
-    /// Folder to which bench processes write their records: Path of [`RUNS`] in the store's folder,
+    /// Folder to which bench processes write their records: Path of [`RUNS_FOLDER`] in the store's folder,
     /// unless it is set otherwise.
     runs: PathBuf,
 }
@@ -42,12 +42,12 @@ pub struct SkippedRecordFile {
 
 impl HistoryStore {
     /// Opens the history store in a folder.
-    pub fn at(root: &Path) -> Self {
+    pub fn at(root: &Path) -> HistoryStore {
         Self { root: root.to_owned(), runs: root.join(RUNS_FOLDER) }
     }
 
     /// The store around the folder to which bench processes write their runs.
-    pub fn store_around(runs: &Path) -> Self {
+    pub fn store_around(runs: &Path) -> HistoryStore {
         let root = runs.parent().unwrap_or(Path::new("")).to_owned();
         Self { root, runs: runs.to_owned() }
     }

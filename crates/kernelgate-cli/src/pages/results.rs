@@ -287,7 +287,7 @@ impl<'a> From<&'a MeasuredCase> for Row<'a> {
 impl<'a> Row<'a> {
     /// Makes the table row of a peer. A peer shares the limit of `best`, the fastest case of its
     /// problem.
-    fn from_peer(peer: &PeerTime, best: &'a MeasuredCase) -> Self {
+    fn from_peer(peer: &PeerTime, best: &'a MeasuredCase) -> Row<'a> {
         Self {
             name: format!("{} (peer)", peer.peer),
             elapsed_ns: peer.peer_ns,

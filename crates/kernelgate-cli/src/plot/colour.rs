@@ -14,7 +14,7 @@ pub enum PurposeColour {
     Grid,
     /// A kind of data, counted from 0; after [`SERIES_COLOURS`] the colours repeat.
     Series(usize),
-    /// A colour step of the heat map from 0 (least) to [`STEPS`] - 1 (most), the same in both
+    /// A colour step of the heat map from 0 (least) to [`HEAT_STEPS`] - 1 (most), the same in both
     /// themes.
     Step(usize),
     /// Colour of text on a dark step of the heat map.
@@ -29,7 +29,7 @@ pub const SERIES_COLOURS: usize = 12;
 /// Number of colour steps of the heat map.
 pub const HEAT_STEPS: usize = 7;
 
-/// Light and dark variant of each colour, by [`Colour::index`]. All light colours are different,
+/// Light and dark variant of each colour, by [`PurposeColour::index`]. All light colours are different,
 /// because a page identifies shapes by their colour.
 const LIGHT_AND_DARK_COLOURS: [([u8; 3], [u8; 3]); 4 + SERIES_COLOURS] = [
     ([0xff, 0xff, 0xff], [0x16, 0x1b, 0x22]),

@@ -28,7 +28,7 @@ impl ChartScale {
         kind: ScaleKind,
         values: impl Iterator<Item = f64>,
         (from, to): (f64, f64),
-    ) -> Self {
+    ) -> ChartScale {
         let fits = |value: &f64| value.is_finite() && (kind != ScaleKind::Log || *value > 0.0);
         let (low, high) =
             values.filter(fits).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {

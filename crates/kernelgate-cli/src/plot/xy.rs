@@ -55,7 +55,7 @@ pub struct CurveMark {
 
 impl CurveMark {
     /// A point without a spread.
-    pub const fn at(x: f64, y: f64) -> Self {
+    pub const fn at(x: f64, y: f64) -> CurveMark {
         Self { x, y, range: (y, y) }
     }
 }

@@ -83,7 +83,7 @@ impl UnjudgedEntry {
     }
 
     /// Refused cases, with the field that differs; `sides` are the names of base and head.
-    pub fn refused_entries(refused: &[RefusedBench], sides: [&str; 2]) -> Vec<Self> {
+    pub fn refused_entries(refused: &[RefusedBench], sides: [&str; 2]) -> Vec<UnjudgedEntry> {
         let refused_cases = |RefusedBench { field, base, head, cases }: &RefusedBench| {
             let why = format!(
                 "refused: {field} is `{base}` in the {} and `{head}` in the {}",

@@ -462,7 +462,7 @@ fn comparison_with_every_field() -> Comparison {
         verification: [VerificationExtent::Unverified, checked(3)]
             .into_iter()
             .filter_map(|head| {
-                VerificationLoss::verification_loss(&case("n8"), checked(1600), head)
+                VerificationLoss::loss_of_verification(&case("n8"), checked(1600), head)
             })
             .collect(),
         numerics: NumericsReport {

@@ -81,7 +81,7 @@ impl Source {
     /// A kernel source file whose text is in the package's files as `{file}.cu`. Without files of
     /// its own it takes those that the executable gives to the device
     /// ([`DeviceOptions::files`](crate::DeviceOptions::files)).
-    pub const fn in_files(file: &'static str, files: &'static [KernelFile]) -> Self {
+    pub const fn in_files(file: &'static str, files: &'static [KernelFile]) -> Source {
         Self { file, own_text: None, files }
     }
 

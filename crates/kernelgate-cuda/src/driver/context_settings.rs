@@ -31,7 +31,7 @@ pub struct ContextSettings {
 
 impl ContextSettings {
     /// Reads the current settings.
-    pub(super) fn read(context: &CudaContext) -> Self {
+    pub(super) fn read(context: &CudaContext) -> ContextSettings {
         Self {
             limits: CONTEXT_LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
             cache: context.get_cache_config().ok(),

@@ -110,7 +110,7 @@ impl Device {
     ///
     /// # Errors
     /// Fails if a library is missing or old, there is no such GPU, or the driver fails.
-    pub fn open(ordinal: usize, options: &DeviceOptions) -> Result<Arc<Self>, DeviceError> {
+    pub fn open(ordinal: usize, options: &DeviceOptions) -> Result<Arc<Device>, DeviceError> {
         check_gpu(ordinal, options.architecture.as_deref())?;
         let failed = |action| {
             move |error: DriverError| DeviceError::Driver { action, error: describe(&error) }

@@ -32,7 +32,7 @@ impl ExecutableGraph {
     pub fn capture(
         device: &Device,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<ExecutableGraph, BackendError> {
         Self::capture_on(device.stream(), enqueue)
     }
 
@@ -43,7 +43,7 @@ impl ExecutableGraph {
     pub fn capture_on(
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<ExecutableGraph, BackendError> {
         StreamCapture::begin(stream)?.end(enqueue(), 0..0)
     }
 
@@ -75,7 +75,7 @@ impl ExecutableGraph {
         device: &Device,
         times: u64,
         mut launch: impl FnMut() -> Result<(), BackendError>,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<ExecutableGraph, BackendError> {
         let overlapping = times > 1 && {
             let pair = Self::capture(device, || launch().and_then(|()| launch()))?;
             pair.programmatic_edges()? > 0
@@ -252,7 +252,7 @@ pub(super) struct StreamCapture<'a> {
 }
 
 impl<'a> StreamCapture<'a> {
-    pub(super) fn begin(stream: &'a Arc<CudaStream>) -> Result<Self, BackendError> {
+    pub(super) fn begin(stream: &'a Arc<CudaStream>) -> Result<StreamCapture<'a>, BackendError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
         Ok(Self { stream })

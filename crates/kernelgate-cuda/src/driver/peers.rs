@@ -25,7 +25,7 @@ pub enum Link {
 
 impl Link {
     /// The weakest link between the GPUs of a set; `None` for one GPU.
-    pub(super) fn weakest_link(devices: &[&Device]) -> Option<Self> {
+    pub(super) fn weakest_link(devices: &[&Device]) -> Option<Link> {
         let between = |one: &Device, other: &Device| {
             if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
                 return Self::Host;

@@ -25,9 +25,9 @@ pub struct LtError(c_int);
 
 impl LtError {
     /// The library does not support the operation, or not on this GPU.
-    pub const NOT_SUPPORTED: Self = Self(15);
+    pub const NOT_SUPPORTED: LtError = Self(15);
     /// The library is missing, or lacks a function.
-    pub const NO_FUNCTION: Self = Self(-1);
+    pub const NO_FUNCTION: LtError = Self(-1);
 }
 
 impl std::fmt::Display for LtError {

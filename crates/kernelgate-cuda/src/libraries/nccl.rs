@@ -251,7 +251,7 @@ impl NcclCommunicators {
     /// Fails with [`BackendError::Unsupported`] if NCCL is missing or too old;
     /// [`BackendError::Lost`] if a GPU does not connect within the timeout of its device, with its
     /// rank, or if NCCL fails.
-    pub fn connect(devices: &Devices) -> Result<Self, BackendError> {
+    pub fn connect(devices: &Devices) -> Result<NcclCommunicators, BackendError> {
         let api = api()?;
         disable_multicast();
         let mut id = NcclUniqueId { bytes: [0; 128] };

@@ -16,7 +16,7 @@ pub struct OpenedLibrary {
 impl OpenedLibrary {
     /// Opens a file, or a name on the loader's path; `None` if that fails or the file is another
     /// library.
-    pub fn open(library: RequiredLibrary, file: &Path) -> Option<Self> {
+    pub fn open(library: RequiredLibrary, file: &Path) -> Option<OpenedLibrary> {
         Self::try_open_library(library, file).ok()
     }
 

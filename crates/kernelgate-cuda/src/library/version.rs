@@ -19,7 +19,7 @@ impl CudaVersion {
     }
 
     /// Parses a text: "12.4".
-    pub fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<CudaVersion> {
         let (major, minor) = text.split_once('.')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
     }

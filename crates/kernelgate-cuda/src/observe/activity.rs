@@ -54,7 +54,7 @@ pub struct StreamId {
 /// Record of one run of a kernel, with the hardware's times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelRecord {
-    /// Symbol of the kernel: an index into [`Activity::names`].
+    /// Symbol of the kernel: an index into [`RecordedActivity::names`].
     pub name: u32,
     /// Time at which the kernel began, nanoseconds; 0 with `end`: CUPTI does not know.
     pub start: u64,
@@ -132,7 +132,7 @@ pub struct MemsetRecord {
 /// Record of a host call of a driver or runtime function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRecord {
-    /// Name of the called function: an index into [`Activity::names`].
+    /// Name of the called function: an index into [`RecordedActivity::names`].
     pub name: u32,
     /// Time at which the host entered the call, nanoseconds.
     pub start: u64,
@@ -162,7 +162,7 @@ pub struct WaitRecord {
 /// Record of a named range of the host ([`super::range::RangeGuard`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeRecord {
-    /// Name of the range: an index into [`Activity::names`].
+    /// Name of the range: an index into [`RecordedActivity::names`].
     pub name: u32,
     /// Time at which the range was opened, nanoseconds.
     pub start: u64,
@@ -177,7 +177,7 @@ pub struct RangeRecord {
 pub struct GraphNodeRecord {
     /// Id of the node, as in [`KernelRecord::graph_node`]; clones of the node have other ids.
     pub id: u64,
-    /// The ranges that were open, the outermost first: indices into [`Activity::names`].
+    /// The ranges that were open, the outermost first: indices into [`RecordedActivity::names`].
     pub ranges: Vec<u32>,
 }
 
@@ -220,7 +220,7 @@ impl RecordedDevice {
     ///
     /// # Errors
     /// Fails if the driver refuses.
-    pub fn read(device: &Device) -> Result<Self, BackendError> {
+    pub fn read(device: &Device) -> Result<RecordedDevice, BackendError> {
         let ask = |attribute| {
             let value = device.context().attribute(attribute);
             let value = value.map_err(|error| {

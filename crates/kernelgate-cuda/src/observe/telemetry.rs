@@ -126,7 +126,7 @@ fn nvml_library() -> Option<&'static Nvml> {
 
 impl CardTelemetry {
     /// Opens the GPU card with the given UUID; `None` if NVML is missing or does not list the card.
-    pub fn open(uuid: &str) -> Option<Self> {
+    pub fn open(uuid: &str) -> Option<CardTelemetry> {
         let telemetry = Self { nvml: nvml_library()?, uuid: uuid.to_owned() };
         telemetry.device().ok()?;
         Some(telemetry)

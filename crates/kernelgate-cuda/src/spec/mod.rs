@@ -2,7 +2,7 @@
 //! architecture.
 //!
 //! Launchers load and launch a row ([`KernelSpec::load`]), `kernelgate resources` and the tests
-//! list it ([`list()`]); all facts about a kernel that they use are in its row. Deliberately
+//! list_kernel_rows it ([`list_kernel_rows()`]); all facts about a kernel that they use are in its row. Deliberately
 //! absent: a registry. Each kernel family has its specifications as constants, and one slice with
 //! all of them.
 

@@ -24,7 +24,7 @@ impl CLibrary {
     ///
     /// # Errors
     /// Fails if there is no C compiler, or the library or its kernel does not load.
-    pub fn open(device: &Device, own_stream: bool) -> Result<Self, BackendError> {
+    pub fn open(device: &Device, own_stream: bool) -> Result<CLibrary, BackendError> {
         let failed =
             |what: &str, why: String| BackendError::Launch(format!("failed to {what}: {why}"));
         let folder = tempfile::tempdir()

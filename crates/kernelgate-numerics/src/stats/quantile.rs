@@ -61,7 +61,7 @@ pub struct QuartileSpread {
 
 impl QuartileSpread {
     /// Computes the spread of a non-empty slice without NaNs.
-    pub fn from_values(values: &[f64]) -> Self {
+    pub fn from_values(values: &[f64]) -> QuartileSpread {
         Self { q1: quantile(values, 0.25), median: median(values), q3: quantile(values, 0.75) }
     }
 

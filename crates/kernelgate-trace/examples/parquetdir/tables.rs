@@ -22,7 +22,7 @@ enum ParquetColumn {
 
 impl ParquetColumn {
     /// An empty column of the type that SQL declares.
-    fn declared(sql: &str) -> Self {
+    fn declared(sql: &str) -> ParquetColumn {
         match sql {
             "TEXT" | "BLOB" => Self::Texts(Vec::new(), Vec::new()),
             "REAL" => Self::Reals(Vec::new(), Vec::new()),

@@ -44,7 +44,7 @@ impl<'a> DiagnosisContext<'a> {
     pub fn joined(
         trace: &'a Trace,
         (activities, host): (Vec<DeviceActivity>, HostActivitySummary),
-    ) -> Self {
+    ) -> DiagnosisContext<'a> {
         let classes = classify_operations(trace, &host);
         let (all, platform) = (AllOperations::new(trace), TracePlatform::new(trace));
         let mut first_launched = vec![i64::MAX; trace.places.len()];

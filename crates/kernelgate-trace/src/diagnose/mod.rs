@@ -87,7 +87,7 @@ pub fn diagnose(trace: &Trace) -> TraceDiagnosis {
 /// Systems.
 ///
 /// # Errors
-/// Same errors as [`read::open`].
+/// Same errors as [`read::open_trace_file`].
 pub fn diagnose_streamed(path: &Path) -> Result<Option<TraceDiagnosis>, TraceError> {
     with_streamed_context(path, rules::apply_all_rules)
 }

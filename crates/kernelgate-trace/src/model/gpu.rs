@@ -233,7 +233,7 @@ pub struct GraphLaunchTable {
 pub struct CudaGraphNode {
     /// Index into [`super::Trace::processes`]: ids are unique in one only.
     pub process: u32,
-    /// Id of the graph node, which [`Kernels::graph_node`] refers to.
+    /// Id of the graph node, which [`KernelTable::graph_node`] refers to.
     pub id: u64,
     /// The ranges that were open when it, or the node that it was cloned from, was created; the
     /// outermost first.
@@ -278,7 +278,7 @@ pub struct DeclaredProblemPart {
 pub struct DeclaredRangeWork {
     /// Path of the range: names with `/` between them.
     pub path: String,
-    /// Time limits in nanoseconds, each with the ceiling that sets it: [`Self::MEMORY`] or a unit.
+    /// Time limits in nanoseconds, each with the ceiling that sets it: [`Self::MEMORY_LIMIT_NAME`] or a unit.
     pub limits: Vec<(String, f64)>,
     /// The work.
     pub work: DeclaredWorkCount,

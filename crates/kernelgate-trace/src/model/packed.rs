@@ -73,12 +73,12 @@ struct PackedBlock {
 }
 
 impl PackedBlock {
-    fn constant_block(value: i64) -> Self {
+    fn constant_block(value: i64) -> PackedBlock {
         Self { least: value, bits: 0, mask: 0, distances: Box::default() }
     }
 
     /// Packs rows into as few bits as their values need.
-    fn pack_block(rows: &[i64; BLOCK_ROWS]) -> Self {
+    fn pack_block(rows: &[i64; BLOCK_ROWS]) -> PackedBlock {
         let (mut least, mut most) = (rows[0], rows[0]);
         for &row in rows {
             (least, most) = (least.min(row), most.max(row));
@@ -94,7 +94,7 @@ impl PackedBlock {
     }
 
     /// Stores rows in full width, so that each row can be replaced.
-    fn wide(rows: &[i64; BLOCK_ROWS]) -> Self {
+    fn wide(rows: &[i64; BLOCK_ROWS]) -> PackedBlock {
         Self::new(rows, 0, u64::BITS)
     }
 
@@ -161,7 +161,7 @@ impl<T> PackedColumn<T> {
 
 impl<T: PackedValue> PackedColumn<T> {
     /// A column of `rows` rows with one value.
-    pub fn filled_with(rows: usize, value: T) -> Self {
+    pub fn filled_with(rows: usize, value: T) -> PackedColumn<T> {
         let blocks = vec![PackedBlock::constant_block(value.number()); rows.div_ceil(BLOCK_ROWS)];
         Self { blocks, rows, ..Self::default() }
     }

@@ -53,7 +53,7 @@ pub fn open_trace_file(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, 
 /// passed on only if other columns are requested.
 ///
 /// # Errors
-/// Same errors as [`open`].
+/// Same errors as [`open_trace_file`].
 pub fn stream_trace_rows(
     path: &Path,
     wanted: &WantedTraceParts,

@@ -132,7 +132,7 @@ struct NcuCsvSection {
 }
 
 impl NcuCsvSection {
-    fn parse(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<NcuCsvSection> {
         let mut reader = csv::ReaderBuilder::new()
             .flexible(true)
             .delimiter(csv_separator(text)?)

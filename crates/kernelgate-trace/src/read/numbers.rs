@@ -32,7 +32,7 @@ const WHOLE_NUMBER_UNITS: &[&str] = &[
 impl DecimalFormat {
     /// Detects the number format of values with units: the format that most unambiguous values
     /// have.
-    pub fn detect<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+    pub fn detect<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> DecimalFormat {
         let (mut point, mut comma) = (0usize, 0usize);
         for (value, unit) in values {
             match Self::format_of_value(value, unit) {

@@ -15,7 +15,7 @@ pub struct RangeRow {
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,
-    /// Index into [`Streamed::names`]; of a trace in memory the number of its name.
+    /// Index into [`StreamedRows::names`]; of a trace in memory the number of its name.
     pub label: u32,
     /// The way in which the range was opened.
     pub style: RangeStyle,

@@ -20,7 +20,7 @@ pub struct WantedTraceParts {
 
 impl WantedTraceParts {
     /// Everything.
-    pub const ALL: Self = Self {
+    pub const ALL: WantedTraceParts = Self {
         operations: true,
         shapes: true,
         calls: true,

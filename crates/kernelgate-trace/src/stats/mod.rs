@@ -155,7 +155,7 @@ fn table_from_rows(trace: &Trace, mut sums: impl StreamedSums) -> Table {
 /// not kept. `None` for a table of neither, and for a file of another format.
 ///
 /// # Errors
-/// Same errors as [`read::open`].
+/// Same errors as [`read::open_trace_file`].
 pub fn table_of_streamed_export(
     path: &Path,
     report: StatsReport,

@@ -64,7 +64,7 @@ impl OutputReference {
     /// Code that computes the outputs in fp64.
     pub fn from_function(
         compute: impl Fn(&Tensors) -> Vec<Expected> + Send + Sync + 'static,
-    ) -> Self {
+    ) -> OutputReference {
         Self::Code(Arc::new(compute))
     }
 }
@@ -84,12 +84,12 @@ impl Tolerances {
     /// four unit roundoffs of the output's dtype: 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in
     /// bf16. Four roundoffs are two units in the last place, the cost of another summation order.
     /// Declare a tolerance if an output has a more precise dtype than its computation.
-    pub fn by_dtype() -> Self {
+    pub fn by_dtype() -> Tolerances {
         Self::default()
     }
 
     /// Sets the two tolerances of every output.
-    pub const fn all(max_error: f64, relative_l2: f64) -> Self {
+    pub const fn all(max_error: f64, relative_l2: f64) -> Tolerances {
         Self { all: Some(Tolerance { max_error, relative_l2 }), own: BTreeMap::new() }
     }
 

@@ -136,7 +136,7 @@ impl RowLaunches {
     pub fn with_reset<E: fmt::Display>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,
-    ) -> Self {
+    ) -> RowLaunches {
         Self { reset: Some(box_enqueue_closure(reset)), ..self }
     }
 }

@@ -134,12 +134,12 @@ impl SafeTensorsFile {
     ///
     /// # Errors
     /// A fragment, without the file's name: the file cannot be read, or has another format.
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: &Path) -> Result<SafeTensorsFile, String> {
         let bytes = regular_file::read(path).map_err(|cause| cause.to_string())?;
         Self::parse(bytes).map_err(|why| format!("no safetensors file ({why})"))
     }
 
-    fn parse(bytes: Vec<u8>) -> Result<Self, String> {
+    fn parse(bytes: Vec<u8>) -> Result<SafeTensorsFile, String> {
         let (length, rest) = bytes.split_first_chunk().ok_or("it is too short")?;
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let (header, elements) =

@@ -82,7 +82,7 @@ impl Attached {
         name: &'static str,
         tensors: [&'static str; N],
         prepare: impl Fn(&At<'_>, [u64; N]) -> Result<RowLaunches, BackendError> + Send + Sync + 'static,
-    ) -> Self {
+    ) -> Attached {
         let prepare = move |bound: &BoundDefinition, inputs: &Tensors, device: &Arc<Device>| {
             copying_task(bound, inputs, device, tensors, &prepare)
         };
@@ -97,7 +97,7 @@ impl Attached {
         mut self,
         name: &'static str,
         run: impl Fn(&Tensors, &mut Tensors) + Send + Sync + 'static,
-    ) -> Self {
+    ) -> Attached {
         self.rows.push(Row {
             name,
             tensors: Vec::new(),

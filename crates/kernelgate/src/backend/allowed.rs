@@ -16,7 +16,7 @@ pub struct AllowedActions {
 impl AllowedActions {
     /// Permissions of a row that was written for this harness. A wait or an allocation in it is a
     /// choice of its author, and part of its time.
-    pub const OWN_ROW: Self = Self { allocations: true, waits: true, contexts: true };
+    pub const OWN_ROW: AllowedActions = Self { allocations: true, waits: true, contexts: true };
     /// A row that launches other code, about which nothing is known.
     pub const ATTACHED_ROW: Self = Self { allocations: false, waits: false, contexts: false };
     /// The routine of a Criterion bench: the host's work is part of what such a bench measures.

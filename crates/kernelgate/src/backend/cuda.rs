@@ -88,7 +88,7 @@ impl Output {
         shape: impl Into<Vec<usize>>,
         bytes: usize,
         decode: DecodeFunction,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<Output, BackendError> {
         Ok(Self {
             name,
             shape: shape.into(),

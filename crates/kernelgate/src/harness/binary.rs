@@ -107,8 +107,8 @@ impl Harness {
         self
     }
 
-    /// CUDA kernels of the bench binary, as [`kernelgate_cuda::spec::list`] lists rows: `kernelgate
-    /// resources` compiles them.
+    /// CUDA kernels of the bench binary, as [`kernelgate_cuda::spec::list_kernel_rows`] lists rows:
+    /// `kernelgate resources` compiles them.
     pub fn kernels(mut self, kernels: Vec<ListedKernel>) -> Self {
         self.kernels = kernels;
         self

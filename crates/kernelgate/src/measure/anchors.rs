@@ -47,14 +47,14 @@ pub enum AnchorRecord {
 
 impl AnchorRecord {
     /// Measures the anchor rates of the host.
-    pub fn measure_cpu(power: PowerMode) -> Self {
+    pub fn measure_cpu(power: PowerMode) -> AnchorRecord {
         let limits =
             DeviceLimits::measure_cpu_limits(&[anchor_work(HOST_ANCHOR_BYTES, Dtype::F32)]);
         Self::anchors_from_limits(&limits, power)
     }
 
     /// Measures the anchors of a GPU in a power state.
-    pub fn measure_cuda(events: &mut EventTimer, power: PowerMode) -> Self {
+    pub fn measure_cuda(events: &mut EventTimer, power: PowerMode) -> AnchorRecord {
         match gpu_anchor_limits(events, power) {
             Ok(limits) => Self::anchors_from_limits(&limits, power),
             Err(error) => Self::Failed(error.to_string()),

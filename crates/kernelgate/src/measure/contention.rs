@@ -21,7 +21,7 @@ enum Own {
 
 impl CpuTimeTicks {
     /// Current CPU times, if the system reports them (Linux).
-    pub fn now() -> Option<Self> {
+    pub fn now() -> Option<CpuTimeTicks> {
         Self::read(Own::This)
     }
 
@@ -32,12 +32,12 @@ impl CpuTimeTicks {
     }
 
     #[expect(clippy::disallowed_methods, reason = "files of the system")]
-    fn read(own: Own) -> Option<Self> {
+    fn read(own: Own) -> Option<CpuTimeTicks> {
         let read = |path| std::fs::read_to_string(path).ok();
         Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?, own)
     }
 
-    fn parse(system: &str, process: &str, own: Own) -> Option<Self> {
+    fn parse(system: &str, process: &str, own: Own) -> Option<CpuTimeTicks> {
         // user nice system idle iowait irq softirq steal; the later columns are part of user.
         let line = system.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line

@@ -135,7 +135,7 @@ pub struct PowerRecord {
 
 impl PowerRecord {
     /// A case whose power state is not applicable, with the reason.
-    pub fn not_applicable(reason: &str) -> Self {
+    pub fn not_applicable(reason: &str) -> PowerRecord {
         Self {
             state: PowerState::NotApplicable,
             reason: Some(reason.to_owned()),
@@ -266,7 +266,7 @@ impl PowerMeter {
 
     /// Creates a power meter for a card without NVML, which reads nothing.
     #[cfg(test)]
-    pub const fn without_nvml(shared: Option<&'static str>) -> Self {
+    pub const fn without_nvml(shared: Option<&'static str>) -> PowerMeter {
         Self { highest_mhz: 1980.0, telemetry: None, others: Vec::new(), shared }
     }
 
@@ -368,7 +368,7 @@ impl PowerRecord {
     }
 
     /// Builds the power record of samples from a reading of the card after them.
-    pub fn from_reading(state: PowerState, reading: CardReading) -> Self {
+    pub fn from_reading(state: PowerState, reading: CardReading) -> PowerRecord {
         Self {
             state,
             reason: None,
@@ -437,7 +437,7 @@ impl Default for SettlingWindows {
 }
 
 impl SettlingWindows {
-    fn in_windows(window: Duration) -> Self {
+    fn in_windows(window: Duration) -> SettlingWindows {
         Self {
             window,
             windows_ns: Vec::new(),
@@ -447,7 +447,7 @@ impl SettlingWindows {
     }
 
     /// Settling during the samples after the load, in shorter windows.
-    pub fn while_sampling() -> Self {
+    pub fn while_sampling() -> SettlingWindows {
         Self::in_windows(SAMPLE_WINDOW)
     }
 

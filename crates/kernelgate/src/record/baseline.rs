@@ -74,7 +74,7 @@ impl Baseline {
     ///
     /// # Errors
     /// Fails if the file exists and cannot be used.
-    pub fn open_baseline(path: &Path, name: &str) -> Result<Self, RecordFileError> {
+    pub fn open_baseline(path: &Path, name: &str) -> Result<Baseline, RecordFileError> {
         match file::read(path) {
             Err(error) if error.is_not_found() => Ok(Self::new(name)),
             // The file may have been copied under another name.

@@ -198,7 +198,7 @@ impl RunResources {
     ///
     /// # Errors
     /// Fails with the errors of [`file::read`].
-    pub fn read(path: &Path) -> Result<Self, RecordFileError> {
+    pub fn read(path: &Path) -> Result<RunResources, RecordFileError> {
         file::read(path).map(|record: ResourceRecord| record.into())
     }
 

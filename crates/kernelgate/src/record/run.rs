@@ -422,7 +422,7 @@ impl CaseRecord {
 
     /// A case of nothing in particular with these samples, of one launch each: for tests of what
     /// reads records.
-    pub fn untimed_samples(elapsed_ns: Vec<f64>) -> Self {
+    pub fn untimed_samples(elapsed_ns: Vec<f64>) -> CaseRecord {
         Self {
             workload: "w/f".to_owned(),
             revision: 1,

@@ -411,7 +411,7 @@ impl IntegerDifferences {
     fn count_differences(
         output: &Tensor,
         &ReferencePiece { from, expected }: &ReferencePiece<'_, i8>,
-    ) -> Self {
+    ) -> IntegerDifferences {
         let TensorData::I8(values) = output.tensor_data() else {
             unreachable!("`shaped` refuses other outputs")
         };
@@ -442,7 +442,7 @@ struct ErrorSums {
 }
 
 impl ErrorSums {
-    fn compare(output: &Tensor, piece: &ReferencePiece<'_, f64>) -> Self {
+    fn compare(output: &Tensor, piece: &ReferencePiece<'_, f64>) -> ErrorSums {
         let mut sums = Self::default();
         output.for_each_f64_block(piece.from, piece.expected.len(), &mut |start, actual| {
             sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);

@@ -32,7 +32,7 @@ pub enum AxisValues {
 
 impl Axis {
     /// An axis of whole numbers from 1.
-    pub const fn number(name: &'static str, about: &'static str) -> Self {
+    pub const fn number(name: &'static str, about: &'static str) -> Axis {
         Self { name, values: AxisValues::Number, about }
     }
 
@@ -41,7 +41,7 @@ impl Axis {
         name: &'static str,
         values: &'static [&'static str],
         about: &'static str,
-    ) -> Self {
+    ) -> Axis {
         Self { name, values: AxisValues::OneOf(values), about }
     }
 

@@ -172,7 +172,7 @@ impl Expected {
         shape: impl Into<Vec<usize>>,
         rows: Vec<usize>,
         values: impl Into<TensorData>,
-    ) -> Self {
+    ) -> Expected {
         Self { name: name.to_owned(), shape: shape.into(), rows: Some(rows), values: values.into() }
     }
 

@@ -67,7 +67,7 @@ pub struct GpuLinkWork {
 
 impl Work {
     /// Declares work that only moves memory.
-    pub fn bytes(read_bytes: u64, write_bytes: u64) -> Self {
+    pub fn bytes(read_bytes: u64, write_bytes: u64) -> Work {
         Self { flops: Vec::new(), read_bytes, write_bytes, link: None }
     }
 

@@ -34,7 +34,7 @@ impl ComparisonEngine<'_> {
             .iter()
             .filter(|(id, _)| !self.rules.accepts_less_verified(id))
             .filter_map(|(id, [base, head])| {
-                Some((id.clone(), VerificationLoss::verification_loss(id, *base, *head)?))
+                Some((id.clone(), VerificationLoss::loss_of_verification(id, *base, *head)?))
             })
             .collect();
         let decisions = first.decisions.into_iter();

@@ -84,7 +84,7 @@ pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> 
 
 impl GitRepository {
     /// The repository around a package's folder; the error names a missing package first.
-    pub fn around_package(folder: &Path) -> Result<Self, CompareError> {
+    pub fn around_package(folder: &Path) -> Result<GitRepository, CompareError> {
         Self::around(folder).map_err(|error| match has_manifest(folder) {
             true => error,
             false => CompareError::NoPackage(folder.to_owned()),
@@ -92,7 +92,7 @@ impl GitRepository {
     }
 
     /// Opens the git repository around a folder.
-    pub fn around(package: &Path) -> Result<Self, CompareError> {
+    pub fn around(package: &Path) -> Result<GitRepository, CompareError> {
         let ask = |arguments: &[&str]| {
             run(
                 git(package).arg("rev-parse").args(arguments),

@@ -139,7 +139,7 @@ pub struct FileSizeAndTimes {
 }
 
 impl FileSizeAndTimes {
-    fn read(path: &Path) -> Self {
+    fn read(path: &Path) -> FileSizeAndTimes {
         let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
         #[cfg(unix)]
         use std::os::unix::fs::MetadataExt as _;

@@ -125,7 +125,7 @@ pub fn measure_criterion_trial(
     measure_listed_cases(setup, trial, &ListedCriterionIds::default())
 }
 
-/// Measures as [`measure`] does; a case that was listed and that the trial's filter matches counts
+/// Measures as [`measure_criterion_trial`] does; a case that was listed and that the trial's filter matches counts
 /// as requested.
 pub fn measure_listed_cases(
     setup: &TrialSetup<'_>,

@@ -47,7 +47,7 @@ impl ExpectedRun {
         run: &ProcessRun,
         cases: &BTreeSet<String>,
         power: Option<PowerState>,
-    ) -> Self {
+    ) -> ExpectedRun {
         let cases = run.cases.iter().filter(|(id, _)| cases.contains(*id));
         let definitions = cases.map(|(id, case)| (id.clone(), case.into())).collect();
         Self { environment: run.environment.clone(), seed: run.seed, power, definitions }

@@ -33,7 +33,7 @@ pub struct CodeComparison {
 
 impl CodeComparison {
     /// Compares the kernels of a case in two builds.
-    pub fn compare_code(base: &UsedKernels, head: &UsedKernels) -> Self {
+    pub fn compare_code(base: &UsedKernels, head: &UsedKernels) -> CodeComparison {
         let mut comparison = Self::default();
         let names: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
         for name in names {

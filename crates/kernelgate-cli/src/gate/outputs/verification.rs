@@ -22,7 +22,7 @@ impl VerificationLoss {
     /// The loss of verification of a case, if the head verifies less than the base. If the baseline
     /// does not record how far the case was verified, an unverified head may have lost
     /// verification.
-    pub fn verification_loss(
+    pub fn loss_of_verification(
         case: &str,
         base: VerificationExtent,
         head: VerificationExtent,
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_case_that_nothing_verifies_any_more_is_a_failure() {
         for (base, head) in [(ALL, Unverified), (ONE, Unverified), (ALL, Unknown)] {
-            let loss = VerificationLoss::verification_loss("a", base, head).unwrap();
+            let loss = VerificationLoss::loss_of_verification("a", base, head).unwrap();
             assert!(loss.is_failure(), "{base} {head}");
             assert_eq!(loss.words(), format!("no longer verified (before: {base})"));
         }
@@ -75,16 +75,16 @@ mod tests {
         for (base, head) in
             [(ALL, ONE), (ALL, COMPARED_WITH_BASE), (COMPARED_WITH_BASE, Unverified)]
         {
-            let loss = VerificationLoss::verification_loss("a", base, head).unwrap();
+            let loss = VerificationLoss::loss_of_verification("a", base, head).unwrap();
             assert!(!loss.is_failure(), "{base} {head}");
         }
-        let words = VerificationLoss::verification_loss("a", ALL, ONE).unwrap().words();
+        let words = VerificationLoss::loss_of_verification("a", ALL, ONE).unwrap().words();
         assert_eq!(
             words,
             "less verified: 1 of 1600 elements verified (before: every element verified)"
         );
         assert!(
-            !VerificationLoss::verification_loss("a", Unknown, Unverified).unwrap().is_failure()
+            !VerificationLoss::loss_of_verification("a", Unknown, Unverified).unwrap().is_failure()
         );
     }
 
@@ -94,7 +94,11 @@ mod tests {
         let more =
             [(ONE, ALL), (Unverified, ALL), (Unverified, COMPARED_WITH_BASE), (Unknown, ALL)];
         for (base, head) in same.into_iter().chain(more) {
-            assert_eq!(VerificationLoss::verification_loss("a", base, head), None, "{base} {head}");
+            assert_eq!(
+                VerificationLoss::loss_of_verification("a", base, head),
+                None,
+                "{base} {head}"
+            );
         }
     }
 }

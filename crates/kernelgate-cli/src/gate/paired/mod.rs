@@ -2,7 +2,7 @@
 //!
 //! The unit of the statistics is a process, not a sample. Four fresh processes make a block,
 //! base-head-head-base or head-base-base-head, so that even drift through a block affects both
-//! sides equally; each block gives two pairs of neighbours. [`decide()`] is pure and may be called
+//! sides equally; each block gives two pairs of neighbours. [`decide_all()`] is pure and may be called
 //! after every block: its error rates hold however often it is called.
 //!
 //! Running processes, choosing their order and printing are deliberately elsewhere.
@@ -174,7 +174,7 @@ impl ErrorRateFamily {
     }
 }
 
-/// The doubt that keeps a decision open; [`Reason`](super::reason::Reason) adds the facts.
+/// The doubt that keeps a decision open; [`Reason`](super::reason::InconclusiveReason) adds the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InconclusiveCause {

@@ -88,7 +88,7 @@ struct PeerProgramResult {
 
 impl PeerLine {
     /// A line with an id is a result.
-    fn parse(text: &str) -> serde_json::Result<Self> {
+    fn parse(text: &str) -> serde_json::Result<PeerLine> {
         let fields: serde_json::Value = serde_json::from_str(text)?;
         if fields.get("id").is_none() {
             return serde_json::from_value(fields).map(Self::Environment);

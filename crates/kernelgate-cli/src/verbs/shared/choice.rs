@@ -45,7 +45,7 @@ pub struct ChosenBenches {
 
 impl CaseSelection {
     /// Selects the cases of some executables that match a regular expression.
-    pub fn matching(filter: &str, benches: &ChosenBenches) -> Self {
+    pub fn matching(filter: &str, benches: &ChosenBenches) -> CaseSelection {
         Self { filter: Some(filter.to_owned()), benches: benches.clone() }
     }
 

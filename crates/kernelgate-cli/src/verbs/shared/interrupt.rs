@@ -49,7 +49,7 @@ impl PartialResults {
     }
 }
 
-/// Watches for interrupts as [`watched`] does, for a verb that shows partial results.
+/// Watches for interrupts as [`watched_processes`] does, for a verb that shows partial results.
 pub fn watch_interrupts_partial() -> anyhow::Result<(ChildProcess, PartialResults)> {
     let partial = PartialResults::default();
     Ok((watch_interrupts_with(String::new, partial.clone())?, partial))

@@ -38,7 +38,7 @@ pub enum KernelArgument {
 
 impl KernelArgument {
     /// A struct by its bytes, such as a tensor map that the driver encoded.
-    pub fn bytes(bytes: &[u8]) -> Self {
+    pub fn bytes(bytes: &[u8]) -> KernelArgument {
         let mut stored = vec![ArgumentBytes([0; 64]); bytes.len().div_ceil(64).max(1)];
         for (chunk, from) in stored.iter_mut().zip(bytes.chunks(64)) {
             chunk.0[..from.len()].copy_from_slice(from);

@@ -92,7 +92,7 @@ impl KernelImage {
     ///
     /// # Errors
     /// Fails if the file cannot be read, or is not an image.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, KernelImageError> {
+    pub fn from_file(path: impl AsRef<Path>) -> Result<KernelImage, KernelImageError> {
         let path = path.as_ref();
         let io = |cause| KernelImageError::Io { path: path.to_owned(), cause };
         let bytes = regular_file::read(path).map_err(io)?;
@@ -106,7 +106,7 @@ impl KernelImage {
     pub fn from_bytes(
         name: impl Into<String>,
         bytes: impl Into<Vec<u8>>,
-    ) -> Result<Self, KernelImageError> {
+    ) -> Result<KernelImage, KernelImageError> {
         let (name, mut bytes) = (name.into(), bytes.into());
         match kind(&bytes) {
             Ok(kind) => {

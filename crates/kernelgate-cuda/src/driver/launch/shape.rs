@@ -68,7 +68,7 @@ impl Launch {
     ///
     /// # Errors
     /// Fails if a grid cannot hold the blocks, or there are no blocks.
-    pub fn with_blocks(blocks: [usize; 3], threads: u32) -> Result<Self, BackendError> {
+    pub fn with_blocks(blocks: [usize; 3], threads: u32) -> Result<Launch, BackendError> {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));
         }
@@ -82,7 +82,7 @@ impl Launch {
     ///
     /// # Errors
     /// Fails if that is more blocks than a grid holds, or none.
-    pub fn covering(items: usize, threads: u32, per_thread: usize) -> Result<Self, BackendError> {
+    pub fn covering(items: usize, threads: u32, per_thread: usize) -> Result<Launch, BackendError> {
         Self::with_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
     }
 

@@ -77,7 +77,7 @@ impl StageCounters {
     pub(crate) fn in_module(
         module: Arc<CudaModule>,
         stream: &Arc<CudaStream>,
-    ) -> Result<Self, DriverError> {
+    ) -> Result<StageCounters, DriverError> {
         let (address, bytes) = {
             let found = module.get_global(STAGE_COUNTERS_SYMBOL, stream)?;
             (found.device_ptr(stream).0, found.num_bytes())

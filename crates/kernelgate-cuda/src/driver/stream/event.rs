@@ -25,7 +25,7 @@ impl EventPool {
     }
 
     /// Makes events that keep time on a stream.
-    pub(crate) fn on(stream: TimedStream, count: usize) -> Result<Self, BackendError> {
+    pub(crate) fn on(stream: TimedStream, count: usize) -> Result<EventPool, BackendError> {
         let _entered = stream.enter_context()?;
         let mut pool = Self { events: Vec::with_capacity(count), stream };
         for _ in 0..count {

@@ -16,10 +16,10 @@ impl RawStream {
     /// The legacy default stream of the current context, by its explicit handle
     /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver. It is refused
     /// here, because a handle that was never set is null too.
-    pub const LEGACY_DEFAULT_STREAM: Self = Self(1);
+    pub const LEGACY_DEFAULT_STREAM: RawStream = Self(1);
     /// The default stream of the calling thread in the context that is current
     /// (`CU_STREAM_PER_THREAD`).
-    pub const PER_THREAD_DEFAULT: Self = Self(2);
+    pub const PER_THREAD_DEFAULT: RawStream = Self(2);
 
     /// The stream handle as an integer, for interfaces that pass handles as integers.
     pub const fn address(self) -> usize {

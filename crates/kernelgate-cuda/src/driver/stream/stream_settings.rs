@@ -36,7 +36,7 @@ pub struct StreamSettings {
 
 impl StreamSettings {
     /// Reads the current settings.
-    pub(crate) fn read(stream: &CudaStream) -> Self {
+    pub(crate) fn read(stream: &CudaStream) -> StreamSettings {
         let read =
             |(id, _)| get(stream, id).ok().map(|value| to_settable_attribute(id, bytes(value)));
         let window = get(stream, WINDOW_ATTRIBUTE).ok().filter(|value| window_length(*value) != 0);

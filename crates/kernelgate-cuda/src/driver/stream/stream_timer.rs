@@ -42,7 +42,7 @@ impl<H: StreamHold> StreamTimer<H> {
         events: usize,
         hold: H,
         timeout: Duration,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<StreamTimer<H>, BackendError> {
         let events = EventPool::on(stream.clone(), events + 1)?;
         Ok(Self { hold, holds: false, stream, events, timeout })
     }

@@ -356,7 +356,7 @@ impl CudnnDescriptor {
     pub fn finished_descriptor(
         kind: CudnnDescriptorKind,
         attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],
-    ) -> Result<Self, CudnnRefusal> {
+    ) -> Result<CudnnDescriptor, CudnnRefusal> {
         let descriptor = Self::new(kind)?;
         for (attribute, value) in attributes {
             descriptor.set(*attribute, *value)?;
@@ -433,7 +433,7 @@ impl CudnnDescriptor {
         &self,
         attribute: CudnnAttribute,
         kind: CudnnDescriptorKind,
-    ) -> Result<Vec<Self>, CudnnRefusal> {
+    ) -> Result<Vec<CudnnDescriptor>, CudnnRefusal> {
         let mut count = 0i64;
         let get = |room: i64, count: &mut i64, values: *mut c_void| {
             // SAFETY: the descriptor is alive, and `values` has room for the requested number of

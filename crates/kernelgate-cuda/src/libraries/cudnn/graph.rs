@@ -23,7 +23,7 @@ pub struct TensorLayout {
 
 impl TensorLayout {
     /// Contiguous, last extent fastest.
-    pub const fn contiguous_layout(extents: [i64; 4]) -> Self {
+    pub const fn contiguous_layout(extents: [i64; 4]) -> TensorLayout {
         let [_, h, s, d] = extents;
         Self { extents, strides: [h * s * d, s * d, d, 1] }
     }

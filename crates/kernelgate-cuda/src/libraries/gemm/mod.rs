@@ -65,7 +65,7 @@ impl CublasLtLanes {
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if it is missing, or if it fails or memory is
     /// short.
-    pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
+    pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<CublasLtLanes>, BackendError> {
         Self::with_workspace(device, lanes, GEMM_WORKSPACE_BYTES)
     }
 
@@ -78,7 +78,7 @@ impl CublasLtLanes {
         device: &Arc<Device>,
         lanes: usize,
         workspace_bytes: usize,
-    ) -> Result<Rc<Self>, BackendError> {
+    ) -> Result<Rc<CublasLtLanes>, BackendError> {
         check_available().map_err(BackendError::Unsupported)?;
         let lane = |number: usize| {
             let stream =
@@ -176,7 +176,7 @@ enum SanitizerTreatment {
 }
 
 impl SanitizerTreatment {
-    fn parse(text: &str) -> Result<Option<Self>, GemmError> {
+    fn parse(text: &str) -> Result<Option<SanitizerTreatment>, GemmError> {
         match text {
             "" => Ok(None),
             "seen" => Ok(Some(Self::Seen)),

@@ -28,7 +28,7 @@ pub enum RecordingExtent {
     Operations,
     /// Operations, and the calls of the driver and of the runtime.
     Calls,
-    /// All that [`Activity`] has.
+    /// All that [`RecordedActivity`] has.
     Everything,
 }
 
@@ -80,7 +80,7 @@ impl ActivityRecorder {
     ///
     /// # Errors
     /// Fails if CUPTI refuses, for example because another profiler has the process.
-    pub fn start(recorded: RecordingExtent) -> Result<Option<Self>, BackendError> {
+    pub fn start(recorded: RecordingExtent) -> Result<Option<ActivityRecorder>, BackendError> {
         let Some(api) = api() else { return Ok(None) };
         let everything = recorded == RecordingExtent::Everything;
         // The recorder subscribes first, because subscribing fails if another profiler is attached.

@@ -14,14 +14,14 @@ pub const NO_CALL: u32 = u32::MAX;
 /// Records which host call launched which operation.
 #[derive(Debug, Clone)]
 pub struct TraceLaunches {
-    /// Index of the launch call of each operation, or [`NONE`].
+    /// Index of the launch call of each operation, or [`NO_CALL`].
     pub call_of: Vec<u32>,
 }
 
 impl TraceLaunches {
     /// Joins a trace. Joins a graph launch with all nodes of its graph, so several operations may
     /// have one call.
-    pub fn join_launches(trace: &Trace) -> Self {
+    pub fn join_launches(trace: &Trace) -> TraceLaunches {
         let all = AllOperations::new(trace);
         let mut call_of = vec![NO_CALL; all.len()];
         let operations = launches_by_correlation(trace);

@@ -14,7 +14,7 @@ pub(crate) struct RowsByThread {
 
 impl RowsByThread {
     /// Rows that are wanted, by thread and a key.
-    pub fn rows_by_thread<K: Ord>(
+    pub fn sorted_by_thread<K: Ord>(
         threads: usize,
         thread: &[u32],
         wanted: impl Fn(u32) -> bool,
@@ -51,9 +51,9 @@ impl RowsByThread {
 
     /// The ranges of a trace in order of their start; an outer range comes before an inner range
     /// with the same start.
-    pub fn ranges(trace: &Trace) -> Self {
+    pub fn ranges(trace: &Trace) -> RowsByThread {
         let ranges = &trace.ranges;
-        Self::rows_by_thread(
+        Self::sorted_by_thread(
             trace.threads.len(),
             &ranges.thread,
             |_| true,
@@ -78,7 +78,7 @@ pub fn visit_enclosing_ranges(
         let (start, end) = span(row);
         (start, Reverse(end))
     };
-    let rows = RowsByThread::rows_by_thread(trace.threads.len(), thread, wanted, key);
+    let rows = RowsByThread::sorted_by_thread(trace.threads.len(), thread, wanted, key);
     let mut open: Vec<u32> = Vec::new();
     let mut enclosing: Vec<u32> = Vec::new();
     for thread in 0..trace.threads.len() {

@@ -5,7 +5,7 @@
 //! was recorded. A host that makes no recorded call and continues when the GPU has finished the
 //! launched work also counts as waiting.
 //!
-//! A replay takes time proportional to the operations. [`Replay`] goes operation by operation, so
+//! A replay takes time proportional to the operations. [`RunningReplay`] goes operation by operation, so
 //! that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
 
 pub mod job;
@@ -53,7 +53,7 @@ const MIN_BUSY_SHARE_OF_WAIT: f64 = 0.9;
 #[derive(Debug, Clone, Copy)]
 struct HostWait {
     call: GpuWaitCall,
-    /// The operation that ended the wait; [`NONE`] if the GPU had already finished.
+    /// The operation that ended the wait; [`NO_OPERATION`] if the GPU had already finished.
     ended_by: OperationId,
     /// Whether the wait is a call, and not the time between two launches.
     recorded: bool,

@@ -81,7 +81,7 @@ impl BusyTimeLine {
     }
 
     /// The line of work whose classes run at once.
-    fn running(running: &[usize; OPERATION_CLASSES]) -> Self {
+    fn running(running: &[usize; OPERATION_CLASSES]) -> BusyTimeLine {
         let runs = |class: OperationClass| running[class as usize] > 0;
         match runs(OperationClass::Compute) {
             true if runs(OperationClass::Communication) => Self::ComputeAndCommunication,

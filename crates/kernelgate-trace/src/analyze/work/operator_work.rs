@@ -53,7 +53,7 @@ struct RecordedInputs {
 }
 
 impl RecordedInputs {
-    fn parse(inputs: &OperatorInputs, names: &TraceNames) -> Option<Self> {
+    fn parse(inputs: &OperatorInputs, names: &TraceNames) -> Option<RecordedInputs> {
         let list = |text| match serde_json::from_str(names.text(text)) {
             Ok(Value::Array(list)) => list,
             _ => Vec::new(),

@@ -101,7 +101,7 @@ pub struct DeviceIterations {
     pub sign: IterationEvidence,
     /// Time account before the first iteration.
     pub before: TimeAccount,
-    /// The first [`Self::LISTED`] iterations, without iterations that ran nothing on this device.
+    /// The first [`Self::MAX_LISTED_ITERATIONS`] iterations, without iterations that ran nothing on this device.
     pub each: Vec<DeviceIteration>,
     /// Length of every one in order of time, nanoseconds.
     pub lengths: Vec<i64>,

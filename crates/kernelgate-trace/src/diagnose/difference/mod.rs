@@ -45,9 +45,9 @@ pub struct TraceDifference {
 pub struct TraceTotals {
     /// Recorder of the trace.
     pub recorder: String,
-    /// The value of [`Sums::whole_ns`].
+    /// The value of [`TraceSums::whole_ns`].
     pub whole_ns: i64,
-    /// The value of [`Sums::busy_ns`].
+    /// The value of [`TraceSums::busy_ns`].
     pub busy_ns: i64,
     /// Kernels that ran.
     pub kernels: usize,

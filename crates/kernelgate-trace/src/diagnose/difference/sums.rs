@@ -158,8 +158,8 @@ impl TraceSums {
     /// `None` for a file of other formats than exports and reports of Nsight Systems.
     ///
     /// # Errors
-    /// Same errors as [`crate::read::open`].
-    pub fn streamed(path: &Path) -> Result<Option<Self>, TraceError> {
+    /// Same errors as [`crate::read::open_trace_file`].
+    pub fn streamed(path: &Path) -> Result<Option<TraceSums>, TraceError> {
         with_streamed_context(path, Self::sums_from_context)
     }
 

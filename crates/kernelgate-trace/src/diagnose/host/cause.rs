@@ -443,13 +443,13 @@ impl RecentCallsByThread {
             held: vec![Vec::new(); threads],
             holds,
             event_streams,
-            os_calls: RowsByThread::rows_by_thread(
+            os_calls: RowsByThread::sorted_by_thread(
                 threads,
                 &os.thread,
                 |_| true,
                 |i| os.start[i as usize],
             ),
-            switches: RowsByThread::rows_by_thread(threads, &switches.thread, |_| true, time),
+            switches: RowsByThread::sorted_by_thread(threads, &switches.thread, |_| true, time),
             first: first_kernel_of_each_function(trace),
             windows: uses_windows_driver(trace),
             gap: vec![0; activities.len()],

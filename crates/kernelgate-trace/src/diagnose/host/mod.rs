@@ -77,7 +77,7 @@ pub struct OutermostRange {
 pub struct KeptHostRange {
     /// Path of the range.
     pub path: RangePathId,
-    /// Number of the innermost enclosing range, or [`NONE`].
+    /// Number of the innermost enclosing range, or [`NO_CALL`].
     pub around: u32,
     /// Host time, nanoseconds.
     pub host_ns: i64,
@@ -91,7 +91,7 @@ pub struct KeptHostRange {
 pub struct KeptRanges {
     /// Ranges in the order in which they were opened.
     pub ranges: Vec<KeptHostRange>,
-    /// For each operation, the numbers of the innermost range around its launch, or [`NONE`], and
+    /// For each operation, the numbers of the innermost range around its launch, or [`NO_CALL`], and
     /// of the call.
     pub of_operation: Vec<(u32, u32)>,
 }
@@ -220,7 +220,7 @@ impl HostPassState {
         }
     }
 
-    fn begin(trace: &Trace, keep_ranges: bool) -> Self {
+    fn begin(trace: &Trace, keep_ranges: bool) -> HostPassState {
         let all = AllOperations::new(trace);
         let kept = if keep_ranges { all.len() } else { 0 };
         let activities = idle::activity_of_devices(trace, |_| true);

@@ -52,7 +52,7 @@ pub struct HostWaitSum {
     pub functions: HashMap<NameId, usize>,
 }
 
-/// A wait: an index into the sites of [`Waits`].
+/// A wait: an index into the sites of [`HostWaits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitSiteId(u32);
 

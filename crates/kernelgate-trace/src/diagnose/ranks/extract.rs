@@ -64,7 +64,7 @@ impl RankTimeParts {
         classes: &OperationClasses<'_>,
         operations: &OperationOrder,
         inside: impl Fn(i64, i64) -> i64,
-    ) -> Self {
+    ) -> RankTimeParts {
         let mut times = Self::default();
         timeline::pieces(
             &AllOperations::new(trace),
@@ -126,7 +126,7 @@ pub struct RankTrace {
 impl RankTrace {
     /// The ranks that a trace holds: every process on every device that communicates. A trace
     /// without communication gives one part without communicators.
-    pub fn extract(name: &str, trace: Trace) -> Vec<Self> {
+    pub fn extract(name: &str, trace: Trace) -> Vec<RankTrace> {
         let recorded = Arc::new(RecordedOperations::new(trace));
         let trace = &recorded.trace;
         let (all, classes) = (AllOperations::new(trace), OperationClasses::new(trace));
@@ -284,7 +284,7 @@ struct DeclaredRank {
 }
 
 impl DeclaredRank {
-    fn read(trace: &Trace) -> Self {
+    fn read(trace: &Trace) -> DeclaredRank {
         let Some(text) = trace.metadata.get("distributedInfo") else { return Self::default() };
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else {
             return Self::default();

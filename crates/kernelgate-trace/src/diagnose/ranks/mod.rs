@@ -36,7 +36,7 @@ pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
 /// The GPUs of one trace as the ranks of a job; `None` if fewer than two of them communicate.
 ///
 /// # Errors
-/// Fails with the errors of [`read::open`].
+/// Fails with the errors of [`read::open_trace_file`].
 pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
     let parts = read_rank_traces(&[(name.to_owned(), path.to_owned())])?;
     Ok((parts.len() > 1).then(|| join_ranks(parts)))
@@ -45,7 +45,7 @@ pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<Job>, TraceError
 /// Reads the traces of a job, several at a time, and keeps only the data that joins them.
 ///
 /// # Errors
-/// Fails with the errors of [`read::open`], for the first trace that cannot be read.
+/// Fails with the errors of [`read::open_trace_file`], for the first trace that cannot be read.
 pub fn read_rank_traces(traces: &[(String, PathBuf)]) -> Result<Vec<RankTrace>, TraceError> {
     let columns = WantedTraceParts { operations: true, calls: true, ..WantedTraceParts::default() };
     let read = |(name, path): &(String, PathBuf)| {

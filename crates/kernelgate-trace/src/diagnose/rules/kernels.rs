@@ -165,7 +165,7 @@ impl CommunicationTimes {
 
 impl<'a> KernelShapes<'a> {
     /// Groups the kernels; communication kernels use few multiprocessors on purpose.
-    fn collect(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
+    fn collect(context: &DiagnosisContext<'a>) -> Result<KernelShapes<'a>, MissingData> {
         let trace = context.trace;
         let kernels = &trace.kernels;
         if context.all.is_empty() {

@@ -28,7 +28,7 @@ impl MissingData {
     }
 
     /// A reason to skip a rule that no recording can change, because the program has no such work.
-    pub fn absent_work(reason: impl Into<String>) -> Self {
+    pub fn absent_work(reason: impl Into<String>) -> MissingData {
         Self::new(reason, "")
     }
 }

@@ -37,7 +37,7 @@ enum NcclPayloadField {
 
 impl NcclPayloadField {
     /// The field that NCCL gives a name.
-    fn named(name: &str) -> Option<Self> {
+    fn named(name: &str) -> Option<NcclPayloadField> {
         let name = name.to_ascii_lowercase();
         match () {
             () if name.contains("communicator id") => Some(Self::Communicator),

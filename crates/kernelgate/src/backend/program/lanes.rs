@@ -7,7 +7,7 @@ pub struct Lane(pub(super) usize);
 
 impl Lane {
     /// The first lane: the device's stream, which every program begins and ends on.
-    pub const MAIN_LANE: Self = Self(0);
+    pub const MAIN_LANE: Lane = Self(0);
 
     /// Number of the lane.
     pub const fn number(self) -> usize {

@@ -78,7 +78,7 @@ impl KernelLaunch {
         kernel: &KernelSpec<P>,
         p: &P,
         condition: impl Fn(&Device) -> Result<bool, BackendError> + 'static,
-    ) -> Self {
+    ) -> KernelLaunch {
         Self { other: Some((PlannedKernel::new(kernel, p), Box::new(condition))), ..self }
     }
 

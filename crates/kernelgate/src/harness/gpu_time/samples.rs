@@ -58,7 +58,7 @@ pub struct ProcessSampleLog {
 
 impl ProcessSampleLog {
     /// An empty log, for cases that Criterion will store in that folder.
-    pub fn empty_log(store: &Path) -> Self {
+    pub fn empty_log(store: &Path) -> ProcessSampleLog {
         // The start is read from the file system's clock, which need not be the host's.
         let there = store.ancestors().find(|folder| folder.is_dir());
         let probe = there.and_then(|folder| tempfile::tempfile_in(folder).ok());

@@ -102,7 +102,7 @@ pub fn error_limit_for_precision(
 
 impl StoredReferences {
     /// References in a folder, which is made when there is something to keep.
-    pub fn at(folder: PathBuf, executable: Option<String>) -> Self {
+    pub fn at(folder: PathBuf, executable: Option<String>) -> StoredReferences {
         Self { folder, executable }
     }
 

@@ -19,7 +19,7 @@ pub enum CaseError {
 
 impl CaseError {
     /// A case that failed.
-    pub fn failed_case(why: impl Into<CaseFailure>) -> Self {
+    pub fn failed_case(why: impl Into<CaseFailure>) -> CaseError {
         Self::Fail(why.into())
     }
 

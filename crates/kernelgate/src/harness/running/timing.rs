@@ -280,7 +280,7 @@ impl LoadBeforeSamples {
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
         power: PowerMode,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<LoadBeforeSamples, BackendError> {
         if stopwatch.power().is_none() {
             return Ok(Self::without_load_plan());
         }

@@ -26,7 +26,7 @@ impl CaseFilter {
     ///
     /// # Errors
     /// Fails if the text is not a regular expression.
-    pub fn parse(text: Option<&str>, exact: bool) -> Result<Self, HarnessError> {
+    pub fn parse(text: Option<&str>, exact: bool) -> Result<CaseFilter, HarnessError> {
         match text {
             None => Ok(Self::All),
             Some(id) if exact => Ok(Self::Exact(id.to_owned())),

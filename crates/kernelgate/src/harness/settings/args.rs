@@ -332,7 +332,7 @@ pub enum ProcessMode {
 
 impl BenchProcessFlags {
     /// Default values of all flags of a bench.
-    pub fn default_flags() -> Self {
+    pub fn default_flags() -> BenchProcessFlags {
         Self::parse_from(["--bench"])
     }
 

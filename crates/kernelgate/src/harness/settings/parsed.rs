@@ -140,14 +140,14 @@ impl BenchSettings {
     ///
     /// # Panics
     /// Panics if a variable of this process makes no sense.
-    pub fn default_settings() -> Self {
+    pub fn default_settings() -> BenchSettings {
         Self::new(&BenchProcessFlags::default_flags(), ProcessFacts::default())
             .expect("variables make sense")
     }
 
     /// Parses a command line into the settings of a bench, for tests.
     #[cfg(test)]
-    pub fn parse(line: &str) -> Result<Self, HarnessError> {
+    pub fn parse(line: &str) -> Result<BenchSettings, HarnessError> {
         use clap::Parser as _;
         Self::new(
             &BenchProcessFlags::try_parse_from(line.split_whitespace()).unwrap(),

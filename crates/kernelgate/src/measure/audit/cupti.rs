@@ -44,7 +44,7 @@ impl<'a> CuptiRecording<'a> {
     pub fn start_recording(
         device: &'a Device,
         recorded: RecordingExtent,
-    ) -> Result<Option<Self>, BackendError> {
+    ) -> Result<Option<CuptiRecording<'a>>, BackendError> {
         let recorder = ActivityRecorder::start(recorded)?;
         Ok(recorder.map(|recorder| Self { device, recorder: Some(recorder) }))
     }

@@ -293,7 +293,7 @@ impl LibraryGemm {
         events: &mut EventTimer,
         operands: Operands,
         size: u64,
-    ) -> Result<Option<(f64, Self)>, BackendError> {
+    ) -> Result<Option<(f64, LibraryGemm)>, BackendError> {
         let elements = (size * size) as usize;
         let operand =
             |name| random_operand(operands, name, elements / MATMUL_REPEATS).repeat(MATMUL_REPEATS);

@@ -48,11 +48,11 @@ fn was_cpu_busy(then: Option<CpuTimeTicks>) -> bool {
 
 impl PassWindows {
     /// Enough for a ceiling.
-    pub const CEILING_WINDOWS: Self = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
+    pub const CEILING_WINDOWS: PassWindows = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
     /// Enough for a ceiling that is measured once.
-    pub const SINGLE_CEILING_WINDOWS: Self = Self { busy_s: 2.0, ..Self::CEILING_WINDOWS };
+    pub const SINGLE_CEILING_WINDOWS: PassWindows = Self { busy_s: 2.0, ..Self::CEILING_WINDOWS };
     /// These windows are enough to choose among memory passes.
-    pub const FEW: Self = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
+    pub const FEW: PassWindows = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
 
     /// Seconds of a pass in the fastest window, on this thread.
     pub fn fastest_s(self, mut pass: impl FnMut()) -> f64 {

@@ -72,7 +72,7 @@ impl Traffic {
 
     /// Each distinct traffic of these works once, smallest first; a work that moves no bytes has no
     /// traffic.
-    fn distinct_traffic(works: &[CaseWork]) -> BTreeSet<Self> {
+    fn distinct_traffic(works: &[CaseWork]) -> BTreeSet<Traffic> {
         let all = works.iter().map(|of| Self::new(&of.work, of.cache));
         all.filter(|traffic| traffic.total_bytes() > 0).collect()
     }

@@ -34,11 +34,11 @@ impl FileLock {
     ///
     /// # Errors
     /// Fails if others keep it for a minute, or the lock's file cannot be made.
-    pub fn acquire_lock(path: &Path) -> Result<Self, RecordFileError> {
+    pub fn acquire_lock(path: &Path) -> Result<FileLock, RecordFileError> {
         Self::acquire_within(path, LOCK_TIMEOUT)
     }
 
-    fn acquire_within(path: &Path, timeout: Duration) -> Result<Self, RecordFileError> {
+    fn acquire_within(path: &Path, timeout: Duration) -> Result<FileLock, RecordFileError> {
         let io = |cause| RecordFileError::Io { action: "lock", path: path.to_owned(), cause };
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name().unwrap_or_default());

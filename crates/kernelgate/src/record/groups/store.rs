@@ -142,7 +142,7 @@ impl From<RecordFileError> for StoreError {
 impl BaselineStore {
     /// The store of the package whose bench binary runs: The store lies in `CARGO_MANIFEST_DIR`, as
     /// cargo sets it, else as [`Self::store_around_folder`] finds it from the working folder.
-    pub fn discover_store() -> Self {
+    pub fn discover_store() -> BaselineStore {
         let package = process::nonempty_variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
         package.filter(|folder| folder.is_dir()).map_or_else(
             || Self::store_around_folder(&process::working_folder()),
@@ -167,7 +167,7 @@ impl BaselineStore {
     }
 
     /// The store of a package in that folder, with that target folder.
-    pub fn at(root: &Path, target: &Path) -> Self {
+    pub fn at(root: &Path, target: &Path) -> BaselineStore {
         let work = target.join("kernelgate");
         let history = process::nonempty_variable("KERNELGATE_HISTORY");
         Self {

@@ -81,7 +81,7 @@ impl Environment {
     }
 
     /// Describes the machine of this process, for a run on a target.
-    pub fn on(target: &BenchTarget) -> Self {
+    pub fn on(target: &BenchTarget) -> Environment {
         match target {
             BenchTarget::Cpu => Self::cpu(),
             BenchTarget::Cuda(devices) => Self {
@@ -106,7 +106,7 @@ impl Environment {
     }
 
     /// The environment of this process on the CPU backend.
-    pub fn cpu() -> Self {
+    pub fn cpu() -> Environment {
         let system = System::new().ok().map(|mut system| {
             system.refresh_memory();
             system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());

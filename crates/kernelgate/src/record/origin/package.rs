@@ -27,7 +27,7 @@ pub struct CargoPackage {
 impl CargoPackage {
     /// The package whose manifest lies in a folder; `None` without a manifest, or if the manifest
     /// has no package, as at the root of a workspace.
-    pub fn at(root: &Path) -> Option<Self> {
+    pub fn at(root: &Path) -> Option<CargoPackage> {
         let root = std::path::absolute(root).ok()?;
         let name = package_name(&manifest_text(&root)?)?;
         let is_workspace =

@@ -80,7 +80,7 @@ impl Provenance {
         Ok((Self::parse_provenance(&given), true))
     }
 
-    fn parse_provenance(given: &str) -> Self {
+    fn parse_provenance(given: &str) -> Provenance {
         // Cleaned to one line, because a record that cannot be read again would be lost.
         let given = on_one_line(given);
         let commit = given.strip_suffix("+changes");

@@ -36,7 +36,7 @@ struct ParquetTable {
 impl Folder {
     /// Opens every parquet file of a folder. A file that cannot be read is a table without rows,
     /// which says so when it is read.
-    pub fn open(path: &Path) -> Result<Self, TraceError> {
+    pub fn open(path: &Path) -> Result<Folder, TraceError> {
         let mut tables = BTreeMap::new();
         for entry in std::fs::read_dir(path).map_err(TraceError::io(path))? {
             let file = entry.map_err(TraceError::io(path))?.path();
@@ -102,7 +102,7 @@ impl Folder {
 }
 
 impl ParquetTable {
-    fn open(path: &Path) -> Self {
+    fn open(path: &Path) -> ParquetTable {
         let mut table = Self { path: path.to_owned(), columns: Vec::new(), rows: 0, broken: None };
         match reader(path) {
             Ok(reader) => {
@@ -179,7 +179,7 @@ impl RowGroup {
         table: &ParquetTable,
         group: &dyn RowGroupReader,
         names: &[&str],
-    ) -> Result<Self, ParquetError> {
+    ) -> Result<RowGroup, ParquetError> {
         let schema = group.metadata().schema_descr();
         let mut columns = Vec::new();
         for name in names {

@@ -31,7 +31,7 @@ impl NsysDatabase {
     /// # Errors
     /// The file is locked, not an SQLite database, or its schema cannot be read. The folder cannot be
     /// read, or this build cannot read parquet.
-    pub fn open(path: &Path) -> Result<Self, TraceError> {
+    pub fn open(path: &Path) -> Result<NsysDatabase, TraceError> {
         if !path.is_dir() {
             return SqliteDatabase::open(path).map(Self::Sqlite);
         }

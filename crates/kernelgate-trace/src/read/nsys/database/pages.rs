@@ -111,7 +111,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Expected<[u8; N]> {
 
 impl SqlitePages {
     /// The pages of a file with UTF-8 texts and without a write-ahead log.
-    pub fn open(path: &Path) -> Expected<Self> {
+    pub fn open(path: &Path) -> Expected<SqlitePages> {
         let mut file = File::open(path).map_err(|_| UnexpectedFormat)?;
         let mut header = [0; 100];
         file.read_exact(&mut header).map_err(|_| UnexpectedFormat)?;

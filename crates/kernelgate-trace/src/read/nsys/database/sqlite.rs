@@ -55,7 +55,7 @@ impl SqliteDatabase {
     ///
     /// # Errors
     /// The file is locked, not an SQLite database, or its schema cannot be read.
-    pub fn open(path: &Path) -> Result<Self, TraceError> {
+    pub fn open(path: &Path) -> Result<SqliteDatabase, TraceError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let failed =
             |error: rusqlite::Error| TraceError::broken_file(path, explain_sqlite_error(&error));

@@ -38,7 +38,7 @@ impl ScannedFile {
         kind: &str,
         free: &[&str],
         sealed: bool,
-    ) -> Result<Self, D::Error> {
+    ) -> Result<ScannedFile, D::Error> {
         let hasher = sealed.then(Xxh3Default::new);
         let mut scanned = Self { ordered: true, hasher, ..Self::default() };
         ScannedNode { scanned: &mut scanned, field: Some(kind), free, top: true }
