@@ -172,25 +172,8 @@ fn softmax(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.shape);
-    let kernel = NAIVE_SOFTMAX.load(device, &extents)?;
-    let [scores] = upload_inputs(device, inputs, ["scores"])?;
-    let probabilities =
-        Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
-    Ok(CudaTask::new(
-        device,
-        cuda::named_inputs([("scores", &scores)]),
-        vec![probabilities],
-        move |outputs| {
-            let arguments = [
-                KernelArgument::from(&scores),
-                outputs[0].argument(),
-                KernelArgument::Address(0),
-                extents.sequence_length_argument(),
-            ];
-            within_range("softmax", || kernel.launch(&arguments))
-        },
-    ))
+    let no_logsumexp = |_: &Extents| KernelArgument::Address(0);
+    softmax_task(problem, inputs, device, &NAIVE_SOFTMAX, no_logsumexp)
 }
 
 fn prepare_softmax_vectorized(
@@ -198,8 +181,20 @@ fn prepare_softmax_vectorized(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
+    let rows = |extents: &Extents| KernelArgument::I64(extents.rows() as i64);
+    softmax_task(problem, inputs, device, &SOFTMAX_VECTORIZED, rows)
+}
+
+/// Launches of a softmax kernel; the rows differ in its third argument.
+fn softmax_task(
+    problem: &SoftmaxProblem,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    kernel: &KernelSpec<Extents>,
+    third: fn(&Extents) -> KernelArgument,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
-    let kernel = SOFTMAX_VECTORIZED.load(device, &extents)?;
+    let kernel = kernel.load(device, &extents)?;
     let [scores] = upload_inputs(device, inputs, ["scores"])?;
     let probabilities =
         Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
@@ -208,11 +203,10 @@ fn prepare_softmax_vectorized(
         cuda::named_inputs([("scores", &scores)]),
         vec![probabilities],
         move |outputs| {
-            let rows = KernelArgument::I64(extents.rows() as i64);
             let arguments = [
                 KernelArgument::from(&scores),
                 outputs[0].argument(),
-                rows,
+                third(&extents),
                 extents.sequence_length_argument(),
             ];
             within_range("softmax", || kernel.launch(&arguments))
