@@ -5,7 +5,7 @@
 //! - tokens and targets: `[batch, context]` in f32, whole numbers below the vocabulary. Tensors of
 //!   kernelgate support no wider integers, and f32 is exact up to 2^24.
 //! - parameters: one arena `[R, d]` in which every tensor is a range of whole rows
-//!   ([`PictureShape::arena_tensors`]). The tensors are `embedding [V, d]`, norm gains
+//!   ([`Shape::arena_tensors`]). The tensors are `embedding [V, d]`, norm gains
 //!   `[2·layers + 1, d]`, then for each layer `qkv [3d, d]`, `out [d, d]`, `gate_up [2·ff, d]`,
 //!   `down [ff, d]`, then `head [V, d]`. `down` is stored as `[in, out]`, the other matrices as
 //!   `[out, in]`. Gradients and moments have the same rows.
