@@ -8,13 +8,14 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let optimised = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    let commit = optimised.then(commit).flatten().unwrap_or_else(|| "unknown commit".to_owned());
+    let commit =
+        optimised.then(build_commit).flatten().unwrap_or_else(|| "unknown commit".to_owned());
     println!("cargo::rustc-env=BUILD_COMMIT={commit}");
 }
 
 /// The commit of a packed crate or of a checkout, followed by ` with changes` if tracked files
 /// differ from it.
-fn commit() -> Option<String> {
+fn build_commit() -> Option<String> {
     let packed = std::fs::read_to_string(".cargo_vcs_info.json").ok();
     if let Some(commit) = packed.as_deref().and_then(|text| text.split("\"sha1\": \"").nth(1)) {
         return commit.get(..12).map(str::to_owned);

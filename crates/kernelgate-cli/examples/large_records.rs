@@ -49,7 +49,7 @@ fn main() {
             };
             make_comparisons(Path::new(folder), Path::new(shard), &size);
         }
-        ["merge", folder] => merge(Path::new(folder)),
+        ["merge", folder] => merge_made_records(Path::new(folder)),
         _ => eprintln!("make, read, shards, comparisons or merge, as in the head of this file"),
     }
 }
@@ -163,7 +163,7 @@ fn make_comparisons(folder: &Path, recorded: &Path, size: &RecordsSize) {
     }
 }
 
-fn merge(folder: &Path) {
+fn merge_made_records(folder: &Path) {
     let started = Instant::now();
     let files = merge::files(&[folder.to_owned()]).expect("a folder of shards");
     let (shards, cases) = match merge::kind(&files).expect("records") {

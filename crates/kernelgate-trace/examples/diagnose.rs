@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let is = |word: &str| arguments[1..].iter().any(|argument| argument == word);
-    match diagnosis(path.as_ref(), is("streamed")) {
+    match diagnose_file(path.as_ref(), is("streamed")) {
         Ok(diagnosis) if is("json") => println!("{:#}", diagnosis.to_json()),
         Ok(diagnosis) => print!("{}", diagnosis.to_text()),
         Err(error) => {
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn diagnosis(path: &Path, streamed: bool) -> Result<TraceDiagnosis, TraceError> {
+fn diagnose_file(path: &Path, streamed: bool) -> Result<TraceDiagnosis, TraceError> {
     let streamed = if streamed { diagnose_streamed(path)? } else { None };
     match streamed {
         Some(diagnosis) => Ok(diagnosis),

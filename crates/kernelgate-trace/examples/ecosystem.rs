@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     for trace in &traces {
         let name = trace.strip_prefix(folder).unwrap_or(trace).display();
         println!("== {name}");
-        match diagnosis(trace) {
+        match diagnose_trace(trace) {
             Ok(diagnosis) => print_diagnosis(&diagnosis),
             // The path is in the heading: a folder elsewhere gives the same text.
             Err(error) => println!("  not read: {}", error.to_string().replace(folder, "")),
@@ -54,7 +54,7 @@ fn collect_traces(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<(
     Ok(())
 }
 
-fn diagnosis(path: &Path) -> Result<TraceDiagnosis, TraceError> {
+fn diagnose_trace(path: &Path) -> Result<TraceDiagnosis, TraceError> {
     match diagnose_streamed(path)? {
         Some(diagnosis) => Ok(diagnosis),
         None => Ok(diagnose(&read::open_trace_file(path, &WantedTraceParts::ALL)?)),

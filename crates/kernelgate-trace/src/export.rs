@@ -68,7 +68,7 @@ fn microseconds_text(ns: i64) -> String {
 }
 
 /// `"ts":…,"dur":…` of a span.
-fn times(start: i64, end: i64) -> String {
+fn span_fields(start: i64, end: i64) -> String {
     format!("\"ts\":{},\"dur\":{}", microseconds_text(start), microseconds_text(end - start))
 }
 
@@ -193,7 +193,7 @@ fn write_host_events<W: Write>(
     for row in 0..calls.len() {
         let (pid, tid) = track(calls.thread[row]);
         let name = json_string(trace.names.text(calls.name[row]));
-        let times = times(calls.start[row], calls.end[row]);
+        let times = span_fields(calls.start[row], calls.end[row]);
         events.add(&format!(
             "\"ph\":\"X\",\"cat\":\"cuda_runtime\",\"name\":{name},\"pid\":{pid},\"tid\":{tid},\
              {times},\"args\":{{\"correlation\":{}}}",
@@ -209,7 +209,7 @@ fn write_host_events<W: Write>(
             RangeStyle::PushPop => events.add(&format!(
                 "\"ph\":\"X\",\"cat\":\"user_annotation\",\"name\":{name},\"pid\":{pid},\
                  \"tid\":{tid},{}",
-                times(start, end)
+                span_fields(start, end)
             ))?,
             // Ranges that overlap cannot stand on one track.
             RangeStyle::StartEnd => {
@@ -259,7 +259,7 @@ fn gpu<W: Write>(
              \"args\":{{\"process\":{process},\"device\":{},\"context\":{},\"stream\":{},\
              \"correlation\":{}{arguments}}}",
             json_string(&name),
-            times(all.start(id), all.end(id)),
+            span_fields(all.start(id), all.end(id)),
             place.device,
             place.context,
             place.stream,

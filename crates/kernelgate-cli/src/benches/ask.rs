@@ -134,7 +134,7 @@ fn ask(
         &BenchRequest { response: response.clone(), action: action.clone() },
     )
     .map_err(failed_to)?;
-    let mut command = command(executable, asking, &request);
+    let mut command = request_command(executable, asking, &request);
     let running = asking.running;
     let (_, said) =
         running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
@@ -199,7 +199,11 @@ pub fn check_file_size(path: &Path) -> Result<(), String> {
     }
 }
 
-fn command(executable: &BenchExecutable, asking: &RequestSettings<'_>, request: &Path) -> Command {
+fn request_command(
+    executable: &BenchExecutable,
+    asking: &RequestSettings<'_>,
+    request: &Path,
+) -> Command {
     let mut command = Command::new(&executable.path);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
     if let Some(filter) = asking.filter {

@@ -39,7 +39,7 @@ struct MetadataTarget {
 /// folder is nearest upwards, else the root; the target folder is cargo's. Without a package or
 /// without cargo, the folder itself is used.
 pub fn store(folder: &Path) -> BaselineStore {
-    match metadata(folder) {
+    match cargo_metadata(folder) {
         Some(metadata) => {
             let roots =
                 metadata.packages.iter().filter_map(|package| package.manifest_path.parent());
@@ -57,7 +57,8 @@ pub fn store(folder: &Path) -> BaselineStore {
 
 /// Folders of baselines of the other packages of the workspace.
 pub fn other_baselines(store: &BaselineStore) -> Vec<PathBuf> {
-    let packages = metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
+    let packages =
+        cargo_metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
     let folders = packages.iter().filter_map(|package| package.manifest_path.parent());
     let baselines = folders.map(|folder| folder.join("baselines"));
     baselines.filter(|folder| *folder != store.baselines && folder.is_dir()).collect()
@@ -66,7 +67,7 @@ pub fn other_baselines(store: &BaselineStore) -> Vec<PathBuf> {
 /// Benches of the package in a folder that cargo skips silently because a feature is off: by name,
 /// with the features that each needs.
 pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
-    let packages = metadata(folder).map(|metadata| metadata.packages).unwrap_or_default();
+    let packages = cargo_metadata(folder).map(|metadata| metadata.packages).unwrap_or_default();
     let real = |folder: &Path| folder.canonicalize().ok();
     let own =
         packages.into_iter().filter(|it| it.manifest_path.parent().and_then(real) == real(folder));
@@ -102,7 +103,7 @@ impl WorkspaceMember {
 /// # Errors
 /// Fails if there is no such package, or several without a name.
 pub fn member(folder: &Path, name: Option<&str>) -> Result<WorkspaceMember, PackageLookupError> {
-    let packages = metadata(folder).ok_or(PackageLookupError::NoPackage)?.packages;
+    let packages = cargo_metadata(folder).ok_or(PackageLookupError::NoPackage)?.packages;
     let members = packages
         .into_iter()
         .map(|MetadataPackage { name, manifest_path, .. }| WorkspaceMember { name, manifest_path });
@@ -145,7 +146,7 @@ pub fn no_package_message(folder: &Path) -> String {
 
 /// Runs `cargo metadata`. Returns `None` without a manifest upwards, or if cargo cannot read it: a
 /// later build then reports the reason.
-fn metadata(folder: &Path) -> Option<CargoMetadata> {
+fn cargo_metadata(folder: &Path) -> Option<CargoMetadata> {
     has_manifest(folder).then_some(())?;
     let mut command = Command::new(cargo::cargo_program());
     command

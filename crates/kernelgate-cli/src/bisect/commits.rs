@@ -93,7 +93,7 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     let commits = first_parent_commits(&repository, &good, &bad)?;
     let tools = SessionTools::interruptible_tools()?;
     let mut comparer = CommitComparer::new(request, &repository, &commits, tools)?;
-    let blocks = blocks(request);
+    let blocks = first_attempt_blocks(request);
     let ended = search(commits.len() - 1, blocks, |question| comparer.answer(question));
     comparer.tools.end();
     let ended = ended?;
@@ -217,7 +217,7 @@ impl<'a> CommitComparer<'a> {
         let plan = plan.map_or_else(
             || {
                 let template_plan = template.plan.clone();
-                let more = (attempt > 0).then(|| blocks(self.request) << attempt);
+                let more = (attempt > 0).then(|| first_attempt_blocks(self.request) << attempt);
                 PlanRequest { max_blocks: more.or(template_plan.max_blocks), ..template_plan }
             },
             PlanRequest::with_fixed_plan,
@@ -298,7 +298,7 @@ impl<'a> CommitComparer<'a> {
 }
 
 /// Largest number of blocks for the first attempt at a question.
-fn blocks(request: &BisectionRequest) -> usize {
+fn first_attempt_blocks(request: &BisectionRequest) -> usize {
     request.comparison.plan.max_blocks.unwrap_or(TestPlan::default().max_blocks)
 }
 

@@ -71,7 +71,7 @@ pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-fn path(path: &Path) -> String {
+fn shell_path(path: &Path) -> String {
     quoted(&path.display().to_string())
 }
 
@@ -83,9 +83,9 @@ impl DividedWork {
     /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and store the worst exit code in
     /// `code`. `attempt` is a shell expression whose value differs between attempts.
     pub fn shard_script_lines(&self, places: &SubmissionPlaces, attempt: &str) -> String {
-        let (records, program) = (path(&places.records()), path(&places.program));
+        let (records, program) = (shell_path(&places.records()), shell_path(&places.program));
         let label = "${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}";
-        let mut lines = format!("cd {}\ncode=0\n", path(&places.package));
+        let mut lines = format!("cd {}\ncode=0\n", shell_path(&places.package));
         match self {
             Self::Bench { executables, flags } => {
                 let _ = write!(
@@ -97,8 +97,8 @@ impl DividedWork {
                     let _ = writeln!(
                         lines,
                         "(cd {} && CARGO_MANIFEST_DIR=$PWD {} --bench{}) || code=$?",
-                        path(package),
-                        path(executable),
+                        shell_path(package),
+                        shell_path(executable),
                         shell_words(flags)
                     );
                 }
@@ -111,8 +111,8 @@ impl DividedWork {
                      trap 'rm -rf \"$CARGO_TARGET_DIR\"' EXIT\n\
                      {program} compare --base-dir {} --head-dir {} --shard \"$KERNELGATE_SHARD\" \
                      \\\n  --shard-output {records}/\"{label}.json\"{} || code=$?",
-                    path(base),
-                    path(head),
+                    shell_path(base),
+                    shell_path(head),
                     shell_words(flags)
                 );
             }
@@ -123,8 +123,8 @@ impl DividedWork {
                      export CARGO_TARGET_DIR={}/work/\"{label}\"\n\
                      {program} calibrate --dir {} --shard \"$KERNELGATE_SHARD\" --resume \\\n  \
                      --output {records}/\"{label}.json\"{} || code=$?",
-                    path(&places.folder),
-                    path(executables),
+                    shell_path(&places.folder),
+                    shell_path(executables),
                     shell_words(flags)
                 );
             }
@@ -139,24 +139,26 @@ impl DividedWork {
             .unwrap_or_default();
         let result = places.result();
         let output = match self {
-            Self::Bench { .. } => format!("--output {}", path(&result)),
-            Self::Compare { .. } => format!("--out {}", path(&result)),
-            Self::Calibrate { .. } => format!("--output {}", path(&result.with_extension("json"))),
+            Self::Bench { .. } => format!("--output {}", shell_path(&result)),
+            Self::Compare { .. } => format!("--out {}", shell_path(&result)),
+            Self::Calibrate { .. } => {
+                format!("--output {}", shell_path(&result.with_extension("json")))
+            }
         };
         // An earlier merge may have left a result without all shards.
         let earlier = match self {
-            Self::Bench { .. } => format!("rm -rf {}\n", path(&result)),
+            Self::Bench { .. } => format!("rm -rf {}\n", shell_path(&result)),
             Self::Compare { .. } | Self::Calibrate { .. } => String::new(),
         };
         let (exit, text) = (places.exit(), result.with_extension("txt"));
         format!(
             "cd {}\ncode=0\n{earlier}{} merge {} {output}{tolerance} > {} || code=$?\n\
              echo \"$code\" > {exit}.new && mv {exit}.new {exit}\n",
-            path(&places.package),
-            path(&places.program),
-            path(&places.records()),
-            path(&text),
-            exit = path(&exit),
+            shell_path(&places.package),
+            shell_path(&places.program),
+            shell_path(&places.records()),
+            shell_path(&text),
+            exit = shell_path(&exit),
         )
     }
 }
@@ -165,7 +167,7 @@ impl DividedWork {
 mod tests {
     use super::*;
 
-    fn places() -> SubmissionPlaces {
+    fn submission_places() -> SubmissionPlaces {
         SubmissionPlaces {
             program: "/opt/kernelgate".into(),
             package: "/home/me/my kernels".into(),
@@ -178,7 +180,7 @@ mod tests {
         let executables = vec![("/shared/run/bin/spin".into(), "/home/me/my kernels".into())];
         let flags = vec!["--effort".to_owned(), "thorough".to_owned(), "a(b|c)".to_owned()];
         let work = DividedWork::Bench { executables, flags };
-        insta::assert_snapshot!(work.shard_script_lines(&places(), "attempt-$attempt"), @r#"
+        insta::assert_snapshot!(work.shard_script_lines(&submission_places(), "attempt-$attempt"), @r#"
         cd '/home/me/my kernels'
         code=0
         export KERNELGATE_HISTORY=/shared/run/records
@@ -191,9 +193,9 @@ mod tests {
     fn a_shard_of_a_comparison_alternates_both_builds_and_the_merge_decides() {
         let sides = ["/shared/run/base".into(), "/shared/run/head".into()];
         let work = DividedWork::Compare { sides, flags: vec!["forward".to_owned()] };
-        let both = work.shard_script_lines(&places(), "")
+        let both = work.shard_script_lines(&submission_places(), "")
             + "--\n"
-            + &work.merge_script_lines(&places(), Some(0.05));
+            + &work.merge_script_lines(&submission_places(), Some(0.05));
         insta::assert_snapshot!(both, @r#"
         cd '/home/me/my kernels'
         code=0

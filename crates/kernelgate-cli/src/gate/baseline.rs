@@ -188,7 +188,7 @@ pub fn judge_against_baseline(
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
     let facts = BaselineFacts {
         baseline: baseline.name.clone(),
-        base_commits: distinct_commits(used(baseline, &judged).map(|run| &run.provenance)),
+        base_commits: distinct_commits(runs_in_use(baseline, &judged).map(|run| &run.provenance)),
         head_commits: distinct_commits(runs.iter().map(|run| &run.provenance)),
         other_device: other_device_warning(baseline, runs, &judged),
         unsealed: false,
@@ -295,7 +295,7 @@ pub struct BaselineCaseFigures {
 }
 
 /// The baseline's runs that judged cases use.
-fn used<'a>(
+fn runs_in_use<'a>(
     baseline: &'a Baseline,
     judged: impl IntoIterator<Item = &'a Judgement>,
 ) -> impl Iterator<Item = &'a BaselineRun> {
@@ -316,7 +316,7 @@ fn other_device_warning(
 ) -> Option<(String, String)> {
     let on_other_cards =
         judged.iter().filter(|judged| judged.runs().is_some_and(|runs| !runs.same_device));
-    let used: Vec<&BaselineRun> = used(baseline, on_other_cards).collect();
+    let used: Vec<&BaselineRun> = runs_in_use(baseline, on_other_cards).collect();
     let mut pairs = runs
         .iter()
         .flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));

@@ -181,7 +181,7 @@ mod tests {
     use crate::gate::verdicts::RefusedBench;
     use kernelgate::exit::ExitReason;
 
-    fn comparison(judged: Vec<Judgement>, facts: BuildFacts) -> Comparison {
+    fn judged_comparison(judged: Vec<Judgement>, facts: BuildFacts) -> Comparison {
         Comparison {
             device: "c".to_owned(),
             limits: CaseLimits::default_limit(0.01),
@@ -200,11 +200,11 @@ mod tests {
     }
 
     fn unchanged_comparison() -> Comparison {
-        comparison(vec![judgement("x", Verdict::Unchanged)], BuildFacts::default())
+        judged_comparison(vec![judgement("x", Verdict::Unchanged)], BuildFacts::default())
     }
 
     fn exit_of_judgements(judged: Vec<Judgement>, facts: BuildFacts) -> ExitReason {
-        comparison(judged, facts).exit()
+        judged_comparison(judged, facts).exit()
     }
 
     fn one<T: From<&'static str>>() -> BTreeMap<String, T> {
@@ -218,7 +218,7 @@ mod tests {
             let facts = BuildFacts { removed: vec!["y".to_owned()], ..BuildFacts::default() };
             let judged = vec![judgement("x", Verdict::Unchanged)];
             let rules = RulesReport { removed, accepted, ..RulesReport::default() };
-            Comparison { rules, ..comparison(judged, facts) }.exit()
+            Comparison { rules, ..judged_comparison(judged, facts) }.exit()
         };
         assert_eq!(with(RemovedCasesMeaning::default(), vec![]), ExitReason::Inconclusive);
         assert_eq!(with(RemovedCasesMeaning::Fail, vec![]), ExitReason::Regression);

@@ -44,7 +44,7 @@ fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
     }
 }
 
-fn baseline(run: &ProcessRun) -> Baseline {
+fn baseline_of_run(run: &ProcessRun) -> Baseline {
     let mut baseline = Baseline::new("main");
     baseline.merge_run(run);
     baseline
@@ -52,7 +52,7 @@ fn baseline(run: &ProcessRun) -> Baseline {
 
 /// A baseline of one run, recorded as two process runs.
 fn baseline_of_two_runs(run: &ProcessRun) -> Baseline {
-    let mut baseline = baseline(run);
+    let mut baseline = baseline_of_run(run);
     baseline.add(&ProcessRun { session: format!("{}-again", run.session), ..run.clone() }).unwrap();
     baseline
 }
@@ -104,7 +104,7 @@ fn the_detectable_effect_is_where_the_verdict_turns() {
 
 #[test]
 fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
-    let mut base = baseline(&run("1", &[("a", 1e6)]));
+    let mut base = baseline_of_run(&run("1", &[("a", 1e6)]));
     for (session, time) in [("2", 0.95e6), ("3", 1.05e6), ("4", 0.98e6), ("5", 1.02e6)] {
         base.add(&run(session, &[("a", time)])).unwrap();
     }
@@ -161,7 +161,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
     let mut elsewhere = base.clone();
     elsewhere.environment.device_name = "other".to_owned();
     let report = judge_runs_against(
-        &baseline(&elsewhere),
+        &baseline_of_run(&elsewhere),
         std::slice::from_ref(&base),
         GatePolicy::default(),
     );
@@ -234,7 +234,7 @@ fn power_states_that_differ_are_refused() {
     };
     let refused = |base, head| {
         let report = judge_runs_against(
-            &baseline(&run("1", base)),
+            &baseline_of_run(&run("1", base)),
             &[run("2", head)],
             GatePolicy::default(),
         );
@@ -269,7 +269,7 @@ fn a_power_limit_that_changed_is_refused_at_the_cap() {
         in_power_state(run(session, &[("a", 1e6)]), Some(power))
     };
     let refused = |base, head| {
-        let report = judge_runs_against(&baseline(&base), &[head], GatePolicy::default());
+        let report = judge_runs_against(&baseline_of_run(&base), &[head], GatePolicy::default());
         report.refused.first().map(|refusal| (refusal.base.clone(), refusal.head.clone()))
     };
     let capped = |session, limit_mw| run(session, limit_mw, true);
@@ -360,7 +360,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
 
 #[test]
 fn several_runs_narrow_the_interval_and_others_are_not_added() {
-    let mut baseline = baseline(&run("1", &[("a", 1e6)]));
+    let mut baseline = baseline_of_run(&run("1", &[("a", 1e6)]));
     for (session, time) in [("2", 1.01e6), ("3", 0.99e6)] {
         baseline.add(&run(session, &[("a", time)])).unwrap();
     }
@@ -408,7 +408,7 @@ fn new_missing_failed_and_interrupted_cases_are_reported() {
 
 #[test]
 fn a_baseline_keeps_what_a_later_run_did_not_measure() {
-    let mut baseline = baseline(&run("1", &[("a", 1e6), ("b", 1e6)]));
+    let mut baseline = baseline_of_run(&run("1", &[("a", 1e6), ("b", 1e6)]));
     baseline.merge_run(&run("2", &[("b", 2e6)]));
     assert_eq!(baseline.cases.len(), 2);
     assert_eq!(baseline.cases["a"].runs.keys().collect::<Vec<_>>(), ["1/b"]);
@@ -420,7 +420,7 @@ fn a_baseline_keeps_what_a_later_run_did_not_measure() {
 
 #[test]
 fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
-    let base = baseline(&run("1", &[("a", 1e6)]));
+    let base = baseline_of_run(&run("1", &[("a", 1e6)]));
     let at = |time: f64| {
         let report = judge_runs_against(&base, &[run("2", &[("a", time)])], GatePolicy::default());
         let (verdict, reason) = verdict_and_reason(&report.judged[0]);
@@ -487,7 +487,7 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     let calibration =
         Calibration { environment: here.clone(), ..calibration::tests::calibration(3, &[]) };
     let spreads = CalibratedSpreads::spreads_from_calibration(&calibration);
-    let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
+    let base = baseline_of_run(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
         let report = judge_against_baseline(
@@ -547,7 +547,7 @@ fn a_case_is_compared_on_the_card_that_both_sides_share() {
         run.environment.machine = Some(machine.to_owned());
         run
     };
-    let mut base = baseline(&on("1", "slow", 1.2e6));
+    let mut base = baseline_of_run(&on("1", "slow", 1.2e6));
     base.add(&on("2", "fast", 1e6)).unwrap();
     base.add(&on("3", "slow", 1.2e6)).unwrap();
     let judge = |head: &[ProcessRun]| {

@@ -44,9 +44,9 @@ pub fn import_records(
         let facts =
             std::fs::metadata(source).map_err(|cause| HistoryError::io("read", source, cause))?;
         if facts.is_dir() {
-            folder(store, source, MAX_DEPTH, &mut imported)?;
+            import_folder(store, source, MAX_DEPTH, &mut imported)?;
         } else {
-            record(store, source, &mut imported)?;
+            import_record(store, source, &mut imported)?;
         }
     }
     Ok(imported)
@@ -54,7 +54,7 @@ pub fn import_records(
 
 /// Imports the records in a folder and those below. Links are not followed: they may lead in a
 /// circle, or out of the folder. A skipped file that has the name of a record is reported.
-fn folder(
+fn import_folder(
     store: &HistoryStore,
     path: &Path,
     deeper: usize,
@@ -77,18 +77,18 @@ fn folder(
         if kind.is_dir() && deeper == 0 {
             skip("folders below it are too deep");
         } else if kind.is_dir() {
-            folder(store, &path, deeper - 1, imported)?;
+            import_folder(store, &path, deeper - 1, imported)?;
         } else if named_as_record && kind.is_symlink() {
             skip("links are not followed: name the file itself");
         } else if named_as_record {
             // `record` reads only regular files, and refuses anything else.
-            record(store, &path, imported)?;
+            import_record(store, &path, imported)?;
         }
     }
     Ok(())
 }
 
-fn record(
+fn import_record(
     store: &HistoryStore,
     path: &Path,
     imported: &mut ImportResult,

@@ -315,7 +315,7 @@ impl RecordCollector {
     }
 
     fn finish(self) -> ReportMeasurements {
-        let facts = facts(&self.sources);
+        let facts = source_facts(&self.sources);
         let device = self.sources.first().map(|source| source.environment.device_name.clone());
         let mut cases: Vec<MeasuredCase> =
             self.cases.into_values().filter_map(CollectedCaseRuns::finish).collect();
@@ -431,7 +431,7 @@ fn joined_values(values: impl Iterator<Item = String>) -> String {
 }
 
 /// Facts of the records about device and time, each fact with all its values.
-fn facts(sources: &[MeasuredSource]) -> Vec<(&'static str, String)> {
+fn source_facts(sources: &[MeasuredSource]) -> Vec<(&'static str, String)> {
     let all = |value: &dyn Fn(&MeasuredSource) -> Option<String>| {
         joined_values(sources.iter().filter_map(value))
     };

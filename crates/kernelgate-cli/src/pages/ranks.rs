@@ -57,10 +57,14 @@ pub fn sections_of(
         sections.push(PageSection::new("skew", "Waiting between ranks", charts));
         let charts = drawn(vec![rank_transfers(job)])?;
         let body = html! {
-            (charts) (collectives(job))
+            (charts) (collectives_table(job))
         };
         sections.push(PageSection::new("collectives", "Collectives", body));
-        sections.push(PageSection::new("path", "Critical path and gains", path(job)));
+        sections.push(PageSection::new(
+            "path",
+            "Critical path and gains",
+            critical_path_table(job),
+        ));
     }
     Ok(sections)
 }
@@ -118,7 +122,7 @@ fn ranks_findings(job: &Job) -> Markup {
     }
 }
 
-fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> ChartWithTitle {
+fn ranks_chart(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> ChartWithTitle {
     ChartWithTitle {
         title: title.to_owned(),
         subtitle,
@@ -143,7 +147,7 @@ fn stacked_row(label: String, value: String, parts: &[i64]) -> Row {
 }
 
 /// A note on ranks without a bar.
-fn more(count: usize) -> String {
+fn ranks_without_bar(count: usize) -> String {
     match count.saturating_sub(MAX_RANK_BARS) {
         0 => String::new(),
         more => format!("; {more} more ranks are in the table"),
@@ -164,10 +168,12 @@ fn rank_accounts(job: &Job) -> ChartFigure {
     };
     let legend =
         ["compute", "compute beside communication", "exposed communication", "copies", "idle"];
-    let subtitle =
-        format!("while all ranks were recorded; parts of a rank add up{}", more(job.ranks.len()));
+    let subtitle = format!(
+        "while all ranks were recorded; parts of a rank add up{}",
+        ranks_without_bar(job.ranks.len())
+    );
     let bars = job.ranks.iter().take(MAX_RANK_BARS).map(row).collect();
-    ChartFigure::new(&["ranks"], rows("Time of each rank", subtitle, &legend, bars))
+    ChartFigure::new(&["ranks"], ranks_chart("Time of each rank", subtitle, &legend, bars))
 }
 
 fn rank_lateness(job: &Job) -> ChartFigure {
@@ -179,10 +185,10 @@ fn rank_lateness(job: &Job) -> ChartFigure {
     let bars = job.ranks.iter().take(MAX_RANK_BARS).map(row).collect();
     let subtitle = format!(
         "inside collectives, until the last rank arrives; a straggler delays and does not wait{}",
-        more(job.ranks.len())
+        ranks_without_bar(job.ranks.len())
     );
     let legend = ["waits for others", "delays others alone"];
-    ChartFigure::new(&["waiting"], rows("Waiting between ranks", subtitle, &legend, bars))
+    ChartFigure::new(&["waiting"], ranks_chart("Waiting between ranks", subtitle, &legend, bars))
 }
 
 /// Chart of the time that each rank waits for each other rank.
@@ -195,7 +201,7 @@ fn rank_pairs(job: &Job) -> Option<ChartFigure> {
         body: ChartBody::Heat(HeatMap {
             columns: names.clone(),
             rows: names,
-            cells: job.waits.iter().map(|of| of.iter().map(wait).collect()).collect(),
+            cells: job.waits.iter().map(|of| of.iter().map(positive_wait).collect()).collect(),
             quantity: PlottedUnit::Time,
             names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
         }),
@@ -204,7 +210,7 @@ fn rank_pairs(job: &Job) -> Option<ChartFigure> {
         .then(|| ChartFigure::new(&["pairs"], chart))
 }
 
-fn wait(ns: &i64) -> Option<f64> {
+fn positive_wait(ns: &i64) -> Option<f64> {
     (*ns > 0).then_some(*ns as f64)
 }
 
@@ -225,7 +231,7 @@ fn rank_transfers(job: &Job) -> ChartFigure {
     let subtitle = format!("skew is the mean time of a rank until the last one arrives{more}");
     let bars = job.collectives.iter().take(MAX_KINDS).map(row).collect();
     let legend = ["transfer", "skew"];
-    ChartFigure::new(&["collectives"], rows("Transfer and skew", subtitle, &legend, bars))
+    ChartFigure::new(&["collectives"], ranks_chart("Transfer and skew", subtitle, &legend, bars))
 }
 
 fn rank_table(job: &Job) -> Markup {
@@ -264,7 +270,7 @@ fn rank_table(job: &Job) -> Markup {
     shell::table(&header, &lines, |_| false)
 }
 
-fn collectives(job: &Job) -> Markup {
+fn collectives_table(job: &Job) -> Markup {
     let line = |of: &CollectiveKindSum| {
         let bus = match (of.bus, job.link) {
             (Some(bus), Some((link, _))) => {
@@ -287,7 +293,7 @@ fn collectives(job: &Job) -> Markup {
     shell::table(&header, &lines, |_| false)
 }
 
-fn path(job: &Job) -> Markup {
+fn critical_path_table(job: &Job) -> Markup {
     let path = &job.path;
     let share = |ns: i64| format!("{:.1}%", 100.0 * ns as f64 / path.total_ns.max(1) as f64);
     let segments: Vec<Vec<String>> = path

@@ -97,7 +97,7 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
         ));
         figures.extend(drawn.figures);
     }
-    sections.push(PageSection::new("cases", "Every case", cases(measured)));
+    sections.push(PageSection::new("cases", "Every case", cases_table(measured)));
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
         sections.push(PageSection::new("not-measured", "Not measured", unmeasured_cases(measured)));
     }
@@ -268,7 +268,7 @@ fn value_range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String)
 }
 
 /// A table for each workload; the fastest case of each problem is highlighted.
-fn cases(measured: &ReportMeasurements) -> Markup {
+fn cases_table(measured: &ReportMeasurements) -> Markup {
     let cases = &measured.cases;
     let mut header = vec![
         "case",

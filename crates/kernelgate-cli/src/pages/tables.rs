@@ -104,10 +104,10 @@ pub fn cases_csv(measured: &ReportMeasurements) -> Result<String, csv::Error> {
 
 /// A CSV with a line for each commit of each case.
 pub fn history_csv(histories: &[CaseHistory]) -> Result<String, csv::Error> {
-    csv(histories.iter().flat_map(points))
+    csv(histories.iter().flat_map(csv_points))
 }
 
-fn points(history: &CaseHistory) -> impl Iterator<Item = HistoryPointCsvRow<'_>> {
+fn csv_points(history: &CaseHistory) -> impl Iterator<Item = HistoryPointCsvRow<'_>> {
     history.points.iter().enumerate().map(|(at, point)| HistoryPointCsvRow {
         case: &history.case,
         revision: history.revision,

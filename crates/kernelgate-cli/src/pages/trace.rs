@@ -38,7 +38,7 @@ pub fn page(
             html! { (charts) (accounts::tables(diagnosis)) }
         }),
         PageSection::new("timeline", "Timeline", drawn(charts::timeline(trace))?),
-        PageSection::new("gaps", "Gaps", gaps(diagnosis)),
+        PageSection::new("gaps", "Gaps", gaps_markup(diagnosis)),
         PageSection::new("kernels", "Where the time goes", {
             let charts = drawn(charts::kernels(diagnosis))?;
             html! { (charts) (components_markup(diagnosis)) }
@@ -110,7 +110,7 @@ fn finding_details(finding: &DiagnosisFinding) -> Markup {
         @if !finding.evidence.is_empty() {
             details {
                 summary { "evidence" }
-                (shell::lines(&finding.evidence.iter().map(evidence).collect::<Vec<_>>()))
+                (shell::lines(&finding.evidence.iter().map(evidence_text).collect::<Vec<_>>()))
             }
         }
     }
@@ -163,7 +163,7 @@ fn format_amount(value: f64) -> String {
     if whole { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
-fn evidence(of: &FindingEvidence) -> String {
+fn evidence_text(of: &FindingEvidence) -> String {
     let total =
         of.total_ns.map(|ns| format!(", {} in all", time_text(ns as f64))).unwrap_or_default();
     let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
@@ -174,7 +174,7 @@ fn place(device: &ProcessDeviceUse) -> String {
     format!("process {}, device {}", device.pid, device.device)
 }
 
-fn gaps(diagnosis: &TraceDiagnosis) -> Markup {
+fn gaps_markup(diagnosis: &TraceDiagnosis) -> Markup {
     let class =
         |class: GapLengthClass| format!("{} / {}", class.count, time_text(class.total_ns as f64));
     let rows: Vec<Vec<String>> = diagnosis

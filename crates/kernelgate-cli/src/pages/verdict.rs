@@ -126,7 +126,7 @@ mod tests {
         timed(&format!("w/f/<b>{i}"), verdict, TimeRatio { center, low: 0.0, high: f64::INFINITY })
     }
 
-    fn summary(rows: Vec<Judgement>) -> VerdictSummary {
+    fn verdict_summary(rows: Vec<Judgement>) -> VerdictSummary {
         VerdictSummary {
             verb: "kernelgate compare",
             package: Some("my-kernels".to_owned()),
@@ -148,18 +148,18 @@ mod tests {
             (0..100).map(|i| row(i, Verdict::Unchanged, 1.0 + 0.0001 * i as f64)).collect();
         rows.push(row(100, Verdict::Regressed, 1.002));
         rows.push(Judgement { base_ns: 0.0, ..row(101, Verdict::Inconclusive, 1.0) });
-        let chart = changes(&summary(rows)).unwrap().chart;
+        let chart = changes(&verdict_summary(rows)).unwrap().chart;
         insta::assert_snapshot!(chart.subtitle, @"change of the time of a launch with its interval; right is slower; 41 more cases in the table");
         let ChartBody::Rows(body) = &chart.body else { panic!("rows") };
         assert_eq!(body.rows.len(), MAX_ROWS);
         let labels: Vec<&str> = body.rows[..2].iter().map(|row| row.label.as_str()).collect();
         assert_eq!(labels, ["w/f/<b>100", "w/f/<b>99"]);
-        assert!(changes(&summary(vec![])).is_none());
+        assert!(changes(&verdict_summary(vec![])).is_none());
     }
 
     #[test]
     fn the_page_has_every_case_and_no_markup_of_others() {
-        let page = page(&summary(vec![row(1, Verdict::Regressed, 1.5)])).unwrap();
+        let page = page(&verdict_summary(vec![row(1, Verdict::Regressed, 1.5)])).unwrap();
         assert!(page.contains("w/f/&lt;b&gt;1") && page.contains("a &lt;note&gt;"), "{page}");
         assert!(!page.contains("<b>") && page.contains("<svg"), "{page}");
         assert!(page.contains("<h1>my-kernels: main → HEAD</h1>"), "{page}");

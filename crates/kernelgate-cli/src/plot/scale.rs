@@ -107,13 +107,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn scale(kind: ScaleKind, values: &[f64]) -> ChartScale {
+    fn scale_of_values(kind: ScaleKind, values: &[f64]) -> ChartScale {
         ChartScale::around(kind, values.iter().copied(), (100.0, 500.0))
     }
 
     #[test]
     fn ticks_are_round() {
-        let ticks = |kind, values: &[f64], about| scale(kind, values).axis_ticks(about);
+        let ticks = |kind, values: &[f64], about| scale_of_values(kind, values).axis_ticks(about);
         assert_eq!(ticks(ScaleKind::FromZero, &[0.9], 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8]);
         assert_eq!(ticks(ScaleKind::Log, &[2e3, 5e6], 6), [1e4, 1e5, 1e6]);
         assert_eq!(ticks(ScaleKind::Log, &[1.0, 9.0], 6), [1.0, 2.0, 5.0, 10.0]);
@@ -123,11 +123,11 @@ mod tests {
 
     #[test]
     fn values_without_a_place_are_skipped() {
-        let log = scale(ScaleKind::Log, &[0.0, -1.0, f64::NAN, 1.0, 10.0]);
+        let log = scale_of_values(ScaleKind::Log, &[0.0, -1.0, f64::NAN, 1.0, 10.0]);
         assert!(log.at(0.0).is_none() && log.at(f64::INFINITY).is_none());
         assert!(log.at(1.0).is_some());
-        assert!(scale(ScaleKind::Linear, &[]).at(0.5).is_some());
-        assert!(scale(ScaleKind::Log, &[3.0]).at(3.0).is_some());
+        assert!(scale_of_values(ScaleKind::Linear, &[]).at(0.5).is_some());
+        assert!(scale_of_values(ScaleKind::Log, &[3.0]).at(3.0).is_some());
     }
 
     proptest! {
@@ -136,7 +136,7 @@ mod tests {
             mut values in prop::collection::vec(1e-3f64..1e12, 2..20),
             kind in prop::sample::select(vec![ScaleKind::FromZero, ScaleKind::Linear, ScaleKind::Log]),
         ) {
-            let scale = scale(kind, &values);
+            let scale = scale_of_values(kind, &values);
             values.sort_by(f64::total_cmp);
             let pixels: Vec<f64> = values.iter().filter_map(|value| scale.at(*value)).collect();
             prop_assert_eq!(pixels.len(), values.len());

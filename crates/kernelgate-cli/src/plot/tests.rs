@@ -34,7 +34,7 @@ fn curves_chart(kind: ScaleKind) -> ChartWithTitle {
     }
 }
 
-fn rows() -> ChartWithTitle {
+fn rows_chart() -> ChartWithTitle {
     let row = |i: usize| Row {
         label: format!("family/operation/{}", "long_".repeat(40 * (i % 2)) + &i.to_string()),
         value: "+1.0%".to_owned(),
@@ -132,7 +132,7 @@ fn text_of_others_is_escaped_in_a_drawing() {
 
 #[test]
 fn rows_have_their_labels_and_stay_inside() {
-    let chart = rows();
+    let chart = rows_chart();
     let svg = chart.svg().unwrap();
     // The dot of the interval, and two dots of the runs.
     assert_eq!(count_tags(&svg, "circle"), 15);
@@ -165,7 +165,7 @@ fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
         "b4_h12_s4096_d128_causal_bf16_outliers_tokens1600_pages64_e4m3 cuda/flash cold",
         "s512 cuda/flash hot",
     ];
-    let mut chart = rows();
+    let mut chart = rows_chart();
     let ChartBody::Rows(body) = &mut chart.body else { unreachable!() };
     body.rows.truncate(labels.len());
     for (row, label) in body.rows.iter_mut().zip(labels) {

@@ -20,7 +20,7 @@ impl VerdictWording for BaselineFacts {
     const SKIPPED_LABEL: &'static str = "skipped, in the baseline";
 
     fn heading(report: &GateReport) -> String {
-        format!("{}, on {}", base(&report.facts), report.device)
+        format!("{}, on {}", baseline_words(&report.facts), report.device)
     }
 
     fn facts(report: &GateReport) -> Vec<(&'static str, String)> {
@@ -31,7 +31,7 @@ impl VerdictWording for BaselineFacts {
         });
         let noise = summary::noise_floor_text("runs of one side are", spreads);
         let mut facts = vec![
-            ("base", base(&report.facts)),
+            ("base", baseline_words(&report.facts)),
             ("head", report.facts.head_commits.join(", ")),
             ("on", report.device.clone()),
         ];
@@ -102,7 +102,7 @@ impl VerdictWording for BaselineFacts {
     fn last_note_lines(report: &GateReport) -> Vec<String> {
         let BaselineFacts { policy, other_device, .. } = &report.facts;
         let most = |side: fn(&RunEvidence) -> SideRunCounts| {
-            runs(report).map(|it| side(it).contention).fold(0.0, f64::max)
+            judged_runs(report).map(|it| side(it).contention).fold(0.0, f64::max)
         };
         let (base, head) = (most(|runs| runs.base), most(|runs| runs.head));
         let mut lines = Vec::new();
@@ -122,9 +122,10 @@ impl VerdictWording for BaselineFacts {
             ));
         }
         lines.extend(single_run_allowances(report));
-        let cards: BTreeSet<&String> = runs(report).filter_map(|it| it.card.as_ref()).collect();
+        let cards: BTreeSet<&String> =
+            judged_runs(report).filter_map(|it| it.card.as_ref()).collect();
         if !cards.is_empty() {
-            let cases = runs(report).filter(|it| it.card.is_some()).count();
+            let cases = judged_runs(report).filter(|it| it.card.is_some()).count();
             let cards = cards.into_iter().cloned().collect::<Vec<_>>().join(", ");
             lines.push(format!(
                 "{cases} cases are compared on a card that both sides share ({cards}), without \
@@ -154,13 +155,13 @@ impl VerdictWording for BaselineFacts {
 }
 
 /// The process runs of each judged case.
-fn runs(report: &GateReport) -> impl Iterator<Item = &RunEvidence> {
+fn judged_runs(report: &GateReport) -> impl Iterator<Item = &RunEvidence> {
     report.judged.iter().filter_map(Judgement::runs)
 }
 
 /// The baseline in words: "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits
 /// ago".
-fn base(report: &BaselineFacts) -> String {
+fn baseline_words(report: &BaselineFacts) -> String {
     let commits = if report.base_commits.is_empty() {
         String::new()
     } else {
@@ -186,7 +187,7 @@ fn base(report: &BaselineFacts) -> String {
 fn single_run_allowances(report: &GateReport) -> Vec<String> {
     let mut lines = Vec::new();
     let given = |side: fn(&RunEvidence) -> SideRunCounts, from: SpreadSource| {
-        let singles = runs(report).filter_map(|runs| side(runs).single);
+        let singles = judged_runs(report).filter_map(|runs| side(runs).single);
         singles.filter(|single| single.from == from).map(|single| single.relative).reduce(f64::max)
     };
     let (base, head) = (|runs: &RunEvidence| runs.base, |runs: &RunEvidence| runs.head);

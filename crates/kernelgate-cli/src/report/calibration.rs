@@ -60,7 +60,7 @@ fn write_calibration(
         .filter(|power| power.case.is_some() || summary.power.len() == 1)
         .filter_map(|power| Some(words(&uninjected_note(power)?)))
         .collect();
-    section("Slow-downs found", &power(&summary.power), &not.join("\n"));
+    section("Slow-downs found", &power_table(&summary.power), &not.join("\n"));
     section("Processes of one executable", &noise_table(&summary.noise), "");
     if let Some(recommended) = &calibration.recommended {
         section(
@@ -137,12 +137,12 @@ fn without_part_flags(command: &str) -> String {
     .join(" ")
 }
 
-fn percent(share: f64) -> String {
+fn percent_text(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
 fn rate_interval(rate: ProportionWithInterval) -> String {
-    format!("{} … {}", percent(rate.low), percent(rate.high))
+    format!("{} … {}", percent_text(rate.low), percent_text(rate.high))
 }
 
 fn verdicts_table(kinds: &[ComparisonTally]) -> TextTable {
@@ -166,13 +166,13 @@ fn verdicts_table(kinds: &[ComparisonTally]) -> TextTable {
         table.row(vec![
             tally.kind.clone(),
             format!("{} of {}", tally.fired.hits, tally.fired.of),
-            tally.fired_bound.map_or_else(|| "-".to_owned(), percent),
+            tally.fired_bound.map_or_else(|| "-".to_owned(), percent_text),
             cases.to_string(),
             tally.unchanged.to_string(),
             tally.improved.to_string(),
             tally.regressed.to_string(),
             tally.inconclusive.hits.to_string(),
-            percent(tally.inconclusive.share()),
+            percent_text(tally.inconclusive.share()),
             tally.broken.to_string(),
             format!("{:.1}", tally.blocks),
             format!("{:.0} s", tally.wall_s),
@@ -182,7 +182,7 @@ fn verdicts_table(kinds: &[ComparisonTally]) -> TextTable {
     table
 }
 
-fn power(rows: &[MeasuredPower]) -> TextTable {
+fn power_table(rows: &[MeasuredPower]) -> TextTable {
     let mut table = TextTable::new(&[
         "case",
         "made",
@@ -200,7 +200,7 @@ fn power(rows: &[MeasuredPower]) -> TextTable {
             format!("{:.2} %", row.added),
             format!("{:.2} %", row.measured),
             format!("{} of {}", row.found.hits, row.found.of),
-            percent(row.found.share()),
+            percent_text(row.found.share()),
             rate_interval(row.found),
             row.missed.to_string(),
         ]);
@@ -230,7 +230,7 @@ fn noise_table(rows: &[ProcessNoise]) -> TextTable {
             row.pairs.to_string(),
             format!("{:.2} %", row.process),
             format!("±{:.2} %", row.widest),
-            row.contention.map_or_else(|| "-".to_owned(), percent),
+            row.contention.map_or_else(|| "-".to_owned(), percent_text),
         ]);
     }
     table
@@ -249,14 +249,18 @@ fn threshold_table(recommended: &RecommendedThresholds) -> TextTable {
         let (slower, found, share) = match tried.percent {
             Some(slower) if tried.of > 0 => {
                 let share = tried.found as f64 / tried.of as f64;
-                (format!("{slower} %"), format!("{} of {}", tried.found, tried.of), percent(share))
+                (
+                    format!("{slower} %"),
+                    format!("{} of {}", tried.found, tried.of),
+                    percent_text(share),
+                )
             }
             _ => ("-".to_owned(), "-".to_owned(), "-".to_owned()),
         };
         table.row(vec![
             format!("{:.2} %", 100.0 * tried.relative),
             format!("{} of {}", tried.false_alarms, tried.comparisons),
-            percent(tried.inconclusive),
+            percent_text(tried.inconclusive),
             slower,
             found,
             share,

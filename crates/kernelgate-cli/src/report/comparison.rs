@@ -191,7 +191,7 @@ impl VerdictWording for BuildFacts {
 
     fn details(comparison: &Comparison) -> Vec<String> {
         let facts = &comparison.facts;
-        let mut lines = code(comparison);
+        let mut lines = code_lines(comparison);
         lines.extend(facts.criterion.iter().map(CriterionOnlyBench::words));
         if !facts.criterion.is_empty() {
             lines.push(CRITERION_UNIT_NOTE.to_owned());
@@ -250,7 +250,7 @@ fn clock_line(comparison: &Comparison) -> Option<String> {
 
 /// Differences in machine code and launches between the builds, each with the cases that use it;
 /// empty if no bench lists its kernels.
-fn code(comparison: &Comparison) -> Vec<String> {
+fn code_lines(comparison: &Comparison) -> Vec<String> {
     let listed: Vec<_> = comparison.facts.code.iter().filter(|(_, code)| code.is_known()).collect();
     let mut by_change: BTreeMap<String, Vec<&String>> = BTreeMap::new();
     for (case, code) in &listed {

@@ -94,7 +94,7 @@ pub fn tables(histories: &[CaseHistory]) -> Vec<(String, TextTable)> {
                 sparkline(history, MAX_COMMITS_IN_TABLE_SPARKLINE),
             ]);
         }
-        (device(histories[0]), table)
+        (history_device(histories[0]), table)
     };
     histories_by_device(histories).into_iter().map(of_device).collect()
 }
@@ -108,8 +108,11 @@ fn histories_by_device(histories: &[CaseHistory]) -> Vec<Vec<&CaseHistory>> {
 }
 
 fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
-    let mut lines =
-        vec![name(history), device(history), sparkline(history, MAX_COMMITS_IN_CASE_SPARKLINE)];
+    let mut lines = vec![
+        name(history),
+        history_device(history),
+        sparkline(history, MAX_COMMITS_IN_CASE_SPARKLINE),
+    ];
     if !history.formerly.is_empty() {
         let names: Vec<&str> = history.formerly.iter().map(String::as_str).collect();
         lines.push(format!("formerly {}", names.join(", ")));
@@ -182,7 +185,7 @@ fn name(history: &CaseHistory) -> String {
     }
 }
 
-fn device(history: &CaseHistory) -> String {
+fn history_device(history: &CaseHistory) -> String {
     match &history.card {
         Some(card) => format!("{}; {card}", history.device),
         None => format!("{}; all cards of the model", history.device),

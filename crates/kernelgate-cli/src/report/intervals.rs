@@ -36,13 +36,13 @@ pub fn text(rows: &[Judgement]) -> Option<String> {
         INTERVAL_DRAWING_COLUMNS - INTERVAL_DRAWING_COLUMNS / 2 - 1 - high.len(),
     );
     let head = format!("{low}{:left$}0{:right$}{high}", "", "");
-    let lines = timed.iter().map(|row| line(row, end));
+    let lines = timed.iter().map(|row| interval_line(row, end));
     let more = (left_out > 0).then(|| format!("and {left_out} more cases"));
     let all: Vec<String> = [head].into_iter().chain(lines).chain(more).collect();
     (!timed.is_empty()).then(|| all.join("\n"))
 }
 
-fn line(row: &Judgement, end: f64) -> String {
+fn interval_line(row: &Judgement, end: f64) -> String {
     let middle = INTERVAL_DRAWING_COLUMNS / 2;
     // The column of a ratio; values outside, also infinite ones, are drawn at the ends.
     let column = |ratio: f64| {

@@ -151,7 +151,7 @@ fn all_checks(environment: &Environment, store: &BaselineStore) -> Vec<MachineCh
             ),
             None,
         ),
-        load(environment.cores),
+        check_machine_load(environment.cores),
         cpu_governor_check(),
         check(
             "build",
@@ -164,8 +164,8 @@ fn all_checks(environment: &Environment, store: &BaselineStore) -> Vec<MachineCh
         package_folder_check("runs", "--records", &store.runs, store),
     ];
     // GPUs are listed before other libraries are opened.
-    let gpus = gpus();
-    checks.extend(RequiredLibrary::ALL.into_iter().flat_map(library));
+    let gpus = check_gpus();
+    checks.extend(RequiredLibrary::ALL.into_iter().flat_map(check_library));
     checks.extend(library::ignored_path_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
@@ -212,7 +212,7 @@ fn architecture_setting_check() -> Option<MachineCheck> {
 
 /// Place of a library and whether it fits the driver, or how to get it; and other copies that were
 /// found and are not used.
-fn library(library: RequiredLibrary) -> Vec<MachineCheck> {
+fn check_library(library: RequiredLibrary) -> Vec<MachineCheck> {
     let check = |finding, advice| MachineCheck { what: "library", finding, advice };
     let shown = |loaded: &LoadedLibrary| {
         let version = loaded.version.as_ref().map(|version| format!(" {version}"));
@@ -270,7 +270,7 @@ fn compiled_kernel_folder_check() -> Option<MachineCheck> {
 }
 
 /// The GPUs, or the reason why no GPU was found.
-fn gpus() -> Vec<MachineCheck> {
+fn check_gpus() -> Vec<MachineCheck> {
     let check = |finding, advice| MachineCheck { what: "gpu", finding, advice };
     let count = match device::gpu_count() {
         Ok(count) => count,
@@ -310,7 +310,7 @@ fn gpus() -> Vec<MachineCheck> {
                     ),
                     rows_without_compiler(&facts.arch),
                 );
-                vec![card, clocks(facts)]
+                vec![card, check_clocks(facts)]
             }
             Err(error) => {
                 vec![check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned()))]
@@ -321,7 +321,7 @@ fn gpus() -> Vec<MachineCheck> {
 
 /// Checks whether the clocks of a card could be locked, and how that would change times. Nothing is
 /// changed.
-fn clocks(facts: &DeviceFacts) -> MachineCheck {
+fn check_clocks(facts: &DeviceFacts) -> MachineCheck {
     let check = |finding, advice: Option<&str>| MachineCheck {
         what: "clocks",
         finding,
@@ -405,7 +405,7 @@ fn counters_check(parameters: &str) -> MachineCheck {
 }
 
 /// Checks for other load on the machine, the most frequent cause of false alarms.
-fn load(cores: usize) -> MachineCheck {
+fn check_machine_load(cores: usize) -> MachineCheck {
     let Ok(load) = sysinfo::System::load_average().map(|load| load.one) else {
         return MachineCheck { what: "load", finding: "not visible".to_owned(), advice: None };
     };
@@ -439,7 +439,7 @@ fn package_folder_check(
     store: &BaselineStore,
 ) -> MachineCheck {
     if path.is_dir() || has_manifest(&store.root) {
-        return folder(what, path);
+        return check_folder(what, path);
     }
     MachineCheck {
         what,
@@ -448,7 +448,7 @@ fn package_folder_check(
     }
 }
 
-fn folder(what: &'static str, path: &Path) -> MachineCheck {
+fn check_folder(what: &'static str, path: &Path) -> MachineCheck {
     // The nearest existing parent folder decides whether the path can be created.
     let existing = path.ancestors().find(|folder| folder.is_dir());
     let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());

@@ -117,12 +117,12 @@ impl TraceAnswers {
             classes.into_iter().map(|(class, (ns, count))| (class, ns, count)).collect();
         classes.sort_by_key(|&(class, ns, _)| (std::cmp::Reverse(ns), class));
         all.truncate(TOP);
-        Self { kernel_ns, top_kernels: all, classes, components: components(context, &share) }
+        Self { kernel_ns, top_kernels: all, classes, components: run_components(context, &share) }
     }
 }
 
 /// The outermost ranges and the ranges directly inside them.
-fn components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<RunComponent> {
+fn run_components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<RunComponent> {
     let paths = &context.host.paths;
     // Kernels count for every path around their launch.
     let mut kernels: Vec<(usize, i64)> = vec![(0, 0); paths.len()];

@@ -45,26 +45,26 @@ impl TraceDiagnosis {
             "schema_version": DIAGNOSIS_JSON_SCHEMA,
             "recorder": self.recorder,
             "records": records,
-            "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
+            "devices": self.devices.iter().map(device_json).collect::<Vec<_>>(),
             "time": self.devices.iter().map(|of| of.account.to_json()).collect::<Vec<_>>(),
             "critical_path": critical_path_json(&self.critical_path),
-            "data_quality": findings(&self.quality),
-            "findings": findings(&self.findings),
+            "data_quality": finding_list_json(&self.quality),
+            "findings": finding_list_json(&self.findings),
             "questions": self.questions.iter().map(question_json).collect::<Vec<_>>(),
             "skipped": skipped,
             "passed": passed.collect::<Vec<_>>(),
             "kernel_ns": self.answers.kernel_ns,
-            "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
+            "top_kernels": self.answers.top_kernels.iter().map(kernel_json).collect::<Vec<_>>(),
             "kernel_kinds": classes,
             "softmax_to_matmul": self.answers.softmax_over_matmul_time(),
             "softmax_to_matmul_flops": HEAD_SIZES
                 .map(|head| (head.to_string(), TraceAnswers::softmax_to_matmul_flops(head)))
                 .into_iter()
                 .collect::<std::collections::BTreeMap<_, _>>(),
-            "device_memory": self.memory.iter().map(memory).collect::<Vec<_>>(),
+            "device_memory": self.memory.iter().map(memory_json).collect::<Vec<_>>(),
             "utilization": self.utilization.to_json(),
             "network": self.network.as_ref().map(NetworkPhases::to_json),
-            "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
+            "components": self.answers.components.iter().map(component_json).collect::<Vec<_>>(),
         })
     }
 }
@@ -94,7 +94,7 @@ impl RangeTreeNode {
 /// Points of memory over time that are written.
 const MAX_MEMORY_POINTS: usize = 1000;
 
-fn memory(of: &MemoryUse) -> Value {
+fn memory_json(of: &MemoryUse) -> Value {
     let phases: Vec<Value> = of
         .phases
         .iter()
@@ -126,7 +126,7 @@ fn memory(of: &MemoryUse) -> Value {
     })
 }
 
-fn device(device: &ProcessDeviceUse) -> Value {
+fn device_json(device: &ProcessDeviceUse) -> Value {
     let gaps = &device.gaps;
     let class = |class: GapLengthClass| json!({ "count": class.count, "total_ns": class.total_ns });
     let causes: Vec<Value> = gaps
@@ -140,7 +140,7 @@ fn device(device: &ProcessDeviceUse) -> Value {
                 "count": cause.count,
                 "total_ns": cause.total_ns,
                 "longest_ns": cause.longest_ns,
-                "longest": span(Some(cause.longest)),
+                "longest": span_json(Some(cause.longest)),
             })
         })
         .collect();
@@ -154,7 +154,7 @@ fn device(device: &ProcessDeviceUse) -> Value {
                 "range": transition.range,
                 "count": transition.count,
                 "total_ns": transition.total_ns,
-                "longest": span(Some(transition.longest)),
+                "longest": span_json(Some(transition.longest)),
             })
         })
         .collect();
@@ -163,7 +163,7 @@ fn device(device: &ProcessDeviceUse) -> Value {
         "process": device.pid,
         "device": device.device,
         "name": device.name,
-        "span": span(Some(device.span)),
+        "span": span_json(Some(device.span)),
         "busy_ns": device.busy_ns,
         "operations": device.operations,
         "gaps": {
@@ -225,7 +225,7 @@ fn critical_path_json(path: &CriticalPath) -> Value {
     })
 }
 
-fn findings(all: &[DiagnosisFinding]) -> Vec<Value> {
+fn finding_list_json(all: &[DiagnosisFinding]) -> Vec<Value> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let key = |of: &DiagnosisFinding| {
         let device = of.evidence.first().and_then(|evidence| evidence.place);
@@ -237,55 +237,55 @@ fn findings(all: &[DiagnosisFinding]) -> Vec<Value> {
         let before = known.entry(key.clone()).or_default();
         *before += 1;
         let key = if *before > 1 { format!("{key}#{before}") } else { key };
-        finding(of, &key)
+        finding_json(of, &key)
     };
     all.iter().map(&mut row).collect()
 }
 
-fn finding(finding: &DiagnosisFinding, key: &str) -> Value {
+fn finding_json(finding: &DiagnosisFinding, key: &str) -> Value {
     json!({
         "key": key,
         "id": finding.id,
         "severity": finding.severity.label(),
         "confidence": finding.confidence.label(),
         "title": finding.title,
-        "measured": measure(finding.measured),
-        "threshold": measure(finding.threshold),
+        "measured": number_json(finding.measured),
+        "threshold": number_json(finding.threshold),
         "recoverable_ns": finding.recoverable_ns,
         "replayed_ns": finding.replayed.map(|of| of.alone_ns),
         "replayed_further_ns": finding.replayed.map(|of| of.further_ns),
-        "evidence": finding.evidence.iter().map(evidence).collect::<Vec<_>>(),
+        "evidence": finding.evidence.iter().map(evidence_json).collect::<Vec<_>>(),
         "advice": finding.advice,
         "false_positive": finding.false_positive,
     })
 }
 
-fn evidence(evidence: &FindingEvidence) -> Value {
+fn evidence_json(evidence: &FindingEvidence) -> Value {
     json!({
         "what": evidence.what,
         "count": evidence.count,
         "total_ns": evidence.total_ns,
         "range": evidence.range,
-        "span": span(evidence.span),
+        "span": span_json(evidence.span),
         "process": evidence.place.map(|(pid, _)| pid),
         "device": evidence.place.map(|(_, device)| device),
     })
 }
 
-fn kernel(kernel: &KernelTimeShare) -> Value {
+fn kernel_json(kernel: &KernelTimeShare) -> Value {
     json!({
         "name": kernel.name,
         "kind": kernel.class.label(),
         "share": kernel.share,
-        "times_ns": summary(&kernel.summary),
+        "times_ns": summary_json(&kernel.summary),
     })
 }
 
-fn component(component: &RunComponent) -> Value {
+fn component_json(component: &RunComponent) -> Value {
     json!({
         "range": component.path,
         "depth": component.depth,
-        "host_ns": summary(&component.host),
+        "host_ns": summary_json(&component.host),
         "kernels": component.kernels,
         "kernel_ns": component.kernel_ns,
         "share": component.share,
@@ -293,7 +293,7 @@ fn component(component: &RunComponent) -> Value {
     })
 }
 
-fn summary(summary: &ValueSummary) -> Value {
+fn summary_json(summary: &ValueSummary) -> Value {
     json!({
         "count": summary.count,
         "total": summary.total,
@@ -305,10 +305,10 @@ fn summary(summary: &ValueSummary) -> Value {
     })
 }
 
-fn measure(measure: NumberWithUnit) -> Value {
+fn number_json(measure: NumberWithUnit) -> Value {
     json!({ "value": measure.value, "unit": measure.unit })
 }
 
-fn span(span: Option<(i64, i64)>) -> Value {
+fn span_json(span: Option<(i64, i64)>) -> Value {
     span.map_or(Value::Null, |(start, end)| json!({ "start": start, "end": end }))
 }

@@ -73,7 +73,7 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
         kernel_ns: (0..on_gpu.len()).map(length).sum(),
         ..DeviceUtilization::default()
     };
-    let KnownOperatorCalls { operators: calls, whole } = calls(context);
+    let KnownOperatorCalls { operators: calls, whole } = known_operator_calls(context);
     if calls.is_empty() {
         found.unknown.push(
             "FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler \
@@ -127,7 +127,7 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
 }
 
 /// Operators whose work is known, with the kernels that they launched.
-fn calls<'a>(context: &DiagnosisContext<'a>) -> KnownOperatorCalls<'a> {
+fn known_operator_calls<'a>(context: &DiagnosisContext<'a>) -> KnownOperatorCalls<'a> {
     let trace = context.trace;
     if trace.work.iter().any(|declared| declared.work != DeclaredWorkCount::default()) {
         let whole = declared_work_of_launches(context);
@@ -488,18 +488,19 @@ impl RangeUtilization {
                 true => {
                     format!(
                         ", {} over its host time",
-                        share(sum.share_of_tensor_peak_over(self.host_ns))
+                        share_cell(sum.share_of_tensor_peak_over(self.host_ns))
                     )
                 }
                 false => String::new(),
             };
             return Some(format!(
                 "{} of the tensor peak over its kernels{host}",
-                share(Some(tensor))
+                share_cell(Some(tensor))
             ));
         }
-        let memory =
-            sum.share_of_memory_peak().map(|of| format!("{} of the memory peak", share(Some(of))));
+        let memory = sum
+            .share_of_memory_peak()
+            .map(|of| format!("{} of the memory peak", share_cell(Some(of))));
         let rate = || {
             let rate = sum.achieved_teraflops().filter(|rate| *rate >= 0.1)?;
             Some(format!("{rate:.1} TFLOP/s over its kernels"))
@@ -508,7 +509,7 @@ impl RangeUtilization {
     }
 }
 
-fn share(value: Option<f64>) -> String {
+fn share_cell(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
@@ -524,8 +525,8 @@ impl DeviceUtilization {
             "work is known of {:.1} % of the kernel time: {} of the tensor peak, {} of what the \
              roofline allows",
             percent(self.all.kernel_ns, self.kernel_ns),
-            share(self.all.share_of_tensor_peak()),
-            share(self.all.share_of_roofline())
+            share_cell(self.all.share_of_tensor_peak()),
+            share_cell(self.all.share_of_roofline())
         );
         wrap_line(text, &line, "  ", "    ");
         let _ = writeln!(
@@ -547,8 +548,8 @@ impl DeviceUtilization {
                 time(sum.kernel_ns),
                 number(sum.achieved_teraflops()),
                 number(sum.flops_per_byte()),
-                share(sum.share_of_tensor_peak().or(sum.share_of_memory_peak())),
-                share(sum.share_of_roofline()),
+                share_cell(sum.share_of_tensor_peak().or(sum.share_of_memory_peak())),
+                share_cell(sum.share_of_roofline()),
                 sum.limit().map_or("-", |limit| limit.label())
             );
         }

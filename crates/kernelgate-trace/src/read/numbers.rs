@@ -46,7 +46,7 @@ impl DecimalFormat {
 
     /// The only format in which a value is a number; `None` where it is one in both, or in neither.
     fn format_of_value(value: &str, unit: &str) -> Option<Self> {
-        let value = plain(value);
+        let value = without_separators(value);
         let [point, comma] = [Self::Point, Self::Comma].map(|format| format.parse(&value));
         match (point, comma) {
             (Some(_), None) => Some(Self::Point),
@@ -68,7 +68,7 @@ impl DecimalFormat {
 
     /// The number that a text is in this format.
     pub fn number(self, text: &str) -> Option<f64> {
-        self.parse(&plain(text))
+        self.parse(&without_separators(text))
     }
 
     fn parse(self, text: &str) -> Option<f64> {
@@ -97,13 +97,13 @@ impl DecimalFormat {
 
 /// Whether a text looks like a number in some format.
 pub(super) fn looks_numeric(text: &str) -> bool {
-    let text = plain(text);
+    let text = without_separators(text);
     text.contains(|c: char| c.is_ascii_digit())
         && text.chars().all(|c| c.is_ascii_digit() || "+-.,eE".contains(c))
 }
 
 /// Removes spaces and apostrophes inside and around a number.
-fn plain(text: &str) -> String {
+fn without_separators(text: &str) -> String {
     let text = text.trim();
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
     let mut plain = String::with_capacity(text.len());

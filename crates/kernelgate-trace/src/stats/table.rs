@@ -106,7 +106,7 @@ impl Table {
     pub fn to_text(&self) -> String {
         const TABLE_WIDTH: usize = 100;
         let cells: Vec<Vec<String>> =
-            self.rows.iter().map(|row| row.iter().map(display).collect()).collect();
+            self.rows.iter().map(|row| row.iter().map(cell_text).collect()).collect();
         let last = self.columns.len() - 1;
         let width = |column: usize| {
             let rows = cells.iter().map(|row| row[column].chars().count());
@@ -137,7 +137,7 @@ impl Table {
     }
 }
 
-fn display(cell: &TableCell) -> String {
+fn cell_text(cell: &TableCell) -> String {
     match cell {
         TableCell::Integer(value) => with_thousands_separators(&value.to_string()),
         TableCell::Decimal(..) => with_thousands_separators(&cell.plain()),

@@ -40,7 +40,7 @@ pub fn take_working_snapshot(
     for path in options.leave_out {
         check_untracked(of, path)?;
     }
-    let (revision, changed) = commit(of, &checkout.store(), options)?;
+    let (revision, changed) = commit_snapshot(of, &checkout.store(), options)?;
     // The paths come from the author of the repository, who is not trusted.
     let plain = |path: &PathBuf| on_one_line(&path.display().to_string());
     let name = match &changed[..] {
@@ -59,7 +59,7 @@ pub fn take_working_snapshot(
 
 /// Returns the snapshot's commit, and the submodules that contain uncommitted changes. Objects of
 /// submodules are stored below the store, by their paths, as `checkout` expects them.
-fn commit(
+fn commit_snapshot(
     of: &GitRepository,
     store: &Path,
     options: SnapshotOptions<'_>,
@@ -93,7 +93,7 @@ fn commit(
     for link in submodules::submodules_in_index(plumbing())? {
         let Some(inner) = submodules::work_tree(&of.top.join(&link.path)) else { continue };
         let below = store.join("submodules").join(&link.path);
-        let (revision, within) = commit(&inner, &below, options)?;
+        let (revision, within) = commit_snapshot(&inner, &below, options)?;
         if revision.commit != link.commit {
             let entry = format!("160000,{},{}", revision.commit, link.path.display());
             run(plumbing().args(["update-index", "--cacheinfo", &entry]), SNAPSHOT_ACTION)?;

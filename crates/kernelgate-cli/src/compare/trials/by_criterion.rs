@@ -192,7 +192,7 @@ pub fn measure_listed_cases(
             skip(id, &why);
         } else {
             let added_ns = trial.injection.delays_ns.get(id).copied().unwrap_or(0.0);
-            let mut record = record(case, added_ns, contention);
+            let mut record = criterion_record(case, added_ns, contention);
             let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
             record.samples.conditions.host_bound =
                 of_gpu.is_some_and(|of_gpu| of_gpu.samples.conditions.host_bound);
@@ -206,7 +206,11 @@ pub fn measure_listed_cases(
     Ok(run)
 }
 
-fn record(case: &StoredCriterionCase, added_ns: f64, contention: Option<f64>) -> CaseRecord {
+fn criterion_record(
+    case: &StoredCriterionCase,
+    added_ns: f64,
+    contention: Option<f64>,
+) -> CaseRecord {
     let pairs = case.times.iter().zip(&case.iterations);
     let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
     case.record(CaseSamples {

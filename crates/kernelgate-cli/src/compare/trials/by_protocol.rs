@@ -32,7 +32,7 @@ pub fn measure_by_protocol(
         Err(error) if !error.is_not_found() => return Err(format!("failed to {error}")),
         _ => return Err(ended.process_failure()),
     };
-    match response(&response_path(setup, TRIAL_REQUEST_FILE), trial)? {
+    match read_response(&response_path(setup, TRIAL_REQUEST_FILE), trial)? {
         BenchResponseBody::Trial => {}
         BenchResponseBody::Refused(why) => return Err(why),
         _ => return Err("its response answers another request".to_owned()),
@@ -50,7 +50,7 @@ fn response_path(setup: &TrialSetup<'_>, request: &str) -> PathBuf {
 }
 
 /// Reads the response that a bench wrote.
-fn response(path: &Path, trial: &TrialProcess<'_>) -> Result<BenchResponseBody, String> {
+fn read_response(path: &Path, trial: &TrialProcess<'_>) -> Result<BenchResponseBody, String> {
     check_file_size(path)?;
     let response =
         file::read::<BenchResponse>(path).map_err(|error| match error.is_not_found() {
@@ -126,7 +126,7 @@ pub fn ask(
     if !answer_path.exists() {
         return Err(ended.process_failure());
     }
-    match response(&answer_path, trial)? {
+    match read_response(&answer_path, trial)? {
         BenchResponseBody::Refused(why) | BenchResponseBody::NoMatch { reason: why, .. } => {
             Err(why)
         }

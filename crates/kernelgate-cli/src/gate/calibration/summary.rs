@@ -119,8 +119,9 @@ pub struct ProcessNoise {
 pub fn summarise_calibration(calibration: &Calibration) -> CalibrationSummary {
     let all = calibration.kinds();
     let kinds = all.iter().filter_map(|kind| tally_comparisons(calibration, *kind)).collect();
-    let power = all.iter().flat_map(|kind| power(calibration, *kind)).collect();
-    let noise = calibration.cases.keys().filter_map(|case| noise(calibration, case)).collect();
+    let power = all.iter().flat_map(|kind| injection_power(calibration, *kind)).collect();
+    let noise =
+        calibration.cases.keys().filter_map(|case| process_noise(calibration, case)).collect();
     CalibrationSummary { kinds, power, noise }
 }
 
@@ -164,7 +165,7 @@ fn tally_comparisons(calibration: &Calibration, kind: ComparisonKind) -> Option<
     })
 }
 
-fn power(calibration: &Calibration, kind: ComparisonKind) -> Vec<MeasuredPower> {
+fn injection_power(calibration: &Calibration, kind: ComparisonKind) -> Vec<MeasuredPower> {
     let Some(percent) = kind.percent() else { return Vec::new() };
     let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
     let cases: BTreeSet<&String> =
@@ -220,13 +221,13 @@ fn power_for_slowdown(
         case: cases.first().map(|case| (*case).clone()),
         found: ProportionWithInterval::new(with(&[Verdict::Regressed]), verdicts.len()),
         missed: with(&[Verdict::Unchanged, Verdict::Improved]),
-        added: mean(&added),
-        measured: mean(&measured),
+        added: mean_of(&added),
+        measured: mean_of(&measured),
         not_injected,
     }
 }
 
-fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
+fn process_noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
     let series: Vec<_> = calibration
         .comparisons_of(ComparisonKind::Null)
         .filter_map(|known| known.first.get(case))
@@ -263,6 +264,6 @@ fn pair_ratios(series: &super::BlockSeries) -> Vec<f64> {
         .collect()
 }
 
-fn mean(values: &[f64]) -> f64 {
+fn mean_of(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }

@@ -3,7 +3,7 @@ use crate::gate::paired::decide_all;
 
 /// Blocks whose head takes `ratio` times as long, with noise of `noise` that depends on `seed`
 /// alone.
-fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<TrialBlock> {
+fn noisy_blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<TrialBlock> {
     let mut at = seed;
     let mut observe = |time_ns: f64| {
         at = (at * 1_103_515_245 + 12_345) % (1 << 31);
@@ -30,11 +30,11 @@ fn calibration_comparison(
 ) -> CalibrationComparison {
     let first = BlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
-        blocks(ratio, 0.01, plan.max_blocks, number + 1),
+        noisy_blocks(ratio, 0.01, plan.max_blocks, number + 1),
     )]);
     let second = BlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
-        blocks(ratio, 0.01, plan.max_blocks, number + 1000),
+        noisy_blocks(ratio, 0.01, plan.max_blocks, number + 1000),
     )]);
     let outcome = decide_all(&first, plan, true);
     let slower = outcome.count(Verdict::Regressed) > 0;
@@ -103,7 +103,7 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
 
 #[test]
 fn means_over_iterations_keep_their_digits_in_columns() {
-    let mut blocks = blocks(1.0, 0.0, 1, 1);
+    let mut blocks = noisy_blocks(1.0, 0.0, 1, 1);
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
         *timing = CaseTiming { time_ns: 1.234_567_8, averaged: true, ..*timing };
     }
@@ -115,7 +115,7 @@ fn means_over_iterations_keep_their_digits_in_columns() {
 
 #[test]
 fn blocks_survive_as_columns_and_on_disk() {
-    let mut original = blocks(1.02, 0.01, 5, 3);
+    let mut original = noisy_blocks(1.02, 0.01, 5, 3);
     original[2].head[0].contention = None;
     let back = BlockSeries::series_of_blocks(&original).blocks();
     assert_eq!(back.len(), 5);

@@ -288,7 +288,7 @@ pub fn grown(
     let host = both(|costs| costs.host_launch_ns);
     let energy = both(|costs| costs.launch_j);
     let costs = [
-        growth_of(CaseCost::DeviceMemory, memory(measured, declared), limits.device_memory),
+        growth_of(CaseCost::DeviceMemory, judged_memory(measured, declared), limits.device_memory),
         growth_of(CaseCost::Launches, commands, limits.launches),
         growth_of(CaseCost::HostTime, host, limits.host_time),
         growth_of(CaseCost::Energy, energy, limits.energy),
@@ -297,7 +297,7 @@ pub fn grown(
 }
 
 /// The device memory of both sides that is judged.
-fn memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
+fn judged_memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
     let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= DEVICE_MEMORY_GRANULARITY;
     match measured {
         None => declared,

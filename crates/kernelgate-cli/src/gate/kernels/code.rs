@@ -70,7 +70,7 @@ impl CodeComparison {
         }
         if base.shapes != head.shapes {
             let shapes = |kernel: &UsedKernel| {
-                let each: Vec<String> = kernel.shapes.iter().map(shape).collect();
+                let each: Vec<String> = kernel.shapes.iter().map(launch_shape_text).collect();
                 each.join(" and ")
             };
             self.launches.push(format!("{name}: {} -> {}", shapes(base), shapes(head)));
@@ -182,7 +182,7 @@ fn changed_kernel_facts(
     resources::changes(name, &base, &head).into_iter().map(|change| change.what).collect()
 }
 
-fn shape(shape: &Launch) -> String {
+fn launch_shape_text(shape: &Launch) -> String {
     let [x, y, z] = shape.grid;
     let shared = match shape.shared_bytes {
         0 => String::new(),

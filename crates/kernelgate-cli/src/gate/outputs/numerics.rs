@@ -155,7 +155,7 @@ pub fn compare_numerics<'a>(
     let common: BTreeMap<&str, (Vec<OutputErrorPairs>, bool)> = cases
         .into_iter()
         .map(|(case, base, head)| {
-            (case, (outputs(base, head), base.one_data_set || head.one_data_set))
+            (case, (paired_outputs(base, head), base.one_data_set || head.one_data_set))
         })
         .filter(|(_, (outputs, _))| outputs.iter().any(|output| !output.pairs.is_empty()))
         .collect();
@@ -209,7 +209,7 @@ struct SeedErrorPair {
 
 /// Errors of the seeds that both sides have, by output. If either side knows that there is one data
 /// set, only one seed counts.
-fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<OutputErrorPairs> {
+fn paired_outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<OutputErrorPairs> {
     let most = if base.one_data_set || head.one_data_set { 1 } else { usize::MAX };
     let position = |&seed: &u64| base.position(seed).zip(head.position(seed));
     let both: Vec<_> = base.seeds.iter().filter_map(position).take(most).collect();
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn numerics(errors: impl IntoIterator<Item = f64>) -> CaseNumerics {
+    fn numerics_of_errors(errors: impl IntoIterator<Item = f64>) -> CaseNumerics {
         let mut numerics = CaseNumerics::default();
         for (seed, relative_l2) in errors.into_iter().enumerate() {
             let rounding = 0.5f64.powi(24);
@@ -286,28 +286,29 @@ mod tests {
         numerics
     }
 
-    fn report(base: &[f64], head: &[f64]) -> NumericsReport {
-        let (base, head) = (numerics(base.iter().copied()), numerics(head.iter().copied()));
+    fn numerics_report(base: &[f64], head: &[f64]) -> NumericsReport {
+        let (base, head) =
+            (numerics_of_errors(base.iter().copied()), numerics_of_errors(head.iter().copied()));
         compare_numerics([("x", &base, &head)], |_| 1.5)
     }
 
     #[test]
     fn an_error_that_grew_for_eight_seeds_is_a_finding_and_for_fewer_a_suspicion() {
-        let eight = report(&[1e-5; 8], &[1.6e-5; 8]);
+        let eight = numerics_report(&[1e-5; 8], &[1.6e-5; 8]);
         assert_eq!((eight.changed, eight.losses().count()), (1, 1));
         assert_eq!(
             eight.grown[0].words(),
             "relative L2 error 1.6 times as large (1.6e-5, was 1.0e-5) for each of 8 seeds"
         );
-        let seven = report(&[1e-5; 7], &[1.6e-5; 7]);
+        let seven = numerics_report(&[1e-5; 7], &[1.6e-5; 7]);
         assert_eq!((seven.losses().count(), seven.suspected_growth().count()), (0, 1));
         // One seed without growth decides the case, and so does a growth within the allowed ratio.
         let mut one = [1.6e-5; 8];
         one[3] = 1.4e-5;
         for head in [one, [1.5e-5; 8], [1e-5; 8], [1e-9; 8]] {
-            assert!(report(&[1e-5; 8], &head).grown.is_empty());
+            assert!(numerics_report(&[1e-5; 8], &head).grown.is_empty());
         }
-        assert_eq!(report(&[1e-5; 8], &[1e-5; 8]).changed, 0);
+        assert_eq!(numerics_report(&[1e-5; 8], &[1e-5; 8]).changed, 0);
     }
 
     /// A case with an output of 16 bits and one of 32, with these errors for eight seeds.
@@ -351,9 +352,9 @@ mod tests {
     #[test]
     fn one_data_set_is_one_pair_whatever_the_seeds_and_shows_nothing() {
         // An older baseline counted the same data eight times.
-        let base = numerics([1e-5; 8]);
-        let head = CaseNumerics { one_data_set: true, ..numerics([3e-5; 8]) };
-        for (base, head) in [(&base, &head), (&head, &numerics([9e-5]))] {
+        let base = numerics_of_errors([1e-5; 8]);
+        let head = CaseNumerics { one_data_set: true, ..numerics_of_errors([3e-5; 8]) };
+        for (base, head) in [(&base, &head), (&head, &numerics_of_errors([9e-5]))] {
             let report = compare_numerics([("x", base, head)], |_| 1.5);
             assert_eq!((report.losses().count(), report.suspected_growth().count()), (0, 1));
             let words = report.grown[0].words();
@@ -366,8 +367,8 @@ mod tests {
     #[test]
     fn rounding_of_exact_outputs_is_not_growth() {
         let exact = [0.0; 8];
-        assert!(report(&exact, &[1e-8; 8]).grown.is_empty(), "below 0.25 · 2^-24");
-        let lost = report(&exact, &[1e-6; 8]);
+        assert!(numerics_report(&exact, &[1e-8; 8]).grown.is_empty(), "below 0.25 · 2^-24");
+        let lost = numerics_report(&exact, &[1e-6; 8]);
         assert_eq!(lost.grown[0].ratio, None);
         insta::assert_snapshot!(lost.grown[0].words(), @"relative L2 error no longer 0 (1.0e-6, was 0.0e0) for each of 8 seeds");
     }
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn a_ratio_beyond_all_numbers_is_one() {
         for count in [8, 9] {
-            let report = report(&vec![1e-300; count], &vec![8e307; count]);
+            let report = numerics_report(&vec![1e-300; count], &vec![8e307; count]);
             let ErrorGrowth { ratio, .. } = report.grown[0];
             assert!(ratio.is_some_and(|ratio| ratio.is_finite() && ratio > 1e300), "{ratio:?}");
             let words = report.grown[0].words();
@@ -386,7 +387,7 @@ mod tests {
     #[test]
     fn more_cases_take_more_seeds() {
         assert_eq!([0, 1, 2, 10, 181].map(seeds), [8, 8, 9, 11, 16]);
-        let (base, head) = (numerics([1e-5; 8]), numerics([3e-5; 8]));
+        let (base, head) = (numerics_of_errors([1e-5; 8]), numerics_of_errors([3e-5; 8]));
         let cases = ["a", "b", "c"].map(|case| (case, &base, &head));
         let report = compare_numerics(cases, |_| 1.5);
         assert_eq!((report.suspected_growth().count(), report.grown[0].needed), (3, 10));
@@ -412,7 +413,7 @@ mod tests {
             for _ in 0..2000 {
                 let head: Vec<f64> =
                     (0..8).map(|_| if coin() { 1.51e-5 } else { 1.49e-5 }).collect();
-                alarms += report(&[1e-5; 8], &head).losses().count();
+                alarms += numerics_report(&[1e-5; 8], &head).losses().count();
             }
             // 7.8 are expected; 30 would be 8 standard deviations more.
             prop_assert!(alarms < 30, "{alarms} of 2000");

@@ -54,7 +54,7 @@ pub struct PairDifferences {
 /// Smallest share of the pairs that must remain when pairs of unequal contention are excluded.
 const MIN_KEPT_PAIR_SHARE: f64 = 0.25;
 
-fn usable(observation: &CaseTiming) -> bool {
+fn is_usable_timing(observation: &CaseTiming) -> bool {
     observation.time_ns.is_finite() && observation.time_ns > 0.0 && !observation.throttled
 }
 
@@ -69,7 +69,9 @@ impl PairDifferences {
         let has_contention = blocks.iter().any(|block| {
             block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some())
         });
-        let usable = blocks.iter().filter(|block| block.base.iter().chain(&block.head).all(usable));
+        let usable = blocks
+            .iter()
+            .filter(|block| block.base.iter().chain(&block.head).all(is_usable_timing));
         for TrialBlock { base, head, leader: _ } in usable {
             pairs.averaged |= base.iter().chain(head).any(|timing| timing.averaged);
             pairs.capped += base.iter().chain(head).filter(|timing| timing.at_cap).count();

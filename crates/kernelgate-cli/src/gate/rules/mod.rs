@@ -362,7 +362,7 @@ mod tests {
         rules_file::parse("kernelgate.toml", text).map_err(|error| error.to_string())
     }
 
-    fn code(text: &str) -> Provenance {
+    fn code_provenance(text: &str) -> Provenance {
         let clean = text.strip_suffix("+changes");
         let (commit, dirty) = (clean.unwrap_or(text).to_owned(), clean.is_some());
         Provenance { commit: Some(commit), dirty }
@@ -408,7 +408,7 @@ mod tests {
     fn an_acceptance_ends_with_the_next_baseline_or_when_the_base_has_it() {
         let rules = parse(COMPLETE_RULES).unwrap();
         let holds = |commits: &[&str]| {
-            let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
+            let commits: Vec<Provenance> = commits.iter().map(|it| code_provenance(it)).collect();
             let (rules, notes) = rules.clone().rules_for_baseline(|_| commits.clone());
             (!rules.acceptances_for("denoise/loop/x").is_empty(), notes.join(" "))
         };
@@ -431,7 +431,7 @@ mod tests {
         ["9", "", "951c29", "951c294zz"].iter().for_each(|other| ended(&[other]));
         let nameless = parse(&COMPLETE_RULES.replace("baseline = \"951c294\"", "")).unwrap();
         let at = |commits: &[&str]| {
-            let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
+            let commits: Vec<Provenance> = commits.iter().map(|it| code_provenance(it)).collect();
             nameless.clone().rules_for_baseline(|_| commits.clone())
         };
         for commits in [&["2af5b74"][..], &["9"], &["2af5b74+changes"], &["2af5b74", "951c294"]] {

@@ -267,7 +267,7 @@ fn recorded_sequences() -> Vec<Vec<f64>> {
 }
 
 /// Recorded sequences without their levels, scaled to a standard deviation of 1 %.
-fn noise(sequences: &[Vec<f64>]) -> Vec<f64> {
+fn recorded_noise(sequences: &[Vec<f64>]) -> Vec<f64> {
     let mut values: Vec<f64> = Vec::new();
     for sequence in sequences {
         let (level, width) = (median(sequence), noise_of(sequence));
@@ -290,7 +290,7 @@ fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
     let found =
         |values: &[f64]| change_points(values, MIN_REPORTED_CHANGE.ln_1p(), MIN_RELATIVE_NOISE);
     let sequences = recorded_sequences();
-    let noise = noise(&sequences);
+    let noise = recorded_noise(&sequences);
     let mut random = ChaCha8Rng::seed_from_u64(19);
     let (mut missed, mut alarms) = (0, 0);
     for _ in 0..count {

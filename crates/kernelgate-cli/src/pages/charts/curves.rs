@@ -35,7 +35,7 @@ const TIME_QUANTITY: PlottedQuantity = PlottedQuantity {
     value: |_, time_ns| Some(time_ns),
 };
 
-fn rate(unit: &'static str) -> PlottedQuantity {
+fn rate_quantity(unit: &'static str) -> PlottedQuantity {
     PlottedQuantity {
         name: "rate",
         label: "rate",
@@ -69,7 +69,7 @@ struct CurveGroup<'a> {
 pub fn curves(measured: &ReportMeasurements) -> ChartGallery {
     let mut gallery = ChartGallery::default();
     let mut drawn: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for group in groups(&measured.cases) {
+    for group in curve_groups(&measured.cases) {
         let figures = curve_figures(measured, &group);
         let count = drawn.entry((group.workload, group.axis)).or_default();
         *count += 1;
@@ -84,7 +84,7 @@ pub fn curves(measured: &ReportMeasurements) -> ChartGallery {
 
 /// Groups of cases that have at least three values of the axis. The axes with most values come
 /// first, and within an axis the groups with most values and cases.
-fn groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
+fn curve_groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
     type Key<'a> = (&'a str, &'a str, ProblemAxes, &'a str);
     let mut groups: BTreeMap<Key<'_>, Vec<(u64, &MeasuredCase)>> = BTreeMap::new();
     for case in cases {
@@ -117,7 +117,7 @@ fn groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
 
 fn curve_figures(measured: &ReportMeasurements, group: &CurveGroup<'_>) -> Vec<ChartFigure> {
     let unit = group.cases.iter().find_map(|(_, case)| Some(case.amount()?.1));
-    let views = [Some(TIME_QUANTITY), unit.map(rate), Some(SHARE_QUANTITY)];
+    let views = [Some(TIME_QUANTITY), unit.map(rate_quantity), Some(SHARE_QUANTITY)];
     views.into_iter().flatten().filter_map(|view| curve_figure(measured, group, &view)).collect()
 }
 

@@ -26,14 +26,14 @@ pub fn heat(measured: &ReportMeasurements) -> ChartGallery {
         groups.entry((&case.workload, &case.cache, names, words)).or_default().push(case);
     }
     for ((workload, cache, _, words), cases) in groups {
-        if let Some(figure) = figure(workload, cache, &words.join(" "), &cases) {
+        if let Some(figure) = heat_figure(workload, cache, &words.join(" "), &cases) {
             gallery.add(MAX_CHARTS, vec![figure]);
         }
     }
     gallery
 }
 
-fn figure(
+fn heat_figure(
     workload: &str,
     cache: &str,
     words: &str,

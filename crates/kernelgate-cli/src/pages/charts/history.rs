@@ -126,7 +126,7 @@ mod tests {
 
     const TEST_CASE_ID: &str = "w/f/n1/cpu/hot";
 
-    fn measured() -> ReportMeasurements {
+    fn measured_history() -> ReportMeasurements {
         let mut run =
             ProcessRun::start_process_run("b", "1", Environment::cpu(), Provenance::default());
         run.cases = [TEST_CASE_ID, "w/f/n2/cpu/hot"]
@@ -184,7 +184,7 @@ mod tests {
         let steady = history(TEST_CASE_ID, 5, 0);
         let changed = history("w/f/n2/cpu/hot", 6, 4);
         let of_another = history("w/f/n3/cpu/hot", 5, 0);
-        let gallery = super::history(&measured(), &[steady, changed, of_another]);
+        let gallery = super::history(&measured_history(), &[steady, changed, of_another]);
         let titles: Vec<&str> = gallery.figures.iter().map(|it| it.chart.title.as_str()).collect();
         assert_eq!(titles, ["w/f n2", "w/f n1"]);
         let drawn = xy_body(&gallery.figures[0]);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn only_the_last_of_many_commits_are_drawn() {
-        let gallery = super::history(&measured(), &[history(TEST_CASE_ID, 500, 100)]);
+        let gallery = super::history(&measured_history(), &[history(TEST_CASE_ID, 500, 100)]);
         let drawn = xy_body(&gallery.figures[0]);
         assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS);
         assert_eq!(drawn.guides[0].points, [(0.0, 110.0), (119.0, 110.0)]);

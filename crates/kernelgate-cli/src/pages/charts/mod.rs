@@ -33,7 +33,7 @@ pub struct ChartFigure {
 impl ChartFigure {
     /// A chart with files named after these words.
     pub fn new(words: &[&str], chart: ChartWithTitle) -> Self {
-        let words = words.iter().map(|word| stem(word)).filter(|word| !word.is_empty());
+        let words = words.iter().map(|word| file_name_stem(word)).filter(|word| !word.is_empty());
         Self { name: words.collect::<Vec<_>>().join("-"), chart }
     }
 }
@@ -59,7 +59,7 @@ impl ChartGallery {
 }
 
 /// Turns a text into a part of a file's name.
-fn stem(text: &str) -> String {
+fn file_name_stem(text: &str) -> String {
     const MAX_FILE_STEM: usize = 60;
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     let mut stem: String = text.chars().map(plain).take(MAX_FILE_STEM).collect();

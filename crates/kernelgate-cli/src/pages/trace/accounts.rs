@@ -26,10 +26,10 @@ const BUSY_TIME_PARTS: &[(&str, &[BusyTimeLine])] = &[
 
 /// One stacked chart of the time account for each device.
 pub fn stacked(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
-    diagnosis.devices.iter().map(|device| chart(&device.account)).collect()
+    diagnosis.devices.iter().map(|device| account_chart(&device.account)).collect()
 }
 
-fn chart(account: &DeviceTimeAccount) -> ChartFigure {
+fn account_chart(account: &DeviceTimeAccount) -> ChartFigure {
     let mut rows = Vec::new();
     let mut subtitle = "lines add up to the span".to_owned();
     match &account.iterations {

@@ -63,7 +63,7 @@ pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
                 time_text(total as f64),
                 100.0 * total as f64 / (last - first) as f64
             ),
-            marks: spans(&busy, column, colour(kind)),
+            marks: row_spans(&busy, column, activity_colour(kind)),
         }
     };
     let more =
@@ -97,7 +97,7 @@ const fn activity_words(kind: OperationKind) -> &'static str {
     }
 }
 
-const fn colour(kind: OperationKind) -> usize {
+const fn activity_colour(kind: OperationKind) -> usize {
     match kind {
         OperationKind::Kernel => 0,
         OperationKind::Copy => 1,
@@ -107,7 +107,7 @@ const fn colour(kind: OperationKind) -> usize {
 }
 
 /// Joins neighbouring columns of a row to spans.
-fn spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<ChartRowMark> {
+fn row_spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<ChartRowMark> {
     let mut spans: Vec<(i64, i64)> = Vec::new();
     for at in busy.keys() {
         match spans.last_mut() {

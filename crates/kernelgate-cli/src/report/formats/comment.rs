@@ -36,21 +36,21 @@ pub fn markdown(summary: &VerdictSummary) -> String {
 fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     let mut out = format!("**{}**\n\n", summary.headline);
     for (name, words) in &summary.facts {
-        let _ = writeln!(out, "- {name}: {}", line(words));
+        let _ = writeln!(out, "- {name}: {}", escaped_line(words));
     }
     let slower = |row: &&Judgement| [Verdict::Regressed, Verdict::Accepted].contains(&row.verdict);
     let (mut worst, rest): (Vec<_>, Vec<_>) = summary.rows.iter().partition(slower);
     worst.sort_by(|a, b| a.verdict.cmp(&b.verdict).then(b.ratio.center.total_cmp(&a.ratio.center)));
     if !worst.is_empty() {
         let accepted = worst.iter().any(|row| row.verdict == Verdict::Accepted);
-        let _ = writeln!(out, "\n{}", rows(&worst, shown, summary.evidence, accepted));
+        let _ = writeln!(out, "\n{}", judgement_rows(&worst, shown, summary.evidence, accepted));
     }
     if let Some(drawn) = intervals::text(&summary.rows) {
         let _ = writeln!(out, "\n```\n{}\n```", drawn.replace('`', "'"));
     }
     out.push_str(&markdown_list(&summary.notes, shown));
     if !rest.is_empty() {
-        let (count, rest) = (rest.len(), rows(&rest, shown, summary.evidence, true));
+        let (count, rest) = (rest.len(), judgement_rows(&rest, shown, summary.evidence, true));
         let _ = writeln!(
             out,
             "\n<details><summary>{count} other cases</summary>\n\n{rest}\n\n</details>"
@@ -69,12 +69,12 @@ fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
 fn markdown_list(lines: &[String], shown: usize) -> String {
     let mut out = if lines.is_empty() { String::new() } else { "\n".to_owned() };
     for each in lines.iter().take(shown) {
-        let _ = writeln!(out, "- {}", line(each));
+        let _ = writeln!(out, "- {}", escaped_line(each));
     }
     out + &omitted_rows_note(lines.len(), shown, "notes")
 }
 
-fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> String {
+fn judgement_rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> String {
     let tested = rows.iter().any(|row| cells::p_value_of_slower(row).is_some());
     let mut header = vec!["case", "change", "interval", "detectable"];
     header.extend(tested.then_some("p"));
@@ -106,7 +106,7 @@ fn omitted_rows_note(count: usize, shown: usize, what: &str) -> String {
 }
 
 /// A text as one line of limited length, with its markup escaped.
-fn line(text: &str) -> String {
+fn escaped_line(text: &str) -> String {
     let mut text = MarkdownText(text).to_string();
     if text.chars().count() > MAX_COMMENT_LINE {
         text = text.chars().take(MAX_COMMENT_LINE).chain(['…']).collect();
@@ -127,7 +127,7 @@ mod tests {
         timed(&case, verdict, TimeRatio { center: 1.25, low: 1.24, high: 1.26 })
     }
 
-    fn summary(rows: Vec<Judgement>, notes: Vec<String>) -> VerdictSummary {
+    fn summary_with_notes(rows: Vec<Judgement>, notes: Vec<String>) -> VerdictSummary {
         VerdictSummary {
             verb: "kernelgate compare",
             package: None,
@@ -145,10 +145,10 @@ mod tests {
 
     #[test]
     fn a_comment_is_never_too_long() {
-        let few = markdown(&summary(vec![row(0, Verdict::Regressed)], vec![]));
+        let few = markdown(&summary_with_notes(vec![row(0, Verdict::Regressed)], vec![]));
         assert!(few.contains("n0_") && !few.contains("omitted"));
         for verdict in [Verdict::Regressed, Verdict::Unchanged] {
-            let many = markdown(&summary(
+            let many = markdown(&summary_with_notes(
                 (0..5000).map(|i| row(i, verdict)).collect(),
                 [vec!["x".repeat(100_000); 30], vec!["x".repeat(100); 3000]].concat(),
             ));
@@ -162,15 +162,19 @@ mod tests {
         }
         let mut endless = row(0, Verdict::Regressed);
         endless.case = "ä".repeat(100_000);
-        assert!(markdown(&summary(vec![endless], vec![])).len() <= MAX_COMMENT_BYTES + 100);
+        assert!(
+            markdown(&summary_with_notes(vec![endless], vec![])).len() <= MAX_COMMENT_BYTES + 100
+        );
     }
 
     #[test]
     fn text_of_others_is_escaped() {
-        let text = markdown(&summary(vec![], vec!["a <b>\nc | d".to_owned()]));
+        let text = markdown(&summary_with_notes(vec![], vec!["a <b>\nc | d".to_owned()]));
         assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
-        let text =
-            markdown(&summary(vec![], vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()]));
+        let text = markdown(&summary_with_notes(
+            vec![],
+            vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()],
+        ));
         assert!(text.contains("- red\\\\u{7} !\\[x](http:&#8203;//y) \\\\\\[z]\n"), "{text}");
     }
 }

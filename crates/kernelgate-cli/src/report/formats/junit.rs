@@ -24,7 +24,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
         suite.add_property((RULES_FILE, &*escape_xml(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
-        let mut case = case(&row.case, status(row, summary.evidence));
+        let mut case = junit_case(&row.case, junit_status(row, summary.evidence));
         let facts = junit_properties(row);
         case.add_properties(facts.iter().map(|(name, value)| (*name, value.as_str())));
         let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
@@ -47,7 +47,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
-        let mut case = case(&other.name, status);
+        let mut case = junit_case(&other.name, status);
         let escape = |(name, value): &(String, String)| (escape_xml(name), escape_xml(value));
         let facts: Vec<_> = other.facts.iter().map(escape).collect();
         case.add_properties(facts.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -88,7 +88,7 @@ fn escape_xml(text: &str) -> String {
 }
 
 /// A test case in the class of its workload: "attention.forward".
-fn case(name: &str, status: TestCaseStatus) -> TestCase {
+fn junit_case(name: &str, status: TestCaseStatus) -> TestCase {
     let name = &*escape_xml(name);
     let mut case = TestCase::new(name, status);
     let mut parts = name.split('/');
@@ -100,7 +100,7 @@ fn case(name: &str, status: TestCaseStatus) -> TestCase {
     case
 }
 
-fn status(row: &Judgement, evidence: &str) -> TestCaseStatus {
+fn junit_status(row: &Judgement, evidence: &str) -> TestCaseStatus {
     let p =
         cells::p_value_of_slower(row).map(|_| format!(", p {}", cells::p(row))).unwrap_or_default();
     let (base, head, count) = (cells::base_time_cell(row), cells::head(row), cells::evidence(row));

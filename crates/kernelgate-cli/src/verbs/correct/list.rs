@@ -67,7 +67,7 @@ pub fn run(arguments: &ListArguments, store: &BaselineStore) -> anyhow::Result<E
     let (runs, skipped): (Vec<_>, Vec<_>) =
         cases().map(|(_, case)| case).partition(|case| case.reason.is_none());
     if !runs.is_empty() {
-        let table = table(&runs);
+        let table = listed_table(&runs);
         println!("{}", arguments.format.table(&table));
         println!("\n{}", WORK_COLUMN_LEGEND);
     }
@@ -98,7 +98,7 @@ pub fn run(arguments: &ListArguments, store: &BaselineStore) -> anyhow::Result<E
 /// Meaning of the columns.
 const WORK_COLUMN_LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
 
-fn table(cases: &[&ListedCase]) -> TextTable {
+fn listed_table(cases: &[&ListedCase]) -> TextTable {
     let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());
     let columns = ["case", "work", "memory", "GPU memory"];
     let mut table = TextTable::new(if on_gpu { &columns } else { &columns[..3] });

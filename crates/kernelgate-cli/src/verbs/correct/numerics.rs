@@ -104,7 +104,9 @@ impl BenchErrors {
         };
         let path = store.seed_errors_path(bench);
         file::check_writable(&path).map_err(failed_file_error)?;
-        if let Some(why) = recorded(&path)?.and_then(|there| incomparable_field(&there, &empty)) {
+        if let Some(why) =
+            recorded_numerics(&path)?.and_then(|there| incomparable_field(&there, &empty))
+        {
             let path = printable_path(&path);
             eprintln!("the errors in {path} are of another {why}: they will be replaced");
         }
@@ -155,8 +157,8 @@ impl BenchErrors {
         let path = store.seed_errors_path(&self.empty.bench);
         // Another process may record the errors of other cases at the same time.
         let _lock = lock_baseline(&path)?;
-        let there =
-            recorded(&path)?.filter(|there| incomparable_field(there, &self.empty).is_none());
+        let there = recorded_numerics(&path)?
+            .filter(|there| incomparable_field(there, &self.empty).is_none());
         let mut record = self.empty.clone();
         if let Some(there) = there {
             (record.started, record.cases) = (there.started, there.cases);
@@ -208,7 +210,7 @@ impl BenchErrors {
 }
 
 /// The errors that are recorded in a file.
-fn recorded(path: &Path) -> anyhow::Result<Option<Numerics>> {
+fn recorded_numerics(path: &Path) -> anyhow::Result<Option<Numerics>> {
     match file::read::<Numerics>(path) {
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(failed_file_error(error).context("remove it, and verify again")),

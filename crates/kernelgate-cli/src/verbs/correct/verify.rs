@@ -117,7 +117,7 @@ pub fn show(
             ]);
             // Reasons are too long for cells: each distinct reason follows the table once.
             let ran = rows.iter().filter(|row| row.status != CaseStatus::Skipped);
-            ran.for_each(|row| table.row(cells(row)));
+            ran.for_each(|row| table.row(verified_cells(row)));
             if !table.is_empty() {
                 println!("{}", format.table(&table));
             }
@@ -276,7 +276,7 @@ fn skips_by_reason(rows: &[VerifiedCase]) -> BTreeMap<&str, Vec<&str>> {
     grouped
 }
 
-fn cells(row: &VerifiedCase) -> Vec<String> {
+fn verified_cells(row: &VerifiedCase) -> Vec<String> {
     let dash = || "-".to_owned();
     let (checked, max_error, relative_l2) = match row.status {
         CaseStatus::Ok if row.max_error == 0.0 => (dash(), "exact".to_owned(), "exact".to_owned()),

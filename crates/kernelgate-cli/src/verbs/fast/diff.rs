@@ -41,7 +41,7 @@ struct Row {
 pub fn run(arguments: &DiffArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let base = read(&arguments.base, store)?;
     let head = read(&arguments.head, store)?;
-    let rows = rows(&metrics::from_runs(&base), &metrics::from_runs(&head));
+    let rows = metric_rows(&metrics::from_runs(&base), &metrics::from_runs(&head));
     if arguments.format == OutputFormat::Json {
         print_json(&rows)?;
         return Ok(ExitReason::Fine);
@@ -54,7 +54,7 @@ pub fn run(arguments: &DiffArguments, store: &BaselineStore) -> anyhow::Result<E
         table.row(vec![row.case.clone(), time(row.base_ns), time(row.head_ns), change]);
     }
     let note = "Medians of two recorded runs, not a verdict: `kernelgate compare` decides.";
-    let differing = differing(&base, &head);
+    let differing = differing_facts(&base, &head);
     arguments.format.print(&format!("{}\n{differing}{note}", arguments.format.table(&table)));
     Ok(ExitReason::Fine)
 }
@@ -66,7 +66,7 @@ fn read(run: &Path, store: &BaselineStore) -> anyhow::Result<Vec<ProcessRun>> {
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
 
-fn rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<Row> {
+fn metric_rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<Row> {
     let ids: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
     let row = |id: &String| {
         let [base_ns, head_ns] = [base, head].map(|side| Some(side.get(id)?.latency.value));
@@ -77,7 +77,7 @@ fn rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<Row> {
 }
 
 /// A line for each fact in which the environments differ.
-fn differing(base: &[ProcessRun], head: &[ProcessRun]) -> String {
+fn differing_facts(base: &[ProcessRun], head: &[ProcessRun]) -> String {
     let pair = base.first().zip(head.first());
     let mismatches = pair.map(|(base, head)| head.environment.mismatches(&base.environment));
     let line = |EnvironmentMismatch { field, base, head }: EnvironmentMismatch| {
@@ -104,7 +104,7 @@ mod tests {
         };
         let base = side([("both", 100.0), ("gone", 5.0)]);
         let head = side([("both", 150.0), ("new", 7.0)]);
-        let rows = rows(&base, &head);
+        let rows = metric_rows(&base, &head);
         let changes: Vec<_> = rows.iter().map(|row| (row.case.as_str(), row.change)).collect();
         assert_eq!(changes, [("both", Some(0.5)), ("gone", None), ("new", None)]);
     }

@@ -141,7 +141,7 @@ pub fn run(arguments: &PeersArguments, store: &BaselineStore) -> anyhow::Result<
         .map(Regex::new)
         .transpose()
         .context("the filter is not a regular expression")?;
-    let problems = problems(&runs, filter.as_ref());
+    let problems = timed_problems(&runs, filter.as_ref());
     ensure!(
         !problems.is_empty(),
         "no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen \
@@ -149,7 +149,7 @@ pub fn run(arguments: &PeersArguments, store: &BaselineStore) -> anyhow::Result<
     );
     let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
     let (running, partial) = &interrupt::watch_interrupts_partial()?;
-    let programs = programs(arguments, store, &families, running)?;
+    let programs = peer_programs(arguments, store, &families, running)?;
     let gpus = runs.iter().rev().map(|run| &run.environment.gpus).find(|gpus| !gpus.is_empty());
     let cards: Vec<&str> =
         gpus.into_iter().flat_map(RecordedGpus::iter).map(|gpu| &*gpu.uuid).collect();
@@ -320,7 +320,7 @@ const LIBRARY_ROWS: &[&str] = &["cuda/cudnn", "cuda/nccl"];
 
 /// By problem, among the hot GPU cases: our own fastest kernel, and every library's. The id of a
 /// problem is a case id without implementation and cache.
-fn problems<'a>(
+fn timed_problems<'a>(
     runs: &'a [ProcessRun],
     filter: Option<&Regex>,
 ) -> BTreeMap<String, Vec<FastestOwnCase<'a>>> {
@@ -347,7 +347,7 @@ fn problems<'a>(
 }
 
 /// The peer programs of these families in the package's benches.
-fn programs(
+fn peer_programs(
     arguments: &PeersArguments,
     store: &BaselineStore,
     families: &BTreeSet<&str>,

@@ -241,7 +241,7 @@ fn read_records_and_baselines(
 ) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)> {
     let (mut runs, mut baselines) = (Vec::new(), Vec::new());
     for path in paths {
-        let files = if path.is_dir() { files(path) } else { vec![path.clone()] };
+        let files = if path.is_dir() { json_record_files(path) } else { vec![path.clone()] };
         if files.is_empty() {
             return Err(StoreError::NoRun(path.clone()).into());
         }
@@ -278,7 +278,7 @@ fn read_records_and_baselines(
 }
 
 /// JSON files of a folder and of its direct subfolders.
-fn files(folder: &Path) -> Vec<PathBuf> {
+fn json_record_files(folder: &Path) -> Vec<PathBuf> {
     let entries = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

@@ -44,7 +44,7 @@ pub struct RunsArguments {
 
 pub fn run(arguments: &RunsArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let found = arguments.sessions.read(store)?;
-    let interrupted = interrupted(&found);
+    let interrupted = interrupted_runs(&found);
     match arguments.format {
         RunsFormat::Text => {
             let columns = terminal::terminal_columns();
@@ -73,7 +73,7 @@ pub fn run(arguments: &RunsArguments, store: &BaselineStore) -> anyhow::Result<E
 }
 
 /// A line for each bench process that ended before its cases did.
-fn interrupted(runs: &[ProcessRun]) -> String {
+fn interrupted_runs(runs: &[ProcessRun]) -> String {
     let ended = runs.iter().filter(|run| !run.complete);
     let line =
         |run: &ProcessRun| format!("\n{}", printable_on_terminal(&run.interrupted_message()));

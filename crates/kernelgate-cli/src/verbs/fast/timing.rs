@@ -118,8 +118,8 @@ fn print_timing(report: &TimingReport, show: impl Fn(&TextTable) -> String) {
         tables.push(bandwidth_table(limits));
         tables.extend((!limits.flops_per_s.is_empty()).then(|| matmul_rate_table(limits)));
     }
-    tables.extend(report.spins.as_deref().map(spins));
-    tables.extend(report.cupti.as_deref().map(recorded));
+    tables.extend(report.spins.as_deref().map(spins_table));
+    tables.extend(report.cupti.as_deref().map(recorded_table));
     tables.extend(report.cold.as_deref().map(cold_read_table));
     for table in tables {
         println!("\n{}", show(&table));
@@ -171,7 +171,7 @@ fn matmul_rate_table(limits: &DeviceLimits) -> TextTable {
 }
 
 /// A table of spins of known length, by the device's timer and by events.
-fn spins(rows: &[TimedSpinRow]) -> TextTable {
+fn spins_table(rows: &[TimedSpinRow]) -> TextTable {
     let mut table = TextTable::new(&[
         "spin of",
         "by the device's timer",
@@ -196,7 +196,7 @@ fn spins(rows: &[TimedSpinRow]) -> TextTable {
 }
 
 /// A table of launches, by events and by CUPTI.
-fn recorded(rows: &[EventAndCuptiTimeRow]) -> TextTable {
+fn recorded_table(rows: &[EventAndCuptiTimeRow]) -> TextTable {
     let mut table = TextTable::new(&[
         "kernel",
         "cache",

@@ -101,7 +101,7 @@ fn merge_records(
 ) -> Result<ExitReason, MergeStop> {
     let files = merge::files(&arguments.paths)?;
     match merge::kind(&files)? {
-        MergedRecordKind::Runs => runs(arguments, store, &files),
+        MergedRecordKind::Runs => merge_runs_to_store(arguments, store, &files),
         MergedRecordKind::Comparisons => merge_comparisons(arguments, store, &files),
         MergedRecordKind::Calibrations => merge_calibrations_to_file(arguments, store, &files),
         MergedRecordKind::Verifications => merge_verifications(arguments, &files),
@@ -121,7 +121,7 @@ fn merge_tolerance(
     AnchorTolerance(arguments.anchor_tolerance.or_else(calibrated))
 }
 
-fn runs(
+fn merge_runs_to_store(
     arguments: &MergeArguments,
     store: &BaselineStore,
     files: &[PathBuf],

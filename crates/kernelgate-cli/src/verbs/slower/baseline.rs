@@ -404,7 +404,7 @@ fn export_csv(baseline: &Baseline, to: &Path) -> anyhow::Result<ExitReason> {
 }
 
 /// A field of a CSV file, quoted by RFC 4180.
-fn cell(text: &str) -> String {
+fn csv_cell(text: &str) -> String {
     let text = CsvText(text).to_string();
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
@@ -414,7 +414,7 @@ fn csv(baseline: &Baseline) -> String {
     let mut text = "case,run,samples,launches,median_ns,spread\n".to_owned();
     for (id, case) in &baseline.cases {
         for (run, CaseRun { samples, total_launches, median_ns, spread, .. }) in &case.runs {
-            let (id, run) = (cell(id), cell(run));
+            let (id, run) = (csv_cell(id), csv_cell(run));
             text.push_str(&format!("{id},{run},{samples},{total_launches},{median_ns},{spread}\n"));
         }
     }
@@ -427,6 +427,6 @@ mod tests {
 
     #[test]
     fn a_cell_is_quoted_where_it_must_be() {
-        assert_eq!(["a/b", "a,b", "a \"b\""].map(cell), ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]);
+        assert_eq!(["a/b", "a,b", "a \"b\""].map(csv_cell), ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]);
     }
 }

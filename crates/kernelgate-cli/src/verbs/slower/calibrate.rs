@@ -252,7 +252,9 @@ fn merge_calibration_files(
     arguments: &CalibrateArguments,
     store: &BaselineStore,
 ) -> anyhow::Result<ExitReason> {
-    let Some(merged) = merged(&arguments.merge)? else { return Ok(ExitReason::Refused) };
+    let Some(merged) = merged_calibration(&arguments.merge)? else {
+        return Ok(ExitReason::Refused);
+    };
     let output = write(&merged, arguments.output.as_deref(), store)?;
     print_calibration(arguments.format, &merged, &output)?;
     Ok(ExitReason::Fine)
@@ -269,7 +271,7 @@ pub fn keep(
 }
 
 /// Merges the calibrations in files; `None` if they do not belong together, which is printed.
-fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
+fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
     let mut merged: Option<Calibration> = None;
     for path in files {
         let read: Calibration =

@@ -401,7 +401,7 @@ impl CheckRun<'_> {
         let path = self.out.join("resources.txt");
         let text = String::from_utf8_lossy(&text);
         write(&path, &text)?;
-        Ok(checked(exit, &text))
+        Ok(resources_for_comment(exit, &text))
     }
 
     /// Adds the kernel resources and the commands to the method's comment, and prints it.
@@ -456,7 +456,7 @@ fn typed_arguments(line: &[String]) -> String {
 }
 
 /// Makes kernels that got worse visible in the comment, and folds the rest.
-fn checked(exit: ExitReason, text: &str) -> CheckedResources {
+fn resources_for_comment(exit: ExitReason, text: &str) -> CheckedResources {
     let first = text.lines().next().unwrap_or_default();
     let seen = match exit {
         ExitReason::Fine => String::new(),
@@ -502,13 +502,14 @@ mod tests {
     fn worse_kernels_are_visible_and_long_lists_are_cut() {
         let lines: Vec<String> = (0..40).map(|i| format!("WORSE k{i}: registers")).collect();
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
-        let worse = checked(ExitReason::Regression, &text);
+        let worse = resources_for_comment(ExitReason::Regression, &text);
         assert!(worse.seen.starts_with("**Kernel resources got worse** (sm_90a: 40 kernels):"));
         assert_eq!(worse.seen.lines().count(), 2 + MAX_SHOWN_WORSE_KERNELS);
         assert_eq!(worse.text.lines().count(), MAX_SHOWN_OUTPUT_LINES + 1);
-        let fine = checked(ExitReason::Fine, "sm_90a: nothing changed");
+        let fine = resources_for_comment(ExitReason::Fine, "sm_90a: nothing changed");
         assert_eq!((fine.seen.as_str(), fine.text.as_str()), ("", "sm_90a: nothing changed"));
-        let refused = checked(ExitReason::Refused, "refused: compiler is `a` and `b`");
+        let refused =
+            resources_for_comment(ExitReason::Refused, "refused: compiler is `a` and `b`");
         insta::assert_snapshot!(refused.seen, @"**Kernel resources were not compared**: refused: compiler is `a` and `b`");
     }
 }

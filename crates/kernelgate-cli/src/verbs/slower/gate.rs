@@ -90,7 +90,7 @@ pub fn judge(
 ) -> anyhow::Result<GateReport> {
     let rules = rules_file::read_rules_of_folder(&store.root)?;
     compare_with_baseline(store, baseline, measurement, (policy, rules))
-        .map_err(|error| elsewhere(error, store, baseline))
+        .map_err(|error| suggest_packages(error, store, baseline))
 }
 
 /// The commands that repeat the judgement locally.
@@ -102,7 +102,7 @@ pub fn local_reproduction_commands(baseline: &str) -> String {
 
 /// Adds to an error the packages of the workspace that have a baseline of that name, if this one
 /// has none.
-fn elsewhere(error: StoreError, store: &BaselineStore, name: &str) -> anyhow::Error {
+fn suggest_packages(error: StoreError, store: &BaselineStore, name: &str) -> anyhow::Error {
     let mut others = Vec::new();
     if matches!(error, StoreError::NoBaseline { .. }) {
         others = package::other_baselines(store);

@@ -197,7 +197,7 @@ fn diagnose_each(
             Some(file) => {
                 let trace = load_trace(path, arguments)?;
                 let diagnosis = diagnose(&trace);
-                let gpus = gpus(name, path, arguments, &diagnosis)?;
+                let gpus = diagnose_ranks(name, path, arguments, &diagnosis)?;
                 write_diagnosis_page(
                     file,
                     pages::trace::page(name, &trace, &diagnosis, gpus.as_ref()),
@@ -206,7 +206,7 @@ fn diagnose_each(
             }
             None => {
                 let diagnosis = analyze_trace(path, arguments, diagnose_streamed, diagnose)?;
-                let gpus = gpus(name, path, arguments, &diagnosis)?;
+                let gpus = diagnose_ranks(name, path, arguments, &diagnosis)?;
                 (diagnosis, gpus)
             }
         };
@@ -242,7 +242,7 @@ fn diagnose_each(
 }
 
 /// The GPUs of a trace as ranks, where the whole trace is diagnosed.
-fn gpus(
+fn diagnose_ranks(
     name: &str,
     path: &Path,
     arguments: &DiagnoseArguments,

@@ -29,7 +29,7 @@ pub struct StatsArguments {
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Names of the tables in `nsys stats`, separated by commas [default: all]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = report)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_report)]
     report: Vec<StatsReport>,
     /// How tables are written
     #[arg(long, value_enum, default_value_t)]
@@ -57,7 +57,7 @@ enum StatsTableFormat {
     Json,
 }
 
-fn report(name: &str) -> Result<StatsReport, String> {
+fn parse_report(name: &str) -> Result<StatsReport, String> {
     StatsReport::report_from_name(name).ok_or_else(|| {
         let names: Vec<&str> = StatsReport::ALL.iter().map(|report| report.name()).collect();
         format!("no such table; there are {}", names.join(", "))
@@ -74,12 +74,12 @@ pub fn run(arguments: &StatsArguments) -> anyhow::Result<ExitReason> {
     let mut summaries = Vec::new();
     let mut printed = Vec::new();
     for (path, name) in arguments.traces.iter().zip(&names) {
-        let (trace, mut tables) = tables(path, &reports, arguments)?;
+        let (trace, mut tables) = report_tables(path, &reports, arguments)?;
         if let Some(expression) = &arguments.filter {
             tables.iter_mut().for_each(|table| table.filter(expression));
         }
         if let Some(folder) = &arguments.out {
-            let files = files(name, &tables, arguments.format)?;
+            let files = table_files(name, &tables, arguments.format)?;
             write_files(
                 folder,
                 files.iter().map(|(name, text)| (name.as_str(), text.clone())),
@@ -90,7 +90,7 @@ pub fn run(arguments: &StatsArguments) -> anyhow::Result<ExitReason> {
         }
         match arguments.format {
             StatsTableFormat::Json => printed.push(tables_document(path, &tables)),
-            format => print(path, &tables, format, arguments.traces.len() > 1),
+            format => print_tables(path, &tables, format, arguments.traces.len() > 1),
         }
     }
     if let Some(folder) = &arguments.out {
@@ -137,7 +137,7 @@ fn print_read_problems(path: &Path, problems: &BTreeSet<String>) {
 }
 
 /// Makes the tables of a trace, and returns the trace as far as a summary needs it.
-fn tables(
+fn report_tables(
     path: &Path,
     reports: &[StatsReport],
     arguments: &StatsArguments,
@@ -169,7 +169,7 @@ fn tables(
     Ok((load_for_reports(path, &[], arguments)?, tables))
 }
 
-fn print(path: &Path, tables: &[Table], format: StatsTableFormat, several: bool) {
+fn print_tables(path: &Path, tables: &[Table], format: StatsTableFormat, several: bool) {
     if several {
         println!("{}", printable_path(path));
     }
@@ -180,7 +180,7 @@ fn print(path: &Path, tables: &[Table], format: StatsTableFormat, several: bool)
         match format {
             _ if table.rows.is_empty() => println!("(no rows)"),
             StatsTableFormat::Csv => print!("{}", csv(table)),
-            _ => print!("{}", text(table)),
+            _ => print!("{}", padded_table(table)),
         }
     }
 }
@@ -193,7 +193,7 @@ fn csv(table: &Table) -> String {
 }
 
 /// A table for a terminal; names come from the trace.
-fn text(table: &Table) -> String {
+fn padded_table(table: &Table) -> String {
     let mut table = table.clone();
     table.map_text_cells(on_one_line);
     table.to_text()
@@ -205,7 +205,7 @@ fn tables_document(path: &Path, tables: &[Table]) -> serde_json::Value {
 }
 
 /// Names and texts of the files of a trace.
-fn files(
+fn table_files(
     name: &str,
     tables: &[Table],
     format: StatsTableFormat,
@@ -213,7 +213,7 @@ fn files(
     let file = |table: &Table| {
         let (extension, text) = match format {
             StatsTableFormat::Csv => ("csv", csv(table)),
-            StatsTableFormat::Table => ("txt", text(table)),
+            StatsTableFormat::Table => ("txt", padded_table(table)),
             StatsTableFormat::Json => ("json", json_text(&table.cell_to_json())?),
         };
         Ok((format!("{name}_{}.{extension}", table.report), text))

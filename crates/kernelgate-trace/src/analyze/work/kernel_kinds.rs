@@ -298,7 +298,7 @@ const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
 /// The class by the words of a name, without its arguments.
 fn class_by_name_words(function: &str) -> Option<KernelClass> {
     let lower = function.to_ascii_lowercase();
-    let words = words(function);
+    let words = words_of_name(function);
     let found = |of: &&KernelClassWords| {
         of.parts.iter().any(|part| lower.contains(part))
             || of.whole.iter().any(|whole| words.iter().any(|word| word == whole))
@@ -308,7 +308,7 @@ fn class_by_name_words(function: &str) -> Option<KernelClass> {
 
 /// `cudnn::nchwToNhwcKernel_v2` as `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`: in lower case, without
 /// digits.
-fn words(name: &str) -> Vec<String> {
+fn words_of_name(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut before = ' ';
     for c in name.chars() {

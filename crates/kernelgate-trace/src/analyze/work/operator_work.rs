@@ -127,9 +127,9 @@ pub fn work_of_operator(
     let function = name.strip_prefix("aten::").or_else(|| name.strip_prefix("_C::"))?;
     let inputs = RecordedInputs::parse(inputs, names)?;
     let work = match function {
-        "mm" | "_int_mm" | "_scaled_mm" | "bmm" => product(&inputs, 0),
-        "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => product(&inputs, 1),
-        "matmul" => product(&inputs, 0),
+        "mm" | "_int_mm" | "_scaled_mm" | "bmm" => product_work(&inputs, 0),
+        "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => product_work(&inputs, 1),
+        "matmul" => product_work(&inputs, 0),
         "linear" => linear_work(&inputs),
         "convolution" | "_convolution" | "convolution_overrideable" => {
             convolution_work(&inputs, 3, 4)
@@ -165,7 +165,7 @@ pub fn matmul_inner_size(name: &str, inputs: &OperatorInputs, names: &TraceNames
 }
 
 /// `[…, m, k]` times `[…, k, n]`, from an argument on.
-fn product(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
+fn product_work(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
     let (a, b) = (inputs.tensor(first)?, inputs.tensor(first + 1)?);
     let (k, n) = match b.axes.len() {
         1 => (b.axes[0], 1.0),
@@ -410,22 +410,33 @@ mod tests {
         work_of_operator(name, &OperatorInputs { dims, types, values }, &names)
     }
 
-    fn flops(name: &str, dims: &str, values: &str) -> Option<f64> {
+    fn operator_flops(name: &str, dims: &str, values: &str) -> Option<f64> {
         let half = r#"["c10::Half", "c10::Half", "c10::Half", "c10::Half"]"#;
         work(name, dims, half, values).map(|work| work.flops)
     }
 
     #[test]
     fn products_count_two_operations_per_pair() {
-        assert_eq!(flops("aten::mm", "[[4, 8], [8, 16]]", "[]"), Some(1024.0));
-        assert_eq!(flops("aten::addmm", "[[16], [4, 8], [8, 16]]", "[]"), Some(1024.0));
-        assert_eq!(flops("aten::bmm", "[[3, 4, 8], [3, 8, 16]]", "[]"), Some(3072.0));
-        assert_eq!(flops("aten::linear", "[[2, 4, 8], [16, 8], [16]]", "[]"), Some(2048.0));
-        assert_eq!(flops("aten::mm", "[[4, 8], [9, 16]]", "[]"), None, "shapes that do not fit");
-        assert_eq!(flops("aten::mm", "[[4, -8], [-8, 16]]", "[]"), None, "no axis is negative");
-        assert_eq!(flops("aten::mm", "[[0, 0], [0, 0]]", "[]"), None);
-        assert_eq!(flops("aten::mm", "[]", "[]"), None);
-        assert_eq!(flops("my::mm", "[[4, 8], [8, 16]]", "[]"), None);
+        assert_eq!(operator_flops("aten::mm", "[[4, 8], [8, 16]]", "[]"), Some(1024.0));
+        assert_eq!(operator_flops("aten::addmm", "[[16], [4, 8], [8, 16]]", "[]"), Some(1024.0));
+        assert_eq!(operator_flops("aten::bmm", "[[3, 4, 8], [3, 8, 16]]", "[]"), Some(3072.0));
+        assert_eq!(
+            operator_flops("aten::linear", "[[2, 4, 8], [16, 8], [16]]", "[]"),
+            Some(2048.0)
+        );
+        assert_eq!(
+            operator_flops("aten::mm", "[[4, 8], [9, 16]]", "[]"),
+            None,
+            "shapes that do not fit"
+        );
+        assert_eq!(
+            operator_flops("aten::mm", "[[4, -8], [-8, 16]]", "[]"),
+            None,
+            "no axis is negative"
+        );
+        assert_eq!(operator_flops("aten::mm", "[[0, 0], [0, 0]]", "[]"), None);
+        assert_eq!(operator_flops("aten::mm", "[]", "[]"), None);
+        assert_eq!(operator_flops("my::mm", "[[4, 8], [8, 16]]", "[]"), None);
     }
 
     #[test]
@@ -433,10 +444,13 @@ mod tests {
         let dims = "[[1, 3, 8, 8], [4, 3, 3, 3], []]";
         let values = r#"["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]"#;
         // 4 channels of 4 x 4, each of 3 x 3 x 3.
-        assert_eq!(flops("aten::convolution", dims, values), Some(2.0 * 64.0 * 27.0));
-        assert_eq!(flops("aten::convolution", dims, "[]"), None, "strides are not known");
+        assert_eq!(operator_flops("aten::convolution", dims, values), Some(2.0 * 64.0 * 27.0));
+        assert_eq!(operator_flops("aten::convolution", dims, "[]"), None, "strides are not known");
         let dims = "[[1, 4, 4, 4], [1, 3, 8, 8], [4, 3, 3, 3]]";
-        assert_eq!(flops("aten::convolution_backward", dims, "[]"), Some(4.0 * 64.0 * 27.0));
+        assert_eq!(
+            operator_flops("aten::convolution_backward", dims, "[]"),
+            Some(4.0 * 64.0 * 27.0)
+        );
     }
 
     #[test]
@@ -444,11 +458,11 @@ mod tests {
         let dims = "[[2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8], [], []]";
         let name = "aten::_scaled_dot_product_flash_attention";
         let whole = 4.0 * 2.0 * 3.0 * 16.0 * 16.0 * 8.0;
-        assert_eq!(flops(name, dims, r#"["", "", "", "0.", "False"]"#), Some(whole));
-        assert_eq!(flops(name, dims, r#"["", "", "", "0.", "True"]"#), Some(whole / 2.0));
+        assert_eq!(operator_flops(name, dims, r#"["", "", "", "0.", "False"]"#), Some(whole));
+        assert_eq!(operator_flops(name, dims, r#"["", "", "", "0.", "True"]"#), Some(whole / 2.0));
         let dims = "[[2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8]]";
         let backward = "aten::_scaled_dot_product_flash_attention_backward";
-        assert_eq!(flops(backward, dims, "[]"), Some(2.5 * whole));
+        assert_eq!(operator_flops(backward, dims, "[]"), Some(2.5 * whole));
     }
 
     #[test]

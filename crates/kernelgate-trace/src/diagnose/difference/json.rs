@@ -20,7 +20,7 @@ impl TraceDifference {
         };
         json!({
             "schema_version": DIFFERENCE_SCHEMA,
-            "setup": self.setup.iter().map(setup).collect::<Vec<_>>(),
+            "setup": self.setup.iter().map(setup_json).collect::<Vec<_>>(),
             "other_machine": self.is_other_machine(),
             "recorders": [base.recorder, head.recorder],
             "whole_ns": [base.whole_ns, head.whole_ns],
@@ -31,16 +31,16 @@ impl TraceDifference {
             "kernel_kinds": self.kernel_time_by_class().iter().map(|(kind, total_ns)| {
                 json!({ "kind": kind.label(), "total_ns": total_ns })
             }).collect::<Vec<_>>(),
-            "parts": self.parts.iter().map(part).collect::<Vec<_>>(),
-            "ranges": self.places.iter().map(place).collect::<Vec<_>>(),
-            "calls": self.calls.iter().map(calls).collect::<Vec<_>>(),
+            "parts": self.parts.iter().map(part_json).collect::<Vec<_>>(),
+            "ranges": self.places.iter().map(path_json).collect::<Vec<_>>(),
+            "calls": self.calls.iter().map(calls_json).collect::<Vec<_>>(),
             "findings_only_in": self.findings.each_ref().map(|found| findings(found)),
             "notes": self.notes,
         })
     }
 }
 
-fn setup(change: &SetupPropertyChange) -> Value {
+fn setup_json(change: &SetupPropertyChange) -> Value {
     json!({
         "property": change.property.label(),
         "name": Some(&change.name).filter(|name| !name.is_empty()),
@@ -48,7 +48,7 @@ fn setup(change: &SetupPropertyChange) -> Value {
     })
 }
 
-fn part(change: &TracePartChange) -> Value {
+fn part_json(change: &TracePartChange) -> Value {
     let amounts = change.amounts.each_ref();
     json!({
         "key": format!("{}:{}", change.part.kind.label(), change.part.name),
@@ -65,7 +65,7 @@ fn part(change: &TracePartChange) -> Value {
     })
 }
 
-fn place(change: &RangePathChange) -> Value {
+fn path_json(change: &RangePathChange) -> Value {
     let places = change.places.each_ref();
     json!({
         "range": change.path,
@@ -77,7 +77,7 @@ fn place(change: &RangePathChange) -> Value {
     })
 }
 
-fn calls(change: &FunctionCallChange) -> Value {
+fn calls_json(change: &FunctionCallChange) -> Value {
     json!({
         "function": change.site.function,
         "range": change.site.range,

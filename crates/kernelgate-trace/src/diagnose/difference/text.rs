@@ -204,7 +204,7 @@ impl TraceDifference {
             _ if change_ns == 0 => "0.0 %".to_owned(),
             whole => format!("{:.1} %", change_ns as f64 / whole as f64 * 100.0),
         };
-        let first = format!("{:>13}{share:>10}  ", signed(change_ns));
+        let first = format!("{:>13}{share:>10}  ", signed_time_text(change_ns));
         wrap_line(text, words, &first, LINE_INDENT);
     }
 
@@ -243,7 +243,7 @@ fn change_details_text(change: &TracePartChange) -> String {
     });
     let parts = [change.change_by_count_ns(), change.change_by_length_ns()];
     if base.count > 0 && head.count > 0 && parts.iter().all(|ns| *ns != 0) {
-        let [number, length] = parts.map(signed);
+        let [number, length] = parts.map(signed_time_text);
         words.push(format!("{number} by their number, {length} by their length"));
     }
     let overlaps = [base, head].map(|amount| amount.total_ns - amount.own_ns);
@@ -265,6 +265,6 @@ fn count_change_text([base, head]: [usize; 2], what: &str) -> String {
     }
 }
 
-fn signed(ns: i64) -> String {
+fn signed_time_text(ns: i64) -> String {
     if ns > 0 { format!("+{}", time(ns)) } else { time(ns) }
 }

@@ -76,7 +76,7 @@ impl LongestRanges {
                 IterationCandidate { key, depth: of.depth, start: of.start, end: of.end }
             })
             .collect();
-        let marks = marks(trace, &mut patterns);
+        let marks = iteration_marks(trace, &mut patterns);
         let of_process = |process: u32| {
             let own =
                 |of: &&IterationCandidate<Key>| trace.threads[of.key.0 as usize].process == process;
@@ -110,7 +110,7 @@ impl LongestRanges {
 }
 
 /// An iteration lasts from a mark to the next mark of the same thread and pattern.
-fn marks(trace: &Trace, patterns: &mut NamePatterns) -> Vec<IterationCandidate<Key>> {
+fn iteration_marks(trace: &Trace, patterns: &mut NamePatterns) -> Vec<IterationCandidate<Key>> {
     let marks = &trace.marks;
     let mut rows: Vec<(Key, i64)> = (0..marks.time.len())
         .map(|row| {

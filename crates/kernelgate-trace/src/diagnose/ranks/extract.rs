@@ -140,7 +140,7 @@ impl RankTrace {
                     1 => name.to_owned(),
                     _ => format!("{name}, process {pid}, device {device}"),
                 };
-                part(name, &recorded, &classes, ids, *owner)
+                rank_part(name, &recorded, &classes, ids, *owner)
             })
             .collect();
         let communicates = |part: &Self| !part.communicators.is_empty();
@@ -190,7 +190,7 @@ impl RankTrace {
     }
 }
 
-fn part(
+fn rank_part(
     name: String,
     recorded: &Arc<RecordedOperations>,
     classes: &OperationClasses<'_>,

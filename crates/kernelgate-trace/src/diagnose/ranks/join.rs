@@ -447,18 +447,18 @@ fn find_collective_shift(
     let candidates: Vec<(i64, ClockOffsets, i64)> = shifts
         .into_iter()
         .filter_map(|shift| {
-            let pairs = pairs(own, longest, shift)?;
+            let pairs = matching_pairs(own, longest, shift)?;
             let offsets =
                 sampled_pairs(&pairs).map(|(a, b)| (b.end, a.end - b.end)).collect::<Vec<_>>();
-            let spread = spread(&offsets);
+            let spread = offset_spread(&offsets);
             Some((shift, offsets, spread))
         })
         .collect();
     let least = candidates.iter().map(|&(.., spread)| spread).min()?;
     let best = candidates.into_iter().find(|&(.., spread)| spread <= 2 * least + 1000)?;
     let (shift, offsets, spread) = best;
-    let matched = pairs(own, longest, shift)?.len();
-    Some((shift, line(&offsets), matched, spread))
+    let matched = matching_pairs(own, longest, shift)?.len();
+    Some((shift, fit_clock_line(&offsets), matched, spread))
 }
 
 /// Pairs of a time and the difference of two clocks at it.
@@ -467,7 +467,7 @@ type ClockOffsets = Vec<(i64, i64)>;
 type CollectivePair<'a> = (&'a RankCollective, &'a RankCollective);
 
 /// The pairs of collectives at a shift, if most of the pairs agree.
-fn pairs<'a>(
+fn matching_pairs<'a>(
     own: &'a [RankCollective],
     longest: &'a [RankCollective],
     shift: i64,
@@ -500,15 +500,15 @@ fn median_offset(values: impl Iterator<Item = i64>) -> i64 {
 }
 
 /// The median distance from a line through the offsets.
-fn spread(offsets: &[(i64, i64)]) -> i64 {
-    let line = line(offsets);
+fn offset_spread(offsets: &[(i64, i64)]) -> i64 {
+    let line = fit_clock_line(offsets);
     median_offset(offsets.iter().map(|&(time, offset)| (offset - line.value(time)).abs()))
 }
 
 /// Fits a line through the median of the first third and the median of the last third of the
 /// offsets.
 #[allow(clippy::cast_precision_loss)]
-fn line(offsets: &[(i64, i64)]) -> ClockDifference {
+fn fit_clock_line(offsets: &[(i64, i64)]) -> ClockDifference {
     let third = offsets.len() / 3;
     let medians = |part: &[(i64, i64)]| {
         (median_offset(part.iter().map(|of| of.0)), median_offset(part.iter().map(|of| of.1)))

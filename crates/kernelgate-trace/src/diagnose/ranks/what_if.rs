@@ -153,7 +153,7 @@ pub(super) fn replay_job(
     let job = JobReplay::new(dependencies, meetings.iter().map(members).collect(), &common);
     let of_ranks: Vec<Option<SpeedUpChange>> =
         (0..parts.len()).map(|part| rank_at_median_speed(parts, part)).collect();
-    let gain = |faster: &SpeedUpChange| gain(&job, &traces, parts, faster);
+    let gain = |faster: &SpeedUpChange| gain_of_faster(&job, &traces, parts, faster);
     let by_part: Vec<i64> = of_ranks.iter().map(|of| of.as_ref().map_or(0, &gain)).collect();
     let mut gains: Vec<JobChangeGain> = of_ranks
         .iter()
@@ -220,7 +220,7 @@ fn speed_up_changes(traces: &DistinctTraces<'_>) -> Vec<SpeedUpChange> {
     changes
 }
 
-fn gain(
+fn gain_of_faster(
     job: &JobReplay<'_>,
     traces: &DistinctTraces<'_>,
     parts: &[RankTrace],

@@ -47,7 +47,7 @@ fn device_compute_ns(used: &ProcessDeviceUse) -> i64 {
     lines.iter().map(|&line| used.account.total.busy_ns_of_line(line)).sum()
 }
 
-fn count(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
+fn count_of_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
     context.all.ids().filter(|&id| context.classes.class_of_operation(id) == class).count()
 }
 
@@ -109,7 +109,7 @@ pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) 
     if context.all.is_empty() {
         return missing_gpu_work(context).into();
     }
-    let count = count(context, OperationClass::Copy);
+    let count = count_of_class(context, OperationClass::Copy);
     if count == 0 {
         return MissingData::absent_work("the trace holds no copies").into();
     }
@@ -158,7 +158,7 @@ pub(super) fn communication(
     if context.all.is_empty() {
         return missing_gpu_work(context).into();
     }
-    let count = count(context, OperationClass::Communication);
+    let count = count_of_class(context, OperationClass::Communication);
     if count == 0 {
         return MissingData::absent_work("the trace holds no communication kernels").into();
     }

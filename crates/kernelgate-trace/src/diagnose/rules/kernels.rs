@@ -290,7 +290,7 @@ impl<'a> KernelShapes<'a> {
     }
 }
 
-fn evidence(
+fn shape_evidence(
     context: &DiagnosisContext<'_>,
     of: &LaunchShapeGroup<'_>,
     words: String,
@@ -435,7 +435,7 @@ pub(super) fn fp32_gemms_rule(
         is_fp32_gemm_without_tensor_cores(of).then(|| {
             let words = "fp32 on CUDA cores".to_owned();
             ShapeTimeLoss {
-                evidence: evidence(context, of, words),
+                evidence: shape_evidence(context, of, words),
                 lost: Some(1.0 - TENSOR_CORE_TIME_SAVING),
             }
         })
@@ -480,7 +480,7 @@ pub(super) fn small_grids_rule(
         let idle = 1.0 - blocks as f64 / multiprocessors as f64;
         let plural = if blocks == 1 { "" } else { "s" };
         let words = format!("{blocks} block{plural} for {multiprocessors} {unit}");
-        Some(ShapeTimeLoss { evidence: evidence(context, of, words), lost: Some(idle) })
+        Some(ShapeTimeLoss { evidence: shape_evidence(context, of, words), lost: Some(idle) })
     })
 }
 
@@ -519,7 +519,7 @@ pub(super) fn block_sizes_rule(
         #[allow(clippy::cast_precision_loss)]
         let lost = idle as f64 / lanes as f64;
         let words = format!("{idle} of {lanes} lanes idle, {} of {warp}", platform.warp());
-        Some(ShapeTimeLoss { evidence: evidence(context, of, words), lost: Some(lost) })
+        Some(ShapeTimeLoss { evidence: shape_evidence(context, of, words), lost: Some(lost) })
     })
 }
 
@@ -546,7 +546,7 @@ pub(super) fn tail_waves_rule(
         if waves <= 1.0 || lost * 100.0 < TAIL_PERCENT || of.shares_device_with_communication() {
             return None;
         }
-        let evidence = evidence(context, of, format!("{waves:.2} waves"));
+        let evidence = shape_evidence(context, of, format!("{waves:.2} waves"));
         Some(ShapeTimeLoss { evidence, lost: Some(lost) })
     })
 }
@@ -574,7 +574,7 @@ pub(super) fn low_occupancy_rule(
         }
         let words = format!("{:.0} %, limited by {}", resident.occupancy, resident.limiter);
         // A timeline cannot say how much more warps would save.
-        Some(ShapeTimeLoss { evidence: evidence(context, of, words), lost: None })
+        Some(ShapeTimeLoss { evidence: shape_evidence(context, of, words), lost: None })
     })
 }
 

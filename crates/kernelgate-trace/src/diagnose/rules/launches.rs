@@ -246,7 +246,7 @@ pub(super) fn gaps(context: &DiagnosisContext<'_>, devices: &[ProcessDeviceUse])
             recoverable_ns: (saved > 0).then_some(saved),
             remedy,
             replayed: None,
-            evidence: evidence(device, &causes, &transitions),
+            evidence: gap_evidence(device, &causes, &transitions),
             advice: main.map_or(String::new(), |cause| gap_advice(cause, context.platform)),
             false_positive: "work that other processes did on the device is not in the trace",
         });
@@ -328,7 +328,7 @@ fn confidence_in_cause(cause: Option<&IdleCause>) -> FindingConfidence {
 }
 
 /// Causes, then transitions.
-fn evidence(
+fn gap_evidence(
     device: &ProcessDeviceUse,
     causes: &[IdleCause],
     transitions: &[OperationsAroundGap],

@@ -47,7 +47,7 @@ pub(super) fn launches(
 }
 
 /// Name of what bounds a kernel: memory, compute or latency.
-fn bound(compute: f64, memory: f64) -> &'static str {
+fn bound_name(compute: f64, memory: f64) -> &'static str {
     match (compute, memory) {
         _ if compute >= MIN_BOUND_UTILIZATION_PERCENT && compute >= memory => "compute-bound",
         _ if memory >= MIN_BOUND_UTILIZATION_PERCENT => "memory-bound",
@@ -122,7 +122,7 @@ pub(super) fn kernel_bound_rule(
         ) else {
             continue;
         };
-        let bound = bound(compute, memory);
+        let bound = bound_name(compute, memory);
         known += 1;
         let waves = launch_metric(context.trace, launch, "Waves Per SM");
         let small = waves.filter(|&waves| waves < 1.0 && bound == "latency-bound");
@@ -363,7 +363,7 @@ pub(super) fn sampled_bound_rule(
         let (read, write) = (mean(&["DRAM", "Read"]), mean(&["DRAM", "Write"]));
         let (Some(issue), Some(read), Some(write)) = (issue, read, write) else { continue };
         let memory = read + write;
-        let bound = bound(issue, memory);
+        let bound = bound_name(issue, memory);
         found.push(DiagnosisFinding {
             id: "sampled-bound",
             severity: FindingSeverity::Information,
@@ -393,16 +393,16 @@ pub(super) fn sampled_bound_rule(
 
 #[cfg(test)]
 mod tests {
-    use super::bound;
+    use super::bound_name;
 
     #[test]
     fn the_table_of_bounds_has_no_holes() {
-        assert_eq!(bound(85.0, 40.0), "compute-bound");
-        assert_eq!(bound(85.0, 90.0), "memory-bound");
-        assert_eq!(bound(16.0, 81.0), "memory-bound");
-        assert_eq!(bound(23.6, 21.7), "latency-bound");
-        assert_eq!(bound(70.0, 50.0), "compute-bound");
-        assert_eq!(bound(50.0, 70.0), "memory-bound");
-        assert_eq!(bound(65.0, 62.0), "mixed");
+        assert_eq!(bound_name(85.0, 40.0), "compute-bound");
+        assert_eq!(bound_name(85.0, 90.0), "memory-bound");
+        assert_eq!(bound_name(16.0, 81.0), "memory-bound");
+        assert_eq!(bound_name(23.6, 21.7), "latency-bound");
+        assert_eq!(bound_name(70.0, 50.0), "compute-bound");
+        assert_eq!(bound_name(50.0, 70.0), "memory-bound");
+        assert_eq!(bound_name(65.0, 62.0), "mixed");
     }
 }

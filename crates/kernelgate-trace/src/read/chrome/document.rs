@@ -138,7 +138,7 @@ impl<R: Read> FileWindow<R> {
     /// The length of the next value, which is in memory afterwards.
     fn value(&mut self) -> Result<usize, String> {
         loop {
-            match length(self.rest_of_buffer()) {
+            match value_length(self.rest_of_buffer()) {
                 Ok(length) if self.at + length < self.bytes.len() || self.ended => {
                     return Ok(length);
                 }
@@ -202,7 +202,7 @@ fn leading_spaces(bytes: &[u8]) -> usize {
 }
 
 /// Length of the JSON value at the start of `bytes`.
-fn length(bytes: &[u8]) -> serde_json::Result<usize> {
+fn value_length(bytes: &[u8]) -> serde_json::Result<usize> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<IgnoredAny>();
     match values.next() {
         Some(Ok(_)) => Ok(values.byte_offset()),
@@ -282,7 +282,7 @@ fn parse_step<R: Read>(window: &FileWindow<R>, each: &mut impl FnMut(ChromePart<
             each(ChromePart::Event(&event));
             EventStep::Read(length)
         }
-        Some(Err(error)) if error.is_data() => match length(rest) {
+        Some(Err(error)) if error.is_data() => match value_length(rest) {
             Ok(length) => {
                 each(ChromePart::Other);
                 EventStep::Read(length)
@@ -392,7 +392,8 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
     /// Skips an event that is not JSON, unless only its texts are not UTF-8.
     fn skip_broken_event(&mut self) -> Result<(), String> {
         let Some(EventBoundary { end, next }) = self.window.find_event_boundary()? else {
-            let why = length(self.window.rest_of_buffer()).err().map(|error| error.to_string());
+            let why =
+                value_length(self.window.rest_of_buffer()).err().map(|error| error.to_string());
             self.window.at = self.window.bytes.len();
             return Err(why.unwrap_or_else(|| "the file ends within an event".to_owned()));
         };
@@ -415,7 +416,7 @@ mod tests {
     use super::*;
 
     /// The names of the events of a text, read in small pieces, and what it consists of.
-    fn names(text: &[u8]) -> (Vec<String>, FileContents) {
+    fn event_names(text: &[u8]) -> (Vec<String>, FileContents) {
         struct SlowReader<'a>(&'a [u8]);
         impl Read for SlowReader<'_> {
             fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -440,7 +441,7 @@ mod tests {
             {"ph": "X", "name": "first"},
             {"ph": "X", "name": "say "hello", or "}, {" even"},
             {"ph": "X", "name": "second", "args": {"k": "},{ \" "}}, {"ph": "X", "name": "a"b"} ], "z": 1}"#;
-        let (names, contents) = names(text);
+        let (names, contents) = event_names(text);
         assert_eq!(names, ["first", "second"]);
         assert_eq!((contents.broken, contents.invalid), (2, 0));
         assert_eq!(contents.error, None);
@@ -449,7 +450,7 @@ mod tests {
     #[test]
     fn an_event_with_control_characters_is_skipped() {
         let text = b"[{\"name\": \"a\x01b\nc\"}, {\"name\": \"\xff\"}, {\"name\": \"d\"}]";
-        let (names, contents) = names(text);
+        let (names, contents) = event_names(text);
         assert_eq!(names, ["\u{fffd}", "d"]);
         assert_eq!((contents.broken, contents.invalid), (1, 1));
         assert_eq!(contents.error, None);
@@ -457,10 +458,10 @@ mod tests {
 
     #[test]
     fn a_cut_file_says_where_reading_ended() {
-        let (read, contents) = names(br#"{"traceEvents": [{"name": "a"}, {"name": "b"#);
+        let (read, contents) = event_names(br#"{"traceEvents": [{"name": "a"}, {"name": "b"#);
         assert_eq!(read, ["a"]);
         assert!(contents.error.is_some_and(|error| error.contains("EOF")));
-        let (read, contents) = names(br#"[{"name": "a"}"#);
+        let (read, contents) = event_names(br#"[{"name": "a"}"#);
         assert_eq!(read, ["a"]);
         assert!(contents.error.is_some_and(|error| error.contains("no end")));
     }

@@ -64,7 +64,7 @@ fn value_of_detail<'a>(details: &'a str, key: &str) -> Option<&'a str> {
     details.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix(':'))
 }
 
-fn number<T: std::str::FromStr + Default>(details: &str, key: &str) -> T {
+fn detail_number<T: std::str::FromStr + Default>(details: &str, key: &str) -> T {
     value_of_detail(details, key).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
@@ -77,16 +77,16 @@ pub(super) fn shape(details: &str) -> LaunchShape {
     LaunchShape {
         grid: dimensions("grid"),
         block: dimensions("block"),
-        registers: number(details, "regs"),
-        static_shared: number(details, "static_shared"),
-        dynamic_shared: number(details, "dynamic_shared"),
+        registers: detail_number(details, "regs"),
+        static_shared: detail_number(details, "static_shared"),
+        dynamic_shared: detail_number(details, "dynamic_shared"),
         local: 0,
     }
 }
 
 /// The number of bytes that `memcpy_details` or `memset_details` states.
 pub(super) fn bytes(details: &str) -> u64 {
-    number(details, "size")
+    detail_number(details, "size")
 }
 
 /// The memories that a copy reads and writes, as in `kind_src:pinned kind_dst:device`.

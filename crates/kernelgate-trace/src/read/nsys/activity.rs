@@ -35,14 +35,14 @@ fn push(builder: &mut TraceBuilder, operations: &mut Operations, row: &Row<'_, '
         return false;
     }
     let end = builder.trace.quality.plausible_span_end(start, end);
-    let place = place(builder, row);
+    let place = row_place(builder, row);
     let correlation = builder.trace.quality.correlation(row.integer_cell(6));
     operations.push(start, end, place, correlation);
     true
 }
 
 /// The process, device, context and stream of a row with [`OPERATION_COLUMNS`]'s columns.
-fn place(builder: &mut TraceBuilder, row: &Row<'_, '_>) -> PlaceId {
+fn row_place(builder: &mut TraceBuilder, row: &Row<'_, '_>) -> PlaceId {
     let (key, pid, _) = split_global_id(row.integer_cell(2).unwrap_or(0));
     let process = builder.process(key, pid);
     let number =
@@ -229,7 +229,7 @@ impl NsysReader {
             let address = row.integer_cell(8).unwrap_or(0).cast_unsigned();
             // 0 allocates, 1 frees.
             let given_back = row.integer_cell(7) == Some(1);
-            allocations.push(time, place(builder, row), address, number(6), given_back);
+            allocations.push(time, row_place(builder, row), address, number(6), given_back);
         })?;
         self.builder.trace.allocations = allocations;
         Ok(())

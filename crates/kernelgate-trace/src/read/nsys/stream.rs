@@ -38,9 +38,9 @@ pub fn read(
     let super::NsysReader { mut builder, strings, database } = reader;
     builder.trace.names.intern_text(super::host::UNKNOWN_CALL_NAME);
     builder.share();
-    let mut pass = pass(path, wanted, RowOrder::Stored, &mut builder, &strings, &mut each)?;
+    let mut pass = run_pass(path, wanted, RowOrder::Stored, &mut builder, &strings, &mut each)?;
     if !pass.in_order {
-        pass = self::pass(path, wanted, RowOrder::Start, &mut builder, &strings, &mut each)?;
+        pass = run_pass(path, wanted, RowOrder::Start, &mut builder, &strings, &mut each)?;
     }
     let last = pass.ranges.last(&database).unwrap_or(RangeRow::UNCLOSED_RANGE_END);
     builder.trace.quality.add_quality_of(pass.calls);
@@ -56,7 +56,7 @@ struct PassResult {
     calls: TraceQuality,
 }
 
-fn pass(
+fn run_pass(
     path: &Path,
     wanted: &WantedTraceParts,
     order: RowOrder,

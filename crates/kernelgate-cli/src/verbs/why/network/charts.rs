@@ -25,7 +25,7 @@ pub fn drawings(cases: &[RecordedNetwork]) -> anyhow::Result<Vec<(String, String
     some.map(|(name, chart)| Ok((name.to_owned(), chart.svg()?))).collect()
 }
 
-fn chart(
+fn network_chart(
     title: &str,
     subtitle: &str,
     axis: ChartAxis,
@@ -61,7 +61,7 @@ fn host_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
             marks: stacked_spans(&[case.busy_ns, case.device_ns - case.busy_ns, ends]),
         }
     };
-    chart(
+    network_chart(
         "A launch by the host's timer",
         "time in which the device was busy, idle between kernels, and before and after all of them",
         ChartAxis::new("wall time of a launch", PlottedUnit::Time, ScaleKind::FromZero),
@@ -88,7 +88,7 @@ fn kinds_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
         passes(case, cases).into_iter().map(bar).collect()
     };
     let labels: Vec<&str> = columns.iter().map(|class| class.label()).collect();
-    chart(
+    network_chart(
         "Kinds of kernels, inference and training",
         "share of the time of all kernels; the rest is of other kinds",
         ChartAxis::new("share of the kernels' time", PlottedUnit::Share, ScaleKind::FromZero),
@@ -111,7 +111,7 @@ fn attention_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
         };
         Some(Row { label: case.case.clone(), value: time_text(all), marks })
     };
-    chart(
+    network_chart(
         "Attention of a forward pass",
         "kernels between the projections, by operation or fused",
         ChartAxis::new("time of kernels", PlottedUnit::Time, ScaleKind::FromZero),
@@ -128,7 +128,7 @@ fn utilization_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
         let value = format!("{:.1}%, {}", 100.0 * share, time_text(case.launch_ns));
         Some(Row { label: case.case.clone(), value, marks })
     };
-    chart(
+    network_chart(
         "Model FLOP utilization",
         "a bar by the published dense peak, a line by the measured one",
         ChartAxis::new("share of the peak", PlottedUnit::Share, ScaleKind::FromZero),

@@ -18,7 +18,7 @@ const MAX_LISTED_KERNELS: usize = 6;
 /// Largest number of kinds of kernels with columns of their own.
 const MAX_KERNEL_CLASSES: usize = 6;
 
-fn percent(share: f64) -> String {
+fn share_percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
@@ -44,13 +44,13 @@ pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&TextTable) -> String) -> 
         ("(b) the kernel with the largest total time", largest_kernels(cases), String::new()),
         (
             "(c) kernels of the forward pass besides matmul, from 1% on",
-            others(cases),
+            other_kernels(cases),
             String::new(),
         ),
         ("(d) share of the kernels' time by kind", kinds_table(cases), String::new()),
         (
             "(e) softmax against matmul inside attention, a forward pass",
-            attention(cases),
+            attention_table(cases),
             "FLOPs: those of both products over those of softmax;\n\
              gain: attention of the unfused row over this one\n"
                 .to_owned(),
@@ -90,7 +90,7 @@ fn utilization_table(cases: &[RecordedNetwork]) -> TextTable {
         "optimizer",
     ]);
     add_rows_by_problem(&mut table, cases, |case| {
-        let share = |share: Option<f64>| share.map_or_else(dash_cell, percent);
+        let share = |share: Option<f64>| share.map_or_else(dash_cell, share_percent);
         let phase = |phase| share(case.phase_share(phase));
         vec![vec![
             case.row.clone(),
@@ -163,14 +163,14 @@ fn largest_kernels(cases: &[RecordedNetwork]) -> TextTable {
             shorten(&short_name(&first.name), MAX_NAME),
             count_text(first.launches),
             time_text(first.kernel_ns),
-            percent(first.kernel_ns / total_kernel_ns(&step).max(1.0)),
+            share_percent(first.kernel_ns / total_kernel_ns(&step).max(1.0)),
             same,
         ]]
     });
     table
 }
 
-fn others(cases: &[RecordedNetwork]) -> TextTable {
+fn other_kernels(cases: &[RecordedNetwork]) -> TextTable {
     let mut table = TextTable::new(&["kernel", "kind", "launches", "time", "share"]);
     for case in cases {
         let forward = case.forward();
@@ -190,7 +190,7 @@ fn others(cases: &[RecordedNetwork]) -> TextTable {
                 of.class.label().to_owned(),
                 count_text(of.launches),
                 time_text(of.kernel_ns),
-                percent(of.kernel_ns / all),
+                share_percent(of.kernel_ns / all),
             ]);
         }
     }
@@ -240,7 +240,7 @@ fn kinds_table(cases: &[RecordedNetwork]) -> TextTable {
                 shares.iter().find(|(of, _)| of == class).map_or(0.0, |(_, share)| *share)
             };
             let others: f64 = 1.0 - columns.iter().map(share).sum::<f64>();
-            let cells = columns.iter().map(share).chain([others.max(0.0)]).map(percent);
+            let cells = columns.iter().map(share).chain([others.max(0.0)]).map(share_percent);
             std::iter::once(format!("{}, {pass}", case.row)).chain(cells).collect()
         };
         passes(case, cases).into_iter().map(row).collect()
@@ -248,7 +248,7 @@ fn kinds_table(cases: &[RecordedNetwork]) -> TextTable {
     table
 }
 
-fn attention(cases: &[RecordedNetwork]) -> TextTable {
+fn attention_table(cases: &[RecordedNetwork]) -> TextTable {
     let mut table = TextTable::new(&[
         "row",
         "scores",

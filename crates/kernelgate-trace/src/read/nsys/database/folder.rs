@@ -104,7 +104,7 @@ impl Folder {
 impl ParquetTable {
     fn open(path: &Path) -> ParquetTable {
         let mut table = Self { path: path.to_owned(), columns: Vec::new(), rows: 0, broken: None };
-        match reader(path) {
+        match parquet_reader(path) {
             Ok(reader) => {
                 let metadata = reader.metadata();
                 let schema = metadata.file_metadata().schema_descr();
@@ -126,7 +126,7 @@ impl ParquetTable {
     ) -> (usize, Option<ParquetError>) {
         let mut read = 0;
         let outcome = (|| {
-            let reader = reader(&self.path)?;
+            let reader = parquet_reader(&self.path)?;
             for group in 0..reader.num_row_groups() {
                 let group = reader.get_row_group(group)?;
                 let mut group = RowGroup::open(self, &*group, columns)?;
@@ -162,7 +162,7 @@ impl ParquetTable {
     }
 }
 
-fn reader(path: &Path) -> Result<SerializedFileReader<File>, ParquetError> {
+fn parquet_reader(path: &Path) -> Result<SerializedFileReader<File>, ParquetError> {
     let file = File::open(path).map_err(|error| ParquetError::External(Box::new(error)))?;
     SerializedFileReader::new(file)
 }
@@ -203,7 +203,7 @@ impl RowGroup {
         let mut columns = Vec::with_capacity(self.columns.len());
         for column in &mut self.columns {
             columns.push(match column {
-                Some((reader, optional)) => values(reader, *optional, count)?,
+                Some((reader, optional)) => read_values(reader, *optional, count)?,
                 None => Column::Missing,
             });
         }
@@ -212,7 +212,11 @@ impl RowGroup {
     }
 }
 
-fn values(reader: &mut ColumnReader, optional: bool, count: usize) -> Result<Column, ParquetError> {
+fn read_values(
+    reader: &mut ColumnReader,
+    optional: bool,
+    count: usize,
+) -> Result<Column, ParquetError> {
     Ok(match reader {
         ColumnReader::BoolColumnReader(reader) => {
             Column::Integers(read(reader, optional, count, i64::from)?)

@@ -105,7 +105,7 @@ fn parse_varint(bytes: &[u8]) -> Expected<(u64, &[u8])> {
     Err(UnexpectedFormat)
 }
 
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Expected<[u8; N]> {
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Expected<[u8; N]> {
     bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(UnexpectedFormat)
 }
 
@@ -117,11 +117,11 @@ impl SqlitePages {
         file.read_exact(&mut header).map_err(|_| UnexpectedFormat)?;
         let is_sqlite =
             header.starts_with(b"SQLite format 3\0") && header[18] == 1 && header[19] == 1;
-        let size = match u16::from_be_bytes(number(&header, 16)?) {
+        let size = match u16::from_be_bytes(bytes_at(&header, 16)?) {
             1 => 1 << 16,
             size => usize::from(size),
         };
-        let utf8 = u32::from_be_bytes(number(&header, 56)?) == 1;
+        let utf8 = u32::from_be_bytes(bytes_at(&header, 56)?) == 1;
         let usable = size.saturating_sub(usize::from(header[20]));
         if !is_sqlite || !utf8 || !size.is_power_of_two() || size < 512 || usable < 480 {
             return Err(UnexpectedFormat);
@@ -170,9 +170,9 @@ impl SqlitePages {
         let (page, deeper) = pages.split_first_mut().ok_or(UnexpectedFormat)?;
         self.page(root, page)?;
         let at = if root == 1 { 100 } else { 0 };
-        let cells = usize::from(u16::from_be_bytes(number(page, at + 3)?));
+        let cells = usize::from(u16::from_be_bytes(bytes_at(page, at + 3)?));
         let cell = |index: usize, header: usize| -> Expected<&[u8]> {
-            let at = u16::from_be_bytes(number(page, at + header + 2 * index)?);
+            let at = u16::from_be_bytes(bytes_at(page, at + header + 2 * index)?);
             page.get(usize::from(at)..).ok_or(UnexpectedFormat)
         };
         match page.get(at) {
@@ -186,10 +186,10 @@ impl SqlitePages {
             }
             Some(0x05) => {
                 for index in 0..cells {
-                    let child = u32::from_be_bytes(number(cell(index, 12)?, 0)?);
+                    let child = u32::from_be_bytes(bytes_at(cell(index, 12)?, 0)?);
                     self.walk_page_tree(child, deeper, each)?;
                 }
-                self.walk_page_tree(u32::from_be_bytes(number(page, at + 8)?), deeper, each)
+                self.walk_page_tree(u32::from_be_bytes(bytes_at(page, at + 8)?), deeper, each)
             }
             _ => Err(UnexpectedFormat),
         }
@@ -267,12 +267,12 @@ impl PageRowReader {
         let kept = if kept <= pages.usable - 35 { kept } else { least };
         self.whole.clear();
         self.whole.extend(of.local.get(..kept).ok_or(UnexpectedFormat)?);
-        let mut next = u32::from_be_bytes(number(of.local, kept)?);
+        let mut next = u32::from_be_bytes(bytes_at(of.local, kept)?);
         while self.whole.len() < bytes {
             pages.page(next, &mut self.page)?;
             let part = (bytes - self.whole.len()).min(pages.usable - 4);
             self.whole.extend(&self.page[4..4 + part]);
-            next = u32::from_be_bytes(number(&self.page, 0)?);
+            next = u32::from_be_bytes(bytes_at(&self.page, 0)?);
         }
         Ok(())
     }
