@@ -40,6 +40,13 @@
 
 constexpr int kTileM = TILE_QUERIES;  // queries a step
 constexpr int kTileN = TILE_KEYS;     // keys a block
+#ifndef PREPARED_QUERIES
+#define PREPARED_QUERIES TILE_QUERIES
+#endif
+#if PREPARED_QUERIES != TILE_QUERIES && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "only backward_flash_wgmma has such steps, which needs sm_90a"
+#endif
+constexpr int kPreparedM = PREPARED_QUERIES;  // queries a step of the kernel after prepare
 constexpr int kThreads = THREADS;
 static_assert(kThreads == 256 && kTileN == 128, "four warps a role, 32 keys a warp");
 constexpr int kRowBytes = kHeadDim * 2;
@@ -89,8 +96,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                                          const __grid_constant__ Strides dout_strides,
                                          const __grid_constant__ Strides lse_strides) {
   constexpr int kLanes = kRowChunks;  // lanes a row, 16 bytes each
-  const int steps = (seqlen + kTileM - 1) / kTileM;
-  const int padded = steps * kTileM;
+  const int padded = (seqlen + kPreparedM - 1) / kPreparedM * kPreparedM;
   const i64 rows = static_cast<i64>(batch_heads) * padded;
   const i64 row = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
   const int lane = threadIdx.x % kLanes;
@@ -112,12 +118,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   sum = lanes_sum<kLanes>(sum);
   if (lane == 0) {
-    // The statistics are stored as [head][step][2][kTileM]: a row's log2-sum-exp, then its negated
+    // The statistics are stored as [head][step][2][kPreparedM]: a row's log2-sum-exp, then its negated
     // delta; padding rows are zero.
-    const i64 slot = head * padded * 2 + static_cast<i64>(at / kTileM) * (2 * kTileM) + at % kTileM;
+    const i64 slot =
+        head * padded * 2 + static_cast<i64>(at / kPreparedM) * (2 * kPreparedM) + at % kPreparedM;
     stats[slot] =
         at < seqlen ? lse[number_offset(lse_strides, head, heads, seqlen, at, 0)] * kLog2E : 0.f;
-    stats[slot + kTileM] = -sum;
+    stats[slot + kPreparedM] = -sum;
   }
   if (dq_sum == nullptr) return;
   float4* zero = reinterpret_cast<float4*>(dq_sum + row * kHeadDim) + lane;
@@ -125,6 +132,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   zero[kLanes] = make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
+// A build for steps of another kernel has no more.
+#if PREPARED_QUERIES == TILE_QUERIES
 // Computes this warp's 32x32 piece of one step's dq, dS[32 queries][128 keys] k[128][32 columns],
 // and adds the piece to the dq accumulator.
 __device__ __forceinline__ void add_dq(u32 ds_lane, u32 k_lane, float* dq_at) {
@@ -410,3 +419,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<uint4*>(to + 8 * row_stride(dq_strides)) =
         make_uint4(lower[0], lower[1], lower[2], lower[3]);
 }
+#endif

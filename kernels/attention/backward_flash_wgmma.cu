@@ -24,6 +24,10 @@
 // blocks in a fixed order. The dq sum lies in device memory of the thread block, which L2 holds,
 // and is rounded after the last key block. WHOLE needs no additions by other blocks, no zeroing
 // before and no kernel after. Shared memory has two stages of keys and values.
+// With -DWIDE=1, for long heads of 128 bf16, a step has 80 queries: wgmma then reads keys and values
+// from shared memory less often, and warpgroups wait for each other less often. Registers hold the
+// probabilities only as rounded, so that ds^T is a product of rounded factors. A warpgroup computes
+// half of the rows of dq^T; a second kernel transposes and rounds the sums.
 // Shared memory: keys, values; two stages of queries with their row statistics; two stages of dout;
 // two stages of ds^T, so that a step can write its ds^T while the previous one is still read. All
 // tiles but the statistics are columns of 64 elements, whose rows of 128 bytes have wgmma's
@@ -60,7 +64,8 @@ constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;
 constexpr bool kDeterministic = DETERMINISTIC != 0;
 constexpr bool kGrouped = GROUPED != 0;  // a block has some of the heads that share keys
 constexpr bool kWhole = WHOLE != 0;      // a block has all keys of a head
-constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
+constexpr bool kWide = WIDE != 0;        // steps of 80 queries
+constexpr int kKeys = TILE_KEYS, kQueries = kWide ? 80 : 64;  // of a block, of a step
 // Rows in one tile of row statistics and of dq_sum: one query step at d = 128, two at d = 64.
 constexpr int kTileRows = TILE_QUERIES;
 // At d = 64 there are registers left: warpgroups keep keys and values in registers as operands, and
@@ -69,14 +74,15 @@ constexpr int kTileRows = TILE_QUERIES;
 constexpr bool kRegistersLeft = kHeadDim == 64;
 constexpr int kDqGroups = kRegistersLeft ? 1 : kGroups;  // of a step
 constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
+constexpr int kDqValues = kWide ? kQueries / 2 : kDqColumns / 2;  // of a thread
 constexpr int kColumns = kHeadDim / 64;
 // With a causal mask, thread blocks are ordered in sets of heads that run together: about as many
 // blocks as a GPU has multiprocessors.
 constexpr int kBlocksTogether = 128;
-constexpr int kManySteps = 64;  // of a head from which blocks keep in step
+constexpr int kManySteps = 4096 / kQueries;  // of a head from which blocks keep in step
 constexpr int kStatsBytes = 2 * kQueries * 4;
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
-constexpr int kGradientsBytes = kKeys * kQueries * 2;  // of the scores
+constexpr int kGradientsBytes = kKeys * (kWide ? 128 : kQueries) * 2;  // of the scores
 constexpr int kInputStages = kWhole ? 2 : 1;
 constexpr int kValuesOffset = kKeysBytes, kQueriesOffset = kInputStages * 2 * kKeysBytes;
 constexpr int kOutOffset = kQueriesOffset + 2 * kQueriesBytes;
@@ -88,6 +94,9 @@ constexpr int kSharedBytes = kBarriersOffset + (kInputStages + 5) * 16;
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kKeys == kGroups * kGroupRows, "a warpgroup has 64 keys");
 static_assert(!kWhole || (!kDeterministic && !kGrouped), "its sums have an order, of one head");
+static_assert(!kWide || (kHeadDim == 128 && kTileRows == kQueries && !kWhole),
+              "its sums of dq are transposed, in memory of all blocks");
+static_assert(!kWide || !kDeterministic || !kCausal, "steps do not begin at blocks of keys");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 
 using Inputs = Ring<kInputStages, 2 * kKeysBytes, kWhole ? kGroups : 1>;
@@ -291,24 +300,40 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
   }
 }
 
+// The gradients of the scores as rounded, from those of the probabilities.
+__device__ __forceinline__ void rounded_score_gradients(u32 (&ds)[kQueries / 4],
+                                                        const float (&dp)[kQueries / 2],
+                                                        const u32 (&p)[kQueries / 4], u32 stats) {
+#pragma unroll
+  for (int j = 0; j < kQueries / 8; ++j) {
+    const float2 minus_delta =
+        load_shared_f32x2(stats + (kQueries + j * 8 + threadIdx.x % 4 * 2) * 4);
+#pragma unroll
+    for (int i = 2 * j; i < 2 * j + 2; ++i)
+      ds[i] = Bf16::multiply(
+          p[i], Bf16::pack(dp[2 * i] + minus_delta.x, dp[2 * i + 1] + minus_delta.y));
+  }
+}
+
 // Adds the warpgroup's columns of a step's dq, beginning at `column`, to the accumulator in device
 // memory. A tile of the accumulator is stored as [32 x 32 pieces][16 x 8 fragments][lane][4].
-// There is one address: the others are constants further.
-__device__ __forceinline__ void add_dq(const float (&dq)[kDqColumns / 2], float* dq_sum,
+// If WIDE, a tile is stored as [16 columns][8 queries][lane][4]. There is one address: the others are constants further.
+__device__ __forceinline__ void add_dq(const float (&dq)[kDqValues], float* dq_sum,
                                        const Work& work, const Step& step, int column) {
   constexpr int kFragment = 128, kPiece = 8 * kFragment, kPieces = kTileRows / 32;  // of 32 columns
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const int in_tile = step.query % kTileRows, row16 = in_tile / 16 + warp;
   float* to = dq_sum + work.row(step.head, step.query - in_tile) * kHeadDim + lane * 4;
-  to += (column / 32 * kPieces + row16 / 2) * kPiece + row16 % 2 * 4 * kFragment;
+  to += kWide ? (column / 16 + warp) * (kQueries * 16)
+              : (column / 32 * kPieces + row16 / 2) * kPiece + row16 % 2 * 4 * kFragment;
 #pragma unroll
-  for (int j = 0; j < kDqColumns / 8; ++j)
-    reduce_add_f32x4(to + j / 4 * kPieces * kPiece + j % 4 * kFragment, dq[4 * j], dq[4 * j + 1],
-                     dq[4 * j + 2], dq[4 * j + 3]);
+  for (int j = 0; j < kDqValues / 4; ++j)
+    reduce_add_f32x4(to + (kWide ? j * kFragment : j / 4 * kPieces * kPiece + j % 4 * kFragment),
+                     dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
 }
 
 // Adds to dq the sum of the previous key blocks, which the same thread stored.
-__device__ __forceinline__ void add_sum(float (&dq)[kDqColumns / 2], const float* from) {
+__device__ __forceinline__ void add_sum(float (&dq)[kDqValues], const float* from) {
   constexpr int kAtATime = 4;  // more take too many registers
 #pragma unroll
   for (int first = 0; first < kDqColumns / 8; first += kAtATime) {
@@ -323,7 +348,7 @@ __device__ __forceinline__ void add_sum(float (&dq)[kDqColumns / 2], const float
     }
   }
 }
-__device__ __forceinline__ void store_sum(const float (&dq)[kDqColumns / 2], float* to) {
+__device__ __forceinline__ void store_sum(const float (&dq)[kDqValues], float* to) {
 #pragma unroll
   for (int j = 0; j < kDqColumns / 8; ++j)
     *reinterpret_cast<float4*>(to + j * kGroupThreads * 4) =
@@ -332,14 +357,14 @@ __device__ __forceinline__ void store_sum(const float (&dq)[kDqColumns / 2], flo
 
 // Stores the warpgroup's columns of a step's dq to device memory. The values pass through the
 // warpgroup's part of the tile of score gradients.
-__device__ __forceinline__ void store_dq(float (&dq)[kDqColumns / 2], u32 tile,
+__device__ __forceinline__ void store_dq(float (&dq)[kDqValues], u32 tile,
                                          const TensorMap& map, const Work& work, const Step& step,
                                          int column, int group) {
   // The barrier ensures that the other warpgroup has read the score gradients as well.
   if (kDqGroups == kGroups) barrier_sync(kReadBarrier, kGroups * kGroupThreads);
 #pragma unroll
-  for (int i = 0; i < kDqColumns / 2; ++i) dq[i] *= kScale;
-  u32 words[kDqColumns / 4];
+  for (int i = 0; i < kDqValues; ++i) dq[i] *= kScale;
+  u32 words[kDqValues / 2];
   round_to_operand(words, dq);
   store_operand<kGroupRows>(tile, words, 0);
   fence_async();
@@ -362,6 +387,7 @@ struct Rows<false> {
     multiply_abt<kKeys, kQueries>(s, rows, b);
   }
 };
+#if !WIDE
 template <>
 struct Rows<true> {
   u32 words[kHeadDim / 4];
@@ -370,6 +396,7 @@ struct Rows<true> {
     multiply_abt<kQueries>(s, words, b);
   }
 };
+#endif
 
 // Stores the warpgroup's dk or dv to device memory, through its rows of a shared tile that is no
 // longer read.
@@ -452,8 +479,12 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     // The GEMM of dp has finished.
     wgmma_wait<1>();
     settle(dp);
-    score_gradients(dp, s, stats);
-    round_to_operand(ds, dp);
+    if (kWide) {
+      rounded_score_gradients(ds, dp, p, stats);
+    } else {
+      score_gradients(dp, s, stats);
+      round_to_operand(ds, dp);
+    }
     const u32 gradients = rings.gradients + n % 2 * kGradientsBytes;
     if (kWhole) {
       // The store of dq of two steps ago must have read this buffer.
@@ -468,9 +499,12 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     const bool adds = kDqGroups == kGroups || n % kGroups == group;
     const u32 written = kWrittenBarrier + (kDqGroups == kGroups ? 0 : n % 2);
     if (adds) {
-      float dq[kDqColumns / 2];
+      float dq[kDqValues];
       barrier_sync(written, kGroups * kGroupThreads);
-      multiply_atb<kKeys>(dq, gradients, dq_keys);
+      if (kWide)
+        multiply_atb<kKeys>(dq, dq_keys, gradients);
+      else
+        multiply_atb<kKeys>(dq, gradients, dq_keys);
       multiply_ab(dk, ds, rings.queries.stage(n));
       // The GEMMs of dq and of dv have finished.
       wgmma_wait<1>();
@@ -589,7 +623,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
   }
 }
 
-#if GROUPED
+#if GROUPED && !WIDE
 // Rounds dk and dv from their fp32 sums and zeroes the sums for the next launch. Each thread
 // handles eight elements; a batch has `key_heads` heads.
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -617,5 +651,38 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       make_uint4(Element::pack(x.x, x.y), Element::pack(x.z, x.w), Element::pack(y.x, y.y),
                  Element::pack(y.z, y.w));
   from[0] = from[1] = make_float4(0.f, 0.f, 0.f, 0.f);
+}
+#endif
+
+#if WIDE && !GROUPED && !DETERMINISTIC
+// dq from its transposed sums, a block a step of a head: through shared memory, to have a row's
+// columns together.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    attention_backward_flash_wgmma_transpose(const float* __restrict__ dq_sum, u16* __restrict__ dq,
+                                             int seqlen, int heads,
+                                             const __grid_constant__ Strides strides) {
+  constexpr int kRow = kHeadDim + 8, kEights = kHeadDim / 8;  // elements in shared memory; of a row
+  __shared__ __align__(16) u16 tile[kQueries * kRow];
+  const int steps = (seqlen + kQueries - 1) / kQueries;
+  const int head = blockIdx.x / steps, first = (blockIdx.x - head * steps) * kQueries;
+  const float4* const from = reinterpret_cast<const float4*>(dq_sum) +
+                             static_cast<i64>(blockIdx.x) * (kQueries * kHeadDim / 4);
+  for (int i = threadIdx.x; i < kQueries * kHeadDim / 4; i += kThreads) {
+    const float4 x = from[i];
+    const int lane = i % kWarpSize, fragment = i / kWarpSize;
+    const int column = fragment / (kQueries / 8) * 16 + lane / 4;
+    u16* const to = tile + (fragment % (kQueries / 8) * 8 + lane % 4 * 2) * kRow + column;
+    to[0] = Element::from_f32(x.x * kScale), to[kRow] = Element::from_f32(x.y * kScale);
+    to[8] = Element::from_f32(x.z * kScale), to[kRow + 8] = Element::from_f32(x.w * kScale);
+  }
+  __syncthreads();
+  const int batch = head / heads;
+  u16* const to = dq + strides.first_row(batch, head - batch * heads);
+  for (int i = threadIdx.x; i < kQueries * kEights; i += kThreads) {
+    const int row = i / kEights, column = i % kEights * 8;
+    if (first + row < seqlen)
+      *reinterpret_cast<uint4*>(to + (first + row) * strides.row + column) =
+          *reinterpret_cast<const uint4*>(tile + row * kRow + column);
+  }
 }
 #endif

@@ -178,7 +178,10 @@ __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[k
 // Computes d = a^T b over kRows rows, where a has 64 columns and b has the columns of d.
 template <int kRows, int kCount>
 __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
-  const u64 first = operand(a), second = operand(b);
+  // From column 64 on, the columns of b are a tile's column further.
+  constexpr u64 kLeading =
+      2 * kCount > 64 ? (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16) : 0;
+  const u64 first = operand(a), second = operand(b) ^ kLeading;
   wgmma_fence();
   wgmma_16<0, 1>(d, first, second);
 #pragma unroll

@@ -177,6 +177,7 @@ impl Backward {
         let one_head = backward_wgmma::BackwardBlockWork::OfKeys {
             heads: 1,
             order: QueryGradientSumOrder::Any,
+            wide: false,
         };
         AttentionScratchBytes {
             any: backward_mma::row_statistics_bytes(&extents)

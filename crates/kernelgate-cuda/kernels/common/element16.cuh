@@ -11,6 +11,12 @@ struct Bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
   }
+  // Both elements' products, rounded; from sm_90 on.
+  static __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+  }
   static __device__ __forceinline__ float low(u32 pair) { return bits_to_f32(pair << 16); }
   static __device__ __forceinline__ float high(u32 pair) { return bits_to_f32(pair & 0xffff0000u); }
   static __device__ __forceinline__ float to_f32(u16 x) {

@@ -35,9 +35,15 @@ pub const fn queries_per_step(extents: &Extents) -> usize {
     if extents.d == 64 { 128 } else { 64 }
 }
 
-/// Number of queries of all heads, where each head is padded to whole steps.
+/// Queries in a wide step of `backward_flash_wgmma`.
+pub const QUERIES_OF_WIDE_STEP: usize = 80;
+
+/// Number of queries of all heads, where each head is padded to whole steps of any kernel.
 const fn padded_rows(extents: &Extents) -> usize {
-    extents.heads * extents.s.div_ceil(queries_per_step(extents)) * queries_per_step(extents)
+    let wide = if extents.d == 128 { QUERIES_OF_WIDE_STEP } else { queries_per_step(extents) };
+    let (padded, padded_wide) =
+        (extents.s.next_multiple_of(queries_per_step(extents)), extents.s.next_multiple_of(wide));
+    extents.heads * if padded_wide > padded { padded_wide } else { padded }
 }
 
 pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
@@ -65,7 +71,7 @@ pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
     // Sixteen warps handle one step.
     blocks: |extents| {
         [
-            (padded_rows(extents) / queries_per_step(extents) * 16)
+            (padded_rows(extents).div_ceil(queries_per_step(extents)) * 16)
                 .div_ceil(THREADS / THREADS_PER_ROW_SUM),
             1,
             1,

@@ -24,7 +24,8 @@ use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, row_statistics_bytes};
 use saved_forward::{BackwardInputs, save_forward_outputs};
 use wgmma::{
-    FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND_KEY_GRADIENTS_KERNEL, key_gradient_sum_bytes,
+    FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND_KEY_GRADIENTS_KERNEL, TRANSPOSE_KERNEL,
+    WIDE_STEPS_KERNEL, key_gradient_sum_bytes,
 };
 
 /// Kernels that are launched by the rows of this file only.
@@ -101,6 +102,8 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
             GROUPED_HEADS_KERNEL,
             ROUND_KEY_GRADIENTS_KERNEL,
             FLASH_MMA_FINISH,
+            WIDE_STEPS_KERNEL,
+            TRANSPOSE_KERNEL,
         ])
     },
     prepare: Prepare::CudaWithin {

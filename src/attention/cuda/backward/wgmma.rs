@@ -1,11 +1,13 @@
 //! Attention backward on sm_90a: kernels and launcher of `kernels/attention/backward_flash_wgmma`.
 
 use super::mma::{
-    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS_PER_BLOCK, PendingLaunches, queries_per_step,
+    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS_PER_BLOCK, PendingLaunches, QUERIES_OF_WIDE_STEP,
+    queries_per_step,
 };
 use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, QueryGradientSumOrder};
 use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, kernel, key_boxes, query_boxes};
 use kernelgate::backend::BackendError;
+use kernelgate::workload::Dtype;
 use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
 
 /// Kernels of `backward_flash_wgmma`; the launches before and after them are kernels of
@@ -16,6 +18,11 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[
     ROUND_KEY_GRADIENTS_KERNEL,
     FIXED_ORDER_KERNEL,
     WHOLE_HEADS_KERNEL,
+    WIDE_STEPS_KERNEL,
+    WIDE_GROUPED_HEADS_KERNEL,
+    WIDE_FIXED_ORDER_KERNEL,
+    WIDE_PREPARE_KERNEL,
+    TRANSPOSE_KERNEL,
 ];
 
 /// Threads of a block: two warpgroups that compute and one that copies.
@@ -24,11 +31,14 @@ const THREADS: usize = 384;
 /// Number of queries in one step of `backward_flash_wgmma`.
 const QUERIES_PER_STEP: usize = 64;
 
+/// Positions of a head from which blocks take wide steps: the shortest of which they were faster.
+const LONG_HEAD: usize = 4096;
+
 /// Number of keys of a warpgroup, and of a tensor-copy box of its gradients.
 const KEYS_PER_WARPGROUP: usize = KEYS_PER_BLOCK / 2;
 
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
+    constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE", "WIDE"]),
     shared_bytes,
     requires: RequiredArchitecture::Exactly("sm_90a"),
     ..kernel(
@@ -42,7 +52,7 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
 /// Build of the kernel in which a block handles only some of the query heads that share keys.
 pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "GROUPED=1"),
-    constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE"]),
+    constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
     // The grid has at most this size: if each query head has blocks of its own.
     blocks: |extents| [grid_blocks(extents, 1), 1, 1],
     ..FLASH_WGMMA
@@ -60,7 +70,7 @@ pub const ROUND_KEY_GRADIENTS_KERNEL: KernelSpec<Extents> = KernelSpec {
 /// Build of the kernel in which dq is summed in a fixed order.
 const FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "DETERMINISTIC=1"),
-    constants: |extents| constants(extents, &["GROUPED", "WHOLE"]),
+    constants: |extents| constants(extents, &["GROUPED", "WHOLE", "WIDE"]),
     ..FLASH_WGMMA
 };
 
@@ -69,16 +79,86 @@ const FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
 const WHOLE_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "WHOLE=1"),
     constants: |extents| {
-        let mut constants = constants(extents, &["DETERMINISTIC", "GROUPED"]);
-        constants.retain(|(name, _)| *name != "SHARED_BYTES");
-        constants.push(("SHARED_BYTES", shared_bytes_of_two_stages(extents)));
-        constants
+        let shared = [("SHARED_BYTES", shared_bytes_of_two_stages(extents))];
+        replace(constants(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]), &shared)
     },
     shared_bytes: shared_bytes_of_two_stages,
     // The launcher sets one block for each multiprocessor.
     blocks: |_| [1, 1, 1],
     ..FLASH_WGMMA
 };
+
+/// Steps of more queries, for long heads.
+pub const WIDE_STEPS_KERNEL: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| defines_with(extents, "WIDE=1"),
+    variants: || in_wide_steps(FLASH_WGMMA.variants),
+    constants: |extents| wide_constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
+    shared_bytes: shared_bytes_of_wide_steps,
+    ..FLASH_WGMMA
+};
+const WIDE_GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| [defines_with(extents, "WIDE=1"), vec!["GROUPED=1".to_owned()]].concat(),
+    constants: |extents| wide_constants(extents, &["DETERMINISTIC", "WHOLE"]),
+    blocks: GROUPED_HEADS_KERNEL.blocks,
+    ..WIDE_STEPS_KERNEL
+};
+/// The fixed order of full attention. With a causal mask, steps would not begin at blocks of keys.
+const WIDE_FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        [defines_with(extents, "WIDE=1"), vec!["DETERMINISTIC=1".to_owned()]].concat()
+    },
+    variants: || {
+        (WIDE_STEPS_KERNEL.variants)().into_iter().filter(|extents| !extents.causal).collect()
+    },
+    constants: |extents| wide_constants(extents, &["GROUPED", "WHOLE"]),
+    ..WIDE_STEPS_KERNEL
+};
+
+fn wide_constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
+    let wide = [
+        ("TILE_QUERIES", QUERIES_OF_WIDE_STEP),
+        ("SHARED_BYTES", shared_bytes_of_wide_steps(extents)),
+    ];
+    replace(constants(extents, zeros), &wide)
+}
+
+/// Row statistics in the order of wide steps.
+const WIDE_PREPARE_KERNEL: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        let queries = format!("PREPARED_QUERIES={QUERIES_OF_WIDE_STEP}");
+        (FLASH_MMA_PREPARE.defines)(extents).into_iter().chain([queries]).collect()
+    },
+    variants: || in_wide_steps(FLASH_MMA_PREPARE.variants),
+    requires: FLASH_WGMMA.requires,
+    ..FLASH_MMA_PREPARE
+};
+
+/// Transposes and rounds the sums of dq of wide steps.
+pub const TRANSPOSE_KERNEL: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_flash_wgmma_transpose",
+    blocks: |extents| [extents.s.div_ceil(QUERIES_OF_WIDE_STEP) * extents.heads, 1, 1],
+    shared_bytes: |_| 0,
+    ..WIDE_STEPS_KERNEL
+};
+
+fn in_wide_steps(variants: fn() -> Vec<Extents>) -> Vec<Extents> {
+    variants().into_iter().filter(computes_in_wide_steps).collect()
+}
+
+/// Whether there is a build with wide steps. It rounds gradients of probabilities, which might
+/// overflow f16.
+fn computes_in_wide_steps(extents: &Extents) -> bool {
+    extents.d == 128 && extents.dtype == Dtype::Bf16
+}
+
+fn replace(
+    mut constants: Vec<(&'static str, usize)>,
+    others: &[(&'static str, usize)],
+) -> Vec<(&'static str, usize)> {
+    constants.retain(|(name, _)| others.iter().all(|(other, _)| other != name));
+    constants.extend(others);
+    constants
+}
 
 fn defines_with(extents: &Extents, define: &str) -> Vec<String> {
     (FLASH_WGMMA.defines)(extents).into_iter().chain([define.to_owned()]).collect()
@@ -152,6 +232,13 @@ fn shared_bytes_of_two_stages(extents: &Extents) -> usize {
     shared_bytes(extents) + 2 * KEYS_PER_BLOCK * extents.d * ELEMENT_BYTES as usize + 16
 }
 
+/// [`shared_bytes`] with steps of more queries. Gradients of the scores have rows for 128.
+fn shared_bytes_of_wide_steps(extents: &Extents) -> usize {
+    let (row, queries) = (extents.d * ELEMENT_BYTES as usize, QUERIES_OF_WIDE_STEP);
+    let scores = KEYS_PER_BLOCK * 128 * ELEMENT_BYTES as usize;
+    (2 * KEYS_PER_BLOCK + 4 * queries) * row + 2 * (scores + 2 * 4 * queries) + 6 * 16
+}
+
 /// Whether blocks compute whole heads: if sums of dq in L2 cost less than sums in memory, and all
 /// multiprocessors have about the same number of heads. The number of steps of a head must be even,
 /// so that both warpgroups have as many steps at each key block.
@@ -169,7 +256,7 @@ const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
 pub enum BackwardBlockWork {
     /// A block computes one key block, for `heads` of the query heads that read it. The sums of dq
     /// have a fixed order only if a block handles all of these heads.
-    OfKeys { heads: usize, order: QueryGradientSumOrder },
+    OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool },
     /// Each of `count` persistent blocks computes whole heads; the sums of dq have a fixed order.
     OfHeads { count: u32 },
 }
@@ -189,7 +276,9 @@ impl BackwardBlockWork {
             QueryGradientSumOrder::Any => heads_per_block(extents, multiprocessors as usize),
             QueryGradientSumOrder::Fixed => extents.share,
         };
-        Self::OfKeys { heads, order }
+        let ordered = order == QueryGradientSumOrder::Fixed && extents.causal;
+        let wide = extents.s >= LONG_HEAD && computes_in_wide_steps(extents) && !ordered;
+        Self::OfKeys { heads, order, wide }
     }
 
     /// Whether blocks add to sums of dk and dv in memory.
@@ -200,9 +289,16 @@ impl BackwardBlockWork {
     const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
         match self {
             Self::OfHeads { .. } => &WHOLE_HEADS_KERNEL,
-            Self::OfKeys { .. } if self.adds_to_key_gradients(extents) => &GROUPED_HEADS_KERNEL,
-            Self::OfKeys { order: QueryGradientSumOrder::Any, .. } => &FLASH_WGMMA,
-            Self::OfKeys { order: QueryGradientSumOrder::Fixed, .. } => &FIXED_ORDER_KERNEL,
+            Self::OfKeys { order, wide, .. } => {
+                match (self.adds_to_key_gradients(extents), order, wide) {
+                    (true, _, false) => &GROUPED_HEADS_KERNEL,
+                    (true, _, true) => &WIDE_GROUPED_HEADS_KERNEL,
+                    (false, QueryGradientSumOrder::Any, false) => &FLASH_WGMMA,
+                    (false, QueryGradientSumOrder::Any, true) => &WIDE_STEPS_KERNEL,
+                    (false, QueryGradientSumOrder::Fixed, false) => &FIXED_ORDER_KERNEL,
+                    (false, QueryGradientSumOrder::Fixed, true) => &WIDE_FIXED_ORDER_KERNEL,
+                }
+            }
         }
     }
 
@@ -234,12 +330,20 @@ pub fn load_backward_kernels(
     // The main kernel is loaded first, because the device may decline it.
     let main = blocks.kernel(extents).load(device, extents)?;
     let grouped = blocks.adds_to_key_gradients(extents);
-    let adds = matches!(blocks, BackwardBlockWork::OfKeys { .. });
+    let (first, last) = match blocks {
+        BackwardBlockWork::OfKeys { wide: false, .. } => {
+            (FLASH_MMA_PREPARE, Some(FLASH_MMA_FINISH))
+        }
+        BackwardBlockWork::OfKeys { wide: true, .. } => {
+            (WIDE_PREPARE_KERNEL, Some(TRANSPOSE_KERNEL))
+        }
+        BackwardBlockWork::OfHeads { .. } => (FLASH_MMA_PREPARE, None),
+    };
     Ok(LoadedBackwardKernels {
         main,
-        first: FLASH_MMA_PREPARE.load(device, extents)?,
+        first: first.load(device, extents)?,
         round: grouped.then(|| ROUND_KEY_GRADIENTS_KERNEL.load(device, extents)).transpose()?,
-        last: adds.then(|| FLASH_MMA_FINISH.load(device, extents)).transpose()?,
+        last: last.map(|last| last.load(device, extents)).transpose()?,
     })
 }
 
@@ -266,7 +370,9 @@ pub fn launches(
         [0, 0, scratch.zeroed]
     };
     let BackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
-    let of_step = |strides| query_boxes(extents, strides, QUERIES_PER_STEP);
+    let wide = matches!(blocks, BackwardBlockWork::OfKeys { wide: true, .. });
+    let queries = if wide { QUERIES_OF_WIDE_STEP } else { QUERIES_PER_STEP };
+    let of_step = |strides| query_boxes(extents, strides, queries);
     let of_keys = |strides, rows| key_boxes(extents, strides, rows);
     let (grid, heads) = blocks.grid_and_heads(extents);
     let key_heads = extents.key_heads_a_batch();
@@ -302,7 +408,14 @@ pub fn launches(
         steps.push(("round", round.prepare(device, None, parameters)?));
     }
     if let Some(last) = last {
-        steps.push(("finish", last.prepare(device, None, call.finish_arguments())?));
+        let parameters = if wide {
+            let heads = extents.query_heads_per_sequence();
+            let sums = Arguments::new().address(call.dq_accumulator()).address(grad_q);
+            sums.value(extents.s as i32).value(heads as i32).value(layout.grad_q.stride_words())
+        } else {
+            call.finish_arguments()
+        };
+        steps.push(("finish", last.prepare(device, None, parameters)?));
     }
     Ok(OrderedLaunches::new(steps))
 }
@@ -328,6 +441,7 @@ mod tests {
         assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
         assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
         assert_eq!(shared_bytes_of_two_stages(&wide), (192 + 32 + 1) * 1024 + 112);
+        assert_eq!(shared_bytes_of_wide_steps(&wide), (144 + 64) * 1024 + 1280 + 96);
     }
 
     #[test]
@@ -405,6 +519,54 @@ mod tests {
     }
 
     #[test]
+    fn wide_steps_agree_with_the_reference_at_odd_shapes() {
+        let Some((device, _alone)) = gpu() else { return };
+        if device.facts().arch != "sm_90a" {
+            return;
+        }
+        // The long ones keep in step.
+        let short = [1, 79, 80, 81, 200, 333].map(|s| [(2, s, 4), (2, s, 2)]);
+        let all = short.into_iter().flatten().chain([(1, 4097, 4), (1, 4100, 2)]);
+        for (b, s, h_kv) in all {
+            for (causal, outliers) in [(false, false), (true, false), (false, true), (true, true)] {
+                let attention =
+                    Attention { h_kv, outliers, ..bf16_attention(b, 4, s, 128, causal) };
+                let problem = AttentionBackward { attention };
+                let inputs = problem.inputs(27);
+                let expected = problem.reference(&inputs);
+                let shape = Shape::from(&attention);
+                let layout =
+                    BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
+                let share = 4 / h_kv;
+                for (heads, order) in [
+                    (share, QueryGradientSumOrder::Any),
+                    (1, QueryGradientSumOrder::Any),
+                    (share, QueryGradientSumOrder::Fixed),
+                ] {
+                    let fixed = order == QueryGradientSumOrder::Fixed;
+                    if causal && fixed {
+                        continue;
+                    }
+                    let blocks = BackwardBlockWork::OfKeys { heads, order, wide: true };
+                    let backward =
+                        Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
+                            .unwrap();
+                    let mut task = task(&backward, &problem, &inputs, &device).unwrap();
+                    let mut launch = || {
+                        launch_and_verify(&mut task, &expected, problem.tolerance())
+                            .unwrap_or_else(|error| panic!("{attention:?}, {blocks:?}: {error}"));
+                        task.outputs().unwrap().clone()
+                    };
+                    let (first, second) = (launch(), launch());
+                    for (name, tensor) in first.iter().filter(|_| fixed) {
+                        assert!(tensor.as_bytes() == second.tensor(name).as_bytes(), "{name}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn any_number_of_heads_a_block_agrees_with_the_reference() {
         let Some((device, _alone)) = gpu() else { return };
         if device.facts().arch != "sm_90a" {
@@ -419,7 +581,8 @@ mod tests {
                 let shape = Shape::from(&attention);
                 let layout =
                     BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-                let blocks = BackwardBlockWork::OfKeys { heads, order: QueryGradientSumOrder::Any };
+                let order = QueryGradientSumOrder::Any;
+                let blocks = BackwardBlockWork::OfKeys { heads, order, wide: false };
                 let backward =
                     Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
                 let mut task = task(&backward, &problem, &inputs, &device).unwrap();

@@ -236,8 +236,8 @@ fn check_backward(
 #[test]
 fn scratch_is_declared_without_a_device() {
     let attention = bf16_attention(2, 4, 100, 128, true);
-    // Eight heads of 100 queries are padded to steps of 64.
-    let any = 8 * 128 * (2 * 4 + 4 * 128);
+    // Eight heads of 100 queries are padded to steps of 80.
+    let any = 8 * 160 * (2 * 4 + 4 * 128);
     let turns = 8 * 2 * 4;
     assert_eq!(
         Backward::max_scratch_bytes(&Shape::from(&attention)),
@@ -355,7 +355,8 @@ fn grouped_sums_are_stored_by_strides() {
         Forward::new(&device, &shape, &layout.forward, AttentionTechnique::FlashWgmma).unwrap();
     let forward = forward.launches(&memory.forward()).unwrap();
     forward.launch().unwrap();
-    let blocks = BackwardBlockWork::OfKeys { heads: 1, order: QueryGradientSumOrder::Any };
+    let blocks =
+        BackwardBlockWork::OfKeys { heads: 1, order: QueryGradientSumOrder::Any, wide: false };
     let backward = Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
     let bytes = backward.scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
