@@ -13,7 +13,7 @@
 //! use kernelgate_trace::read::{self, WantedTraceParts};
 //! use kernelgate_trace::stats::{self, StatsReport};
 //!
-//! let trace = read::open("trace.sqlite".as_ref(), &WantedTraceParts::ALL)?;
+//! let trace = read::open_trace_file("trace.sqlite".as_ref(), &WantedTraceParts::ALL)?;
 //! println!("{}", stats::table(&trace, StatsReport::GpuKernels).to_text());
 //! # Ok::<(), kernelgate_trace::TraceError>(())
 //! ```

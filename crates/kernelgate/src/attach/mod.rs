@@ -11,13 +11,13 @@
 //!         let n = point.number("n")?;
 //!         let inputs = vec![TensorSpec::new("x", [n], Dtype::F32)];
 //!         let outputs = vec![TensorSpec::new("y", [n], Dtype::F32)];
-//!         let work = Definition::traffic(&inputs, &outputs);
-//!         let (reference, tolerance) = (Reference::None, Tolerances::by_dtype());
-//!         Ok(Definition { inputs, outputs, reference, work, tolerance })
+//!         let work = ProblemDefinition::traffic_work(&inputs, &outputs);
+//!         let (reference, tolerance) = (OutputReference::None, Tolerances::by_dtype());
+//!         Ok(ProblemDefinition { inputs, outputs, reference, work, tolerance })
 //!     });
 //!     let copy = copy.row("cuda/theirs", ["x", "y"], |at, [x, y]| {
 //!         let (stream, n) = (at.stream().raw_pointer(), at.number("n")?);
-//!         Ok(Launches::new(move || their_copy(stream, x, y, n)))
+//!         Ok(RowLaunches::new(move || their_copy(stream, x, y, n)))
 //!     });
 //!     Harness::new("copy", [copy]).main()
 //! }

@@ -23,9 +23,9 @@ use crate::workload::{Axis, AxisError, Point, SelectionLines, Tensors};
 ///         let n = point.number("n")?;
 ///         let inputs = vec![TensorSpec::new("x", [n], Dtype::F32)];
 ///         let outputs = vec![TensorSpec::new("y", [n], Dtype::F32)];
-///         let work = Definition::traffic(&inputs, &outputs);
-///         let (reference, tolerance) = (Reference::None, Tolerances::by_dtype());
-///         Ok(Definition { inputs, outputs, reference, work, tolerance })
+///         let work = ProblemDefinition::traffic_work(&inputs, &outputs);
+///         let (reference, tolerance) = (OutputReference::None, Tolerances::by_dtype());
+///         Ok(ProblemDefinition { inputs, outputs, reference, work, tolerance })
 ///     });
 ///     let copy = copy.host_row("cpu", |inputs, outputs| {
 ///         outputs.f32_mut("y").copy_from_slice(inputs.f32("x"));

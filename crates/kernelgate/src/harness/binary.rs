@@ -35,7 +35,7 @@ use kernelgate_cuda::spec::ListedKernel;
 /// # struct Double { n: usize }
 /// # impl Problem for Double {
 /// #     fn inputs(&self, seed: u64) -> Tensors {
-/// #         Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+/// #         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
 /// #     }
 /// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
 /// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
@@ -68,7 +68,7 @@ use kernelgate_cuda::spec::ListedKernel;
 /// #     }),
 /// # }];
 /// fn main() -> std::process::ExitCode {
-///     Harness::new("double", vec![suite(&DOUBLE, ROWS)]).main()
+///     Harness::new("double", vec![join_rows(&DOUBLE, ROWS)]).main()
 /// }
 /// ```
 pub struct Harness {

@@ -30,7 +30,7 @@ pub use work::{FlopUnit, GpuLinkWork, Work};
 ///
 /// impl Problem for Double {
 ///     fn inputs(&self, seed: u64) -> Tensors {
-///         Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+///         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
 ///     }
 ///     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
 ///         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
@@ -198,7 +198,7 @@ pub struct Tolerance {
 /// # struct Double { n: usize }
 /// # impl Problem for Double {
 /// #     fn inputs(&self, seed: u64) -> Tensors {
-/// #         Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+/// #         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
 /// #     }
 /// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
 /// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();

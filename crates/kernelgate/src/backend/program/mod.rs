@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use kernelgate::backend::cuda::{KernelSpec, Source};
-//! use kernelgate::backend::program::{MemoryPurpose, Program, long};
+//! use kernelgate::backend::program::{MemoryPurpose, Program, long_operand};
 //! use kernelgate::workload::Dtype;
 //!
 //! const RELU: KernelSpec<usize> =
@@ -22,8 +22,8 @@
 //! program.scratch("hidden", MemoryPurpose::Activations, 4 * n);
 //! let y = program.output("y", [n], Dtype::F32);
 //! program.in_range("Layers", |program| {
-//!     program.launch(&RELU, &n, ("x", "hidden", long(n)));
-//!     program.launch(&RELU, &n, ("hidden", y, long(n)));
+//!     program.launch(&RELU, &n, ("x", "hidden", long_operand(n)));
+//!     program.launch(&RELU, &n, ("hidden", y, long_operand(n)));
 //! });
 //! assert_eq!(program.check(), Ok(()));
 //! assert_eq!(program.device_bytes(), 12_000);
