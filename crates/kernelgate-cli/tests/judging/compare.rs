@@ -319,7 +319,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
             "    Harness::new(\"spin\", vec![join_rows(&SUM, ROWS)])",
             "    if fault(\"exit\") { std::process::exit(7) }
     const FEWER: Workload<Sum> = Workload { default: &[\"n=1024\"], ..SUM };
-    Harness::new(\"spin\", vec![suite(if fault(\"absent\") { &FEWER } else { &SUM }, ROWS)])",
+    Harness::new(\"spin\", vec![join_rows(if fault(\"absent\") { &FEWER } else { &SUM }, ROWS)])",
         ),
     ];
     let text = bench.iter().fold(format!("{BENCH}{FAULT}"), |text, (from, to)| {
