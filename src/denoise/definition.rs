@@ -71,7 +71,7 @@
 
 use super::model::ACTION_COLUMNS;
 use super::reference::{self, ReferenceExpert};
-pub use super::shape::{ExpertShape, WeightFormat};
+pub use super::shape::{ActionExpertShape, WeightFormat};
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
@@ -109,7 +109,7 @@ pub const STEP: Workload<DenoiseStep> = Workload {
         "model=pi05 s=50 p=968 dtype=fp8,int4",
         "model=tiny s=7,50 p=13,968 dtype=f32,bf16,fp8,int4",
     ],
-    bind: |point| Ok(DenoiseStep { expert: ExpertShape::bind(point)? }),
+    bind: |point| Ok(DenoiseStep { expert: ActionExpertShape::bind(point)? }),
 };
 
 /// Workload of the whole denoising loop.
@@ -134,7 +134,7 @@ pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
         if steps > MAX_LOOP_STEPS {
             return Err(AxisError::Combination(format!("steps={steps}: up to {MAX_LOOP_STEPS}")));
         }
-        Ok(DenoiseLoop { expert: ExpertShape::bind(point)?, steps })
+        Ok(DenoiseLoop { expert: ActionExpertShape::bind(point)?, steps })
     },
 };
 
@@ -158,7 +158,7 @@ pub const LOOP_SCAN: ScanAlongAxes = ScanAlongAxes {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseStep {
     /// Model and shape.
-    pub expert: ExpertShape,
+    pub expert: ActionExpertShape,
 }
 
 impl Problem for DenoiseStep {
@@ -204,7 +204,7 @@ impl Problem for DenoiseStep {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseLoop {
     /// Model and shape.
-    pub expert: ExpertShape,
+    pub expert: ActionExpertShape,
     /// Number of Euler steps.
     pub steps: usize,
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::shape::ExpertShape;
+use super::shape::ActionExpertShape;
 use kernelgate::workload::Tensors;
 
 /// A deliberate fault in the plain implementation.
@@ -41,7 +41,7 @@ pub enum PlantedFault {
 
 /// The plain implementation of the expert, with its tensors in f64.
 pub struct PlainExpert {
-    shape: ExpertShape,
+    shape: ActionExpertShape,
     tensors: BTreeMap<String, Vec<f64>>,
     /// Whether activations are rounded to bf16 wherever openpi's bf16 model rounds them.
     pub rounded: bool,
@@ -50,7 +50,7 @@ pub struct PlainExpert {
 }
 
 impl PlainExpert {
-    pub fn new(shape: &ExpertShape, inputs: &Tensors) -> Self {
+    pub fn new(shape: &ActionExpertShape, inputs: &Tensors) -> Self {
         let tensors = inputs
             .iter()
             .map(|(name, tensor)| (name.to_owned(), tensor.to_f64(0, tensor.len())))
@@ -109,7 +109,7 @@ impl PlainExpert {
 
     /// Computes `velocity [S, 32]` of actions `x [S, 32]` at time `t`.
     pub fn velocity(&self, x: &[f64], t: f64) -> Vec<f64> {
-        let ExpertShape { model, s, p, .. } = self.shape;
+        let ActionExpertShape { model, s, p, .. } = self.shape;
         let (w, e, m) = (model.width, model.head_dim, model.mlp);
         let t = if self.fault == PlantedFault::WrongTime { t + 0.1 } else { t };
         let mut embedding = vec![0.0; w];
@@ -194,7 +194,7 @@ impl PlainExpert {
         keys: &[Vec<f64>],
         values: &[Vec<f64>],
     ) -> Vec<f64> {
-        let ExpertShape { model, s, p, .. } = self.shape;
+        let ActionExpertShape { model, s, p, .. } = self.shape;
         let e = model.head_dim;
         let q = self.times(y, "q_proj", layer, model.heads * e);
         let late = usize::from(self.fault == PlantedFault::QueryPosition);

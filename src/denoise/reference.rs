@@ -8,7 +8,7 @@ use std::f64::consts::{PI, TAU};
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use super::model::Model;
-use super::shape::ExpertShape;
+use super::shape::ActionExpertShape;
 use crate::parallel;
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
@@ -23,7 +23,7 @@ const QUERY_ROWS_PER_TASK: usize = 64;
 
 /// The action expert in fp64, with its styles for the given times.
 pub struct ReferenceExpert<'a> {
-    shape: &'a ExpertShape,
+    shape: &'a ActionExpertShape,
     inputs: &'a Tensors,
     times: usize,
     /// Styles before each layer's attention, `[depth][times, 3W]`.
@@ -36,7 +36,7 @@ pub struct ReferenceExpert<'a> {
 
 impl<'a> ReferenceExpert<'a> {
     /// Computes the styles of all given times.
-    pub fn new(shape: &'a ExpertShape, inputs: &'a Tensors, times: &[f64]) -> Self {
+    pub fn new(shape: &'a ActionExpertShape, inputs: &'a Tensors, times: &[f64]) -> Self {
         let Model { width, depth, .. } = shape.model;
         let n = times.len();
         let silu_all = |values: Vec<f64>| values.into_iter().map(silu).collect::<Vec<_>>();
@@ -59,7 +59,7 @@ impl<'a> ReferenceExpert<'a> {
     /// Computes the velocity `[S, 32]` of actions `x [S, 32]` at time number `time`.
     pub fn velocity(&self, x: &[f64], time: usize) -> Vec<f64> {
         assert!(time < self.times, "time {time} of {}", self.times);
-        let ExpertShape { model, s, .. } = *self.shape;
+        let ActionExpertShape { model, s, .. } = *self.shape;
         let mut h = linear_layer(self.inputs, "action_in", "action_in_bias", 0, x, s);
         for layer in 0..model.depth {
             let style = ReferenceStyleRows::at(&self.style1[layer], time, model.width);
@@ -83,7 +83,7 @@ impl<'a> ReferenceExpert<'a> {
     /// Computes `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, from `y [S, W]` to `[S, H·E]`.
     /// All query heads use one key-value head.
     fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
-        let ExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
+        let ActionExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
         // Rows of q are (position, head) pairs: the heads of a position are contiguous, so no copy
         // is needed.

@@ -40,7 +40,7 @@ impl WeightFormat {
 
 /// Parameters that the step and the loop share: a model with a horizon and a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExpertShape {
+pub struct ActionExpertShape {
     /// The model of the action expert.
     pub model: Model,
     /// Horizon: number of rows of `x`.
@@ -53,7 +53,7 @@ pub struct ExpertShape {
     pub weights: WeightFormat,
 }
 
-impl ExpertShape {
+impl ActionExpertShape {
     pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
         let model = Model::model_of_name(point.word("model")?).expect("the axis lists the models");
         let (dtype, weights) = match point.word("dtype")? {

@@ -22,16 +22,16 @@ const PLANTED_FAULTS: [PlantedFault; 10] = [
     PlantedFault::WrongTime,
 ];
 
-fn tiny_shape(s: usize, p: usize, dtype: Dtype) -> ExpertShape {
-    ExpertShape { model: TINY_MODEL, s, p, dtype, weights: WeightFormat::Same }
+fn tiny_shape(s: usize, p: usize, dtype: Dtype) -> ActionExpertShape {
+    ActionExpertShape { model: TINY_MODEL, s, p, dtype, weights: WeightFormat::Same }
 }
 
-fn in_fp8(model: Model, s: usize, p: usize) -> ExpertShape {
-    ExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Fp8 }
+fn in_fp8(model: Model, s: usize, p: usize) -> ActionExpertShape {
+    ActionExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Fp8 }
 }
 
-fn in_int4(model: Model, s: usize, p: usize) -> ExpertShape {
-    ExpertShape { weights: WeightFormat::Int4, ..in_fp8(model, s, p) }
+fn in_int4(model: Model, s: usize, p: usize) -> ActionExpertShape {
+    ActionExpertShape { weights: WeightFormat::Int4, ..in_fp8(model, s, p) }
 }
 
 fn values(mut expected: Vec<Expected>) -> Vec<f64> {
@@ -58,7 +58,7 @@ fn is_close(a: f64, b: f64) -> bool {
 fn cost_of_a_full_step_is_the_published_one() {
     let million = |count: u64| (count as f64 / 1e5).round() / 10.0;
     let giga = |count: u64| (count as f64 / 1e7).round() / 100.0;
-    let shape = ExpertShape {
+    let shape = ActionExpertShape {
         model: PI05_MODEL,
         s: 50,
         p: 968,
@@ -127,7 +127,7 @@ fn declared_bytes_are_those_of_the_tensors() {
 #[test]
 fn fp8_reads_half_the_weights_and_computes_in_bf16() {
     let (bf16, fp8) = (
-        ExpertShape {
+        ActionExpertShape {
             model: PI05_MODEL,
             s: 50,
             p: 968,
@@ -173,7 +173,7 @@ fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
 fn prints_the_error_of_quantising_the_full_model() {
     let sizes = [(50, 968, 1), (10, 712, 10), (50, 968, 10)];
     for (s, p, steps) in sizes {
-        let plain = ExpertShape { weights: WeightFormat::Same, ..in_int4(PI05_MODEL, s, p) };
+        let plain = ActionExpertShape { weights: WeightFormat::Same, ..in_int4(PI05_MODEL, s, p) };
         let plain = DenoiseLoop { expert: plain, steps };
         let inputs = plain.inputs(1);
         let exact = plain.reference(&inputs);
@@ -269,7 +269,7 @@ fn sizes_that_no_policy_has_are_refused() {
         bind("s", "65536").is_ok() && bind("p", "65536").is_ok() && bind("steps", "1024").is_ok()
     );
     let largest = DenoiseLoop {
-        expert: ExpertShape {
+        expert: ActionExpertShape {
             model: PI05_MODEL,
             s: MAX_TOKENS_AND_STEPS,
             p: MAX_TOKENS_AND_STEPS,

@@ -1,6 +1,6 @@
 //! CPU implementation of attention over several GPUs: it computes the parts of all GPUs one after
-//! the other. The steps and the merge of their results run for any number of GPUs. Speed is
-//! excluded on purpose: every step copies its rows.
+//! the other. The steps and the merge of their results run for any number of GPUs. It is
+//! deliberately not fast: every step copies its rows.
 
 use std::ops::Range;
 use std::sync::Arc;

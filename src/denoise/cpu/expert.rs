@@ -9,7 +9,7 @@ use pulp::Arch;
 use super::element::{
     CpuStyle, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled,
 };
-use crate::denoise::definition::ExpertShape;
+use crate::denoise::definition::ActionExpertShape;
 use crate::denoise::model::Model;
 use crate::parallel;
 use kernelgate::backend::cpu::available_threads;
@@ -27,7 +27,7 @@ enum LayerBranch {
 
 /// Inputs of the expert, and all the memory that computing a velocity needs.
 pub struct CpuExpert {
-    shape: ExpertShape,
+    shape: ActionExpertShape,
     inputs: Arc<Tensors>,
     /// Number of times whose styles are stored.
     times: usize,
@@ -60,9 +60,10 @@ pub struct CpuExpert {
 
 impl CpuExpert {
     /// Allocates the memory for velocities at `times` different times.
-    pub fn new(shape: &ExpertShape, inputs: Arc<Tensors>, times: usize) -> Self {
-        let ExpertShape { model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, .. } =
-            *shape;
+    pub fn new(shape: &ActionExpertShape, inputs: Arc<Tensors>, times: usize) -> Self {
+        let ActionExpertShape {
+            model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, ..
+        } = *shape;
         let half = head_dim / 2;
         // Angles are computed in fp64: at positions near 1000, f32 would lose three digits.
         let angle = |i: usize| (p + i / half) as f64 / 1e4f64.powf((i % half) as f64 / half as f64);
@@ -188,7 +189,7 @@ impl CpuExpert {
     /// Computes `attended = softmax(q·kᵀ/√E)·v`, with the query rows of all heads in one GEMM,
     /// because all heads share one set of keys and values.
     fn attend(&mut self, layer: usize) {
-        let ExpertShape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
+        let ActionExpertShape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
         let (context, half) = (self.shape.visible_tokens(), head_dim / 2);
         let cached = |name| {
             let rows = &self.inputs.f32(name)[layer * p * head_dim..][..p * head_dim];

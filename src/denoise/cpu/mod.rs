@@ -9,7 +9,7 @@ mod expert;
 #[cfg(test)]
 mod tests;
 
-use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
+use crate::denoise::definition::{ActionExpertShape, DenoiseLoop, DenoiseStep, WeightFormat};
 use crate::denoise::fp8::widen_to_f32;
 use crate::denoise::model::ACTION_COLUMNS;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     }),
 }];
 
-fn supports(shape: &ExpertShape) -> Result<(), String> {
+fn supports(shape: &ActionExpertShape) -> Result<(), String> {
     match (shape.dtype, shape.weights) {
         (Dtype::F32, _) | (_, WeightFormat::Fp8 | WeightFormat::Int4) => Ok(()),
         _ => Err("computes f32 only".to_owned()),
@@ -76,7 +76,7 @@ fn supports(shape: &ExpertShape) -> Result<(), String> {
 }
 
 /// Converts the inputs of the expert to f32; f32 inputs are shared without a copy.
-fn inputs_in_f32(shape: &ExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
+fn inputs_in_f32(shape: &ActionExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
         WeightFormat::Same => inputs.clone(),
         WeightFormat::Fp8 | WeightFormat::Int4 => {

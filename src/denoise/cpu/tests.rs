@@ -12,8 +12,8 @@ use kernelgate::workload::{Problem, Tolerance, random};
 /// last one short.
 const ODD: Model = Model { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
 
-fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
-    ExpertShape { model, s, p, dtype: Dtype::F32, weights: WeightFormat::Same }
+fn shape(model: Model, s: usize, p: usize) -> ActionExpertShape {
+    ActionExpertShape { model, s, p, dtype: Dtype::F32, weights: WeightFormat::Same }
 }
 
 fn task<P: Problem>(
@@ -118,8 +118,8 @@ fn not_a_number_in_a_weight_reaches_the_output() {
 
 #[test]
 fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses() {
-    let bf16 = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 7, 13) };
-    let expert = ExpertShape { weights: WeightFormat::Fp8, ..bf16 };
+    let bf16 = ActionExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 7, 13) };
+    let expert = ActionExpertShape { weights: WeightFormat::Fp8, ..bf16 };
     let step = DenoiseStep { expert };
     assert!(check(&STEP[0], &step, step.inputs(1)).errors.relative_l2 < 2e-6);
 
@@ -141,7 +141,7 @@ fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses()
 
 #[test]
 fn bf16_is_refused() {
-    let expert = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 1, 1) };
+    let expert = ActionExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 1, 1) };
     assert_eq!((STEP[0].supports)(&DenoiseStep { expert }), Err("computes f32 only".to_owned()));
     assert_eq!(
         (LOOP[0].supports)(&DenoiseLoop { expert, steps: 1 }),

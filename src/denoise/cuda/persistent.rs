@@ -19,7 +19,7 @@ const MAX_TILE_ROWS: usize = 56;
 /// Kernels of the persistent rung.
 pub const KERNELS: &[KernelSpec<LaunchItems>] = &[
     PERSISTENT_KERNEL,
-    STYLES_KERNEL_INPUTS,
+    STYLES_KERNEL,
     SHIFTS_KERNEL,
     PERSISTENT_FP8_KERNEL,
     SHIFTS_FP8_KERNEL,
@@ -83,7 +83,7 @@ const PERSISTENT_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
 const THREADS_WITH_DECODERS: usize = THREADS + 128;
 
 /// Kernel that computes the styles of all steps, in `kernels/denoise/streamed_rows.cu`.
-const STYLES_KERNEL_INPUTS: KernelSpec<LaunchItems> = KernelSpec {
+const STYLES_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
     symbol: "denoise_streamed_styles",
     shared_bytes: |_| STYLES_SHARED_BYTES,
     ..SHIFTS_KERNEL
@@ -256,7 +256,7 @@ pub fn program(run: &ExpertRun) -> Program {
         "styles2",
         "final_styles",
     ];
-    writer.launch(&STYLES_KERNEL_INPUTS, 1, (styles, sizes));
+    writer.launch(&STYLES_KERNEL, 1, (styles, sizes));
     fused::begin(&mut writer);
     let shifts =
         ["styles1", "styles2", "qkv_proj", "gate_up_proj", "shift_qkv", "shift_gate_up", "arrived"];

@@ -3,7 +3,7 @@
 use kernelgate::workload::Dtype;
 
 use super::row::fused_model_macro;
-use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
+use crate::denoise::definition::{ActionExpertShape, DenoiseLoop, DenoiseStep, WeightFormat};
 use crate::denoise::model::ACTION_COLUMNS;
 
 /// Maximum number of steps of a captured loop: a graph with one node for each operation has 400
@@ -14,7 +14,7 @@ const MAX_CAPTURED_STEPS: usize = 100;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertRun {
     /// Model and sizes.
-    pub shape: ExpertShape,
+    pub shape: ActionExpertShape,
     /// Number of velocities that are computed.
     pub steps: usize,
     /// Whether the velocities move the actions; otherwise the single velocity is the output.

@@ -7,7 +7,7 @@ mod quantized;
 use std::sync::Arc;
 
 use super::*;
-use crate::denoise::definition::{ExpertShape, WeightFormat};
+use crate::denoise::definition::{ActionExpertShape, WeightFormat};
 use crate::denoise::model::{Model, PI05_MODEL, TINY_MODEL};
 use crate::gpu_tests::{gpu, prepare};
 use crate::kernel_tests::check_program_launches;
@@ -21,8 +21,8 @@ use kernelgate_cuda::driver::memory;
 /// Model that runs every kernel of the full model in a fraction of its time.
 const SHALLOW_MODEL: Model = Model { name: "shallow", depth: 2, ..PI05_MODEL };
 
-fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
-    ExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Same }
+fn shape(model: Model, s: usize, p: usize) -> ActionExpertShape {
+    ActionExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Same }
 }
 
 fn denoise_loop_of(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
@@ -40,7 +40,7 @@ fn in_int4(problem: DenoiseLoop) -> DenoiseLoop {
 }
 
 fn with_weights(problem: DenoiseLoop, weights: WeightFormat) -> DenoiseLoop {
-    DenoiseLoop { expert: ExpertShape { weights, ..problem.expert }, ..problem }
+    DenoiseLoop { expert: ActionExpertShape { weights, ..problem.expert }, ..problem }
 }
 
 /// Rows that support a problem.
@@ -83,7 +83,7 @@ fn check<P: Problem>(
 
 #[test]
 fn f32_and_long_captures_are_refused_with_a_reason() {
-    let expert = ExpertShape { dtype: Dtype::F32, ..shape(TINY_MODEL, 7, 13) };
+    let expert = ActionExpertShape { dtype: Dtype::F32, ..shape(TINY_MODEL, 7, 13) };
     for row in STEP {
         assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
         assert_eq!(
@@ -157,7 +157,7 @@ fn declared_memory_is_what_the_shapes_say() {
             + 32 * 4);
     let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
     assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
-    // Codes, and a bf16 factor for each eight columns and 64 of k, replace the bf16 weights.
+    // A unit of 8 columns and 64 of k has codes and 8 bf16 factors in place of 512 bf16 weights.
     let full = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     assert_eq!(
         declared(&LOOP[5], &full) - declared(&LOOP[5], &in_fp8(full)),

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::TrialSampling;
-use kernelgate::record::criterion_store::title_without_number;
+use kernelgate::record::criterion_store::title_without_repeat_suffix;
 use kernelgate::record::text::on_one_line;
 
 /// Samples of a case: the fewest that Criterion accepts.
@@ -42,7 +42,8 @@ impl ListedCriterionIds {
     /// Ids of the cases that Criterion's filter matches.
     pub fn ids(&self, filter: Option<&str>) -> BTreeSet<String> {
         let Ok(filter) = CaseFilter::parse(filter, false) else { return BTreeSet::new() };
-        let ids = self.titles.iter().map(|title| title_without_number(title).unwrap_or(title));
+        let ids =
+            self.titles.iter().map(|title| title_without_repeat_suffix(title).unwrap_or(title));
         ids.filter(|id| filter.matches_id(id)).map(on_one_line).collect()
     }
 }
@@ -91,7 +92,8 @@ pub fn running(messages: &str) -> Option<&str> {
 /// Returns a regular expression for these cases and others of the same id; `None` if it would be
 /// too long.
 pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
-    let ids = cases.iter().flat_map(|case| [Some(&**case), title_without_number(case)]).flatten();
+    let ids =
+        cases.iter().flat_map(|case| [Some(&**case), title_without_repeat_suffix(case)]).flatten();
     let ids: Vec<String> = ids.map(regex::escape).collect();
     let filter = format!("^(?:{})$", ids.join("|"));
     (filter.len() <= MAX_FILTER_BYTES).then_some(filter)

@@ -87,7 +87,7 @@ impl MergeAccount {
         self.missing.is_empty() && self.interrupted.is_empty()
     }
 
-    /// The account in lines for a person.
+    /// Says in lines of text which shards were merged, replaced or excluded.
     pub fn lines(&self) -> Vec<String> {
         let plural = if self.merged.len() == 1 { "" } else { "s" };
         let mut lines = vec![format!("{} shard{plural} merged", self.merged.len())];

@@ -70,7 +70,7 @@ pub struct MeasuredCase {
     pub medians_ns: Vec<f64>,
     /// Half the interquartile range within a process over its median, for the middle process.
     pub spread: f64,
-    /// Power state of each process run; `None` if a run recorded none.
+    /// Power state of each process run; the entry of a run that recorded no state is `None`.
     pub power: Vec<Option<CasePower>>,
     /// Median SM clock of the process run in the middle, MHz; absent if no run recorded a clock.
     pub clock_mhz: Option<f64>,

@@ -67,7 +67,7 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
             "maps",
             "Over several axes",
             "The fastest implementation of each problem.",
-            charts::heat(measured),
+            charts::heat_maps(measured),
         ),
         ("caches", "Hot and cold caches", CACHES_EXPLANATION, charts::caches(measured)),
         ("errors", "Errors beside speed", ERRORS_CHART_NOTE, charts::errors(measured)),

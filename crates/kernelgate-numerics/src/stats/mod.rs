@@ -3,7 +3,7 @@
 
 pub mod binomial;
 pub mod change_points;
-pub mod multiple;
+pub mod multiple_testing;
 pub mod normal;
 pub mod power;
 pub mod quantile;
@@ -11,6 +11,6 @@ pub mod signed_rank;
 pub mod walsh;
 
 pub use change_points::{ChangePoint, change_points};
-pub use multiple::benjamini_hochberg_adjusted;
+pub use multiple_testing::benjamini_hochberg_adjusted;
 pub use quantile::{QuartileSpread, median, quantile, relative_half_range, weighted_median};
 pub use walsh::WalshAverages;

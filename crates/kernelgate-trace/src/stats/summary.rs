@@ -70,17 +70,17 @@ pub struct GroupedSamples {
 
 impl GroupedSamples {
     /// Least number of values that are counted at a time.
-    const MIN_COUNTED_AT_ONCE: usize = 1 << 18;
+    const MIN_BUFFERED_VALUES: usize = 1 << 18;
 
     /// Room for so many.
     pub fn with_value_capacity(count: usize) -> Self {
-        Self { recent: Vec::with_capacity(count.min(Self::MIN_COUNTED_AT_ONCE)), ..Self::default() }
+        Self { recent: Vec::with_capacity(count.min(Self::MIN_BUFFERED_VALUES)), ..Self::default() }
     }
 
     /// Adds a value to a group. Groups are numbered from 0.
     pub fn push(&mut self, group: u32, value: i64) {
         // The larger of both, so that counting stays linear in the values.
-        if self.recent.len() >= self.counted.len().max(Self::MIN_COUNTED_AT_ONCE) {
+        if self.recent.len() >= self.counted.len().max(Self::MIN_BUFFERED_VALUES) {
             self.count();
         }
         self.recent.push((group, value));

@@ -21,7 +21,7 @@ use super::CacheState;
 use super::audit::TimingRefusal;
 use super::clock::SampleClockWatch;
 use super::limits::LaunchOverhead;
-use super::power::{self, CapReading, GpuLoad, LoadSample, PowerMeter};
+use super::power::{self, CapReading, GpuLoad, PowerMeter, TimedLaunches};
 use super::queue::{self, FoundBursts, MAX_QUEUED_COMMANDS};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
@@ -439,11 +439,11 @@ impl CeilingLaunches<'_> {
 }
 
 impl GpuLoad for CeilingLaunches<'_> {
-    fn sample(&mut self) -> Result<LoadSample, BackendError> {
+    fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
         self.burst_ns()?;
         let intervals_ns = self.last.as_ref().map(|burst| &burst.intervals_ns[..]);
         let intervals_ns = intervals_ns.unwrap_or_default();
-        Ok(LoadSample {
+        Ok(TimedLaunches {
             launches: intervals_ns.len() as u64,
             elapsed_ns: intervals_ns.iter().sum(),
             clock_mhz: self.timer.typical_clock_mhz,

@@ -177,7 +177,7 @@ pub enum SettlingEnd {
 
 /// One sample of the load before a case's samples.
 #[derive(Debug, Clone, Copy)]
-pub struct LoadSample {
+pub struct TimedLaunches {
     /// Launches in the sample.
     pub launches: u64,
     /// Time of all launches of the load sample together, nanoseconds.
@@ -192,7 +192,7 @@ pub trait GpuLoad {
     ///
     /// # Errors
     /// Fails if a launch of the load fails.
-    fn sample(&mut self) -> Result<LoadSample, BackendError>;
+    fn sample(&mut self) -> Result<TimedLaunches, BackendError>;
 
     /// Reads the card at the end of a window whose last sample had this clock.
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading;
@@ -213,7 +213,7 @@ pub fn wait_until_steady(
     let mut coolings = 0;
     loop {
         let started = Instant::now();
-        let LoadSample { launches, elapsed_ns, clock_mhz } = load.sample()?;
+        let TimedLaunches { launches, elapsed_ns, clock_mhz } = load.sample()?;
         if !settling.add(started.elapsed(), launches, elapsed_ns, clock_mhz) {
             continue;
         }
@@ -562,9 +562,9 @@ mod tests {
     }
 
     impl GpuLoad for HotCard {
-        fn sample(&mut self) -> Result<LoadSample, BackendError> {
+        fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
             std::thread::sleep(SETTLING_WINDOW / 2);
-            Ok(LoadSample { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
+            Ok(TimedLaunches { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
         }
 
         fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {

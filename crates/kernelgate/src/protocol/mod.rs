@@ -17,7 +17,7 @@ pub use recording::{CaseRecording, RecordedPart, RecordedStages};
 pub use request::{BenchRequest, RecordedLaunches, RequestedAction, TimingReportPart};
 pub use response::{
     BenchListing, BenchResponse, BenchResponseBody, CaseStatus, ListedCase, ListedProblem,
-    ListedRow, PeerProgram, ProfiledCase, ResourcesReport, TimingReport, VerifiedCase,
+    ListedRow, PeerProgram, ProfiledCase, ResourcesReport, TimingMethodReport, VerifiedCase,
 };
 
 /// Names the request's file, or asks [`VERSION_QUESTION`].

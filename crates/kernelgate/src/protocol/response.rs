@@ -47,7 +47,7 @@ pub enum BenchResponseBody {
     /// Registers, spills and shared memory of the kernels.
     Resources(ResourcesReport),
     /// How good timing is.
-    Timing(Box<TimingReport>),
+    Timing(Box<TimingMethodReport>),
     /// Environment of the cases.
     Environment(Box<Environment>),
     /// Programs for peers.
@@ -215,7 +215,7 @@ pub struct ProfiledCase {
 /// Measurements of the timing method itself; parts that were not requested, or cannot be measured,
 /// are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TimingReport {
+pub struct TimingMethodReport {
     /// Environment of the measurements.
     pub environment: Environment,
     /// Readings of the card, before and after.
@@ -316,7 +316,7 @@ impl ProfiledCase {
     }
 }
 
-impl TimingReport {
+impl TimingMethodReport {
     /// Checks that the times and the ceilings are plausible.
     fn validate(&self) -> Result<(), String> {
         self.environment.validate()?;

@@ -115,8 +115,9 @@ pub fn read(store: &Path) -> Result<CriterionStoreResults, StoreError> {
         *count.entry(benchmark.full_id.clone()).or_default() += 1;
     }
     for (CriterionBenchmarkFile { group_id: group, full_id, title }, sample, written) in found {
-        let number =
-            title.strip_prefix(title_without_number(&title).unwrap_or(&title)).unwrap_or_default();
+        let number = title
+            .strip_prefix(title_without_repeat_suffix(&title).unwrap_or(&title))
+            .unwrap_or_default();
         let id = if count[&full_id] > 1 { format!("{full_id}{number}") } else { full_id };
         stored.titles.insert(title);
         if stored.cases.remove(&id).is_some() || stored.unusable.contains_key(&id) {
@@ -135,7 +136,7 @@ pub fn read(store: &Path) -> Result<CriterionStoreResults, StoreError> {
 }
 
 /// Removes the number that Criterion appends to a repeated title: "sum #2" becomes "sum".
-pub fn title_without_number(title: &str) -> Option<&str> {
+pub fn title_without_repeat_suffix(title: &str) -> Option<&str> {
     let (id, number) = title.rsplit_once(" #")?;
     number.parse::<u32>().is_ok().then_some(id)
 }

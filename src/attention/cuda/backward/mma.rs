@@ -174,13 +174,13 @@ pub struct PendingLaunches<'a> {
 }
 
 impl PendingLaunches<'_> {
-    /// Bytes of the row statistics: two floats for each row, padded to whole steps.
-    pub const fn row_statistics(&self) -> u64 {
+    /// Address of the row statistics: two floats for each row, padded to whole steps.
+    pub const fn row_statistics_address(&self) -> u64 {
         self.scratch.any
     }
 
-    /// Bytes of the fp32 accumulator of dq.
-    pub const fn dq_accumulator(&self) -> u64 {
+    /// Address of the fp32 accumulator of dq.
+    pub const fn dq_accumulator_address(&self) -> u64 {
         self.scratch.any + row_statistics_bytes(self.extents)
     }
 
@@ -188,19 +188,30 @@ impl PendingLaunches<'_> {
     pub fn prepare_arguments(&self, zeroed: Option<u64>) -> Arguments {
         let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
         let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
-        let tensors = [out, grad_out, lse, self.row_statistics(), zeroed.unwrap_or(0)];
+        let tensors = [out, grad_out, lse, self.row_statistics_address(), zeroed.unwrap_or(0)];
         self.arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
     }
 
     /// Arguments of the kernel after the main one.
     pub fn finish_arguments(&self) -> Arguments {
-        self.arguments(&[self.dq_accumulator(), self.addresses.grad_q], &[&self.layout.grad_q])
+        self.arguments(
+            &[self.dq_accumulator_address(), self.addresses.grad_q],
+            &[&self.layout.grad_q],
+        )
     }
 
     fn main_kernel_arguments(&self) -> Arguments {
         let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
-        let tensors =
-            [q, k, v, grad_out, self.row_statistics(), self.dq_accumulator(), grad_k, grad_v];
+        let tensors = [
+            q,
+            k,
+            v,
+            grad_out,
+            self.row_statistics_address(),
+            self.dq_accumulator_address(),
+            grad_k,
+            grad_v,
+        ];
         let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
         let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
         self.arguments(&tensors, &strides)
@@ -228,7 +239,7 @@ pub fn launches(
             first.prepare(
                 call.device,
                 None,
-                call.prepare_arguments(Some(call.dq_accumulator())),
+                call.prepare_arguments(Some(call.dq_accumulator_address())),
             )?,
         ),
         ("scores_dkv_dq", main.prepare(call.device, None, call.main_kernel_arguments())?),

@@ -385,13 +385,13 @@ pub fn launches(
         .bytes(&of_keys(&layout.grad_k, KEYS_PER_WARPGROUP).map(grad_k)?)
         .bytes(&of_keys(&layout.grad_v, KEYS_PER_WARPGROUP).map(grad_v)?)
         .bytes(&of_step(&layout.grad_q).map(grad_q)?)
-        .address(call.row_statistics())
-        .address(call.dq_accumulator())
+        .address(call.row_statistics_address())
+        .address(call.dq_accumulator_address())
         .address(turns)
         .address(dk_sum)
         .address(dv_sum);
     let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
-    let zeroed = last.as_ref().map(|_| call.dq_accumulator());
+    let zeroed = last.as_ref().map(|_| call.dq_accumulator_address());
     let mut steps = vec![
         ("prepare", first.prepare(device, None, call.prepare_arguments(zeroed))?),
         ("scores_dkv_dq", main.prepare(device, Some(grid), parameters)?),
@@ -410,7 +410,7 @@ pub fn launches(
     if let Some(last) = last {
         let parameters = if wide {
             let heads = extents.query_heads_per_sequence();
-            let sums = Arguments::new().address(call.dq_accumulator()).address(grad_q);
+            let sums = Arguments::new().address(call.dq_accumulator_address()).address(grad_q);
             sums.value(extents.s as i32).value(heads as i32).value(layout.grad_q.stride_words())
         } else {
             call.finish_arguments()

@@ -263,9 +263,9 @@ fn tile_lists(
     device.upload(bytemuck::cast_slice(&tile_table(&lists, extents.query_heads_per_sequence())))
 }
 
-/// Source of the tiles of thread blocks: lists or a counter.
+/// How a thread block gets the next tile to compute: from a list or from a shared counter.
 #[derive(Debug, Clone, Copy)]
-enum TileSource {
+enum TileSchedule {
     /// Address of the lists, one for each block.
     Listed(u64),
     /// Address of the counter of taken heads, which is zero before and after each launch.
@@ -282,14 +282,14 @@ struct ForwardOperands<'a> {
     /// Addresses of the fp8 scales of queries, keys and values.
     scales: [u64; 3],
     /// Source of the tiles of thread blocks.
-    tiles: TileSource,
+    tiles: TileSchedule,
 }
 
 impl ForwardOperands<'_> {
     fn arguments(&self, extents: &Extents) -> Arguments {
         let (list, counter) = match self.tiles {
-            TileSource::Listed(list) => (list, 0),
-            TileSource::Counted(counter) => (0, counter),
+            TileSchedule::Listed(list) => (list, 0),
+            TileSchedule::Counted(counter) => (0, counter),
         };
         let with_tensors = self.tensors.into_iter().fold(Arguments::new(), Arguments::bytes);
         let with_addresses = with_tensors
@@ -316,11 +316,11 @@ pub fn launches(
     let key_bytes = extents.d * ELEMENT_BYTES as usize;
     let (table, tiles) = if takes_short_heads(extents) {
         let counter = device.upload(&0_u32.to_ne_bytes())?;
-        let tiles = TileSource::Counted(counter.address());
+        let tiles = TileSchedule::Counted(counter.address());
         (counter, tiles)
     } else {
         let lists = tile_lists(extents, device, key_bytes, keys_per_block(extents))?;
-        let tiles = TileSource::Listed(lists.address());
+        let tiles = TileSchedule::Listed(lists.address());
         (lists, tiles)
     };
     let ForwardAddresses { q, k, v, out, lse } = *addresses;
@@ -371,7 +371,7 @@ fn prepare_flash_wgmma_fp8(
         lse: 0,
         lse_strides: layout.lse,
         scales: [&scales[0], &scales[1], &scales[2]].map(DeviceBuffer::address),
-        tiles: TileSource::Listed(tiles.address()),
+        tiles: TileSchedule::Listed(tiles.address()),
     };
     let blocks = device.facts().multiprocessors;
     let main = main.prepare(device, Some(blocks), operands.arguments(&extents))?;
@@ -451,7 +451,7 @@ mod tests {
                 lse: 0,
                 lse_strides: Strides::strides_of_bhsd(6, 200, 1),
                 scales: [0; 3],
-                tiles: TileSource::Listed(0),
+                tiles: TileSchedule::Listed(0),
             };
             let given = operands.arguments(&extents);
             let given: Vec<usize> = given.iter().map(KernelArgument::size).collect();

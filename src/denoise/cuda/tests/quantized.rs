@@ -49,7 +49,7 @@ fn rows_agree(weights: WeightFormat) {
     ];
     for plain in problems {
         let problem = with_weights(plain, weights);
-        let DenoiseLoop { expert: ExpertShape { s, p, model, .. }, steps } = problem;
+        let DenoiseLoop { expert: ActionExpertShape { s, p, model, .. }, steps } = problem;
         let name =
             format!("{weights:?} {} depth={} s={s} p={p} steps={steps}", model.name, model.depth);
         check(supporting_rows(LOOP, &problem), &problem, &device, &name);

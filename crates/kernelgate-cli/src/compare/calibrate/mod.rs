@@ -46,7 +46,7 @@ pub struct CalibrationRequest {
     pub injected: Vec<f64>,
     /// Sizes of the slow-downs that are injected as additional work, per cent.
     pub work: Vec<f64>,
-    /// Comparisons of each slow-down and amount of work.
+    /// Number of comparisons for each size in `injected` and for each size in `work`.
     pub each: usize,
     /// Number of comparisons in which one case alone has the injected slow-down.
     pub single: usize,

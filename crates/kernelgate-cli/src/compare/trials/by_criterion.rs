@@ -21,7 +21,7 @@ use kernelgate::harness::filter::CaseFilter;
 use kernelgate::measure::SampleConditions;
 use kernelgate::measure::contention::CpuTimeTicks;
 use kernelgate::record::criterion_store::{
-    self as store, StoredCriterionCase, title_without_number,
+    self as store, StoredCriterionCase, title_without_repeat_suffix,
 };
 use kernelgate::record::text::{check_plain_text, on_one_line, printable_on_terminal};
 use kernelgate::record::{CaseRecord, CaseSamples, ProcessRun, Provenance, TrialSampling, file};
@@ -171,7 +171,8 @@ pub fn measure_listed_cases(
         )
     };
     let filter = CaseFilter::parse(setup.filter, false).map_err(|error| error.to_string())?;
-    let matches = |title: &&String| filter.matches_id(title_without_number(title).unwrap_or(title));
+    let matches =
+        |title: &&String| filter.matches_id(title_without_repeat_suffix(title).unwrap_or(title));
     let is_requested =
         |id: &String| trial.request.cases.as_ref().is_none_or(|cases| cases.contains(id));
     let mut skip = |id: &str, why: &str| run.skipped.insert(on_one_line(id), on_one_line(why));

@@ -16,7 +16,7 @@ const MAX_CHARTS: usize = 24;
 
 /// A chart for each group of problems that differ in two numbers or more: the first number varies
 /// downwards, the others to the right.
-pub fn heat(measured: &ReportMeasurements) -> ChartGallery {
+pub fn heat_maps(measured: &ReportMeasurements) -> ChartGallery {
     let mut gallery = ChartGallery::default();
     type Key<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);
     let mut groups: BTreeMap<Key<'_>, Vec<&MeasuredCase>> = BTreeMap::new();

@@ -11,7 +11,7 @@ mod runs;
 mod speed;
 
 pub use curves::curves;
-pub use heat::heat;
+pub use heat::heat_maps;
 pub use history::history;
 pub use ladder::ladder_charts;
 pub use peers::peers;

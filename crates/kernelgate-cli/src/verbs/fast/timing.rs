@@ -9,7 +9,7 @@ use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::measure::accuracy::{EventAndCuptiTimeRow, HotAndColdReadRow, TimedSpinRow};
 use kernelgate::measure::limits::DeviceLimits;
-use kernelgate::protocol::{self, BenchResponseBody, RequestedAction, TimingReport};
+use kernelgate::protocol::{self, BenchResponseBody, RequestedAction, TimingMethodReport};
 use kernelgate::record::BaselineStore;
 use kernelgate_cuda::driver::device;
 
@@ -106,7 +106,7 @@ pub fn run(arguments: &TimingArguments, store: &BaselineStore) -> anyhow::Result
     Ok(ExitReason::Fine)
 }
 
-fn print_timing(report: &TimingReport, show: impl Fn(&TextTable) -> String) {
+fn print_timing(report: &TimingMethodReport, show: impl Fn(&TextTable) -> String) {
     let environment = &report.environment;
     let driver = match environment.gpus.is_empty() {
         true => "unknown".to_owned(),
@@ -130,7 +130,7 @@ fn print_timing(report: &TimingReport, show: impl Fn(&TextTable) -> String) {
 }
 
 /// A table of the overheads of launches and events.
-fn overhead_table(report: &TimingReport) -> TextTable {
+fn overhead_table(report: &TimingMethodReport) -> TextTable {
     let overhead = report.overhead;
     let mut table = TextTable::new(&["overhead", "time"]);
     for (what, ns) in [

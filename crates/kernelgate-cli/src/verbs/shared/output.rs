@@ -10,7 +10,7 @@ use kernelgate::display::table::TextTable;
 use kernelgate::display::terminal;
 use kernelgate::record::RecordFileError;
 use kernelgate::record::file_set::PreparedFileSet;
-use kernelgate::record::text::{indent_lines, json_with_escapes};
+use kernelgate::record::text::{indent_lines, json_with_escaped_controls};
 
 /// Format in which a result is printed: text, Markdown or JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -101,7 +101,7 @@ pub fn write_files<'a>(
 
 /// Formats JSON so that terminals show it safely.
 pub fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    Ok(json_with_escapes(serde_json::to_string_pretty(value)?) + "\n")
+    Ok(json_with_escaped_controls(serde_json::to_string_pretty(value)?) + "\n")
 }
 
 /// The arguments of the program, as text.

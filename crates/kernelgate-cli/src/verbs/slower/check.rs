@@ -129,7 +129,7 @@ struct CheckRun<'a> {
 }
 
 /// Outcome of a method.
-struct JudgedMethodOutcome {
+struct CompareOrGateExit {
     method: &'static str,
     exit: ExitReason,
     /// The exit of `cargo bench`, if a bench died.
@@ -190,7 +190,7 @@ impl CheckRun<'_> {
     }
 
     /// Judges with the first method that is possible.
-    fn judge(&self) -> anyhow::Result<JudgedMethodOutcome> {
+    fn judge(&self) -> anyhow::Result<CompareOrGateExit> {
         let mode = self.arguments.mode;
         let base = match mode {
             JudgingMode::Gate => Err(String::new()),
@@ -204,7 +204,7 @@ impl CheckRun<'_> {
                 let gate =
                     mode == JudgingMode::Auto && failed && self.has_baseline_for_device()?.is_ok();
                 if !gate {
-                    return Ok(JudgedMethodOutcome { method: "compare", exit, died: None });
+                    return Ok(CompareOrGateExit { method: "compare", exit, died: None });
                 }
                 say("compare was not possible (above): the committed baseline is the second best");
                 return self.gate();
@@ -284,7 +284,7 @@ impl CheckRun<'_> {
     }
 
     /// Times the head in several sessions and judges them together.
-    fn gate(&self) -> anyhow::Result<JudgedMethodOutcome> {
+    fn gate(&self) -> anyhow::Result<CompareOrGateExit> {
         let CheckArguments { runs, filter, baseline, dry_run, .. } = self.arguments;
         let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let (mut sessions, mut died) = (Vec::new(), None);
@@ -310,11 +310,7 @@ impl CheckRun<'_> {
                 died = Some(format!("`cargo bench` ended with {code} (run {number} of {runs})"));
                 died.iter().for_each(|died| say(died));
                 if !folder.is_dir() {
-                    return Ok(JudgedMethodOutcome {
-                        method: "gate",
-                        exit: ExitReason::Usage,
-                        died,
-                    });
+                    return Ok(CompareOrGateExit { method: "gate", exit: ExitReason::Usage, died });
                 }
             }
         }
@@ -331,7 +327,7 @@ impl CheckRun<'_> {
         // A wrong case ends cargo like a bench that died, and its record fails the gate.
         let fails = ![ExitReason::Fine, ExitReason::Inconclusive].contains(&exit);
         let exit = if died.is_some() && !fails { ExitReason::Usage } else { exit };
-        Ok(JudgedMethodOutcome { method: "gate", exit, died })
+        Ok(CompareOrGateExit { method: "gate", exit, died })
     }
 
     fn bench_arguments(&self) -> impl Iterator<Item = String> {
@@ -407,7 +403,7 @@ impl CheckRun<'_> {
     /// Adds the kernel resources and the commands to the method's comment, and prints it.
     fn write_comment(
         &self,
-        judged: &JudgedMethodOutcome,
+        judged: &CompareOrGateExit,
         checked: &CheckedResources,
     ) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");

@@ -136,7 +136,7 @@ impl ForeignStream {
         })
     }
 
-    /// Calls a function with a byte of device memory; it waits for its fills.
+    /// Passes a byte of device memory to `call`, which must wait for its own fills of the byte.
     fn with_device_byte<T>(
         &mut self,
         call: impl FnOnce(&mut Self, sys::CUdeviceptr) -> Result<T, BackendError>,

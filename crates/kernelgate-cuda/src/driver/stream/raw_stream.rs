@@ -26,7 +26,8 @@ impl RawStream {
         self.0
     }
 
-    /// The handle as a pointer of the binding's type: `stream.pointer::<sys::CUstream_st>()`.
+    /// The stream handle as a pointer of the caller's binding:
+    /// `stream.raw_pointer::<sys::CUstream_st>()`.
     pub const fn raw_pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }

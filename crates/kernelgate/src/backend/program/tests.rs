@@ -102,7 +102,7 @@ fn later_scratch_takes_the_smallest_freed_memory_of_its_use() {
 }
 
 #[test]
-fn memory_is_not_reused_while_another_lane_may_use_it() {
+fn unordered_reuse_by_another_lane_is_an_error() {
     let write = |ordered: bool| {
         let mut program = Program::new();
         let side = program.lane();

@@ -13,7 +13,7 @@ use crate::measure::CacheState;
 use crate::measure::accuracy::{self, EventAndCuptiTimeRow};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::{CaseWork, DeviceLimits};
-use crate::protocol::{TimingReport, TimingReportPart};
+use crate::protocol::{TimingMethodReport, TimingReportPart};
 use crate::record::Environment;
 use crate::verify::VerifyError;
 use crate::workload::Work;
@@ -25,7 +25,7 @@ use crate::workload::Work;
 pub fn timing_report(
     devices: &Devices,
     only: Option<TimingReportPart>,
-) -> Result<TimingReport, BackendError> {
+) -> Result<TimingMethodReport, BackendError> {
     let target = BenchTarget::Cuda(devices.clone());
     let is_requested = |part| only.is_none_or(|only| only == part);
     let telemetry = target.telemetry();
@@ -53,7 +53,7 @@ pub fn timing_report(
         notes.push(missing_cupti_note());
     }
     let (environment, overhead) = (Environment::on(&target), events.overhead());
-    Ok(TimingReport {
+    Ok(TimingMethodReport {
         environment,
         telemetry: readings,
         overhead,
@@ -87,7 +87,7 @@ pub fn timing_cases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
     devices: &Devices,
-) -> Result<TimingReport, BackendError> {
+) -> Result<TimingMethodReport, BackendError> {
     let target = BenchTarget::Cuda(devices.clone());
     let mut events = EventTimer::new(devices)?;
     let overhead = events.overhead();
@@ -118,7 +118,7 @@ pub fn timing_cases(
     if is_missing {
         notes.push(missing_cupti_note());
     }
-    Ok(TimingReport {
+    Ok(TimingMethodReport {
         environment: Environment::on(&target),
         telemetry: Vec::new(),
         overhead,

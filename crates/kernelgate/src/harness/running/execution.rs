@@ -160,8 +160,9 @@ impl<'a> CaseExecution<'a> {
         sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<ExitReason, HarnessError> {
         let started = Instant::now();
-        let prepared =
-            self.check_device_alive().and_then(|()| self.session.prepare(group, &self.target));
+        let prepared = self
+            .error_if_device_was_lost()
+            .and_then(|()| self.session.prepare(group, &self.target));
         let mut ready = match prepared {
             Ok(ready) => ready,
             Err(error) => return self.fail(&group.cases, &error),
@@ -194,7 +195,7 @@ impl<'a> CaseExecution<'a> {
         self.progress.case(&cases[0].id);
         let started = Instant::now();
         let verified =
-            self.check_device_alive().and_then(|()| self.verify(ready, group, &cases[0]));
+            self.error_if_device_was_lost().and_then(|()| self.verify(ready, group, &cases[0]));
         let mut verified = match verified {
             Ok(verified) => verified,
             Err(error) => return self.fail(cases, &error),
@@ -255,7 +256,7 @@ impl<'a> CaseExecution<'a> {
     }
 
     /// Returns an error if the device was lost.
-    fn check_device_alive(&self) -> Result<(), CaseError> {
+    fn error_if_device_was_lost(&self) -> Result<(), CaseError> {
         self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::failed_case(lost.clone())))
     }
 
@@ -328,7 +329,7 @@ impl<'a> CaseExecution<'a> {
         limit: Option<&TimeLimit>,
         sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<(CaseSamples, AfterTiming), CaseError> {
-        self.check_device_alive()?;
+        self.error_if_device_was_lost()?;
         let CaseToTime { group, case, ready, verified, checked } = timed;
         let VerifiedExecutable { executable, record, launch } = verified;
         let _case = RangeGuard::new(&case.id);

@@ -17,8 +17,8 @@ use crate::harness::settings::BenchSettings;
 use crate::harness::settings::args::ProcessMode;
 use crate::measure::contention::CpuTimeTicks;
 use crate::measure::power::{
-    self, CapReading, GpuLoad, LoadSample, PowerMode, PowerRecord, PowerState, SettlingEnd,
-    SettlingWindows,
+    self, CapReading, GpuLoad, PowerMode, PowerRecord, PowerState, SettlingEnd, SettlingWindows,
+    TimedLaunches,
 };
 use crate::measure::{LaunchSample, SampleConditions, Stopwatch};
 use crate::record::{CaseSamples, LaunchCosts, TrialSampling};
@@ -365,7 +365,7 @@ struct CaseAsLoad<'a> {
 }
 
 impl GpuLoad for CaseAsLoad<'_> {
-    fn sample(&mut self) -> Result<LoadSample, BackendError> {
+    fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
         let SampleWithWallTime { sample, wall } =
             SampleWithWallTime::new(|| self.stopwatch.time(self.executable, self.launches))?;
         // Wall time, because the cost of a launch besides its own time (the flush of a cold one) is
@@ -375,7 +375,7 @@ impl GpuLoad for CaseAsLoad<'_> {
         self.launches = whole.clamp(1, 2 * sample.launches);
         self.clock_mhz = sample.clock_mhz;
         let LaunchSample { launches, elapsed_ns, clock_mhz, .. } = sample;
-        Ok(LoadSample { launches, elapsed_ns, clock_mhz })
+        Ok(TimedLaunches { launches, elapsed_ns, clock_mhz })
     }
 
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {

@@ -88,7 +88,7 @@ impl DeviceRequest {
         }
     }
 
-    /// Opens the chosen device.
+    /// Opens the chosen GPUs; the CPU needs no opening.
     ///
     /// # Errors
     /// Fails if the GPU cannot be opened.

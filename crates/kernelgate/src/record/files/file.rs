@@ -29,8 +29,8 @@ pub trait RecordType: Serialize + DeserializeOwned {
     const OLDEST_VERSION: u64 = 1;
     /// Name of a file of this format in messages: "baseline".
     const FILE_KIND: &'static str;
-    /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
-    /// Whether files must have a checksum; by default files without one are read too.
+    /// Whether files must carry a checksum of their content, by which an edit by hand is noticed; by
+    /// default files without one are read too.
     const HAS_CHECKSUM: bool = false;
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
     /// other string, and every name of a field, is refused if it holds a control character.

@@ -166,7 +166,7 @@ pub fn indent_lines(text: &str) -> String {
 
 /// Returns equivalent JSON in which control characters are written as escapes. JSON text contains
 /// no control characters outside of its strings except line breaks.
-pub fn json_with_escapes(json: String) -> String {
+pub fn json_with_escaped_controls(json: String) -> String {
     let kept = |c: char| c == '\n' || !is_control_character(c);
     if json.chars().all(kept) {
         return json;
@@ -282,9 +282,9 @@ mod tests {
     #[test]
     fn json_says_the_same_without_what_acts() {
         let plain = "{\n  \"a\": \"größe\"\n}".to_owned();
-        assert_eq!(json_with_escapes(plain.clone()), plain);
+        assert_eq!(json_with_escaped_controls(plain.clone()), plain);
         let bad = "\u{9b}31m\u{202e}\u{2028}\u{7f}\u{ffff}\u{1b}\n";
-        let escaped = json_with_escapes(serde_json::to_string_pretty(bad).unwrap());
+        let escaped = json_with_escaped_controls(serde_json::to_string_pretty(bad).unwrap());
         assert_eq!(escaped, r#""\u009b31m\u202e\u2028\u007f\uffff\u001b\n""#);
         assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), bad);
     }

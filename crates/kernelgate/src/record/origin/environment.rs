@@ -137,7 +137,7 @@ impl Environment {
         }
     }
 
-    /// Whether the host's own cores were measured.
+    /// Whether the cases ran on the CPU and not on a GPU.
     pub fn is_on_host(&self) -> bool {
         self.device_kind == BackendKind::Cpu.name()
     }

@@ -1,7 +1,7 @@
 //! The process whose runs are recorded: its variables, its folder and its file, for [`BaselineStore`] and
 //! [`Provenance`], which are made once a process.
 //!
-//! [`BaselineStore`]: crate::start_recorder::BaselineStore
+//! [`BaselineStore`]: crate::record::BaselineStore
 //! [`Provenance`]: crate::record::Provenance
 #![allow(clippy::disallowed_methods, reason = "the boundary of records: the process is read here")]
 
