@@ -110,7 +110,7 @@ enum ThreadPacketDistance {
 
 impl MemoryPass {
     /// Passes that are tried. With 64-bit indices and for 26 combinations of bytes and cache state on
-    /// an H200, the best of twenty of these was within 0.8 % of the best of 152 passes. BlockCount that
+    /// an H200, the best of twenty of these was within 0.8 % of the best of 152 passes. Blocks that
     /// write between others that read gain at most 0.5 %; bulk copies are slower everywhere, by 1 to
     /// 60 %.
     pub const ALL: [Self; 23] = {

@@ -2,9 +2,9 @@
 //! architecture.
 //!
 //! Launchers load and launch a row ([`KernelSpec::load`]), `kernelgate resources` and the tests
-//! list_kernel_rows it ([`list_kernel_rows()`]); all facts about a kernel that they use are in its row. Deliberately
-//! absent: a registry. Each kernel family has its specifications as constants, and one slice with
-//! all of them.
+//! list it ([`list_kernel_rows()`]); all facts about a kernel that they use are in its row.
+//! Deliberately absent: a registry. Each kernel family has its specifications as constants, and one
+//! slice with all of them.
 
 mod list;
 mod load;
