@@ -32,7 +32,7 @@ fn bench(blocks: usize) -> String {
     };
     let rows = ["scratch", "scratch_other"].map(row).join(", ");
     let text = KERNEL.replace("BLOCKS", &blocks.to_string());
-    let listed = format!("kernels(kernelgate_cuda::spec::list(&[{rows}])).main()");
+    let listed = format!("kernels(kernelgate_cuda::spec::list_kernel_rows(&[{rows}])).main()");
     format!(
         "const TEXT: &str = r#\"{text}\"#;\n{}",
         BENCH.replace(".main()", &format!(".{listed}"))
