@@ -80,7 +80,7 @@ const WHOLE_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "WHOLE=1"),
     constants: |extents| {
         let shared = [("SHARED_BYTES", shared_bytes_of_two_stages(extents))];
-        replace(constants(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]), &shared)
+        replace_constants(constants(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]), &shared)
     },
     shared_bytes: shared_bytes_of_two_stages,
     // The launcher sets one block for each multiprocessor.
@@ -119,7 +119,7 @@ fn wide_constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static st
         ("TILE_QUERIES", QUERIES_OF_WIDE_STEP),
         ("SHARED_BYTES", shared_bytes_of_wide_steps(extents)),
     ];
-    replace(constants(extents, zeros), &wide)
+    replace_constants(constants(extents, zeros), &wide)
 }
 
 /// Row statistics in the order of wide steps.
@@ -151,7 +151,7 @@ fn computes_in_wide_steps(extents: &Extents) -> bool {
     extents.d == 128 && extents.dtype == Dtype::Bf16
 }
 
-fn replace(
+fn replace_constants(
     mut constants: Vec<(&'static str, usize)>,
     others: &[(&'static str, usize)],
 ) -> Vec<(&'static str, usize)> {

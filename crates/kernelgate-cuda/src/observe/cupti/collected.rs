@@ -22,12 +22,12 @@ use crate::observe::activity::{
 
 pub const KERNEL_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
 pub const COPY_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
-pub const PEER_COPY_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2 as u32;
-pub const SET: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
-pub const DRIVER_CALL_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
-pub const RUNTIME_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
+pub const PEER_COPY_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2 as u32;
+pub const MEMSET_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
+pub const DRIVER_CALL_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
+pub const RUNTIME_CALL_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
 pub const SYNCHRONIZATION_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_SYNCHRONIZATION as u32;
-pub const PROFILER_OVERHEAD_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
+pub const PROFILER_OVERHEAD_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
 pub const ALLOCATION_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 as u32;
 
 /// Size of the buffers that CUPTI fills and returns.
@@ -90,17 +90,17 @@ impl CollectedCuptiRecords {
             match record.read() {
                 KERNEL_ACTIVITY => self.kernel(&record.cast::<RawKernelRecord>().read_unaligned()),
                 COPY_ACTIVITY => self.copy(&record.cast::<RawCopyRecord>().read_unaligned()),
-                PEER_COPY_KIND => {
+                PEER_COPY_ACTIVITY => {
                     self.add_peer_copy(&record.cast::<RawPeerCopyRecord>().read_unaligned())
                 }
-                SET => self.set(&record.cast::<RawMemsetRecord>().read_unaligned()),
-                DRIVER_CALL_KIND | RUNTIME_ACTIVITY => {
+                MEMSET_ACTIVITY => self.set(&record.cast::<RawMemsetRecord>().read_unaligned()),
+                DRIVER_CALL_ACTIVITY | RUNTIME_CALL_ACTIVITY => {
                     self.call(&record.cast::<RawCallRecord>().read_unaligned())
                 }
                 SYNCHRONIZATION_ACTIVITY => {
                     self.wait(&record.cast::<RawWaitRecord>().read_unaligned())
                 }
-                PROFILER_OVERHEAD_KIND => {
+                PROFILER_OVERHEAD_ACTIVITY => {
                     let raw = record.cast::<RawOverheadRecord>().read_unaligned();
                     self.activity.overhead.push([raw.start, raw.end]);
                 }
@@ -192,7 +192,7 @@ impl CollectedCuptiRecords {
     /// The name of a function of the driver or of the runtime.
     fn function(&mut self, kind: u32, function: u32) -> u32 {
         let domain = match kind {
-            DRIVER_CALL_KIND => Domain::CUPTI_CB_DOMAIN_DRIVER_API,
+            DRIVER_CALL_ACTIVITY => Domain::CUPTI_CB_DOMAIN_DRIVER_API,
             _ => Domain::CUPTI_CB_DOMAIN_RUNTIME_API,
         } as u32;
         if let Some(&known) = self.functions.get(&(domain, function)) {
@@ -317,7 +317,7 @@ mod tests {
             (1, 3)
         );
         let between = RawPeerCopyRecord {
-            kind: PEER_COPY_KIND,
+            kind: PEER_COPY_ACTIVITY,
             direction: 10,
             device: 1,
             bytes: 9,
@@ -326,7 +326,8 @@ mod tests {
         let between = add_records(&[between]).copies[0];
         assert_eq!((between.kind, between.on.device, between.bytes), (10, 1, 9));
         assert_eq!(
-            add_records(&[RawMemsetRecord { kind: SET, bytes: 64, ..zeroed_record() }]).sets[0]
+            add_records(&[RawMemsetRecord { kind: MEMSET_ACTIVITY, bytes: 64, ..zeroed_record() }])
+                .sets[0]
                 .bytes,
             64
         );
@@ -340,8 +341,12 @@ mod tests {
             (add_records(&[wait]).waits[0].kind, add_records(&[wait]).waits[0].on.stream),
             (3, 7)
         );
-        let overhead =
-            RawOverheadRecord { kind: PROFILER_OVERHEAD_KIND, start: 3, end: 9, ..zeroed_record() };
+        let overhead = RawOverheadRecord {
+            kind: PROFILER_OVERHEAD_ACTIVITY,
+            start: 3,
+            end: 9,
+            ..zeroed_record()
+        };
         assert_eq!(add_records(&[overhead]).overhead, [[3, 9]]);
         let memory = |memory, operation| RawAllocationRecord {
             kind: ALLOCATION_ACTIVITY,

@@ -9,9 +9,9 @@ mod layout;
 
 use api::{Api, api};
 use collected::{
-    ALLOCATION_ACTIVITY, COPY_ACTIVITY, DRIVER_CALL_KIND, KERNEL_ACTIVITY, PEER_COPY_KIND,
-    PROFILER_OVERHEAD_KIND, RUNTIME_ACTIVITY, SET, SYNCHRONIZATION_ACTIVITY, give_cupti_buffer,
-    lock_collected, take_cupti_buffer,
+    ALLOCATION_ACTIVITY, COPY_ACTIVITY, DRIVER_CALL_ACTIVITY, KERNEL_ACTIVITY, MEMSET_ACTIVITY,
+    PEER_COPY_ACTIVITY, PROFILER_OVERHEAD_ACTIVITY, RUNTIME_CALL_ACTIVITY,
+    SYNCHRONIZATION_ACTIVITY, give_cupti_buffer, lock_collected, take_cupti_buffer,
 };
 use graph_nodes::CuptiSubscription;
 
@@ -36,31 +36,28 @@ impl RecordingExtent {
     /// CUPTI's kinds. Never the kernels that run one after the other only, and never whole graphs,
     /// which would hide their kernels.
     const fn kinds(self) -> &'static [u32] {
-        match self {
-            Self::Kernels => &[KERNEL_ACTIVITY],
-            Self::Operations => &[KERNEL_ACTIVITY, COPY_ACTIVITY, PEER_COPY_KIND, SET],
-            Self::Calls => &[
-                KERNEL_ACTIVITY,
-                COPY_ACTIVITY,
-                PEER_COPY_KIND,
-                SET,
-                DRIVER_CALL_KIND,
-                RUNTIME_ACTIVITY,
-            ],
-            Self::Everything => &[
-                KERNEL_ACTIVITY,
-                COPY_ACTIVITY,
-                PEER_COPY_KIND,
-                SET,
-                DRIVER_CALL_KIND,
-                RUNTIME_ACTIVITY,
-                SYNCHRONIZATION_ACTIVITY,
-                PROFILER_OVERHEAD_KIND,
-                ALLOCATION_ACTIVITY,
-            ],
-        }
+        let count = match self {
+            Self::Kernels => 1,
+            Self::Operations => 4,
+            Self::Calls => 6,
+            Self::Everything => RECORDED_KINDS.len(),
+        };
+        RECORDED_KINDS.split_at(count).0
     }
 }
+
+/// CUPTI's kinds of activity; each extent of a recording begins with those of the one before.
+const RECORDED_KINDS: &[u32] = &[
+    KERNEL_ACTIVITY,
+    COPY_ACTIVITY,
+    PEER_COPY_ACTIVITY,
+    MEMSET_ACTIVITY,
+    DRIVER_CALL_ACTIVITY,
+    RUNTIME_CALL_ACTIVITY,
+    SYNCHRONIZATION_ACTIVITY,
+    PROFILER_OVERHEAD_ACTIVITY,
+    ALLOCATION_ACTIVITY,
+];
 
 /// CUPTI's name for the system's ids of threads.
 const SYSTEM_THREAD_ID_TYPE: u32 = 1;
