@@ -69,9 +69,6 @@ pub fn two_gpus_for_test() -> Option<(Devices, MutexGuard<'static, ()>)> {
 
 /// Changes settings of the whole context that other code may change: the stack of a thread, and the
 /// split of L1 and shared memory.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn change_context_settings(device: &Device) -> Result<(), BackendError> {
     let context = device.context();
     let changed = context

@@ -37,9 +37,6 @@ const MAX_PLAUSIBLE_NUMBER: f64 = 1e15;
 
 impl RecordedIntervalSummary {
     /// Checks the times.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         let kernel = |kernel: &KernelTimeSum| {
             [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
@@ -106,9 +103,6 @@ fn check_trace_number(number: f64) -> Result<(), String> {
 
 impl HostPhaseTime {
     /// Checks the times.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
         [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]

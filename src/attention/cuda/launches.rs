@@ -102,9 +102,6 @@ enum Kernels {
 
 impl Backward {
     /// Compiles and loads the kernels of the backward.
-    ///
-    /// # Errors
-    /// Errors are those of [`Forward::new`].
     pub fn new(
         device: &Arc<Device>,
         shape: &Shape,
@@ -200,9 +197,6 @@ impl Backward {
     }
 
     /// Prepares the backward's launches over the tensors at these addresses.
-    ///
-    /// # Errors
-    /// Errors are those of [`Forward::launches`].
     pub fn launches(
         &self,
         addresses: &BackwardAddresses,

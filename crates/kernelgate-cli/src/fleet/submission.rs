@@ -116,9 +116,6 @@ impl JobSubmission {
     }
 
     /// Records the jobs.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), RecordFileError> {
         file::write(&folder.join(SUBMISSION_FILE), self)
     }

@@ -13,9 +13,6 @@ use super::nvrtc::{self, CompileError};
 use super::source::KernelBuild;
 
 /// The machine code of a build, from the cache or the compiler.
-///
-/// # Errors
-/// Fails with the errors of [`nvrtc::compile_to_cubin`].
 pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let path = path(build, arch)?;
     // A cubin file in the cache that was cut short by a full disk would not load: its ELF magic and
@@ -29,9 +26,6 @@ pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError>
 }
 
 /// Compiles a build whatever the cache holds, and replaces the cached file.
-///
-/// # Errors
-/// Fails with the errors of [`nvrtc::compile_to_cubin`].
 pub fn compile_without_cache(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let compiled = nvrtc::compile_to_cubin(build, arch)?;
     if let Some(path) = path(build, arch)? {

@@ -122,9 +122,6 @@ pub fn compile_to_cubin(build: &KernelBuild, arch: &str) -> Result<CompiledCubin
 }
 
 /// Compiles source text with NVRTC; the text can include the given headers and no other headers.
-///
-/// # Errors
-/// Fails with the errors of [`compile_to_cubin`].
 pub fn compile_source_text(
     kernel: &str,
     source: &str,

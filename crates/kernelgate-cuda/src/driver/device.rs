@@ -215,9 +215,6 @@ impl Device {
     }
 
     /// Restores the settings of the context and of the stream to those when the device was opened.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub(super) fn restore_settings(&self) -> Result<(), BackendError> {
         self.settings.restore(&self.context)?;
         self.stream_settings.restore(&self.stream)
@@ -240,9 +237,6 @@ impl Device {
 
     /// Makes the GPU's context current on the calling thread. Drops an error that a destructor of
     /// earlier work left, because a destructor cannot return it and the next call would.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn make_current(&self) -> Result<(), BackendError> {
         let _left = self.context.check_err();
         let bound = self.context.bind_to_thread();
@@ -258,9 +252,6 @@ impl Device {
     }
 
     /// Free and total memory of the GPU, bytes.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn memory(&self) -> Result<(u64, u64), BackendError> {
         let (free, total) =
             self.context.mem_get_info().map_err(|error| failed("query free memory", &error))?;
@@ -268,9 +259,6 @@ impl Device {
     }
 
     /// Most shared memory that a block may ask for on this card and on its architecture, bytes.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn shared_bytes_a_block(&self) -> Result<u32, BackendError> {
         let most = self
             .context
@@ -281,9 +269,6 @@ impl Device {
     }
 
     /// Whether blocks may be launched in clusters.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn clusters(&self) -> Result<bool, BackendError> {
         let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
         let clusters =
@@ -292,25 +277,16 @@ impl Device {
     }
 
     /// Waits until all launched work of the GPU has finished.
-    ///
-    /// # Errors
-    /// Fails if something that was launched failed or hangs.
     pub fn synchronize(&self) -> Result<(), BackendError> {
         wait::finish_stream(&self.stream, &self.marker, self.options.timeout)
     }
 
     /// Waits for the end of all work on the stream, without a timeout.
-    ///
-    /// # Errors
-    /// Fails if something that was launched failed.
     pub fn synchronize_stream(&self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
 
     /// Whether something on the stream has not finished.
-    ///
-    /// # Errors
-    /// Fails if something that was launched failed.
     pub fn is_busy(&self) -> Result<bool, BackendError> {
         // SAFETY: the stream lives.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) }.result() {
@@ -321,9 +297,6 @@ impl Device {
     }
 
     /// Waits for the end of all work in the context, on all streams.
-    ///
-    /// # Errors
-    /// Fails if something that was launched failed.
     pub fn synchronize_context(&self) -> Result<(), BackendError> {
         self.context.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
@@ -371,9 +344,6 @@ impl Device {
 
     /// Allocates device memory and fills it with repetitions of a pattern; the repetition is copied
     /// on the device.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::upload`].
     pub fn allocate_repeated(
         &self,
         pattern: &[u8],

@@ -37,9 +37,6 @@ impl ExecutableGraph {
     }
 
     /// Captures another stream, on which the graph is then launched.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::capture`].
     pub fn capture_on(
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -68,9 +65,6 @@ impl ExecutableGraph {
     /// preceding kernel. If a launch has kernels with programmatic dependent launch, an empty node
     /// between two launches keeps the next launch's first kernel from overlapping the previous
     /// launch's last kernel.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::capture`].
     pub fn capture_repeated(
         device: &Device,
         times: u64,
@@ -132,9 +126,6 @@ impl ExecutableGraph {
 
     /// Number of nodes that wait for no other node: more than one if a launch begins on several
     /// streams.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn roots(&self) -> Result<usize, BackendError> {
         let mut count = 0;
         // SAFETY: the graph is alive; a null array requests only the number.
@@ -145,17 +136,11 @@ impl ExecutableGraph {
     }
 
     /// Whether the graph allocates memory, which a launch should not do.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn allocates(&self) -> Result<bool, BackendError> {
         allocates(self.graph)
     }
 
     /// Number of graph edges over which a kernel may begin before the preceding kernel has ended.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn programmatic_edges(&self) -> Result<usize, BackendError> {
         let failed = |error: DriverError| failed("query a graph's edges", &error);
         let (graph, mut count) = (self.graph, 0);
@@ -192,9 +177,6 @@ impl ExecutableGraph {
     }
 
     /// Enqueues the whole graph.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
         let failed = |error: DriverError| failed("launch a graph", &error);
         self.stream.context().bind_to_thread().map_err(failed)?;
@@ -219,9 +201,6 @@ impl Drop for ExecutableGraph {
 }
 
 /// Whether a graph, or a graph inside of it, allocates memory.
-///
-/// # Errors
-/// Fails if the driver refuses.
 fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     let failed_query = |error: DriverError| failed("query a graph's nodes", &error);
     // SAFETY: the graph is alive; the array has room for all nodes.

@@ -56,9 +56,6 @@ impl GraphSet {
 
     /// Captures several launches of the same work. On each GPU no launch begins before the one
     /// before it has ended, as in [`ExecutableGraph::capture_repeated`].
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::capture_on_devices`].
     pub fn capture_repeated_launches(
         devices: &Devices,
         times: u64,
@@ -113,9 +110,6 @@ impl GraphSet {
     }
 
     /// Most nodes of a GPU that wait for no other node.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn roots(&self) -> Result<usize, BackendError> {
         let roots =
             self.graphs.iter().map(ExecutableGraph::roots).collect::<Result<Vec<_>, _>>()?;
@@ -123,9 +117,6 @@ impl GraphSet {
     }
 
     /// Whether a graph of the set allocates memory.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn allocates_memory(&self) -> Result<bool, BackendError> {
         let allocates =
             self.graphs.iter().map(ExecutableGraph::allocates).collect::<Result<Vec<_>, _>>()?;
@@ -133,9 +124,6 @@ impl GraphSet {
     }
 
     /// Enqueues all of them.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.graphs.iter().try_for_each(ExecutableGraph::launch)
     }

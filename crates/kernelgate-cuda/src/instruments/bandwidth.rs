@@ -81,9 +81,6 @@ impl BandwidthPasses {
     }
 
     /// Enqueues a copy of the first half of `bytes` bytes to the second half.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::read`].
     pub fn copy(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)? / 2;
         let target = KernelArgument::Address(

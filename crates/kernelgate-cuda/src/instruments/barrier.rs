@@ -80,9 +80,6 @@ impl MultiGpuBarrier {
     }
 
     /// Enqueues the part of one GPU of the first `count`, whose context is current.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses the launch.
     pub fn enqueue(&self, rank: usize, count: usize) -> Result<(), BackendError> {
         let BarrierRank { kernel, table, .. } = &self.ranks[rank];
         let timeout_ns = KernelArgument::U64(BARRIER_TIMEOUT.as_nanos() as u64);

@@ -107,9 +107,6 @@ impl ResidentMatmul {
     }
 
     /// Enqueues a launch.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses the launch.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(&[
             KernelArgument::from(&self.operands),

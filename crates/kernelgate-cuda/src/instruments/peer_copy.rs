@@ -91,9 +91,6 @@ impl PeerCopies {
     }
 
     /// Enqueues all of them, each on the stream of the GPU that has the bytes.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn launch(&self, kind: PeerCopyKind) -> Result<(), BackendError> {
         self.devices.for_each_device(|rank, device| {
             let Some(copy) = self.copies.get(rank) else { return Ok(()) };

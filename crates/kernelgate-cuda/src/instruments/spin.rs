@@ -32,17 +32,11 @@ pub struct EmptyKernel {
 
 impl EmptyKernel {
     /// Compiles the kernel.
-    ///
-    /// # Errors
-    /// Fails if the kernel does not compile.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         Ok(Self { kernel: EMPTY_KERNEL.load(device, &())? })
     }
 
     /// Enqueues the kernel.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses the launch.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(&[])
     }
@@ -70,17 +64,11 @@ impl SpinKernel {
     }
 
     /// Enqueues a kernel that spins for `duration_ns` nanoseconds.
-    ///
-    /// # Errors
-    /// Fails if the launch is refused.
     pub fn launch(&self, duration_ns: u64) -> Result<(), BackendError> {
         self.kernel.launch(&[KernelArgument::U64(duration_ns), KernelArgument::from(&self.report)])
     }
 
     /// Nanoseconds that the last spin, which has finished, spent by the device's own timer.
-    ///
-    /// # Errors
-    /// Fails if the device reports an error.
     pub fn spent_time_ns(&self) -> Result<u64, BackendError> {
         let mut words = [0u64; 2];
         self.report.download(bytemuck::cast_slice_mut(&mut words))?;

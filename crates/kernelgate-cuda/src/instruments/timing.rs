@@ -124,17 +124,11 @@ impl TimingInstruments {
     }
 
     /// Enqueues reading of both clocks into probe 0 or 1.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses the launch.
     pub fn enqueue_clock_probe(&self, which: usize) -> Result<(), BackendError> {
         self.probe.launch(&[KernelArgument::from(&self.probes[which])])
     }
 
     /// Enqueues a kernel that replaces the contents of L2.
-    ///
-    /// # Errors
-    /// Fails if the launch is refused.
     pub fn flush_l2(&self) -> Result<(), BackendError> {
         let packets = KernelArgument::I64(self.flushed.bytes() as i64 / 16);
         self.flush.launch(&[KernelArgument::from(&self.flushed), packets])
@@ -142,9 +136,6 @@ impl TimingInstruments {
 
     /// SM clock between probe 0 and probe 1, both of which have run, MHz. Cycles of different
     /// multiprocessors do not compare: none then.
-    ///
-    /// # Errors
-    /// Fails if the device reports an error.
     pub fn clock_mhz(&self) -> Result<Option<f64>, BackendError> {
         let [before, after] = [read(&self.probes[0])?, read(&self.probes[1])?];
         let (elapsed_ns, cycles) =

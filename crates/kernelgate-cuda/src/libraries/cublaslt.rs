@@ -114,9 +114,6 @@ impl SquareGemm {
     }
 
     /// Enqueues the GEMM with the algorithm of the given index.
-    ///
-    /// # Errors
-    /// Fails if the library refuses.
     pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
         let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceBuffer::address);
         self.gemm.launch_algorithm(algorithm, 0, &GemmOperands::new(b, a, d))

@@ -408,9 +408,6 @@ pub struct CublasLtLaunch {
 /// # Safety
 /// Everything in it belongs together and is alive, the matrices until they have been multiplied;
 /// the scalars are of the description's type.
-///
-/// # Errors
-/// Fails if the library refuses.
 pub unsafe fn matmul(launch: CublasLtLaunch) -> Result<(), LtError> {
     let api = api()?;
     let [alpha, beta] = launch.scalars.alpha_and_beta_addresses();

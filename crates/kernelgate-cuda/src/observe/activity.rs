@@ -217,9 +217,6 @@ pub struct RecordedDevice {
 
 impl RecordedDevice {
     /// Reads the resource limits of a GPU.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn read(device: &Device) -> Result<RecordedDevice, BackendError> {
         let ask = |attribute| {
             let value = device.context().attribute(attribute);

@@ -71,9 +71,6 @@ impl LoadedKernel {
 
     /// Prepares a launch. If the device decides the number of blocks, `blocks` is the number of
     /// blocks in x.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`PreparedLaunch::new`].
     pub fn prepare(
         self,
         device: &Device,

@@ -59,9 +59,6 @@ impl CLibrary {
     }
 
     /// Has it launch y = 3 x of `n` f32 elements at these addresses.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn triple(&self, x: u64, y: u64, n: i64) -> Result<(), BackendError> {
         type TripleFunction = unsafe extern "C" fn(u64, u64, i64) -> c_int;
         // SAFETY: the function has that type; what its kernel writes is on the device.

@@ -18,9 +18,6 @@ fn stream_handle(stream: RawStream) -> sys::CUstream {
 }
 
 /// Makes no context current on this thread.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn unset_current_context() -> Result<(), BackendError> {
     // SAFETY: a null context is a valid argument, which makes no context current.
     unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }
@@ -29,9 +26,6 @@ pub fn unset_current_context() -> Result<(), BackendError> {
 }
 
 /// Takes the current context away, and puts it back.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn context_away_and_back() -> Result<(), BackendError> {
     let mut context = ptr::null_mut();
     // SAFETY: the pointer is valid, and the popped context is alive.
@@ -44,9 +38,6 @@ pub fn context_away_and_back() -> Result<(), BackendError> {
 }
 
 /// Begins a capture of that stream, by this thread.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn begin_capture(stream: RawStream) -> Result<(), BackendError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the handle is of a stream that lives.
@@ -61,17 +52,11 @@ pub fn end_capture(stream: RawStream) {
 }
 
 /// Whether the given stream is in capture.
-///
-/// # Errors
-/// Fails if the driver cannot answer.
 pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
     thread_state::is_capturing_stream(stream_handle(stream))
 }
 
 /// Whether everything on that stream has finished.
-///
-/// # Errors
-/// Fails if the query fails.
 pub fn is_stream_done(stream: RawStream) -> Result<bool, BackendError> {
     // SAFETY: the handle is of a stream that lives.
     match unsafe { sys::cuStreamQuery(stream_handle(stream)) }.result() {
@@ -86,9 +71,6 @@ pub struct ExternalEvent(sys::CUevent);
 
 impl ExternalEvent {
     /// Creates an event in the current context; it is never destroyed.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn new() -> Result<Self, BackendError> {
         let mut event = ptr::null_mut();
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -100,9 +82,6 @@ impl ExternalEvent {
     }
 
     /// Adds a node that records the event to the capture of a stream.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn record(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: the event and the stream are alive.
@@ -112,9 +91,6 @@ impl ExternalEvent {
     }
 
     /// Adds a node that waits for it to the capture of that stream.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn wait(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
         // SAFETY: the event and the stream are alive.
@@ -167,9 +143,6 @@ pub fn allocate_and_free(
 }
 
 /// Enqueues a copy from one address of the device to another.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), BackendError> {
     // SAFETY: the handle is of a stream that lives; the ranges are on the device.
     unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream_handle(stream)) }
@@ -194,9 +167,6 @@ struct TripledArgument(PinnedFloats);
 
 impl PinnedFloats {
     /// `count` floats, all zero.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
         let bound = device.context().bind_to_thread();
         bound.map_err(|error| failed_driver_call("make the context current", &error))?;
@@ -225,9 +195,6 @@ impl PinnedFloats {
     }
 
     /// Enqueues a copy of all floats from the device.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn fetch_from_device(&self, stream: RawStream, from: u64) -> Result<(), BackendError> {
         let to = self.floats.cast::<c_void>();
         // SAFETY: the memory lives as long as the process.
@@ -237,9 +204,6 @@ impl PinnedFloats {
     }
 
     /// Enqueues a copy of all floats to the device.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn send(&self, stream: RawStream, to: u64) -> Result<(), BackendError> {
         let from = self.floats.cast_const().cast::<c_void>();
         // SAFETY: the memory lives as long as the process.

@@ -85,9 +85,6 @@ pub fn diagnose(trace: &Trace) -> TraceDiagnosis {
 /// Diagnoses an export of any length: ranges and calls are summed while they are read, and not
 /// kept. `None` for files of other formats than an export or report of Nsight
 /// Systems.
-///
-/// # Errors
-/// Same errors as [`read::open_trace_file`].
 pub fn diagnose_streamed(path: &Path) -> Result<Option<TraceDiagnosis>, TraceError> {
     with_streamed_context(path, rules::apply_all_rules)
 }

@@ -51,9 +51,6 @@ pub fn open_trace_file(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, 
 /// `None` for a file of another format than Nsight Systems. Rows are not kept in memory, so that an
 /// export of any length takes no more memory than its kernels. Calls without a correlation id are
 /// passed on only if other columns are requested.
-///
-/// # Errors
-/// Same errors as [`open_trace_file`].
 pub fn stream_trace_rows(
     path: &Path,
     wanted: &WantedTraceParts,

@@ -153,9 +153,6 @@ fn table_from_rows(trace: &Trace, mut sums: impl StreamedSums) -> Table {
 
 /// A table of an export of any length: ranges and calls are summed while they are read, and
 /// not kept. `None` for a table of neither, and for a file of another format.
-///
-/// # Errors
-/// Same errors as [`read::open_trace_file`].
 pub fn table_of_streamed_export(
     path: &Path,
     report: StatsReport,

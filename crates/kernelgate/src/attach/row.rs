@@ -65,9 +65,6 @@ impl At<'_> {
     }
 
     /// A kernel of CUDA source, compiled by NVRTC.
-    ///
-    /// # Errors
-    /// Fails if the kernel does not compile or load.
     pub fn compile(
         &self,
         source: &'static str,

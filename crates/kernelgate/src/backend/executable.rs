@@ -18,9 +18,6 @@ pub enum OutputContent {
 /// allocate.
 pub trait Executable {
     /// Overwrites every output with NaN (-128 for integers).
-    ///
-    /// # Errors
-    /// Fails if the device reports an error.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
     /// Writes every output from a copy, of poison or of its own results. The commands are the same
@@ -37,9 +34,6 @@ pub trait Executable {
 
     /// Restores the state that one launch leaves for the next, if the computation has state: the
     /// next launch computes the reference again.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
     fn reset(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -66,25 +60,16 @@ pub trait Executable {
     fn launch(&mut self) -> Result<(), BackendError>;
 
     /// Waits until every launch of this computation has finished.
-    ///
-    /// # Errors
-    /// Fails if a launch failed on the device.
     fn synchronize(&mut self) -> Result<(), BackendError>;
 
     /// Restores the state and waits: afterwards nothing runs, and the next launch computes the
     /// reference.
-    ///
-    /// # Errors
-    /// Fails if the device reports an error, or an earlier launch failed on it.
     fn reset_and_wait(&mut self) -> Result<(), BackendError> {
         self.reset()?;
         self.synchronize()
     }
 
     /// The outputs in host memory, in the workload's own form.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
     fn outputs(&mut self) -> Result<&Tensors, BackendError>;
 
     /// Names of the inputs that every launch reads. Inputs that are not listed were read during
@@ -105,9 +90,6 @@ pub trait Executable {
 
     /// Whether each output still holds the pattern of [`Self::poison_outputs`], read without
     /// waiting for queued work; empty if launches are never queued.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
     fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError>;
 }
 

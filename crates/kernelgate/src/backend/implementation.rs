@@ -113,9 +113,6 @@ impl<P> Implementation<P> {
     }
 
     /// Prepares a problem on the GPUs of a set: on all GPUs, or on the first GPU only.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::prepare_cuda`].
     pub fn prepare_on(
         &self,
         problem: &P,

@@ -118,9 +118,6 @@ impl TestBench<'_> {
     /// Verifies and times the first problem of a suite in each cache state. Returns the error of
     /// each case by id; `None` for a case with a time.
     ///
-    /// # Errors
-    /// Fails if the device reports an error.
-    ///
     /// # Panics
     /// Fails if no case of the suite has these axes.
     pub fn errors(

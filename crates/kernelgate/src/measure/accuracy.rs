@@ -48,9 +48,6 @@ pub struct EventAndCuptiTimeRow {
 
 impl TimedSpinRow {
     /// Checks that the times of a spin kernel are plausible.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a spin", self.spent_ns)?;
         [self.wanted_ns as f64, self.events_ns, self.offset_ns]
@@ -61,9 +58,6 @@ impl TimedSpinRow {
 
 impl HotAndColdReadRow {
     /// Checks that the times of a memory pass are plausible.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_bytes("a pass", self.bytes)?;
         [("a hot pass", self.hot_ns), ("a cold pass", self.cold_ns), ("memory", self.memory_ns)]
@@ -74,9 +68,6 @@ impl HotAndColdReadRow {
 
 impl EventAndCuptiTimeRow {
     /// Checks that the times of a kernel are plausible.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         [self.events_ns, self.events_recorded_ns, self.cupti_ns]
             .into_iter()
@@ -117,9 +108,6 @@ const READ_SIZES_BYTES: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
 const READ_BYTES_BEYOND_CACHES: u64 = 2 << 30;
 
 /// Times spins.
-///
-/// # Errors
-/// Fails if the device reports an error.
 pub fn time_spins(events: &mut EventTimer) -> Result<Vec<TimedSpinRow>, BackendError> {
     let spin = SpinKernel::new(events.device())?;
     let mut time = |wanted_ns| -> Result<(f64, f64), BackendError> {
@@ -146,9 +134,6 @@ pub fn time_spins(events: &mut EventTimer) -> Result<Vec<TimedSpinRow>, BackendE
 }
 
 /// Times copies by events and by CUPTI, which is detached afterwards; `None` if CUPTI is missing.
-///
-/// # Errors
-/// Fails if the device or CUPTI fails.
 pub fn time_copies_by_events_and_cupti(
     events: &mut EventTimer,
 ) -> Result<Option<Vec<EventAndCuptiTimeRow>>, BackendError> {
@@ -253,9 +238,6 @@ fn recorded_launch_times_ns(
 }
 
 /// Reads what fits L2, hot and cold.
-///
-/// # Errors
-/// Fails if the device fails.
 pub fn time_hot_and_cold_reads(
     events: &mut EventTimer,
 ) -> Result<Vec<HotAndColdReadRow>, BackendError> {

@@ -73,9 +73,6 @@ impl AnchorRecord {
     }
 
     /// Checks the rates.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the rate.
     pub fn validate(&self) -> Result<(), String> {
         let Self::Measured(anchors) = self else { return Ok(()) };
         plausibility::check_rate("anchors: memory_bytes_per_s", anchors.memory_bytes_per_s)?;

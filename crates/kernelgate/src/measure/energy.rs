@@ -66,9 +66,6 @@ impl LaunchEnergy {
     }
 
     /// Checks that the numbers of an energy record are plausible.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the number.
     pub fn validate(&self) -> Result<(), String> {
         let Self::Measured(EnergyMeasurement { launch_j, relative, power_w, window_s }) = self
         else {
@@ -101,9 +98,6 @@ struct EndedLaunchesMark {
 }
 
 /// Measures the energy of a launch that takes `launch_ns`: about 1.2 s of launches.
-///
-/// # Errors
-/// Fails if a launch of the case fails.
 pub fn measure_launch_energy(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,

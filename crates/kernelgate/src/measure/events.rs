@@ -83,9 +83,6 @@ impl LaunchBurst {
 }
 
 /// Repeats a burst until the host releases the blocking kernel in time.
-///
-/// # Errors
-/// Fails with the errors of a burst.
 fn unless_held_up(
     mut burst: impl FnMut() -> Result<LaunchBurst, BackendError>,
 ) -> Result<LaunchBurst, BackendError> {
@@ -166,9 +163,6 @@ impl EventTimer {
 
     /// Prepares launches of a ceiling to be timed as those of a case are: short hot launches are
     /// captured together.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::launches_ns`].
     pub fn ceiling<'a>(
         &'a mut self,
         cache: CacheState,
@@ -181,9 +175,6 @@ impl EventTimer {
 
     /// Prepares a ceiling as [`Self::ceiling`] does, unless the median of the first launches is
     /// more than `most_ns`. Also returns the median time of the trial, nanoseconds.
-    ///
-    /// # Errors
-    /// The errors of [`Self::launches_ns`].
     pub fn ceiling_within<'a>(
         &'a mut self,
         cache: CacheState,
@@ -202,9 +193,6 @@ impl EventTimer {
 
     /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling`] does for one
     /// GPU.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::launches_ns`].
     pub fn ceiling_over<'a>(
         &'a mut self,
         gpus: usize,
@@ -233,9 +221,6 @@ impl EventTimer {
     }
 
     /// The median time of a hot launch of one command in the steady power state, nanoseconds.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::launches_ns`].
     pub fn typical_ns(
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
@@ -317,9 +302,6 @@ impl EventTimer {
 
     /// Runs [`Self::burst_once`], and repeats it until the host releases the blocking kernel in
     /// time.
-    ///
-    /// # Errors
-    /// Fails if a launch fails or hangs.
     fn burst(
         &mut self,
         count: usize,
@@ -333,9 +315,6 @@ impl EventTimer {
     /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for
     /// them. `commands` is how many entries of the device's queue a launch takes; with too many
     /// of them the host's launch time cannot be hidden.
-    ///
-    /// # Errors
-    /// Fails if a launch fails or hangs.
     fn burst_once(
         &mut self,
         count: usize,

@@ -155,9 +155,6 @@ fn launch_one_by_one(executable: &mut dyn Executable, launches: u64) -> Result<u
 /// Measures the samples of one case.
 pub trait Stopwatch {
     /// Times `launches` launches, or somewhat more if they are captured in batches.
-    ///
-    /// # Errors
-    /// Fails if a launch fails or does not come to an end.
     fn time(
         &mut self,
         executable: &mut dyn Executable,
@@ -167,9 +164,6 @@ pub trait Stopwatch {
     /// Runs the timed graph once more, or one launch if launches were not captured. Returns its
     /// time, on a GPU with caches that hold other data; `None` if its time cannot be separated from
     /// the host's.
-    ///
-    /// # Errors
-    /// Fails if a launch of the case fails.
     fn replay(
         &mut self,
         executable: &mut dyn Executable,
@@ -178,9 +172,6 @@ pub trait Stopwatch {
     /// Runs one launch of a case whose launches are short, alone and with caches that hold other
     /// data. Returns its time, nanoseconds; `None` for long launches, on the host, if launches
     /// carry state on, and if its time cannot be separated from the host's.
-    ///
-    /// # Errors
-    /// Fails if a launch fails.
     fn replay_short(&mut self, _: &mut dyn Executable) -> Result<Option<f64>, BackendError> {
         Ok(None)
     }
@@ -205,9 +196,6 @@ pub trait Stopwatch {
 
     /// Starts at least `launches` launches back to back, without waiting for them, and returns
     /// their number.
-    ///
-    /// # Errors
-    /// Fails if a launch fails.
     fn enqueue(
         &mut self,
         executable: &mut dyn Executable,

@@ -1,5 +1,6 @@
 //! Plausible ranges of measured numbers: a value outside is a mistake, or was written into a file
-//! by hand. The plausible ranges are wide; they decide no verdict.
+//! by hand. The plausible ranges are wide; they decide no verdict. The errors are fragments of a
+//! message that name the number.
 
 use std::ops::RangeInclusive;
 
@@ -29,9 +30,6 @@ const PLAUSIBLE_RATE: RangeInclusive<f64> = 1.0..=1e21;
 const PLAUSIBLE_COST_NS: RangeInclusive<f64> = -1e12..=1e12;
 
 /// Accepts the time of a launch; `what` begins the error: "a median".
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible time.
 pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_LAUNCH_NS, ns, || {
         format!("{what} of {} ns a launch", short_number(ns))
@@ -39,89 +37,56 @@ pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
 }
 
 /// Accepts the time of the host to start a launch.
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible time.
 pub fn check_host_ns(ns: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_HOST_NS, ns, || format!("a host launch of {} ns", short_number(ns)))
 }
 
 /// Accepts a clock.
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible clock.
 pub fn check_clock_mhz(mhz: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_CLOCK_MHZ, mhz, || format!("a clock of {} MHz", short_number(mhz)))
 }
 
 /// Accepts bytes or operations a second; `what` begins the error: "a bandwidth".
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible rate.
 pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_RATE, rate, || format!("{what} of {} a second", short_number(rate)))
 }
 
 /// Accepts what launching costs.
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible time.
 pub fn check_cost_ns(ns: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_COST_NS, ns, || format!("an overhead of {} ns", short_number(ns)))
 }
 
 /// Accepts a wall time; `what` begins the error: "wall_s".
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible time.
 pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_SECONDS, seconds, || format!("{what} of {} s", short_number(seconds)))
 }
 
 /// Accepts a share of a whole, 0 to 1; `what` begins the error: "contention".
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible share.
 pub fn check_share(what: &str, share: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_SHARE, share, || format!("{what} of {}", short_number(share)))
 }
 
 /// Accepts a size in bytes; `what` begins the error: "device_bytes".
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible size.
 pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_BYTES, bytes, || format!("{what} of {bytes} bytes"))
 }
 
 /// Accepts a plausible count; `what` begins the error: "commands".
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible count.
 pub fn check_count(what: &str, count: u64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_COUNT, count, || format!("{what} of {count}"))
 }
 
 /// Accepts the ratio of two times; `what` begins the error: "of_limit".
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible ratio.
 pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_TIME_RATIO, ratio, || format!("{what} of {}", short_number(ratio)))
 }
 
 /// Accepts a plausible relative spread of samples.
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible spread.
 pub fn check_spread(spread: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_SPREAD, spread, || format!("a spread of {}", short_number(spread)))
 }
 
 /// Accepts the shortest and the longest time of a window, relative to the median sample.
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible range.
 pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
     let possible =
         PLAUSIBLE_TIME_RATIO.contains(&low) && PLAUSIBLE_TIME_RATIO.contains(&high) && low <= high;
@@ -129,9 +94,6 @@ pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
 }
 
 /// Accepts a plausible number of clock cycles of a launch.
-///
-/// # Errors
-/// The error is a fragment of a message that names the impossible cycles.
 pub fn check_cycles(cycles: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_CYCLES, cycles, || {
         format!("{} cycles a launch", short_number(cycles))

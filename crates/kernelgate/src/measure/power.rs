@@ -155,9 +155,6 @@ impl PowerRecord {
     }
 
     /// Checks that the numbers of a power record are plausible.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the number.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_seconds("settling_s", self.settling_s)?;
         self.range.map_or(Ok(()), plausibility::check_power_range)
@@ -189,9 +186,6 @@ pub struct TimedLaunches {
 /// Launches of a case or of a ceiling, one sample after the other without a pause.
 pub trait GpuLoad {
     /// Takes the next sample.
-    ///
-    /// # Errors
-    /// Fails if a launch of the load fails.
     fn sample(&mut self) -> Result<TimedLaunches, BackendError>;
 
     /// Reads the card at the end of a window whose last sample had this clock.
@@ -203,9 +197,6 @@ pub trait GpuLoad {
 
 /// Runs a load until its samples may begin; the load is running when this returns. If heat slows
 /// the card down, the load pauses and begins again, twice at most.
-///
-/// # Errors
-/// Fails if a launch fails.
 pub fn wait_until_steady(
     load: &mut dyn GpuLoad,
 ) -> Result<(SettlingWindows, SettlingEnd), BackendError> {

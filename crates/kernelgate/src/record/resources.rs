@@ -195,17 +195,11 @@ impl RecordType for ResourceRecord {
 
 impl RunResources {
     /// Reads the recorded kernel resources of an architecture.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`file::read`].
     pub fn read(path: &Path) -> Result<RunResources, RecordFileError> {
         file::read(path).map(|record: ResourceRecord| record.into())
     }
 
     /// Writes the recorded kernel resources of an architecture.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`file::write`].
     pub fn write(&self, path: &Path) -> Result<(), RecordFileError> {
         file::write(path, &ResourceRecord::from(self))
     }

@@ -93,9 +93,6 @@ pub fn launch_and_verify(
 }
 
 /// Launches, poisons the outputs and launches again; the outputs are then ready to be compared.
-///
-/// # Errors
-/// Fails if a launch of the executable fails.
 pub fn launch_on_poisoned_outputs(executable: &mut dyn Executable) -> Result<(), BackendError> {
     let _watched = host_timeout::watch_host_launches();
     executable.reset()?;
@@ -145,9 +142,6 @@ pub fn digest_of_outputs(outputs: &Tensors) -> String {
 
 /// Launches once more and compares bits with the outputs of the last launch: whether the order of
 /// additions is fixed.
-///
-/// # Errors
-/// Fails if a launch of the executable fails.
 pub fn repeats_bit_by_bit(executable: &mut dyn Executable) -> Result<bool, BackendError> {
     let before = executable.outputs()?.clone();
     let _watched = host_timeout::watch_host_launches();

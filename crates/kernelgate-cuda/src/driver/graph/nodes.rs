@@ -6,9 +6,6 @@ use std::ptr;
 use cudarc::driver::{DriverError, sys};
 
 /// Nodes that a driver function writes into an array.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn list_graph_nodes(
     list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>, DriverError> {
@@ -22,9 +19,6 @@ pub fn list_graph_nodes(
 }
 
 /// The type of a graph node.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn kind(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: a node of a graph that is alive; the pointer is valid.
@@ -65,9 +59,6 @@ const EMPTY_MEMSET_NODE: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PA
 };
 
 /// Puts one clear before all launches in the place of clears inside a range.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn add_clearing_node(
     graph: sys::CUgraph,
     range: &Range<u64>,

@@ -84,9 +84,6 @@ impl Kernel {
     }
 
     /// Allows clusters of more blocks than every GPU with clusters runs: more than eight.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const NON_PORTABLE_CLUSTER_ATTRIBUTE: attribute =

@@ -89,9 +89,6 @@ pub struct KernelImage {
 
 impl KernelImage {
     /// Reads an image from a file; its path is the image's name in messages.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be read, or is not an image.
     pub fn from_file(path: impl AsRef<Path>) -> Result<KernelImage, KernelImageError> {
         let path = path.as_ref();
         let io = |cause| KernelImageError::Io { path: path.to_owned(), cause };

@@ -95,9 +95,6 @@ impl Kernel {
 
     /// Sets the kernel's shared-memory carve-out to 100 %, so that it can be co-resident with other
     /// kernels set to 100 %: a kernel with another carve-out waits until a multiprocessor is empty.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn prefer_shared_memory(&self) -> Result<(), BackendError> {
         self.set_shared_carve_out(100)
     }

@@ -47,9 +47,6 @@ impl StageClockedKernel {
 
     /// Cycles of each stage in each block since the counters were cleared, by block; empty if the
     /// kernel was loaded without clocks.
-    ///
-    /// # Errors
-    /// Fails if the copy, or a launch before it, failed.
     pub fn stage_cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
         let Some(counters) = &self.counters else { return Ok(Vec::new()) };
         let all = counters.read()?;

@@ -37,9 +37,6 @@ impl DeviceBuffer {
     }
 
     /// Sets every byte.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn fill(&self, byte: u8) -> Result<(), BackendError> {
         let stream = self.slice.stream();
         bind_context(stream.context())?;
@@ -171,9 +168,6 @@ impl DeviceBuffer {
     }
 
     /// Copies the first bytes of the device buffer to the host and waits for the copy.
-    ///
-    /// # Errors
-    /// Fails if the copy, or a launch before it, failed.
     pub fn download(&self, target: &mut [u8]) -> Result<(), BackendError> {
         let view = self.slice.slice(0..target.len());
         let stream = self.slice.stream();

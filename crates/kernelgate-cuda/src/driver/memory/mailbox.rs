@@ -18,9 +18,6 @@ const MAILBOX_WORD_DISTANCE: usize = 64;
 
 impl HostDeviceMailbox {
     /// Allocates the mailbox.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn new() -> Result<Self, BackendError> {
         let bytes = 2 * MAILBOX_WORD_DISTANCE * size_of::<AtomicU32>();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;

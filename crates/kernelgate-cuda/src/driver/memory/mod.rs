@@ -28,9 +28,6 @@ pub fn require_free_memory(device: &Device, bytes: u64) -> Result<(), BackendErr
 
 /// Free and total device memory, bytes, once the launches have finished and freed memory has left
 /// the driver's pool.
-///
-/// # Errors
-/// Fails if the driver fails.
 pub fn memory_after_launches(device: &Device) -> Result<(u64, u64), BackendError> {
     // First with a timeout, because a hung kernel never finishes; then through the driver, which
     // registers freed memory only then.
@@ -61,9 +58,6 @@ pub struct DeviceMemoryUsage {
 }
 
 /// Reads the current use, without waiting for anything.
-///
-/// # Errors
-/// Fails if the driver fails.
 pub fn device_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
     let (free, total) = device.memory()?;
     let of_pool = |attribute| {
@@ -94,9 +88,6 @@ fn memory_pool_attribute(
 }
 
 /// Resets the maximum of memory use ([`DeviceMemoryUsage::pool_peak`]).
-///
-/// # Errors
-/// Fails if the driver fails.
 pub fn reset_peak_usage(device: &Device) -> Result<(), BackendError> {
     // SAFETY: the device of an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {

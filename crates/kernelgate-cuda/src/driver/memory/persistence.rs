@@ -71,18 +71,12 @@ impl PersistingL2 {
 }
 
 /// Bytes of L2 that are set aside now.
-///
-/// # Errors
-/// Fails if the driver fails.
 pub fn persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("query the set-aside of L2", &error))
 }
 
 /// Restores the L2 settings of context and stream that an earlier case changed: its set-aside, and
 /// a window that uses all of it. Every case then begins with the same settings.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn restore_l2_state(device: &Device) -> Result<(), BackendError> {
     device.restore_settings()?;
     reset_persisting_l2(device)
@@ -107,9 +101,6 @@ pub fn settings(device: &Device) -> L2Settings {
 }
 
 /// Restores the L2 settings of the measured case after another row was prepared beside it.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn restore_l2_settings(device: &Device, before: &L2Settings) -> Result<(), BackendError> {
     before.context.restore(device.context())?;
     if let (Some(aside), true) = (before.aside, persisting_l2_bytes(device).ok() != before.aside) {
@@ -121,9 +112,6 @@ pub fn restore_l2_settings(device: &Device, before: &L2Settings) -> Result<(), B
 
 /// Frees the set-aside of L2 that earlier launches made and releases the lines that they kept, so
 /// that every case begins with the same L2.
-///
-/// # Errors
-/// Fails if the driver fails.
 fn reset_persisting_l2(device: &Device) -> Result<(), BackendError> {
     match return_persisting_l2(device.context(), 0) {
         // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
@@ -134,9 +122,6 @@ fn reset_persisting_l2(device: &Device) -> Result<(), BackendError> {
 
 /// Makes the lines that launches kept in L2 like any others, which the next launches replace. What
 /// is on the stream has to have ended.
-///
-/// # Errors
-/// Fails if the driver refuses.
 pub fn reset_persisting_lines(device: &Device) -> Result<(), BackendError> {
     let released = device.context().bind_to_thread().and_then(|()| {
         // SAFETY: the context is this thread's; no memory is involved.

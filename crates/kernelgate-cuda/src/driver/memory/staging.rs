@@ -34,9 +34,6 @@ impl PinnedStagingBuffer {
 
     /// Copies host memory to a device address, in the order of the stream, and waits for the copy.
     ///
-    /// # Errors
-    /// Fails if the driver fails.
-    ///
     /// # Safety
     /// `bytes.len()` bytes can be written at the address.
     pub unsafe fn upload(
@@ -65,9 +62,6 @@ impl PinnedStagingBuffer {
 
     /// Copies from a device address to host memory, in the order of the stream, and waits for the
     /// copy.
-    ///
-    /// # Errors
-    /// Fails if the driver, or a launch before the copy, failed.
     ///
     /// # Safety
     /// `bytes.len()` bytes can be read at the address.

@@ -17,9 +17,6 @@ pub struct EventPool {
 
 impl EventPool {
     /// Creates a pool of `count` CUDA events that record time.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
         Self::on(TimedStream::Ours(Arc::clone(device.stream())), count)
     }
@@ -47,9 +44,6 @@ impl EventPool {
     }
 
     /// Enqueues event `index` of the pool, which gets the time when the preceding work ends.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn record(&self, index: usize) -> Result<(), BackendError> {
         let _entered = self.stream.enter_context()?;
         // SAFETY: event and stream live and are of one context.
@@ -58,9 +52,6 @@ impl EventPool {
     }
 
     /// Nanoseconds from event `from` to event `to`, both of which have happened.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
         let _entered = self.stream.enter_context()?;
         // SAFETY: both events live.
@@ -90,9 +81,6 @@ pub struct CrossingEvent(CudaEvent);
 
 impl CrossingEvent {
     /// Creates an event.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         device
@@ -103,17 +91,11 @@ impl CrossingEvent {
     }
 
     /// Records an event after the work that is enqueued in the stream so far.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn mark(&self, stream: &CudaStream) -> Result<(), BackendError> {
         self.0.record(stream).map_err(|error| failed("record an event", &error))
     }
 
     /// Makes later work in the stream wait for the marked work.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn hold(&self, stream: &CudaStream) -> Result<(), BackendError> {
         stream.wait(&self.0).map_err(|error| failed("wait for an event", &error))
     }

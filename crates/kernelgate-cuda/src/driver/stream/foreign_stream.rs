@@ -116,18 +116,12 @@ impl ForeignStream {
     }
 
     /// Measures what events read around nothing, around the least command and around a wait.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
     pub fn empty_readings(&mut self) -> Result<EmptyIntervalReadings, BackendError> {
         self.with_device_byte(Self::read_around_memset)
     }
 
     /// Fills a byte on the stream and waits for it: a mark by which a recorder of the context's
     /// operations knows the stream.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
     pub fn mark(&mut self) -> Result<(), BackendError> {
         self.with_device_byte(|stream, byte| {
             stream.begin(None)?;

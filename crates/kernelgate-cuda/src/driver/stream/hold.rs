@@ -20,9 +20,6 @@ use crate::driver::status::failed;
 pub trait StreamHold {
     /// Enqueues the hold, which ends after `at_most` in any case. The caller has made the context
     /// of the stream current.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError>;
 
     /// Lets the work of the stream run, whether the stream is held or not.

@@ -27,9 +27,6 @@ pub struct StreamTimer<H> {
 
 impl<H: StreamHold> StreamTimer<H> {
     /// A timer of a device's stream with `events` events.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn new(device: &Device, events: usize, hold: H) -> Result<Self, BackendError> {
         let stream = TimedStream::Ours(device.stream().clone());
         Self::on(stream, events, hold, device.kernel_timeout())
@@ -49,9 +46,6 @@ impl<H: StreamHold> StreamTimer<H> {
 
     /// Begins a measured interval: holds the stream until [`Self::release`], at most for the given
     /// time; without a time the stream is not held.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.holds = false;
         let Some(at_most) = at_most else { return Ok(()) };
@@ -62,9 +56,6 @@ impl<H: StreamHold> StreamTimer<H> {
     }
 
     /// Enqueues an event of the interval, which gets the time when the preceding work ends.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn record(&self, event: usize) -> Result<(), BackendError> {
         self.events.record(event)
     }
@@ -90,9 +81,6 @@ impl<H: StreamHold> StreamTimer<H> {
     }
 
     /// Nanoseconds from one event to another, both of which have happened.
-    ///
-    /// # Errors
-    /// Fails if the driver fails.
     pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
         self.events.elapsed_ns(from, to)
     }
@@ -108,9 +96,6 @@ impl<H: StreamHold> StreamTimer<H> {
     }
 
     /// Makes the context of a stream of ours current.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn make_context_current(&self) -> Result<(), BackendError> {
         self.stream.enter_context().map(drop)
     }

@@ -28,9 +28,6 @@ impl TimedStream {
     }
 
     /// Ordinal of the GPU that the stream belongs to.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn device(&self) -> Result<sys::CUdevice, BackendError> {
         let _entered = self.enter_context()?;
         let mut device = 0;
@@ -42,9 +39,6 @@ impl TimedStream {
     }
 
     /// Makes its context current, until the result is dropped if the stream is of other code.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses.
     pub fn enter_context(&self) -> Result<CurrentContext, BackendError> {
         match self {
             Self::Ours(stream) => {

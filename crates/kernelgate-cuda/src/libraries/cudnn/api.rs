@@ -350,9 +350,6 @@ impl CudnnDescriptor {
     }
 
     /// A descriptor with these attributes, ready to use.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses an attribute or the finished descriptor.
     pub fn finished_descriptor(
         kind: CudnnDescriptorKind,
         attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],
@@ -469,9 +466,6 @@ impl Drop for CudnnDescriptor {
 ///
 /// # Safety
 /// The pack was made for the plan, and every address in it is alive until the work has finished.
-///
-/// # Errors
-/// Fails if cuDNN refuses.
 pub unsafe fn execute_plan(
     handle: &CudnnHandle,
     plan: &CudnnDescriptor,

@@ -71,9 +71,6 @@ impl CudnnOperationGraph {
     }
 
     /// A tensor that need not exist: what one operation hands to another.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn between(
         &mut self,
         layout: TensorLayout,
@@ -83,9 +80,6 @@ impl CudnnOperationGraph {
     }
 
     /// Adds a scalar tensor with a value.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn add_scalar_tensor(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
         let tensor = self.tensor(
             TensorLayout::contiguous_layout([1; 4]),
@@ -118,9 +112,6 @@ impl CudnnOperationGraph {
     }
 
     /// c = a b over the last two axes, summed in fp32.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn matmul(
         &mut self,
         a: GraphTensor,
@@ -147,9 +138,6 @@ impl CudnnOperationGraph {
     }
 
     /// Adds y = mode(inputs) with one to three inputs, in fp32.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn pointwise(
         &mut self,
         mode: CudnnPointwiseMode,
@@ -160,9 +148,6 @@ impl CudnnOperationGraph {
     }
 
     /// y = the index of each element of x along `axis`, an integer of 32 bits.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn index(&mut self, axis: i64, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let axis = [axis];
         self.add_pointwise_in(
@@ -175,9 +160,6 @@ impl CudnnOperationGraph {
     }
 
     /// Adds the operation y = (x >= b), whose result is a truth value.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn add_greater_or_equal(
         &mut self,
         x: GraphTensor,
@@ -234,9 +216,6 @@ impl CudnnOperationGraph {
     }
 
     /// y = x reduced, in fp32, over the axes along which y has one element.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn reduce(
         &mut self,
         operator: OperationDescriptor,
@@ -263,9 +242,6 @@ impl CudnnOperationGraph {
     }
 
     /// y = x in the layout, and perhaps the type, of y.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn add_reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
@@ -280,9 +256,6 @@ impl CudnnOperationGraph {
     }
 
     /// All operations together. Without a handle cuDNN checks the operations, but cannot plan them.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn whole(&self, handle: Option<&CudnnHandle>) -> Result<CudnnDescriptor, CudnnRefusal> {
         let operations: Vec<&CudnnDescriptor> = self.operations.iter().collect();
         let mut attributes =
@@ -397,9 +370,6 @@ impl CudnnExecutionPlan {
     /// Enqueues the plan on the device's stream.
     ///
     /// The addresses that the plan was made with must be alive until the work has finished.
-    ///
-    /// # Errors
-    /// Fails if cuDNN refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
         // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the
         // tensors' addresses are used on the device only.

@@ -104,9 +104,6 @@ impl ActivityRecorder {
 
     /// Returns the records since the start or the last call. Unfinished operations and open ranges
     /// are in a later result, so wait for the device before.
-    ///
-    /// # Errors
-    /// Fails if CUPTI fails.
     pub fn take(&self) -> Result<RecordedActivity, BackendError> {
         self.take_records_since(0, 0)
     }
@@ -116,9 +113,6 @@ impl ActivityRecorder {
     /// still held. After a call CUPTI allocates new buffers for the first records, which takes a
     /// third of a millisecond; so a measurement that must not be disturbed begins at a time, not
     /// behind a call.
-    ///
-    /// # Errors
-    /// Fails if CUPTI fails.
     pub fn take_records_since(
         &self,
         time: u64,
@@ -152,9 +146,6 @@ impl ActivityRecorder {
 
     /// Ends the recording, and detaches CUPTI from the process, so that later launches are not
     /// slowed. Wait for the context before: nothing may run while CUPTI is detached.
-    ///
-    /// # Errors
-    /// Fails if CUPTI fails.
     pub fn detach_cupti(self) -> Result<(), BackendError> {
         drop(self);
         let Some(api) = api() else { return Ok(()) };

@@ -15,9 +15,6 @@ use crate::read::{self, CallRow, RangeRow, Row, StreamedRows, WantedTraceParts};
 
 /// Reads the operations that were launched inside ranges whose path matches [`restrict::restrict_to_ranges`].
 /// `None`: no range matches.
-///
-/// # Errors
-/// Same errors as [`read::open_trace_file`].
 pub fn open(
     path: &Path,
     wanted: &WantedTraceParts,

@@ -156,9 +156,6 @@ impl TraceSums {
 
     /// Totals of an export of any length, whose ranges and calls are read without being kept.
     /// `None` for a file of other formats than exports and reports of Nsight Systems.
-    ///
-    /// # Errors
-    /// Same errors as [`crate::read::open_trace_file`].
     pub fn streamed(path: &Path) -> Result<Option<TraceSums>, TraceError> {
         with_streamed_context(path, Self::sums_from_context)
     }

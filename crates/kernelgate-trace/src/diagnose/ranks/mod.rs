@@ -34,9 +34,6 @@ pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
 }
 
 /// The GPUs of one trace as the ranks of a job; `None` if fewer than two of them communicate.
-///
-/// # Errors
-/// Fails with the errors of [`read::open_trace_file`].
 pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
     let parts = read_rank_traces(&[(name.to_owned(), path.to_owned())])?;
     Ok((parts.len() > 1).then(|| join_ranks(parts)))

@@ -114,9 +114,6 @@ impl Program {
 
     /// Compiles and loads its kernels, allocates and fills its memory, and chooses an algorithm for
     /// each GEMM. The library of GEMMs is opened only if there are any.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::task`].
     pub fn load(
         self,
         device: &Arc<Device>,
@@ -396,9 +393,6 @@ impl LoadedProgram {
     }
 
     /// Enqueues the whole program.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses a launch.
     pub fn enqueue(&self) -> Result<(), BackendError> {
         let mut ranges = Vec::new();
         for step in &self.steps {

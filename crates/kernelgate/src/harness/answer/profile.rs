@@ -43,9 +43,6 @@ const LAUNCHES_IN_SERIES: usize = 100;
 
 /// Verifies and records one case an implementation; without repetitions one launch of it, of which
 /// the sums alone are given.
-///
-/// # Errors
-/// Fails if the device reports an error.
 pub fn profile_cases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
@@ -138,9 +135,6 @@ fn declared_work_with_parts(group: &ProblemGroup<'_>) -> Vec<CaseWork> {
 ///
 /// The host's launch rate varies by half from one moment to the next, and so does the fastest of
 /// many launch series. So the cost is the median of the differences between neighbouring series.
-///
-/// # Errors
-/// Fails if CUPTI refuses, or the device fails.
 fn start_recorder(device: &Device) -> Result<Option<(ActivityRecorder, f64)>, BackendError> {
     let empty = EmptyKernel::new(device)?;
     let mut costs_ns = Vec::new();

@@ -19,9 +19,6 @@ use crate::verify::VerifyError;
 use crate::workload::Work;
 
 /// Measures every part of the timing report, or only one part.
-///
-/// # Errors
-/// Fails if the device reports an error.
 pub fn timing_report(
     devices: &Devices,
     only: Option<TimingReportPart>,
@@ -80,9 +77,6 @@ fn working_set_sizes() -> Vec<CaseWork> {
 }
 
 /// Times cases by events and by CUPTI, one an implementation.
-///
-/// # Errors
-/// Fails if the device fails.
 pub fn timing_cases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,

@@ -54,9 +54,6 @@ pub enum RecordedCaseEvent<'a> {
 impl RunRecorder {
     /// Starts a record. If each case is saved, the empty record is written now: a folder that
     /// cannot be written or a full disk is found before anything is measured.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
     pub fn start_recorder_of_run(
         run: ProcessRun,
         path: PathBuf,
@@ -111,9 +108,6 @@ impl RunRecorder {
     }
 
     /// Marks the run complete, with a last reading of the GPU.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
     pub fn finish(&self, telemetry: Option<CardReading>) -> Result<(), RecordFileError> {
         let mut state = self.lock();
         state.run.environment.gpus.note_libraries();

@@ -76,9 +76,6 @@ impl CaseSession for BenchSession<'_> {
 }
 
 /// Verifies, times and records the selected cases. Returns the exit code and the run.
-///
-/// # Errors
-/// Fails if the device fails before any case, or a file cannot be read or written.
 pub fn run_bench_cases(
     name: &str,
     settings: &BenchSettings,

@@ -39,9 +39,6 @@ pub enum SampleTimer {
 
 impl SampleTimer {
     /// The timer for a target: events on GPUs, the wall clock on the CPU.
-    ///
-    /// # Errors
-    /// Fails if the device reports an error.
     pub fn new(target: &BenchTarget) -> Result<Self, BackendError> {
         match target {
             BenchTarget::Cpu => Ok(Self::Wall(WallClock)),

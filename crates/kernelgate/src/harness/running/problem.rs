@@ -81,9 +81,6 @@ impl PreparedProblem {
 
     /// Draws the inputs of a problem, or reads them from the folder `kept`, if all memory that the
     /// problem needs fits. The reference is computed later, when a case needs it.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::new`].
     pub fn draw_or_read_inputs(
         group: &ProblemGroup<'_>,
         seed: u64,
@@ -277,9 +274,6 @@ impl PreparedProblem {
     /// Verifies a case of a trial: by the bits of its outputs if an earlier run of the same
     /// executable compared them with the reference, else by the reference. The function also
     /// measures the time of one launch.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::verify`].
     pub fn verify_by_output_bits(
         &mut self,
         group: &ProblemGroup<'_>,
@@ -313,9 +307,6 @@ impl PreparedProblem {
     }
 
     /// Verifies a case once by comparing its outputs with the reference.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::verify`].
     pub fn verify_case_once(
         &mut self,
         group: &ProblemGroup<'_>,

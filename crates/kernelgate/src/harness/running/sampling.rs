@@ -68,9 +68,6 @@ pub struct CaseToSample<'a> {
 
 impl GroupCaseSampler<'_> {
     /// Times a case.
-    ///
-    /// # Errors
-    /// Fails if a launch of the case fails.
     pub fn sample(
         &mut self,
         sampled: &CaseToSample<'_>,

@@ -42,9 +42,6 @@ pub trait CaseSession {
     fn trial_sampler(&self) -> ProcessSampler<'_>;
 
     /// Records outcomes, if this session has a record.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
     fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError>;
 
     /// Ceilings of this machine, if they were measured.

@@ -48,9 +48,6 @@ impl CaseSession for TestSession<'_> {
 }
 
 /// Verifies the selected cases and launches each once, without timing.
-///
-/// # Errors
-/// Fails if the device fails before any case.
 pub fn run_test_mode(
     settings: &BenchSettings,
     place: &BenchPlace,

@@ -167,9 +167,6 @@ pub fn run<M: Measurement<Value = f64>>(
 
 /// Times a case of a trial: warm-up, then samples of the same number of launches. On a GPU the
 /// warm-up is the load that leads to the steady power state.
-///
-/// # Errors
-/// Fails if a launch of the case fails.
 pub fn time_trial_case(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
@@ -396,9 +393,6 @@ impl GpuLoad for CaseAsLoad<'_> {
 }
 
 /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
-///
-/// # Errors
-/// Fails if a launch fails.
 pub fn shortest_host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
     let mut shortest = f64::INFINITY;
     let begun = Instant::now();

@@ -111,9 +111,6 @@ impl CaseSession for TrialSession<'_> {
 }
 
 /// Verifies and times the cases of a trial request, and records the run at the requested path.
-///
-/// # Errors
-/// Fails if a record cannot be read or written, or the device fails before any case.
 pub fn carry_out_trial(
     bench: &str,
     settings: &BenchSettings,

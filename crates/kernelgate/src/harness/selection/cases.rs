@@ -142,9 +142,6 @@ pub struct SelectionChoice<'c> {
 }
 
 /// Selects cases of all problems of all suites.
-///
-/// # Errors
-/// Fails with the errors of [`SelectionChoice::select`].
 pub fn select_cases<'a>(
     suites: impl IntoIterator<Item = &'a Suite>,
     effort: Effort,

@@ -26,9 +26,6 @@ pub enum LaunchStall {
 /// Launches once more while the stream is held, recorded by CUPTI, which is detached afterwards.
 /// `None` if CUPTI is missing or lost records. Recording changes times, so this runs before any
 /// sample, and only for a launch that would be refused otherwise.
-///
-/// # Errors
-/// Fails if the launch fails, or the device.
 pub fn record_launch_calls(
     device: &Device,
     stream: &mut dyn StreamHold,

@@ -38,9 +38,6 @@ pub struct CuptiRecording<'a> {
 
 impl<'a> CuptiRecording<'a> {
     /// Attaches CUPTI to the process; `None` if the library is missing.
-    ///
-    /// # Errors
-    /// Fails if CUPTI refuses.
     pub fn start_recording(
         device: &'a Device,
         recorded: RecordingExtent,
@@ -55,9 +52,6 @@ impl<'a> CuptiRecording<'a> {
     }
 
     /// Detaches CUPTI, and returns the records that began after a time of that clock.
-    ///
-    /// # Errors
-    /// Fails if the device fails, or CUPTI.
     pub fn end(mut self, since: u64) -> Result<RecordedActivity, BackendError> {
         self.device.synchronize_context()?;
         let recorder = self.recorder.take();
@@ -125,9 +119,6 @@ pub fn check_recorded_streams(
 /// Streams that are held, and on which a mark may be set.
 pub trait MarkedHold: StreamHold {
     /// Enqueues a mark on each: the probe of the clocks.
-    ///
-    /// # Errors
-    /// Fails if the driver refuses the launch of a mark.
     fn mark(&mut self) -> Result<(), BackendError>;
 }
 

@@ -27,9 +27,6 @@ impl EventTimer {
     /// The events around a launch add the difference between their interval and the time that a
     /// spinning kernel spent by the device's own timer, less the time to begin and end a kernel.
     /// The cost of an empty kernel is the growth of a graph's time by one more empty kernel.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`EventTimer::new`].
     pub(super) fn calibrate(&mut self) -> Result<LaunchOverhead, BackendError> {
         let empty = EmptyKernel::new(self.devices.one())?;
         let spin = SpinKernel::new(self.devices.one())?;

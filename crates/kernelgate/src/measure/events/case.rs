@@ -48,9 +48,6 @@ pub struct CaseTimer<'a> {
 
 impl EventTimer {
     /// Makes a stopwatch for a case, with a plan of its own.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::plan`].
     pub fn case(
         &mut self,
         executable: &mut dyn Executable,

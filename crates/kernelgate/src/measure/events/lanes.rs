@@ -88,9 +88,6 @@ impl TimedGpus {
     }
 
     /// Begins an interval on each GPU, as [`StreamTimer::begin`].
-    ///
-    /// # Errors
-    /// Fails if the driver refuses an operation.
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.each(|_, lane| lane.stream.begin(at_most))
     }
@@ -120,9 +117,6 @@ impl TimedGpus {
     }
 
     /// Enqueues the launches with their events, probes and flushes.
-    ///
-    /// # Errors
-    /// Fails if a launch of the case fails.
     pub fn enqueue(
         &mut self,
         count: usize,
@@ -182,9 +176,6 @@ impl TimedGpus {
     }
 
     /// SM clock between the probes, MHz: the lowest of all GPUs, if the probes of each compare.
-    ///
-    /// # Errors
-    /// Fails if a GPU reports an error.
     pub fn clock_mhz(&mut self) -> Result<Option<f64>, BackendError> {
         let mut lowest = Some(f64::INFINITY);
         self.each(|_, lane| {

@@ -50,9 +50,6 @@ impl DeviceLimits {
     }
 
     /// Measures those ceilings in a power state, without the cost of launching.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
     pub fn measure_cuda_in(
         events: &mut EventTimer,
         works: &[CaseWork],
@@ -84,9 +81,6 @@ impl DeviceLimits {
     }
 
     /// Measures the ceilings of these works, and matmuls of every dtype.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
     pub fn measure_cuda_all(
         events: &mut EventTimer,
         works: &[CaseWork],

@@ -16,9 +16,6 @@ const LINK_BURSTS: usize = 5;
 impl DeviceLimits {
     /// Measures the copies of the works over several GPUs, each distinct one once, if the set has as
     /// many GPUs.
-    ///
-    /// # Errors
-    /// Fails if a device reports an error.
     pub(super) fn add_links(
         &mut self,
         events: &mut EventTimer,

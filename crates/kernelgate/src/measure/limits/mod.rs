@@ -188,9 +188,6 @@ impl TimeLimit {
 
 impl LaunchOverhead {
     /// Checks the times.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         self.all_ns().into_iter().try_for_each(plausibility::check_cost_ns)
     }

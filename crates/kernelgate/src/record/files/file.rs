@@ -328,9 +328,6 @@ pub fn write<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileErr
 
 /// Writes a record for a process of this machine that reads it soon: after a power failure it may
 /// be lost.
-///
-/// # Errors
-/// Fails with the errors of [`write()`].
 pub fn write_unsynced<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     let text = readable_text(path, record)?;
@@ -399,9 +396,6 @@ fn text_of_json<T: RecordType>(value: &Value) -> String {
 }
 
 /// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
-///
-/// # Errors
-/// Fails with the errors of [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), RecordFileError> {
     replace_files([(path, text)])
 }
@@ -482,9 +476,6 @@ pub fn text_hash(text: &str) -> String {
 }
 
 /// Hash of a file's content, as 32 hexadecimal digits.
-///
-/// # Errors
-/// Fails if the file cannot be read.
 pub fn content_hash_of_file(path: &Path) -> Result<String, RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
     let mut file = open_regular_file(path).map_err(io)?;

@@ -40,9 +40,6 @@ pub fn read(path: &Path) -> Option<Tensors> {
 }
 
 /// Writes a file completely or not at all. Names of tensors hold neither spaces nor `|`.
-///
-/// # Errors
-/// Fails if the file cannot be written.
 pub fn write(path: &Path, tensors: &Tensors) -> std::io::Result<()> {
     let mut line = FIRST_LINE_MARK.to_owned();
     for (name, tensor) in tensors.iter() {

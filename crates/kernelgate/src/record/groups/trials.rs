@@ -105,9 +105,6 @@ impl TrialRecord {
 
 impl CaseTiming {
     /// Checks that the numbers of a case are plausible.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the number.
     fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a time", self.time_ns)?;
         self.cycles.map_or(Ok(()), plausibility::check_cycles)?;

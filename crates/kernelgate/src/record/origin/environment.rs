@@ -63,9 +63,6 @@ pub struct EnvironmentMismatch {
 
 impl Environment {
     /// Checks that the numbers of an environment are plausible.
-    ///
-    /// # Errors
-    /// The error is a fragment of a message that names the size.
     pub fn validate(&self) -> Result<(), String> {
         for (field, count) in [("cores", self.cores), ("threads", self.threads)] {
             plausibility::check_count(field, count as u64)?;
