@@ -3,7 +3,8 @@
 //! case alone. On a GPU the samples follow a load of the same launches that brings the card into its
 //! steady power state (`measure::power`).
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -116,7 +117,8 @@ pub fn run<M: Measurement<Value = f64>>(
         false => LoadBeforeSamples::without_load_plan(),
     };
     let timed = RefCell::new(Vec::<SampleWithWallTime>::new());
-    let started = Instant::now();
+    // Criterion's warm-up begins with its first call.
+    let warm_up_began = OnceCell::new();
     let failure = RefCell::new(None);
     let (start, end) = (CpuTimeTicks::now(), Cell::new(None));
     // A failed launch cannot be reported to Criterion, so the closure unwinds out of it without a
@@ -128,12 +130,14 @@ pub fn run<M: Measurement<Value = f64>>(
                 let _activity = phase_timer::start_activity("samples");
                 // Criterion does not mark the calls of its warm-up; it warms up until the time is
                 // over.
-                let _range = RangeGuard::new(if started.elapsed() < plan.warm_up {
-                    "warm-up"
-                } else {
-                    "sample"
-                });
-                match advice.with_original_stderr(|| lead.sample(executable, stopwatch, launches)) {
+                let warms_up = warm_up_began.get_or_init(Instant::now).elapsed() < plan.warm_up;
+                let _range = RangeGuard::new(if warms_up { "warm-up" } else { "sample" });
+                let first = lead.take_load_sample(warms_up);
+                let next = || match first {
+                    Some(first) => Ok(first),
+                    None => lead.sample(executable, stopwatch, launches),
+                };
+                match advice.with_original_stderr(next) {
                     Ok(one) => {
                         timed.borrow_mut().push(one);
                         end.set(CpuTimeTicks::now());
@@ -257,6 +261,11 @@ struct LoadBeforeSamples {
     /// Launches of a sample; absent if Criterion or the trial's plan decides.
     launches: Option<u64>,
     settled: Option<(SettlingWindows, SettlingEnd)>,
+    /// Samples of the load that count as the first samples of the case: those of a case below the
+    /// cap, which needs no settling.
+    taken: RefCell<VecDeque<SampleWithWallTime>>,
+    /// Wall time of these samples, which do not come before the first sample.
+    taken_wall: Duration,
     /// Pause before each sample of a case that is timed in bursts.
     pause: Duration,
     begun: SystemTime,
@@ -264,8 +273,12 @@ struct LoadBeforeSamples {
 
 impl LoadBeforeSamples {
     fn without_load_plan() -> Self {
-        let begun = SystemTime::now();
-        Self { launches: None, settled: None, pause: Duration::ZERO, begun }
+        Self::new(None, Duration::ZERO, SystemTime::now())
+    }
+
+    fn new(launches: Option<u64>, pause: Duration, begun: SystemTime) -> Self {
+        let (taken, taken_wall) = (RefCell::default(), Duration::ZERO);
+        Self { launches, settled: None, taken, taken_wall, pause, begun }
     }
 
     /// Launches the case as it is sampled until its power state is steady, or finds the length of
@@ -284,14 +297,20 @@ impl LoadBeforeSamples {
         let _activity = phase_timer::start_activity("settling");
         let _range = RangeGuard::new("warm-up");
         let begun = SystemTime::now();
-        let mut load = CaseAsLoad { executable, stopwatch, launches: 1, clock_mhz: None };
+        let mut load = CaseAsLoad { executable, stopwatch, launches: 1, taken: Vec::new() };
         match power {
             PowerMode::Steady => {
                 let settled = power::wait_until_steady(&mut load)?;
-                let CaseAsLoad { launches, clock_mhz, .. } = load;
-                stopwatch.settle_clock(clock_mhz);
-                let (launches, settled) = (Some(launches), Some(settled));
-                Ok(Self { launches, settled, pause: Duration::ZERO, begun })
+                let CaseAsLoad { launches, taken, .. } = load;
+                stopwatch.settle_clock(taken.last().and_then(|last| last.sample.clock_mhz));
+                let mut lead = Self::new(Some(launches), Duration::ZERO, begun);
+                if settled.1 == SettlingEnd::BelowCap {
+                    // A load begins with shorter samples, until the number of launches fits.
+                    let whole = |it: &SampleWithWallTime| 2 * it.sample.launches >= launches;
+                    lead.taken.get_mut().extend(taken.into_iter().skip(1).filter(whole));
+                    lead.taken_wall = lead.taken.get_mut().iter().map(|it| it.wall).sum();
+                }
+                Ok(Self { settled: Some(settled), ..lead })
             }
             PowerMode::Burst => {
                 // The warm-up is long enough for the number of launches in a sample to settle.
@@ -308,9 +327,15 @@ impl LoadBeforeSamples {
                     }
                 }
                 let pause = Duration::from_secs_f64(GPU_SAMPLE_SECONDS) * BURST_PAUSES_PER_SAMPLE;
-                Ok(Self { launches: Some(load.launches), settled: None, pause, begun })
+                Ok(Self::new(Some(load.launches), pause, begun))
             }
         }
+    }
+
+    /// The next sample of the load that counts as a sample of the case; none during a warm-up, whose
+    /// samples nobody keeps.
+    fn take_load_sample(&self, warms_up: bool) -> Option<SampleWithWallTime> {
+        if warms_up { None } else { self.taken.borrow_mut().pop_front() }
     }
 
     /// Takes a sample after the load, with the number of launches that the load found, else with
@@ -349,7 +374,9 @@ impl LoadBeforeSamples {
             windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
         let median_ns = stats::median(&launches_ns);
-        Some(PowerRecord::power_behind_load(settled, windows.windows_ns(), median_ns, meter))
+        let power = PowerRecord::power_behind_load(settled, windows.windows_ns(), median_ns, meter);
+        let settling_s = power.settling_s - self.taken_wall.as_secs_f64();
+        Some(PowerRecord { settling_s: settling_s.max(0.0), ..power })
     }
 }
 
@@ -358,19 +385,21 @@ struct CaseAsLoad<'a> {
     executable: &'a mut dyn Executable,
     stopwatch: &'a mut dyn Stopwatch,
     launches: u64,
-    clock_mhz: Option<f64>,
+    /// Samples since the load began, or began again behind a pause.
+    taken: Vec<SampleWithWallTime>,
 }
 
 impl GpuLoad for CaseAsLoad<'_> {
     fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
-        let SampleWithWallTime { sample, wall } =
+        let load_sample =
             SampleWithWallTime::new(|| self.stopwatch.time(self.executable, self.launches))?;
+        self.taken.push(load_sample);
+        let SampleWithWallTime { sample, wall } = load_sample;
         // Wall time, because the cost of a launch besides its own time (the flush of a cold one) is
         // part of the load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
         let whole = (GPU_SAMPLE_SECONDS / launch_s.max(1e-9)).ceil() as u64;
         self.launches = whole.clamp(1, 2 * sample.launches);
-        self.clock_mhz = sample.clock_mhz;
         let LaunchSample { launches, elapsed_ns, clock_mhz, .. } = sample;
         Ok(TimedLaunches { launches, elapsed_ns, clock_mhz })
     }
@@ -386,6 +415,7 @@ impl GpuLoad for CaseAsLoad<'_> {
 
     fn cool(&mut self) {
         let _activity = phase_timer::start_activity("cooling");
+        self.taken.clear();
         if let Some(meter) = self.stopwatch.power() {
             meter.cool();
         }
@@ -465,8 +495,8 @@ mod tests {
     use crate::measure::{ReplayResult, SampleConditions};
     use crate::workload::Tensors;
 
-    /// A simulated card on which a launch takes this many milliseconds.
-    struct FakePowerCard(f64, Arc<PowerMeter>);
+    /// A simulated card on which a launch takes this many milliseconds, at this SM clock.
+    struct FakePowerCard(f64, Option<f64>, Arc<PowerMeter>);
 
     impl Stopwatch for FakePowerCard {
         fn time(
@@ -481,7 +511,7 @@ mod tests {
                 launches,
                 elapsed_ns,
                 skew_ns: None,
-                clock_mhz: None,
+                clock_mhz: self.1,
                 discarded: 0,
                 throttled: false,
             })
@@ -492,7 +522,7 @@ mod tests {
         }
 
         fn power(&self) -> Option<&Arc<PowerMeter>> {
-            Some(&self.1)
+            Some(&self.2)
         }
 
         fn conditions(&self) -> SampleConditions {
@@ -500,13 +530,35 @@ mod tests {
         }
     }
 
+    fn load_on_card(
+        launch_ms: f64,
+        clock_mhz: Option<f64>,
+        power: PowerMode,
+    ) -> Result<LoadBeforeSamples, BackendError> {
+        let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
+        let meter = Arc::new(PowerMeter::without_nvml(None));
+        let mut card = FakePowerCard(launch_ms, clock_mhz, meter);
+        LoadBeforeSamples::run(&mut task, &mut card, power)
+    }
+
+    #[test]
+    fn the_load_of_a_case_below_the_cap_holds_its_first_samples() {
+        let below = load_on_card(1.0, Some(1980.0), PowerMode::Steady).unwrap();
+        let (launches, windows) = (below.launches.unwrap(), below.settled.as_ref().unwrap());
+        assert_eq!(windows.1, SettlingEnd::BelowCap);
+        assert!(below.take_load_sample(true).is_none(), "a warm-up takes real samples");
+        let reused: Vec<_> = std::iter::from_fn(|| below.take_load_sample(false)).collect();
+        let wall: Duration = reused.iter().map(|it| it.wall).sum();
+        assert!(wall > Duration::ZERO && wall < windows.0.elapsed());
+        assert!(reused.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
+        let capped = load_on_card(1.0, Some(1430.0), PowerMode::Steady).unwrap();
+        assert_eq!(capped.settled.as_ref().unwrap().1, SettlingEnd::AtCap);
+        assert!(capped.take_load_sample(false).is_none());
+    }
+
     #[test]
     fn a_burst_refuses_launches_of_more_than_ten_milliseconds() {
-        let lead = |launch_ms| {
-            let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
-            let mut card = FakePowerCard(launch_ms, Arc::new(PowerMeter::without_nvml(None)));
-            LoadBeforeSamples::run(&mut task, &mut card, PowerMode::Burst)
-        };
+        let lead = |launch_ms| load_on_card(launch_ms, None, PowerMode::Burst);
         assert!(lead(1.0).is_ok_and(|lead| lead.pause > Duration::ZERO));
         let refused = lead(12.0).err().map(|error| error.to_string());
         assert!(refused.is_some_and(|why| why.contains("at most 10 ms, this one takes 12 ms")));
