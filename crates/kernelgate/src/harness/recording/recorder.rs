@@ -65,12 +65,17 @@ impl RunRecorder {
         Ok(Self { state: Arc::new(Mutex::new(state)) })
     }
 
-    /// Adds the outcome of one or several cases to the run record.
+    /// Adds the outcome of one or several cases to the run record. Memory and seconds are written
+    /// to the file with the next outcome, because writing a long record takes milliseconds.
     ///
     /// # Errors
     /// Fails if the file cannot be written, or a case is one that no record may hold.
     pub fn add(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
-        self.update(|run| match event {
+        let with_next =
+            matches!(event, RecordedCaseEvent::DeviceMemory(..) | RecordedCaseEvent::Problem(..));
+        let mut state = self.lock();
+        let run = &mut state.run;
+        match event {
             RecordedCaseEvent::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
             RecordedCaseEvent::DeviceMemory(ids, bytes) => {
                 for id in ids {
@@ -90,7 +95,9 @@ impl RunRecorder {
                 run.cases.remove(id);
                 run.failed.insert(id.to_owned(), error.clone());
             }
-        })
+        }
+        run.environment.gpus.note_libraries();
+        if with_next { Ok(()) } else { state.save_after_case() }
     }
 
     /// Adds the seconds of each activity, of all checks after timing, and of the whole process. The
@@ -183,13 +190,6 @@ impl RunRecorder {
         write(&state.run)?;
         state.pending_baseline = None;
         Ok(())
-    }
-
-    fn update(&self, change: impl FnOnce(&mut ProcessRun)) -> Result<(), RecordFileError> {
-        let mut state = self.lock();
-        change(&mut state.run);
-        state.run.environment.gpus.note_libraries();
-        state.save_after_case()
     }
 
     fn lock(&self) -> MutexGuard<'_, RecorderState> {
