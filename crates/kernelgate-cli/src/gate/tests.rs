@@ -281,6 +281,23 @@ fn a_power_limit_that_changed_is_refused_at_the_cap() {
 }
 
 #[test]
+fn a_card_that_idled_between_samples_is_refused_at_the_cap() {
+    let run = |session, at_cap, busy| {
+        let steady = PowerRecord::from_reading(PowerState::Steady, CardReading::default());
+        in_power_state(run(session, &[("a", 1e6)]), Some(PowerRecord { at_cap, busy, ..steady }))
+    };
+    let refused = |base, head| {
+        let report = judge_runs_against(&baseline_of_run(&base), &[head], GatePolicy::default());
+        report.refused.first().map(|refusal| (refusal.base.clone(), refusal.head.clone()))
+    };
+    assert_eq!(refused(run("1", true, Some(0.97)), run("2", true, Some(0.7))), None);
+    assert_eq!(refused(run("1", false, None), run("2", false, Some(0.97))), None);
+    let (old, new) = refused(run("1", true, None), run("2", true, Some(0.97))).unwrap();
+    assert!(old.contains("let the card idle") && old.contains("--save-baseline NAME"), "{old}");
+    assert_eq!(new, "steady");
+}
+
+#[test]
 fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
     let run = |session, time, clock_mhz: f64, at_cap| {
         let mut run = on_test_gpu(run(session, &[("a", time)]));

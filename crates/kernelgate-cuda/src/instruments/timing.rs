@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::driver::memory::mailbox::HostDeviceMailbox;
+use crate::driver::memory::mailbox::{HostDeviceMailbox, PinnedWords};
 use crate::driver::stream::hold::StreamHold;
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
@@ -52,13 +52,16 @@ pub struct StreamBlocker {
 /// The kernels that timing launches, and their memory, made once for a device.
 pub struct TimingInstruments {
     probe: LoadedKernel,
-    probes: [DeviceBuffer; 2],
+    /// Readings of the probes, in host memory: reading them does not wait for later work.
+    readings: PinnedWords,
     flush: LoadedKernel,
     flushed: DeviceBuffer,
 }
 
-/// Size of a clock reading, bytes: three 64-bit words with nanoseconds, cycles and multiprocessor.
-const CLOCK_PROBE_BYTES: usize = 24;
+/// 64-bit words of a clock reading: nanoseconds, cycles and multiprocessor.
+const CLOCK_READING_WORDS: usize = 3;
+/// Clock probes: two for each of two bursts that are in the queue together.
+const CLOCK_PROBES: usize = 4;
 /// Value that the blocking kernel writes after the host released it.
 const RELEASED_WORD: u32 = 1;
 
@@ -115,7 +118,7 @@ impl TimingInstruments {
         let multiprocessors = device.facts().multiprocessors as usize;
         let instruments = Self {
             probe: CLOCK_PROBE_SYMBOL.load(device, &multiprocessors)?,
-            probes: [device.allocate(CLOCK_PROBE_BYTES)?, device.allocate(CLOCK_PROBE_BYTES)?],
+            readings: PinnedWords::new(CLOCK_PROBES * CLOCK_READING_WORDS)?,
             flush: FLUSH_KERNEL.load(device, &multiprocessors)?,
             flushed: device.allocate(flush_bytes as usize & !15)?,
         };
@@ -123,9 +126,10 @@ impl TimingInstruments {
         Ok(instruments)
     }
 
-    /// Enqueues reading of both clocks into probe 0 or 1.
+    /// Enqueues reading of both clocks into one of four probes.
     pub fn enqueue_clock_probe(&self, which: usize) -> Result<(), BackendError> {
-        self.probe.launch(&[KernelArgument::from(&self.probes[which])])
+        let address = self.readings.address(which * CLOCK_READING_WORDS);
+        self.probe.launch(&[KernelArgument::Address(address)])
     }
 
     /// Enqueues a kernel that replaces the contents of L2.
@@ -134,21 +138,20 @@ impl TimingInstruments {
         self.flush.launch(&[KernelArgument::from(&self.flushed), packets])
     }
 
-    /// SM clock between probe 0 and probe 1, both of which have run, MHz. Cycles of different
-    /// multiprocessors do not compare: none then.
-    pub fn clock_mhz(&self) -> Result<Option<f64>, BackendError> {
-        let [before, after] = [read(&self.probes[0])?, read(&self.probes[1])?];
+    /// SM clock between probe `first` and the next one, both of which have run, MHz. Cycles of
+    /// different multiprocessors do not compare: none then.
+    pub fn clock_mhz(&self, first: usize) -> Option<f64> {
+        let [before, after] = [self.reading(first), self.reading(first + 1)];
         let (elapsed_ns, cycles) =
             (after[0].saturating_sub(before[0]), after[1].saturating_sub(before[1]));
-        Ok((before[2] == after[2] && elapsed_ns > 0)
-            .then(|| cycles as f64 / elapsed_ns as f64 * 1e3))
+        (before[2] == after[2] && elapsed_ns > 0).then(|| cycles as f64 / elapsed_ns as f64 * 1e3)
     }
-}
 
-fn read(probe: &DeviceBuffer) -> Result<[u64; 3], BackendError> {
-    let mut words = [0u64; 3];
-    probe.download(bytemuck::cast_slice_mut(&mut words))?;
-    Ok(words)
+    fn reading(&self, which: usize) -> [u64; CLOCK_READING_WORDS] {
+        std::array::from_fn(|i| {
+            self.readings.word(which * CLOCK_READING_WORDS + i).load(Ordering::Acquire)
+        })
+    }
 }
 
 #[cfg(test)]
@@ -172,7 +175,7 @@ mod tests {
         let mut flushed = vec![0; instruments.flushed.bytes()];
         instruments.flushed.download(&mut flushed).unwrap();
         assert!(flushed.iter().all(|byte| *byte == 0x5a), "a flush changes nothing");
-        if let Some(mhz) = instruments.clock_mhz().unwrap() {
+        if let Some(mhz) = instruments.clock_mhz(0) {
             assert!((100.0..10_000.0).contains(&mhz), "{mhz} MHz");
         }
         blocker.hold(Duration::from_millis(1)).unwrap();

@@ -43,6 +43,9 @@ const MAX_GRAPH_LAUNCHES: f64 = 64.0;
 const FIRST_LAUNCHES: usize = 3;
 /// Attempts a sample before a throttled one is kept.
 const THROTTLED_ATTEMPTS: u64 = 4;
+/// A burst that takes longer is not enqueued while another one runs: the device idles for less than
+/// a fiftieth of the time between two such bursts.
+const MAX_BURST_AHEAD_NS: f64 = 50e6;
 /// Resolution of events: no launch takes less.
 const EVENT_RESOLUTION_NS: f64 = 32.0;
 
@@ -55,6 +58,27 @@ pub struct EventTimer {
     clock: SampleClockWatch,
     power: Arc<PowerMeter>,
     bursts: FoundBursts,
+    /// Burst that is in the queue, or runs, behind the one that was read last.
+    ahead: Option<QueuedBurst>,
+}
+
+/// A burst of launches in the device's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct QueuedBurst {
+    slot: usize,
+    launches: usize,
+    cache: CacheState,
+    /// Whether the queue holds the burst, so that the host's launch time is not in it.
+    hidden: bool,
+}
+
+/// Launches of a burst: their number, state of the caches, entries of the device's queue that one
+/// takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BurstPlan {
+    launches: usize,
+    cache: CacheState,
+    commands: usize,
 }
 
 /// Times of a burst of launches.
@@ -123,6 +147,7 @@ impl EventTimer {
                 devices.iter().skip(1).map(|other| other.facts()),
             )),
             bursts: FoundBursts::default(),
+            ahead: None,
             devices,
         };
         timer.overhead = timer.calibrate()?;
@@ -217,7 +242,15 @@ impl EventTimer {
             _ => None,
         };
         let launches = if first_ns > GRAPH_TARGET_NS { 5 } else { 15 };
-        Ok(CeilingLaunches { timer: self, cache, batch, launch, launches, last: None })
+        Ok(CeilingLaunches {
+            timer: self,
+            cache,
+            batch,
+            launch,
+            launches,
+            last: None,
+            keeps_loaded: false,
+        })
     }
 
     /// The median time of a hot launch of one command in the steady power state, nanoseconds.
@@ -322,16 +355,71 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<LaunchBurst, BackendError> {
-        let hidden = queue::fits_queue(commands, count);
+        self.discard_ahead()?;
+        let plan = BurstPlan { launches: count, cache, commands };
+        let queued = self.enqueue_burst(0, plan, launch)?;
+        self.finish_burst(queued)
+    }
+
+    /// Takes the next burst of a device that is kept loaded: the burst in the queue, if there is one,
+    /// else one of `count` launches. Before the host waits for it, a burst of `next` launches is
+    /// enqueued behind it, so that the device does not idle until the next call.
+    fn burst_before_next(
+        &mut self,
+        plan: BurstPlan,
+        next: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<LaunchBurst, BackendError> {
+        let queued = match self.ahead.take_if(|ahead| ahead.cache == plan.cache) {
+            Some(queued) => queued,
+            None => {
+                self.discard_ahead()?;
+                self.enqueue_burst(0, plan, launch)?
+            }
+        };
+        let following = BurstPlan { launches: next, ..plan };
+        let slot = (queued.slot + 1) % lanes::BURST_SLOTS;
+        self.ahead = Some(self.enqueue_burst(slot, following, launch)?);
+        self.finish_burst(queued)
+    }
+
+    /// Waits for a burst in the queue whose times nobody needs.
+    fn discard_ahead(&mut self) -> Result<(), BackendError> {
+        let Some(queued) = self.ahead.take() else { return Ok(()) };
+        self.lanes.use_slot(queued.slot);
+        let ended = self.lanes.wait_for_end().map(drop);
+        self.lanes.use_slot(0);
+        ended
+    }
+
+    /// Enqueues a burst in a slot and releases it.
+    fn enqueue_burst(
+        &mut self,
+        slot: usize,
+        plan: BurstPlan,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<QueuedBurst, BackendError> {
+        let BurstPlan { launches, cache, commands } = plan;
+        let hidden = queue::fits_queue(commands, launches);
+        self.lanes.use_slot(slot);
         let begun = self.lanes.begin(hidden.then_some(BLOCKER_TIMEOUT));
-        let enqueued = begun.and_then(|()| self.lanes.enqueue(count, cache, launch));
+        let enqueued = begun
+            .and_then(|()| self.lanes.enqueue(launches, cache, launch))
+            .and_then(|()| self.lanes.mark_end());
         self.lanes.release();
-        enqueued?;
+        enqueued.map(|()| QueuedBurst { slot, launches, cache, hidden })
+    }
+
+    /// Waits for a burst in the queue and reads its events.
+    fn finish_burst(&mut self, queued: QueuedBurst) -> Result<LaunchBurst, BackendError> {
+        let QueuedBurst { slot, launches, cache, hidden } = queued;
+        self.lanes.use_slot(slot);
         // The hold times out if the host is delayed for half a second.
-        let held_up = self.lanes.finish()? == Some(false);
+        let held_up = self.lanes.wait_for_end()? == Some(false);
         let at = |i: usize| if cache == CacheState::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
-        let (intervals_ns, skew_ns) = self.lanes.intervals((0..count).map(at))?;
-        let clock_mhz = self.lanes.clock_mhz()?;
+        let (intervals_ns, skew_ns) = self.lanes.intervals((0..launches).map(at))?;
+        let clock_mhz = self.lanes.clock_mhz();
+        self.lanes.use_slot(0);
         Ok(LaunchBurst {
             intervals_ns,
             skew_ns,
@@ -356,6 +444,8 @@ pub struct CeilingLaunches<'a> {
     /// Number of launches, or of graphs of launches, in a burst.
     launches: usize,
     last: Option<LaunchBurst>,
+    /// Whether the next burst is enqueued while one runs.
+    keeps_loaded: bool,
 }
 
 impl CeilingLaunches<'_> {
@@ -364,17 +454,21 @@ impl CeilingLaunches<'_> {
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn burst_ns(&mut self) -> Result<f64, BackendError> {
-        let Self { timer, cache, batch, launch, launches: count, last } = self;
-        let (launches, around_ns, burst) = match batch {
-            Some(batch) => {
-                let burst = timer.burst(*count, *cache, 1, &mut || batch.graph.launch())?;
-                (batch.launches, timer.overhead.around_graph_ns, burst)
-            }
-            None => {
-                let burst = timer.burst(*count, *cache, 1, launch)?;
-                (1, timer.overhead.around_launch_ns, burst)
-            }
+        let Self { timer, cache, batch, launch, launches: count, last, keeps_loaded } = self;
+        let overhead = timer.overhead;
+        let (launches, around_ns) = match batch {
+            Some(batch) => (batch.launches, overhead.around_graph_ns),
+            None => (1, overhead.around_launch_ns),
         };
+        let launch: &mut dyn FnMut() -> Result<(), BackendError> = match batch {
+            Some(batch) => &mut || batch.graph.launch(),
+            None => launch,
+        };
+        let plan = BurstPlan { launches: *count, cache: *cache, commands: 1 };
+        let burst = unless_held_up(|| match keeps_loaded {
+            true => timer.burst_before_next(plan, plan.launches, launch),
+            false => timer.burst_once(plan.launches, plan.cache, plan.commands, launch),
+        })?;
         let burst = last.insert(burst.without_host()?);
         timer.typical_clock_mhz = burst.clock_mhz;
         let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(EVENT_RESOLUTION_NS);
@@ -417,6 +511,13 @@ impl CeilingLaunches<'_> {
     }
 }
 
+impl Drop for CeilingLaunches<'_> {
+    /// The launches in the queue end before what they use is freed.
+    fn drop(&mut self) {
+        let _ = self.timer.discard_ahead();
+    }
+}
+
 impl GpuLoad for CeilingLaunches<'_> {
     fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
         self.burst_ns()?;
@@ -431,6 +532,11 @@ impl GpuLoad for CeilingLaunches<'_> {
 
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
         self.timer.power.cap_reading(clock_mhz)
+    }
+
+    fn keep_loaded(&mut self) -> Result<(), BackendError> {
+        self.keeps_loaded = true;
+        Ok(())
     }
 
     fn cool(&mut self) {

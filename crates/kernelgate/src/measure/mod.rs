@@ -15,6 +15,7 @@ pub mod events;
 pub mod limits;
 pub mod plausibility;
 pub mod power;
+mod precision;
 mod queue;
 pub mod wall;
 
@@ -202,6 +203,12 @@ pub trait Stopwatch {
         launches: u64,
     ) -> Result<u64, BackendError> {
         launch_one_by_one(executable, launches)
+    }
+
+    /// Keeps the device loaded between samples: the launches of the next sample are enqueued while
+    /// the host waits for one. With `false`, waits for the launches in the queue.
+    fn keep_loaded(&mut self, _loaded: bool) -> Result<(), BackendError> {
+        Ok(())
     }
 
     /// Sets the SM clock that the following samples are compared with.

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::plausibility;
+use super::{plausibility, precision};
 use crate::backend::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry, names_slowdown};
 
 /// Length of the windows of a load that are compared.
 pub const SETTLING_WINDOW: Duration = Duration::from_millis(100);
-/// Length of the windows of samples that are compared. The clock of a capped card may dip for a
-/// tenth of a second, which longer windows average away.
+/// Length of the windows of samples. The clock of a capped card may dip for a tenth of a second,
+/// which longer windows average away.
 const SAMPLE_WINDOW: Duration = Duration::from_millis(50);
 /// Shortest load of a case at the power cap.
 const LEAST_LOAD_TIME: Duration = Duration::from_millis(150);
@@ -32,10 +32,6 @@ const COOLED_DEGREES: u32 = 10;
 const MAX_COOLINGS: u32 = 2;
 /// Largest relative difference of two successive windows of a settled load.
 const WINDOW_AGREEMENT: f64 = 0.015;
-/// Largest relative difference of any two windows of the samples of a settled case. On an H100, 80
-/// timings of 20 attention cases at the cap: medians of a case that settled by it differ by at most
-/// 1.6 %, with windows of 100 ms by 6.4 %.
-const SAMPLE_AGREEMENT: f64 = 0.02;
 /// A clock below this share of the highest one may be due to the power cap.
 const FULL_CLOCK_RATIO: f64 = 0.98;
 /// Reason why a MIG partition has no power state.
@@ -70,7 +66,7 @@ impl PowerMode {
 pub enum PowerState {
     /// The time no longer changed under the load, or the card was below its power cap.
     Steady,
-    /// The time still changed after [`MAX_SETTLING_TIME`], or while samples were taken.
+    /// The time still changed after [`MAX_SETTLING_TIME`], or the samples do not fix their mean.
     Unsettled,
     /// Pauses between samples kept the average power below the cap.
     Burst,
@@ -112,10 +108,14 @@ pub struct PowerRecord {
     /// Whether the power cap held the SM clock down.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// For an unsettled case only: shortest and longest window after the first, relative to the
-    /// median sample.
+    /// For an unsettled case only: where another run's median may lie, relative to the median
+    /// sample. The range holds each window after the first and twice the mean's 99 % interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
+    /// Share of the samples' wall time during which their launches ran: a card at its cap that idles
+    /// between samples has a higher clock. Absent in records of versions that let it idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy: Option<f64>,
     /// Power drawn at the end of the samples, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_mw: Option<u32>,
@@ -141,6 +141,7 @@ impl PowerRecord {
             reason: Some(reason.to_owned()),
             at_cap: false,
             range: None,
+            busy: None,
             power_mw: None,
             power_limit_mw: None,
             temperature_c: None,
@@ -157,6 +158,7 @@ impl PowerRecord {
     /// Checks that the numbers of a power record are plausible.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_seconds("settling_s", self.settling_s)?;
+        self.busy.map_or(Ok(()), |share| plausibility::check_share("busy", share))?;
         self.range.map_or(Ok(()), plausibility::check_power_range)
     }
 }
@@ -191,6 +193,10 @@ pub trait GpuLoad {
     /// Reads the card at the end of a window whose last sample had this clock.
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading;
 
+    /// From now on, enqueues the next sample's launches while one runs: the clock of a capped card
+    /// depends on the time that the card idles between samples.
+    fn keep_loaded(&mut self) -> Result<(), BackendError>;
+
     /// Waits for a card that heat slows down to cool.
     fn cool(&mut self);
 }
@@ -215,6 +221,8 @@ pub fn wait_until_steady(
             settling = SettlingWindows::default();
         } else if let Some(settled) = settling.decide(&reading) {
             return Ok((settling, settled));
+        } else {
+            load.keep_loaded()?;
         }
     }
 }
@@ -337,14 +345,14 @@ impl PowerRecord {
         meter: &PowerMeter,
     ) -> Self {
         let reading = meter.reading().unwrap_or_default();
-        let stayed = *settled == SettlingEnd::BelowCap || samples_stayed_settled(sampled_ns);
+        let precise = *settled == SettlingEnd::BelowCap || precision::mean_is_precise(sampled_ns);
         let at_cap =
             names_power_cap(&reading) || (*settled != SettlingEnd::BelowCap && !reading.slowed());
         let limitation = meter.limitation();
         let state = match settled {
             _ if limitation.is_some() => PowerState::NotApplicable,
             SettlingEnd::Unsettled => PowerState::Unsettled,
-            _ if !stayed => PowerState::Unsettled,
+            _ if !precise => PowerState::Unsettled,
             _ => PowerState::Steady,
         };
         let unsettled = state == PowerState::Unsettled;
@@ -365,6 +373,7 @@ impl PowerRecord {
             reason: None,
             at_cap: names_power_cap(&reading),
             range: None,
+            busy: None,
             power_mw: reading.power_mw,
             power_limit_mw: reading.power_limit_mw,
             temperature_c: reading.temperature_c,
@@ -488,23 +497,23 @@ impl SettlingWindows {
         &self.windows_ns
     }
 
-    /// Range of the windows of a load and of the samples behind it, relative to `median_ns`. The
-    /// first window, which is a burst, does not count.
+    /// Range in which another run's median may lie, relative to `median_ns`: the windows of a load
+    /// and of the samples behind it, and twice the half-width of the samples' mean. The first
+    /// window, which is a burst, does not count.
     pub fn range(&self, median_ns: f64, sampled_ns: &[f64]) -> Option<[f64; 2]> {
-        let windows = self.windows_ns.iter().skip(1).chain(sampled_ns);
-        let relative: Vec<f64> = windows.map(|window_ns| window_ns / median_ns).collect();
+        let around_ns = precision::wide_interval(sampled_ns).into_iter().flatten();
+        let windows_ns = self.windows_ns.iter().skip(1).chain(sampled_ns).copied();
+        let relative: Vec<f64> =
+            windows_ns.chain(around_ns).map(|time_ns| time_ns / median_ns).collect();
         let low = relative.iter().copied().reduce(f64::min)?;
         let high = relative.iter().copied().reduce(f64::max)?;
         Some([low, high])
     }
-}
 
-/// Whether windows of the samples at the cap agree with each other, so that the case stayed settled
-/// while it was sampled.
-pub fn samples_stayed_settled(sampled_ns: &[f64]) -> bool {
-    let low = sampled_ns.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = sampled_ns.iter().copied().fold(0.0, f64::max);
-    sampled_ns.is_empty() || times_agree(low, high, SAMPLE_AGREEMENT)
+    /// Whether the mean of the samples so far is precise enough for a settled case.
+    pub fn mean_is_precise(&self) -> bool {
+        precision::mean_is_precise(&self.windows_ns)
+    }
 }
 
 fn times_agree(one_ns: f64, other_ns: f64, tolerance: f64) -> bool {
@@ -561,6 +570,10 @@ mod tests {
         fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
             let slowed = Some(self.coolings < self.needs);
             CapReading { clock_mhz, capped: Some(false), slowed, ..CAPPED_READING }
+        }
+
+        fn keep_loaded(&mut self) -> Result<(), BackendError> {
+            Ok(())
         }
 
         fn cool(&mut self) {
@@ -652,12 +665,6 @@ mod tests {
         assert_eq!(PowerMeter::without_nvml(Some(MIG)).energy_mj(), None);
     }
 
-    #[test]
-    fn samples_that_drift_apart_are_unsettled() {
-        assert!(samples_stayed_settled(&[]) && samples_stayed_settled(&[1.0, 1.01]));
-        assert!(!samples_stayed_settled(&[1.0, 1.01, 1.025]));
-    }
-
     /// Launches of 5 ms behind a load that had settled, as an H100 took them: the clock dips for a
     /// tenth of a second, and both windows of 100 ms have the same time.
     #[test]
@@ -670,8 +677,8 @@ mod tests {
             }
             windows
         };
-        assert!(samples_stayed_settled(windows(SettlingWindows::default()).windows_ns()));
-        assert!(!samples_stayed_settled(windows(SettlingWindows::while_sampling()).windows_ns()));
+        assert!(windows(SettlingWindows::default()).mean_is_precise());
+        assert!(!windows(SettlingWindows::while_sampling()).mean_is_precise());
     }
 
     #[test]

@@ -56,12 +56,15 @@ fn have_comparable_power(one: Option<CasePower>, other: Option<CasePower>) -> bo
     one.zip(other).is_some_and(|(one, other)| one.comparable(other))
 }
 
-/// Text of a power state in the message of a refusal.
-fn power_text(power: Option<CasePower>) -> String {
-    power.map_or_else(
-        || "not recorded: `cargo bench -- --save-baseline NAME` measures it anew".to_owned(),
-        |power| power.to_string(),
-    )
+/// Text of a power state in the message of a refusal, beside the other state.
+fn power_text(power: Option<CasePower>, other: Option<CasePower>) -> String {
+    const ANEW: &str = "`cargo bench -- --save-baseline NAME` measures it anew";
+    let Some(power) = power else { return format!("not recorded: {ANEW}") };
+    let loaded = |power: CasePower| power.busy.is_some();
+    if !loaded(power) && other.is_some_and(loaded) && power.at_cap {
+        return format!("{power}, by a version that let the card idle between samples: {ANEW}");
+    }
+    power.to_string()
 }
 
 impl Baseline {
@@ -210,8 +213,8 @@ impl Baseline {
                 base.runs.values().find(|of_base| !have_comparable_power(of_base.power, head));
             found.extend(other.map(|of_base| EnvironmentMismatch {
                 field: "power_state",
-                base: power_text(of_base.power),
-                head: power_text(head),
+                base: power_text(of_base.power, head),
+                head: power_text(head, of_base.power),
             }));
         }
         found

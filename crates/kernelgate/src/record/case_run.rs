@@ -76,7 +76,8 @@ impl CaseRun {
         let LaunchCosts { host_launch_ns, launch_j, .. } = &mut self.costs;
         let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
         let others = self.median_clock_mhz.iter_mut().chain(&mut self.conditions.contention);
-        let others = others.chain(&mut self.skew_ns);
+        let busy = self.power.iter_mut().filter_map(|power| power.busy.as_mut());
+        let others = others.chain(&mut self.skew_ns).chain(busy);
         let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
         all.for_each(|(number, count)| *number = round_to_digits(*number, count));
         self
@@ -99,7 +100,9 @@ impl CaseRun {
         self.costs.validate()?;
         self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)?;
         self.conditions.validate()?;
-        self.power.and_then(|power| power.range).map_or(Ok(()), plausibility::check_power_range)
+        let (busy, range) = self.power.map_or((None, None), |power| (power.busy, power.range));
+        busy.map_or(Ok(()), |share| plausibility::check_share("busy", share))?;
+        range.map_or(Ok(()), plausibility::check_power_range)
     }
 }
 
@@ -111,9 +114,12 @@ pub struct CasePower {
     /// Whether the power cap held the SM clock down.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// Shortest and longest window of an unsettled case, as in [`PowerRecord::range`].
+    /// Range of an unsettled case, as in [`PowerRecord::range`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
+    /// Share of the samples' wall time during which launches ran, as in [`PowerRecord::busy`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy: Option<f64>,
     /// Power that the card may draw, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
@@ -121,11 +127,14 @@ pub struct CasePower {
 
 impl CasePower {
     /// Whether times of both may be compared: in states that compare, and at the power cap under
-    /// the same limit, where both are known.
+    /// the same limit, where both are known, and if the card idled between samples in both or in
+    /// none.
     pub fn comparable(self, other: Self) -> bool {
         let limits = self.power_limit_mw.zip(other.power_limit_mw);
         let same_limit = limits.is_none_or(|(one, other)| one == other);
-        self.state.comparable(other.state) && (same_limit || !(self.at_cap || other.at_cap))
+        let same_load = self.busy.is_some() == other.busy.is_some();
+        let below_cap = !(self.at_cap || other.at_cap);
+        self.state.comparable(other.state) && (below_cap || (same_limit && same_load))
     }
 }
 
@@ -141,8 +150,8 @@ impl fmt::Display for CasePower {
 
 impl From<&PowerRecord> for CasePower {
     fn from(power: &PowerRecord) -> Self {
-        let PowerRecord { state, at_cap, range, power_limit_mw, .. } = *power;
-        Self { state, at_cap, range, power_limit_mw }
+        let PowerRecord { state, at_cap, range, busy, power_limit_mw, .. } = *power;
+        Self { state, at_cap, range, busy, power_limit_mw }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Pinned host memory through which host and device communicate.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cudarc::driver::{result, sys};
 
@@ -57,6 +57,52 @@ impl Drop for HostDeviceMailbox {
     fn drop(&mut self) {
         // SAFETY: the memory was allocated by `malloc_host` and is not used again. If the context
         // is broken, the memory cannot be freed, and the process ends anyway.
+        let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
+    }
+}
+
+/// Pinned host memory into which kernels write 64-bit words. The host reads the words of a kernel
+/// that has ended while later work runs on the device.
+pub struct PinnedWords {
+    words: NonNull<AtomicU64>,
+    count: usize,
+}
+
+impl PinnedWords {
+    /// Allocates `count` words, which are zero.
+    pub fn new(count: usize) -> Result<Self, BackendError> {
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: a context is current on this thread: the words' device was opened here.
+        let memory = unsafe { result::malloc_host(count * size_of::<AtomicU64>(), flags) }
+            .map_err(|error| failed("pin host memory", &error))?;
+        let words = NonNull::new(memory.cast::<AtomicU64>()).ok_or_else(|| {
+            BackendError::Launch("failed to pin host memory: no address".to_owned())
+        })?;
+        let pinned = Self { words, count };
+        (0..count).for_each(|index| pinned.word(index).store(0, Ordering::Release));
+        Ok(pinned)
+    }
+
+    /// One word.
+    ///
+    /// # Panics
+    /// If there are no more than `index` words.
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.count, "word {index} of {}", self.count);
+        // SAFETY: the allocation holds `count` words, lives as long as `self`, and is only ever
+        // accessed atomically by the host.
+        unsafe { self.words.add(index).as_ref() }
+    }
+
+    /// Address of a word, which is the same on the device.
+    pub fn address(&self, index: usize) -> u64 {
+        std::ptr::from_ref(self.word(index)) as u64
+    }
+}
+
+impl Drop for PinnedWords {
+    fn drop(&mut self) {
+        // SAFETY: as for the mailbox.
         let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
     }
 }

@@ -67,17 +67,27 @@ impl<H: StreamHold> StreamTimer<H> {
         }
     }
 
-    /// Waits for the stream. Returns whether the stream was held until the host released it: `None`
-    /// if it was not to be held, false if the hold timed out, and the work did not wait for the
-    /// host.
+    /// Marks the end of the interval behind the work enqueued so far.
+    pub fn mark_end(&self) -> Result<(), BackendError> {
+        self.events.record(self.events.len() - 1)
+    }
+
+    /// Waits for the marked end; work behind it goes on. Returns whether the stream was held until
+    /// the host released it: `None` if it was not to be held, false if the hold timed out, and the
+    /// work did not wait for the host.
     ///
     /// # Errors
     /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time.
-    pub fn finish(&self) -> Result<Option<bool>, BackendError> {
+    pub fn wait_for_end(&self) -> Result<Option<bool>, BackendError> {
         let end = self.events.len() - 1;
-        self.events.record(end)?;
         wait::wait_until_passed(self.events.cu(end), self.timeout)?;
         Ok(self.holds.then(|| self.hold.was_released()))
+    }
+
+    /// Marks the end of the interval and waits for it, as [`Self::wait_for_end`].
+    pub fn finish(&self) -> Result<Option<bool>, BackendError> {
+        self.mark_end()?;
+        self.wait_for_end()
     }
 
     /// Nanoseconds from one event to another, both of which have happened.

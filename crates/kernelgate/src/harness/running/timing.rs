@@ -38,6 +38,9 @@ const MIN_CRITERION_SAMPLES: f64 = 10.0;
 /// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
 const MAX_SAMPLES_PER_CASE: f64 = 50.0;
 
+/// Time for which samples of a case at the cap go on, beyond the plan's, until their mean is precise.
+const MAX_EXTRA_SAMPLING: Duration = Duration::from_millis(600);
+
 /// Number of launches whose host time is measured.
 const LAUNCHES_WITH_HOST_TIME: usize = 5;
 
@@ -54,6 +57,9 @@ pub struct SamplingPlan {
     pub resamples: usize,
     /// Power state in which a GPU is measured.
     pub power: PowerMode,
+    /// Whether samples at the power cap go on until their mean is precise: not if the number of
+    /// samples was chosen.
+    pub extends_at_cap: bool,
 }
 
 impl SamplingPlan {
@@ -82,6 +88,7 @@ impl SamplingPlan {
                 (None, _) => 10_000,
             },
             power: settings.power,
+            extends_at_cap: settings.plan.samples.is_none(),
         }
     }
 
@@ -105,17 +112,25 @@ pub fn run<M: Measurement<Value = f64>>(
     plan: SamplingPlan,
     settings: &BenchSettings,
 ) -> Result<CaseSamples, BackendError> {
-    group
-        .sampling_mode(SamplingMode::Flat)
-        .sample_size(plan.samples)
-        .warm_up_time(plan.warm_up)
-        .measurement_time(plan.measurement)
-        .nresamples(plan.resamples);
     let measures = settings.mode == ProcessMode::Bench;
-    let lead = match measures {
+    let mut lead = match measures {
         true => LoadBeforeSamples::run(executable, stopwatch, plan.power)?,
         false => LoadBeforeSamples::without_load_plan(),
     };
+    let begun_at_cap = CpuTimeTicks::now();
+    let (samples, cap_contention) = match lead.settled_at_cap() {
+        true => {
+            let samples = lead.take_samples_at_cap(executable, stopwatch, &plan)?;
+            (samples, cpu_contention(begun_at_cap, CpuTimeTicks::now()))
+        }
+        false => (plan.samples, None),
+    };
+    group
+        .sampling_mode(SamplingMode::Flat)
+        .sample_size(samples)
+        .warm_up_time(plan.warm_up)
+        .measurement_time(plan.measurement)
+        .nresamples(plan.resamples);
     let timed = RefCell::new(Vec::<SampleWithWallTime>::new());
     // Criterion's warm-up begins with its first call.
     let warm_up_began = OnceCell::new();
@@ -165,8 +180,9 @@ pub fn run<M: Measurement<Value = f64>>(
     }
     let timed = timed.into_inner();
     // Criterion warms up through the same closure: the samples are the last calls.
-    let first = timed.len().saturating_sub(plan.samples);
-    Ok(collect_samples(&timed[first..], stopwatch, &lead, cpu_contention(start, end.get())))
+    let first = timed.len().saturating_sub(samples);
+    let contention = cap_contention.or_else(|| cpu_contention(start, end.get()));
+    Ok(collect_samples(&timed[first..], stopwatch, &lead, contention))
 }
 
 /// Times a case of a trial: warm-up, then samples of the same number of launches. On a GPU the
@@ -185,12 +201,19 @@ pub fn time_trial_case(
     let lead = LoadBeforeSamples::run(executable, stopwatch, power)?;
     let begun = Instant::now();
     let mut timed = Vec::with_capacity(sampling.most);
-    while timed.len() < sampling.fewest
-        || (timed.len() < sampling.most && begun.elapsed().as_secs_f64() < sampling.measurement_s)
-    {
+    let outcome = loop {
+        let over =
+            timed.len() >= sampling.most || begun.elapsed().as_secs_f64() >= sampling.measurement_s;
+        if timed.len() >= sampling.fewest && over {
+            break Ok(());
+        }
         let _range = RangeGuard::new("sample");
-        timed.push(lead.sample(executable, stopwatch, 1)?);
-    }
+        match lead.sample(executable, stopwatch, 1) {
+            Ok(one) => timed.push(one),
+            Err(error) => break Err(error),
+        }
+    };
+    end_load(stopwatch, outcome)?;
     Ok(collect_samples(&timed, stopwatch, &lead, cpu_contention(start, CpuTimeTicks::now())))
 }
 
@@ -237,6 +260,15 @@ fn time_trial_on_host(
         &LoadBeforeSamples::without_load_plan(),
         cpu_contention(start, CpuTimeTicks::now()),
     ))
+}
+
+/// Waits for the launches that are in the queue behind the last sample.
+fn end_load<T>(
+    stopwatch: &mut dyn Stopwatch,
+    outcome: Result<T, BackendError>,
+) -> Result<T, BackendError> {
+    let ended = stopwatch.keep_loaded(false);
+    outcome.and_then(|value| ended.map(|()| value))
 }
 
 /// A sample, and the wall time that it took with everything around its launches.
@@ -300,8 +332,12 @@ impl LoadBeforeSamples {
         let mut load = CaseAsLoad { executable, stopwatch, launches: 1, taken: Vec::new() };
         match power {
             PowerMode::Steady => {
-                let settled = power::wait_until_steady(&mut load)?;
+                let settled = power::wait_until_steady(&mut load);
                 let CaseAsLoad { launches, taken, .. } = load;
+                let settled = match settled {
+                    Ok(settled @ (_, SettlingEnd::AtCap | SettlingEnd::Unsettled)) => settled,
+                    below_cap => end_load(stopwatch, below_cap)?,
+                };
                 stopwatch.settle_clock(taken.last().and_then(|last| last.sample.clock_mhz));
                 let mut lead = Self::new(Some(launches), Duration::ZERO, begun);
                 if settled.1 == SettlingEnd::BelowCap {
@@ -338,6 +374,47 @@ impl LoadBeforeSamples {
         if warms_up { None } else { self.taken.borrow_mut().pop_front() }
     }
 
+    /// Whether the load ran at the power cap.
+    fn settled_at_cap(&self) -> bool {
+        let end = self.settled.as_ref().map(|(_, end)| end);
+        matches!(end, Some(SettlingEnd::AtCap | SettlingEnd::Unsettled))
+    }
+
+    /// Takes the samples of a case at the cap without a pause, so that the card stays loaded: as
+    /// many as the plan says, then more until their mean is precise, for at most
+    /// [`MAX_EXTRA_SAMPLING`]. Returns their number.
+    fn take_samples_at_cap(
+        &mut self,
+        executable: &mut dyn Executable,
+        stopwatch: &mut dyn Stopwatch,
+        plan: &SamplingPlan,
+    ) -> Result<usize, BackendError> {
+        let _activity = phase_timer::start_activity("samples");
+        let mut windows = SettlingWindows::while_sampling();
+        let longest = match plan.extends_at_cap {
+            true => plan.measurement + MAX_EXTRA_SAMPLING,
+            false => Duration::ZERO,
+        };
+        let mut count = 0;
+        let outcome = loop {
+            let enough = windows.elapsed() >= longest || windows.mean_is_precise();
+            if count >= plan.samples && enough {
+                break Ok(count);
+            }
+            let _range = RangeGuard::new("sample");
+            match self.sample(executable, stopwatch, 1) {
+                Ok(one) => {
+                    let LaunchSample { launches, elapsed_ns, clock_mhz, .. } = one.sample;
+                    windows.add(one.wall, launches, elapsed_ns, clock_mhz);
+                    self.taken.get_mut().push_back(one);
+                    count += 1;
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        end_load(stopwatch, outcome)
+    }
+
     /// Takes a sample after the load, with the number of launches that the load found, else with
     /// `launches`.
     fn sample(
@@ -368,15 +445,18 @@ impl LoadBeforeSamples {
             return Some(PowerRecord::from_reading(PowerState::Burst, reading));
         };
         let mut windows = SettlingWindows::while_sampling();
-        let mut launches_ns = Vec::new();
+        let (mut launches_ns, mut busy_ns) = (Vec::new(), 0.0);
         for SampleWithWallTime { sample, wall } in timed {
+            busy_ns += sample.elapsed_ns;
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
             windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
         let median_ns = stats::median(&launches_ns);
         let power = PowerRecord::power_behind_load(settled, windows.windows_ns(), median_ns, meter);
         let settling_s = power.settling_s - self.taken_wall.as_secs_f64();
-        Some(PowerRecord { settling_s: settling_s.max(0.0), ..power })
+        let wall_s = timed.iter().map(|it| it.wall).sum::<Duration>().as_secs_f64();
+        let busy = (busy_ns * 1e-9 / wall_s.max(1e-9)).min(1.0);
+        Some(PowerRecord { settling_s: settling_s.max(0.0), busy: Some(busy), ..power })
     }
 }
 
@@ -391,10 +471,10 @@ struct CaseAsLoad<'a> {
 
 impl GpuLoad for CaseAsLoad<'_> {
     fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
-        let load_sample =
+        let timed =
             SampleWithWallTime::new(|| self.stopwatch.time(self.executable, self.launches))?;
-        self.taken.push(load_sample);
-        let SampleWithWallTime { sample, wall } = load_sample;
+        self.taken.push(timed);
+        let SampleWithWallTime { sample, wall } = timed;
         // Wall time, because the cost of a launch besides its own time (the flush of a cold one) is
         // part of the load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
@@ -411,6 +491,10 @@ impl GpuLoad for CaseAsLoad<'_> {
             .map_or(CapReading { clock_mhz, highest_mhz, capped: None, slowed: None }, |meter| {
                 meter.cap_reading(clock_mhz)
             })
+    }
+
+    fn keep_loaded(&mut self) -> Result<(), BackendError> {
+        self.stopwatch.keep_loaded(true)
     }
 
     fn cool(&mut self) {
@@ -547,10 +631,10 @@ mod tests {
         let (launches, windows) = (below.launches.unwrap(), below.settled.as_ref().unwrap());
         assert_eq!(windows.1, SettlingEnd::BelowCap);
         assert!(below.take_load_sample(true).is_none(), "a warm-up takes real samples");
-        let reused: Vec<_> = std::iter::from_fn(|| below.take_load_sample(false)).collect();
-        let wall: Duration = reused.iter().map(|it| it.wall).sum();
+        let first: Vec<_> = std::iter::from_fn(|| below.take_load_sample(false)).collect();
+        let wall: Duration = first.iter().map(|it| it.wall).sum();
         assert!(wall > Duration::ZERO && wall < windows.0.elapsed());
-        assert!(reused.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
+        assert!(first.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
         let capped = load_on_card(1.0, Some(1430.0), PowerMode::Steady).unwrap();
         assert_eq!(capped.settled.as_ref().unwrap().1, SettlingEnd::AtCap);
         assert!(capped.take_load_sample(false).is_none());

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{CapturedBatch, EVENT_RESOLUTION_NS, EventTimer, THROTTLED_ATTEMPTS, unless_held_up};
+use super::{
+    BurstPlan, CapturedBatch, EVENT_RESOLUTION_NS, EventTimer, MAX_BURST_AHEAD_NS,
+    THROTTLED_ATTEMPTS, unless_held_up,
+};
 use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reuse};
 use crate::measure::power::PowerMeter;
@@ -38,6 +41,10 @@ pub struct CasePlan {
     /// Whether launches may keep lines in L2. Cold launches of such a case are timed one by one,
     /// and the lines that a launch kept are released before the next launch.
     keeps_lines: bool,
+    /// Whether the next burst is enqueued while one runs.
+    keeps_loaded: bool,
+    /// Duration of the last burst, nanoseconds.
+    burst_ns: f64,
 }
 
 /// Times the launches of one case.
@@ -67,6 +74,7 @@ impl EventTimer {
         executable: &mut dyn Executable,
         cache: CacheState,
     ) -> Result<CasePlan, BackendError> {
+        self.discard_ahead()?;
         executable.reset_and_wait()?;
         let gpus = executable.gpus();
         self.lanes.use_first(gpus);
@@ -108,7 +116,18 @@ impl EventTimer {
         self.clock.begin();
         let keeps_lines =
             persistence::persisting_l2_bytes(devices.one()).is_ok_and(|kept| kept > 0);
-        Ok(CasePlan { cache, gpus, commands, counted, batch, longest, host_bound, keeps_lines })
+        Ok(CasePlan {
+            cache,
+            gpus,
+            commands,
+            counted,
+            batch,
+            longest,
+            host_bound,
+            keeps_lines,
+            keeps_loaded: false,
+            burst_ns: 0.0,
+        })
     }
 
     /// Most launches, or replays of a batch, that the device's queue holds behind the blocker. Nodes
@@ -211,9 +230,10 @@ impl EventTimer {
             true => 1,
             false => plan.longest as u64,
         };
-        let mut left = launches.div_ceil(batch);
+        let bursts = launches.div_ceil(batch);
+        let mut left = bursts;
         let mut sample = LaunchSample {
-            launches: left * batch,
+            launches: 0,
             elapsed_ns: 0.0,
             skew_ns: None,
             clock_mhz: None,
@@ -222,9 +242,16 @@ impl EventTimer {
         };
         let (mut clocked_ns, mut cycles) = (0.0, 0.0);
         while left > 0 {
-            let count = left.min(longest);
-            left -= count;
-            let (count, cache) = (count as usize, plan.cache);
+            let ahead = plan.keeps_loaded
+                && !(carries_state || releases_lines || plan.host_bound)
+                && plan.burst_ns < MAX_BURST_AHEAD_NS;
+            let count = left.min(longest) as usize;
+            let next = match left.saturating_sub(longest) {
+                0 => bursts,
+                rest => rest,
+            };
+            let following = next.min(longest) as usize;
+            let burst_plan = BurstPlan { launches: count, cache: plan.cache, commands };
             let burst = unless_held_up(|| {
                 executable.reset()?;
                 if releases_lines {
@@ -235,13 +262,21 @@ impl EventTimer {
                     Some(batch) => &mut || batch.graph.launch(),
                     None => &mut || executable.launch(),
                 };
-                self.burst_once(count, cache, commands, launch)
+                if ahead {
+                    self.burst_before_next(burst_plan, following, launch)
+                } else {
+                    self.burst_once(count, plan.cache, commands, launch)
+                }
             })?;
+            let burst_launches = burst.intervals_ns.len() as u64;
+            left = left.saturating_sub(burst_launches);
+            sample.launches += burst_launches * batch;
             plan.host_bound |= burst.host_bound;
             let net_ns: Vec<f64> =
                 burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
             duration::check_launch_times(&net_ns, batch, overhead.graph_node_ns)?;
             let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(EVENT_RESOLUTION_NS)).sum();
+            plan.burst_ns = elapsed_ns;
             sample.elapsed_ns += elapsed_ns;
             if let Some(skew_ns) = burst.skew_ns {
                 *sample.skew_ns.get_or_insert(0.0) += skew_ns;
@@ -255,6 +290,13 @@ impl EventTimer {
             sample.clock_mhz = Some(cycles / clocked_ns);
         }
         Ok(sample)
+    }
+}
+
+impl Drop for CaseTimer<'_> {
+    /// The launches in the queue end before what they use is freed.
+    fn drop(&mut self) {
+        let _ = self.timer.discard_ahead();
     }
 }
 
@@ -340,6 +382,11 @@ impl Stopwatch for CaseTimer<'_> {
         Ok(replays * batch.launches)
     }
 
+    fn keep_loaded(&mut self, loaded: bool) -> Result<(), BackendError> {
+        self.plan.keeps_loaded = loaded;
+        if loaded { Ok(()) } else { self.timer.discard_ahead() }
+    }
+
     fn settle_clock(&mut self, clock_mhz: Option<f64>) {
         self.timer.clock.set_settled_clock(clock_mhz);
     }
@@ -358,7 +405,37 @@ impl Stopwatch for CaseTimer<'_> {
 mod tests {
     use super::*;
     use kernelgate_cuda::instruments::spin::SpinKernel;
-    use kernelgate_cuda::testing::two_gpus_for_test;
+    use kernelgate_cuda::testing::{gpu, two_gpus_for_test};
+    use std::time::{Duration, Instant};
+
+    /// Bursts of 20 launches of 100 µs, and then of 10.
+    #[test]
+    fn a_burst_waits_in_the_queue_behind_the_one_that_is_read() {
+        let Some((device, _alone)) = gpu() else { return };
+        let mut timer = EventTimer::new(&device).unwrap();
+        let spin = SpinKernel::new(&device).unwrap();
+        let mut launch = || spin.launch(100_000);
+        let plan = BurstPlan { launches: 20, cache: CacheState::Hot, commands: 1 };
+        let (begun, mut busy_ns) = (Instant::now(), 0.0);
+        for taken in 0..50 {
+            let next = if taken < 49 { 20 } else { 10 };
+            let burst = timer.burst_before_next(plan, next, &mut launch).unwrap();
+            assert_eq!(burst.intervals_ns.len(), 20);
+            assert!(burst.intervals_ns.iter().all(|interval| *interval >= 100_000.0));
+            assert!(!burst.host_bound);
+            busy_ns += burst.intervals_ns.iter().sum::<f64>();
+        }
+        let wall = begun.elapsed();
+        eprintln!("busy for {busy_ns} ns of {wall:?}");
+        assert!(wall >= Duration::from_nanos(busy_ns as u64) * 98 / 100);
+        let last = timer.burst_before_next(plan, 20, &mut launch).unwrap();
+        assert_eq!(last.intervals_ns.len(), 10, "the burst that was in the queue");
+        let waiting = timer.ahead.unwrap();
+        assert_eq!((waiting.slot, waiting.launches), (1, 20));
+        // Any other timing waits for the burst in the queue, and begins anew.
+        let cold = timer.launches_ns(3, CacheState::Cold, &mut launch).unwrap();
+        assert_eq!((cold.len(), timer.ahead), (3, None));
+    }
 
     #[test]
     fn a_launch_over_two_gpus_takes_as_long_alone_as_in_a_batch() {

@@ -1,5 +1,6 @@
 //! Instruments of timing on each GPU of a set: a stream with events, a blocker, clock probes, a flush.
 //!
+//! Events, blocker and probes exist twice, for two bursts that are in the queue together.
 //! Work on one GPU uses the first lane alone. Before the first event of work on several, a barrier
 //! ends on all of them at about the same time. This module deliberately does not interpret
 //! intervals.
@@ -19,17 +20,24 @@ use kernelgate_cuda::{Device, Devices};
 /// Bytes that the cold state reads, in multiples of L2's size.
 const FLUSH_L2_MULTIPLE: u64 = 2;
 
+/// Bursts that can be in the queue together.
+pub const BURST_SLOTS: usize = 2;
+
 /// One GPU.
 struct TimedGpu {
-    stream: StreamTimer<StreamBlocker>,
+    /// Timers of the stream, one for each burst in the queue.
+    streams: [StreamTimer<StreamBlocker>; BURST_SLOTS],
     instruments: TimingInstruments,
 }
 
 impl TimedGpu {
     fn new(device: &Device) -> Result<Self, BackendError> {
-        let blocker = StreamBlocker::new(device)?;
+        let timer = || {
+            let blocker = StreamBlocker::new(device)?;
+            StreamTimer::new(device, 2 * MAX_LAUNCHES_PER_BURST, blocker)
+        };
         Ok(Self {
-            stream: StreamTimer::new(device, 2 * MAX_LAUNCHES_PER_BURST, blocker)?,
+            streams: [timer()?, timer()?],
             instruments: TimingInstruments::new(
                 device,
                 FLUSH_L2_MULTIPLE * device.facts().l2_bytes,
@@ -43,6 +51,8 @@ pub struct TimedGpus {
     all: Vec<TimedGpu>,
     /// Number of GPUs that are timed now.
     used: usize,
+    /// Slot of the burst that is enqueued or read now.
+    slot: usize,
     /// Absent for one GPU, and if they do not access each other's memory.
     barrier: Option<MultiGpuBarrier>,
 }
@@ -58,7 +68,7 @@ impl TimedGpus {
             all.push(TimedGpu::new(device)?);
             Ok(())
         })?;
-        Ok(Self { all, used: 1, barrier: MultiGpuBarrier::new(devices)? })
+        Ok(Self { all, used: 1, slot: 0, barrier: MultiGpuBarrier::new(devices)? })
     }
 
     /// Times the first `count` GPUs from now on.
@@ -71,6 +81,11 @@ impl TimedGpus {
         self.used
     }
 
+    /// Uses the events, blocker and probes of a slot from now on.
+    pub const fn use_slot(&mut self, slot: usize) {
+        self.slot = slot;
+    }
+
     /// Calls `each` for the lanes that are used, each with its context current.
     fn each(
         &mut self,
@@ -80,31 +95,40 @@ impl TimedGpus {
             return each(0, &mut self.all[0]);
         }
         let done = self.all[..self.used].iter_mut().enumerate().try_for_each(|(rank, lane)| {
-            lane.stream.make_context_current()?;
+            lane.streams[0].make_context_current()?;
             each(rank, lane)
         });
-        self.all[0].stream.make_context_current()?;
+        self.all[0].streams[0].make_context_current()?;
         done
     }
 
     /// Begins an interval on each GPU, as [`StreamTimer::begin`].
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.stream.begin(at_most))
+        let slot = self.slot;
+        self.each(|_, lane| lane.streams[slot].begin(at_most))
     }
 
     /// Releases the held streams of all GPUs, with one store after the other.
     pub fn release(&mut self) {
-        self.all[..self.used].iter_mut().for_each(|lane| lane.stream.release());
+        let slot = self.slot;
+        self.all[..self.used].iter_mut().for_each(|lane| lane.streams[slot].release());
     }
 
-    /// Waits for each GPU, as [`StreamTimer::finish`]: false if the hold of one timed out.
+    /// Marks the end of the interval on each GPU, as [`StreamTimer::mark_end`].
+    pub fn mark_end(&mut self) -> Result<(), BackendError> {
+        let slot = self.slot;
+        self.each(|_, lane| lane.streams[slot].mark_end())
+    }
+
+    /// Waits for the marked end on each GPU, as [`StreamTimer::wait_for_end`]: false if the hold of
+    /// one timed out.
     ///
     /// # Errors
     /// Fails if something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
-    pub fn finish(&mut self) -> Result<Option<bool>, BackendError> {
-        let (mut all, several) = (None::<bool>, self.used > 1);
+    pub fn wait_for_end(&mut self) -> Result<Option<bool>, BackendError> {
+        let (mut all, several, slot) = (None::<bool>, self.used > 1, self.slot);
         self.each(|rank, lane| {
-            let held = lane.stream.finish().map_err(|error| match error {
+            let held = lane.streams[slot].wait_for_end().map_err(|error| match error {
                 BackendError::Lost(why) if several => {
                     BackendError::Lost(format!("rank {rank}: {why}"))
                 }
@@ -123,22 +147,24 @@ impl TimedGpus {
         cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.instruments.enqueue_clock_probe(0))?;
+        let slot = self.slot;
+        let probe = first_probe(slot);
+        self.each(|_, lane| lane.instruments.enqueue_clock_probe(probe))?;
         if cache == CacheState::Hot {
             self.arrive()?;
-            self.each(|_, lane| lane.stream.record(0))?;
+            self.each(|_, lane| lane.streams[slot].record(0))?;
         }
         for i in 0..count {
             if cache == CacheState::Cold {
                 self.each(|_, lane| lane.instruments.flush_l2())?;
                 self.arrive()?;
-                self.each(|_, lane| lane.stream.record(2 * i))?;
+                self.each(|_, lane| lane.streams[slot].record(2 * i))?;
             }
             launch()?;
             let event = if cache == CacheState::Cold { 2 * i + 1 } else { i + 1 };
-            self.each(|_, lane| lane.stream.record(event))?;
+            self.each(|_, lane| lane.streams[slot].record(event))?;
         }
-        self.each(|_, lane| lane.instruments.enqueue_clock_probe(1))
+        self.each(|_, lane| lane.instruments.enqueue_clock_probe(probe + 1))
     }
 
     /// Enqueues the barrier of work on several GPUs.
@@ -166,7 +192,7 @@ impl TimedGpus {
         for (from, to) in pairs {
             let mut slowest_ns = f64::NEG_INFINITY;
             for (lane, sum_ns) in lanes.iter().zip(&mut sums_ns) {
-                let elapsed_ns = lane.stream.elapsed_ns(from, to)?;
+                let elapsed_ns = lane.streams[self.slot].elapsed_ns(from, to)?;
                 *sum_ns += elapsed_ns;
                 slowest_ns = elapsed_ns.max(slowest_ns);
             }
@@ -176,15 +202,16 @@ impl TimedGpus {
     }
 
     /// SM clock between the probes, MHz: the lowest of all GPUs, if the probes of each compare.
-    pub fn clock_mhz(&mut self) -> Result<Option<f64>, BackendError> {
-        let mut lowest = Some(f64::INFINITY);
-        self.each(|_, lane| {
-            let clock_mhz = lane.instruments.clock_mhz()?;
-            lowest = lowest.zip(clock_mhz).map(|(lowest, clock_mhz)| clock_mhz.min(lowest));
-            Ok(())
-        })?;
-        Ok(lowest)
+    pub fn clock_mhz(&self) -> Option<f64> {
+        let probe = first_probe(self.slot);
+        let clocks = self.all[..self.used].iter().map(|lane| lane.instruments.clock_mhz(probe));
+        clocks.reduce(|lowest, clock| lowest.zip(clock).map(|(a, b)| a.min(b))).flatten()
     }
+}
+
+/// The first clock probe of a slot's burst; the next one is behind the launches.
+const fn first_probe(slot: usize) -> usize {
+    2 * slot
 }
 
 fn start_skew_ns(sums_ns: &[f64]) -> Option<f64> {
@@ -193,18 +220,18 @@ fn start_skew_ns(sums_ns: &[f64]) -> Option<f64> {
     (sums_ns.len() > 1).then_some(most - least)
 }
 
-/// Holds the streams of all GPUs that are used.
+/// Holds the streams of all GPUs that are used, with the blockers of the first slot.
 impl StreamHold for TimedGpus {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.stream.stream_holder().hold(at_most))
+        self.each(|_, lane| lane.streams[0].stream_holder().hold(at_most))
     }
 
     fn release(&mut self) {
-        self.all[..self.used].iter_mut().for_each(|lane| lane.stream.stream_holder().release());
+        self.all[..self.used].iter_mut().for_each(|lane| lane.streams[0].stream_holder().release());
     }
 
     fn was_released(&self) -> bool {
-        self.all[..self.used].iter().all(|lane| lane.stream.hold_was_released())
+        self.all[..self.used].iter().all(|lane| lane.streams[0].hold_was_released())
     }
 }
 

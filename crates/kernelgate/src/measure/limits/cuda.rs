@@ -268,6 +268,7 @@ impl MatmulRate {
                 fastest_ns
             }
         };
+        drop(ceiling);
         let clock_mhz = events.typical_clock_mhz();
         events.device().synchronize()?;
         Ok(Self { per_s: flops / launch_ns * 1e9, clock_mhz })

@@ -1,0 +1,136 @@
+//! How well the mean time of a case at the power cap is known, from windows of its samples.
+//!
+//! The clock of a capped card wanders, so successive windows depend on each other. The method of batch
+//! means divides the windows into a few long parts: their means hardly depend on each other, and show
+//! by their spread what another run would give. A clock that wanders more slowly than the samples last
+//! cannot be seen. Deliberately absent: how long samples go on, what a case without precision is called.
+
+/// Numbers of equal parts into which the windows are divided, and the 99.5 % quantile of Student's
+/// distribution for as many means. Parts of different lengths show a clock that wanders at different
+/// speeds.
+const PARTS_OF_SAMPLES: [(usize, f64); 2] = [(4, 5.84), (8, 3.50)];
+/// Largest half-width of the 99 % interval of a settled case's mean, relative to the mean.
+const MAX_HALF_WIDTH: f64 = 0.0075;
+/// Largest relative difference of any two windows of a settled case that has fewer than four.
+const WINDOW_AGREEMENT: f64 = 0.02;
+/// Half-widths between the mean and the ends of [`wide_interval`].
+const WIDE_HALF_WIDTHS: f64 = 2.0;
+/// Largest distance of an end of [`wide_interval`] from the mean, relative to the mean.
+const MAX_WIDE_DISTANCE: f64 = 0.5;
+
+/// Whether the windows give a mean that another run would repeat: the half-width of its 99 % interval
+/// is at most 0.75 %. Fewer than four windows must agree within 2 %.
+pub fn mean_is_precise(windows_ns: &[f64]) -> bool {
+    if let Some(half_width) = relative_half_width(windows_ns) {
+        return half_width <= MAX_HALF_WIDTH;
+    }
+    let low = windows_ns.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = windows_ns.iter().copied().fold(0.0, f64::max);
+    windows_ns.is_empty() || high - low <= WINDOW_AGREEMENT * low
+}
+
+/// An interval of twice the width of the mean's 99 % interval; absent for fewer than four windows.
+pub fn wide_interval(windows_ns: &[f64]) -> Option<[f64; 2]> {
+    let distance = WIDE_HALF_WIDTHS * relative_half_width(windows_ns)?;
+    let distance = distance.min(MAX_WIDE_DISTANCE);
+    let mean_ns = mean(windows_ns);
+    Some([mean_ns * (1.0 - distance), mean_ns * (1.0 + distance)])
+}
+
+/// Half-width of the 99 % interval of the mean, relative to the mean: the largest by 4 and by 8 parts;
+/// absent for fewer than four windows.
+fn relative_half_width(windows_ns: &[f64]) -> Option<f64> {
+    let half_width = |(parts, quantile): (usize, f64)| {
+        let windows_per_part = windows_ns.len() / parts;
+        if windows_per_part == 0 {
+            return None;
+        }
+        let last = &windows_ns[windows_ns.len() - parts * windows_per_part..];
+        let means: Vec<f64> = last.chunks_exact(windows_per_part).map(mean).collect();
+        Some(quantile * standard_error(&means) / mean(last))
+    };
+    PARTS_OF_SAMPLES.into_iter().filter_map(half_width).reduce(f64::max)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Standard error of the mean of independent values.
+fn standard_error(values: &[f64]) -> f64 {
+    let (mean, count) = (mean(values), values.len() as f64);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (count - 1.0) / count).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate_numerics::random::normal_values;
+
+    #[test]
+    fn windows_that_drift_apart_are_not_precise() {
+        assert!(mean_is_precise(&[]) && mean_is_precise(&[1.0, 1.01]));
+        assert!(!mean_is_precise(&[1.0, 1.01, 1.025]));
+        assert!(mean_is_precise(&[1.0, 1.002, 0.998, 1.001]));
+        assert!(!mean_is_precise(&[1.0, 1.005, 1.01, 1.015]));
+        let alternating = [1.0, 1.03].repeat(4);
+        assert!(!mean_is_precise(&alternating), "four parts of two windows would agree");
+        assert_eq!(wide_interval(&[1.0, 2.0, 1.0]), None);
+    }
+
+    /// How runs of at most 16 windows end on a card whose clock wanders by `deviation` around its
+    /// mean, with this correlation between successive windows: shares of runs whose mean is precise,
+    /// whose mean is called precise and is wrong by more than 1 %, and whose range misses the truth.
+    fn outcomes_on_wandering_clock(deviation: f64, correlation: f64) -> [f64; 3] {
+        const RUNS: usize = 2000;
+        const MOST_WINDOWS: usize = 16;
+        let normals = normal_values(47, "wandering clock", RUNS * (MOST_WINDOWS + 1));
+        let (mut precise, mut wrong, mut missed) = (0.0, 0.0, 0.0);
+        for normals in normals.chunks_exact(MOST_WINDOWS + 1) {
+            let mut away = deviation * f64::from(normals[0]);
+            let mut windows = Vec::new();
+            for &normal in &normals[1..] {
+                windows.push(1.0 + away);
+                if windows.len() >= 4 && mean_is_precise(&windows) {
+                    break;
+                }
+                let fresh = (1.0 - correlation * correlation).sqrt() * f64::from(normal);
+                away = correlation * away + deviation * fresh;
+            }
+            let low = windows.iter().copied().fold(f64::INFINITY, f64::min);
+            let high = windows.iter().copied().fold(0.0, f64::max);
+            let [wide_low, wide_high] = wide_interval(&windows).unwrap();
+            if mean_is_precise(&windows) {
+                precise += 1.0;
+                wrong += f64::from(u8::from((mean(&windows) - 1.0).abs() > 0.01));
+            } else if !(low.min(wide_low)..=high.max(wide_high)).contains(&1.0) {
+                missed += 1.0;
+            }
+        }
+        [precise, wrong, missed].map(|count| count / RUNS as f64)
+    }
+
+    #[test]
+    fn a_wandering_clock_is_settled_only_where_its_mean_is_known() {
+        for (deviation, correlation, least_precise) in
+            [(0.003, 0.5, 0.95), (0.005, 0.5, 0.7), (0.01, 0.5, 0.1), (0.03, 0.6, 0.0)]
+        {
+            let [precise, wrong, missed] = outcomes_on_wandering_clock(deviation, correlation);
+            println!(
+                "{deviation} {correlation}: {precise} precise, {wrong} wrong, {missed} missed"
+            );
+            assert!(precise >= least_precise, "{deviation} {correlation}: {precise}");
+            assert!(wrong <= 0.045, "{deviation} {correlation}: {wrong} are wrong by 1 %");
+            assert!(missed <= 0.01, "{deviation} {correlation}: {missed} ranges miss the truth");
+        }
+    }
+
+    /// A clock that stays where it is for half a second looks steady for a tenth.
+    #[test]
+    fn a_clock_that_wanders_slowly_is_seen_in_part() {
+        let [precise, wrong, missed] = outcomes_on_wandering_clock(0.03, 0.9);
+        println!("{precise} precise, {wrong} wrong, {missed} missed");
+        assert!(precise < 0.2 && missed < 0.03);
+    }
+}
