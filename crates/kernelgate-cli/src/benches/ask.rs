@@ -39,6 +39,14 @@ pub struct RequestSettings<'a> {
     pub running: &'a ChildProcess,
 }
 
+/// No executable has a requested case.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}; {hint}")]
+pub struct NoMatchingCase {
+    reason: String,
+    hint: String,
+}
+
 /// Asks every executable and returns the answers by bench. Executables without a requested case are
 /// absent.
 pub fn all(
@@ -88,13 +96,15 @@ pub fn each(
         }
     }
     if !have_answered {
-        let reason = reasons.into_iter().next().unwrap_or_else(|| "no bench has a case".to_owned());
         close.truncate(MAX_SIMILAR_CASE_IDS);
         let hint = match close.is_empty() {
             true => "`kernelgate list` shows the cases".to_owned(),
             false => format!("did you mean {}?", close.join(" or ")),
         };
-        anyhow::bail!("{reason}; {hint}");
+        match reasons.into_iter().next() {
+            Some(reason) => return Err(NoMatchingCase { reason, hint }.into()),
+            None => anyhow::bail!("no bench has a case; {hint}"),
+        }
     }
     Ok(())
 }

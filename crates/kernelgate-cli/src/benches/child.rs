@@ -221,7 +221,7 @@ mod tests {
         start();
         let ended = running.finish_within(Duration::from_secs(60), 1000).unwrap();
         assert!(matches!(ended, ProcessEnd::OverMemory(1000)));
-        assert!(memory_kill_reason(1000).contains("more than 1.00 kB of memory"));
+        insta::assert_snapshot!(memory_kill_reason(1000), @"killed: it took more than 1.00 kB of memory, all that was free");
         start();
         let ended = running.finish_within(2 * MEMORY_INTERVAL, 1 << 40).unwrap();
         assert!(matches!(ended, ProcessEnd::TimedOut));

@@ -472,7 +472,7 @@ mod tests {
         let check_of = |line: &str| counters_check(&format!("ResmanDebugLevel: 1\n{line}\nX: 2\n"));
         assert!(check_of("RmProfilingAdminOnly: 0").advice.is_none());
         let check = check_of("RmProfilingAdminOnly: 1");
-        assert!(check.finding.starts_with("only root"), "{}", check.finding);
+        insta::assert_snapshot!(check.finding, @"only root may read the GPU's performance counters (RmProfilingAdminOnly)");
         assert!(check.advice.unwrap().contains("NVreg_RestrictProfilingToAdminUsers=0"));
         insta::assert_snapshot!(check_of("Y: 1").finding, @"the driver does not say who may read the GPU's performance counters");
     }

@@ -1,6 +1,6 @@
 //! Planted faults are found and named; runs without them are not blamed.
 
-use crate::fixture::Export;
+use crate::fixture::{Export, lines_with};
 use kernelgate_trace::diagnose::checklist::{ChecklistMark, checklist, to_json, to_text};
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose,
@@ -218,10 +218,11 @@ fn issue_and_dram_give_the_bound_not_activity() {
     sample(50);
     let diagnosis = diagnose(&export.read().unwrap());
     let why = not_measured(&diagnosis, "sampled-bound");
-    assert!(why.contains("too few"), "{why}");
+    insta::assert_snapshot!(why, @"fewer than 100 samples of SM issue and DRAM bandwidth: too few to conclude; sample for longer, or more often");
     sample(50);
     let diagnosis = diagnose(&export.read().unwrap());
-    assert!(finding(&diagnosis, "sampled-bound").unwrap().title.contains("is memory-bound"));
+    let bound = finding(&diagnosis, "sampled-bound").unwrap();
+    insta::assert_snapshot!(bound.title, @"GPU 0 is memory-bound on average: SM issue 16 %, DRAM read 54 % and write 27 %");
 }
 
 #[test]
@@ -275,7 +276,7 @@ fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
     assert_eq!(line("Minimal synchronization").tick, ChecklistMark::Holds);
     let transactions = line("Memory transactions");
     assert_eq!(transactions.tick, ChecklistMark::Fails);
-    assert!(transactions.why.contains("pageable memory"), "{}", transactions.why);
+    insta::assert_snapshot!(transactions.why, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
     let conflicts = line("No bank conflicts");
     assert_eq!(conflicts.tick, ChecklistMark::NotMeasured);
     assert!(conflicts.why.contains("ncu --csv"), "{}", conflicts.why);
@@ -283,7 +284,7 @@ fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
     assert_eq!(lines.len(), 16);
     let text = to_text(&lines);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-    assert!(text.contains("[x] Grid size saturates GPU"), "{text}");
+    insta::assert_snapshot!(lines_with(&text, "saturates"), @"[x] Grid size saturates GPU");
     assert_eq!(to_json(&lines)[0]["group"], "Memory");
 }
 
@@ -295,9 +296,20 @@ fn softmax_is_set_against_matmul() {
     let diagnosis = diagnose(&export.read().unwrap());
     assert_eq!(diagnosis.answers.softmax_over_matmul_time(), Some(0.25));
     let text = diagnosis.to_text();
-    assert!(text.contains("softmax takes 0.25 of the time of matmul"), "{text}");
     // 5 FLOPs a score over 4 x 64: 0.25 / 0.0195 = 12.8.
-    assert!(text.contains("0.020 for heads of 64 (a FLOP takes 13 times as long)"), "{text}");
+    insta::assert_snapshot!(lines_with(&text, "softmax"), @r"
+    18.2 %      2.0 µs  softmax_warp_forward
+    9.1 %      1.0 µs  half the time of softmax_warp_forward
+    ampere_sgemm_128x64_tn → softmax_warp_forward
+    20.0 %      2.0 µs         1 × 2.0 µs    softmax        softmax_warp_forward
+    20.0 %      2.0 µs         1 launches  softmax
+    softmax takes 0.25 of the time of matmul
+    ");
+    insta::assert_snapshot!(lines_with(&text, "FLOP"), @r"
+    and does of the FLOPs, if that matmul is attention's alone (--range):
+    0.020 for heads of 64 (a FLOP takes 13 times as long)
+    0.010 for heads of 128 (a FLOP takes 26 times as long)
+    ");
     assert_eq!(diagnosis.to_json()["softmax_to_matmul_flops"]["128"], 5.0 / 512.0);
     export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start = 1000;");
     assert_eq!(diagnose(&export.read().unwrap()).answers.softmax_over_matmul_time(), None);

@@ -1,6 +1,6 @@
 //! A planted difference between two traces is found and named, and explains its part.
 
-use crate::fixture::Export;
+use crate::fixture::{Export, lines_with};
 use kernelgate_trace::diagnose::difference::{
     AmountChange, TraceDifference, TracePartChange, TracePartKind, TraceSums, difference,
 };
@@ -88,7 +88,7 @@ fn nothing_changed_between_a_trace_and_itself() {
     assert_eq!((same.total_change_ns(), same.unexplained_idle_ns()), (0, 0));
     assert!(same.parts.iter().all(|part| part.change() == AmountChange::Same), "{:?}", same.parts);
     assert!(same.findings.iter().all(Vec::is_empty) && same.notes.is_empty());
-    assert!(same.to_text(["a", "b"]).contains("B takes as long as A"));
+    insta::assert_snapshot!(lines_with(&same.to_text(["a", "b"]), "takes"), @"B takes as long as A, from the first operation to the last");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
     let (evidence, text) = words(&PLAIN, &spills);
     let expected = ["registers 96 -> 128", "spill to local memory 0 -> 184 B a thread"];
     assert_eq!(evidence, expected);
-    assert!(text.contains("spill to local memory 0 -> 184 B a thread"), "{text}");
+    assert_eq!(text.matches(expected[1]).count(), 1, "{text}");
     assert_eq!(
         words(&with_local(0), &with_local(16)).0,
         ["spill to local memory 0 -> 16 B a thread"]

@@ -429,7 +429,7 @@ mod tests {
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
         let text = results_text(&[run], None);
-        let line = text.lines().find(|line| line.starts_with("the host needs longer")).unwrap();
+        let line = text.lines().find(|line| line.ends_with("w/f/n1/computes/hot")).unwrap();
         assert_eq!(
             line,
             "the host needs longer to launch than the GPU to run it, and its time is not in this: w/f/n1/computes/hot"

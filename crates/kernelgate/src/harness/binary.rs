@@ -131,7 +131,7 @@ impl Harness {
         };
         settings.device.options.files = self.kernel_files;
         let outcome = guard::catch_panic(|| self.run(&settings))
-            .unwrap_or_else(|panic| Err(HarnessError::Panic { panic }));
+            .unwrap_or_else(|panic| Err(HarnessError::Panic(panic)));
         outcome.map_or_else(|error| process::print_failure(&error), Into::into)
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::backend::BackendError;
+use crate::harness::guard::CaughtPanic;
 use crate::record::RecordFileError;
 use crate::record::provenance::InvalidCommit;
 use crate::record::store::StoreError;
@@ -159,11 +160,8 @@ pub enum HarnessError {
     #[error("failed to watch for Ctrl-C: {0}")]
     Interrupts(Box<dyn std::error::Error + Send + Sync>),
     /// The harness panicked.
-    #[error("internal error, please report it: {panic}")]
-    Panic {
-        /// Message and source location of the panic.
-        panic: String,
-    },
+    #[error("internal error, please report it: {0}")]
+    Panic(CaughtPanic),
     /// The device failed before the first case.
     #[error(transparent)]
     Backend(#[from] BackendError),

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use crate::exit::ExitReason;
+use kernelgate_cuda::CaseFailure;
 
 /// Message and source location of the last panic.
 static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
@@ -50,15 +51,26 @@ fn is_broken_pipe(cause: &str) -> bool {
     kind == Some(std::io::ErrorKind::BrokenPipe)
 }
 
+/// Message of a panic that was caught.
+#[derive(Debug, thiserror::Error)]
+#[error("panicked: {0}")]
+pub struct CaughtPanic(String);
+
+impl From<CaughtPanic> for CaseFailure {
+    fn from(panic: CaughtPanic) -> Self {
+        Self::new("panicked", panic)
+    }
+}
+
 /// Runs something that may panic; the error is the panic's message.
-pub fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+pub fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, CaughtPanic> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
         let kept = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
         let text = payload
             .downcast_ref::<&str>()
             .map(ToString::to_string)
             .or_else(|| payload.downcast_ref::<String>().cloned());
-        format!("panicked: {}", kept.or(text).unwrap_or_else(|| "no message".to_owned()))
+        CaughtPanic(kept.or(text).unwrap_or_else(|| "no message".to_owned()))
     })
 }
 

@@ -391,8 +391,8 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("\"schema_version\": 2", "\"schema_version\": 1"))
             .unwrap();
-        let error = RunResources::read(&path).unwrap_err().to_string();
-        assert!(error.contains("written by an older kernelgate (schema 1"), "{error}");
+        let error = RunResources::read(&path).unwrap_err();
+        assert!(matches!(error, RecordFileError::Older { found: 1, oldest: 2, .. }), "{error}");
     }
 
     #[test]

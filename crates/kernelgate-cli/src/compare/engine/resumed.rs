@@ -84,7 +84,7 @@ mod tests {
             swapped,
             "round 1, bench b, block 0, place 1: the plan has the other build there"
         );
-        assert!(refused(&|trials| trials.push(trials[0].clone())).ends_with("recorded twice"));
+        insta::assert_snapshot!(refused(&|trials| trials.push(trials[0].clone())), @"round 1, bench b, block 0, place 0: recorded twice");
         insta::assert_snapshot!(refused(&|trials| trials[0].bench = "c".to_owned()), @"round 1, bench c, block 0, place 0: no such bench is compared");
         insta::assert_snapshot!(refused(&|trials| trials[7].block = 2), @"round 1, bench b, block 2, place 3: a round has at most 2 blocks");
         let foreign = refused(&|trials| {

@@ -141,10 +141,8 @@ mod tests {
     fn the_slot_is_one_side_at_a_time_and_survives_an_interrupted_build() {
         let root = tempfile::tempdir().unwrap();
         let folder = LockedFolder::open_locked_folder(root.path()).unwrap();
-        assert!(
-            LockedFolder::open_locked_folder(root.path())
-                .is_err_and(|error| error.to_string().contains("another comparison runs"))
-        );
+        let busy = LockedFolder::open_locked_folder(root.path()).err().unwrap().to_string();
+        insta::assert_snapshot!(busy.replace(root.path().to_str().unwrap(), "FOLDER"), @"another comparison runs in FOLDER: wait for it");
         let mark = |slot: &Path| {
             std::fs::write(slot.join("mark"), "b")
                 .map_err(|cause| CompareError::io("write", slot, cause))

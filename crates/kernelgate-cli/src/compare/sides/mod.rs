@@ -182,7 +182,7 @@ impl<'a> SideBuilder<'a> {
         };
         if request.filter.is_some()
             && let Err(error) = ask::all(&found, &asking, &RequestedAction::List)
-            && error.to_string().starts_with("no case matches")
+            && error.is::<ask::NoMatchingCase>()
         {
             progress.say(&format!("in the base {error}"));
         }

@@ -499,7 +499,8 @@ mod tests {
         let lines: Vec<String> = (0..40).map(|i| format!("WORSE k{i}: registers")).collect();
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
         let worse = resources_for_comment(ExitReason::Regression, &text);
-        assert!(worse.seen.starts_with("**Kernel resources got worse** (sm_90a: 40 kernels):"));
+        let heading = "**Kernel resources got worse** (sm_90a: 40 kernels):";
+        assert_eq!(worse.seen.lines().next(), Some(heading));
         assert_eq!(worse.seen.lines().count(), 2 + MAX_SHOWN_WORSE_KERNELS);
         assert_eq!(worse.text.lines().count(), MAX_SHOWN_OUTPUT_LINES + 1);
         let fine = resources_for_comment(ExitReason::Fine, "sm_90a: nothing changed");

@@ -131,11 +131,8 @@ mod tests {
                 assert_eq!(broken.replace(" \\\n  ", " "), words.join(" "));
                 words.join(" ")
             });
-        assert!(nsys.starts_with("KERNELGATE_SEED=7 nsys profile "), "{nsys}");
-        assert!(nsys.contains("'/a b/st_bif-1' --bench"), "{nsys}");
-        assert!(nsys.contains("'^f/op/n8/cuda/x/hot$' && kernelgate diagnose f_op_"), "{nsys}");
-        assert!(ncu.contains("--clock-control none --section SpeedOfLight "), "{ncu}");
-        assert!(ncu.contains("-k 'regex:^(k_1|Kernel2)$' --launch-count 5 "), "{ncu}");
+        insta::assert_snapshot!(nsys, @"KERNELGATE_SEED=7 nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node --output f_op_n8_cuda_x_hot '/a b/st_bif-1' --bench --noplot --profile-time 1 '^f/op/n8/cuda/x/hot$' && kernelgate diagnose f_op_n8_cuda_x_hot.nsys-rep");
+        insta::assert_snapshot!(ncu, @"KERNELGATE_SEED=7 ncu --csv --page details --clock-control none --section SpeedOfLight --section LaunchStats --section Occupancy --section SchedulerStats --section WarpStateStats --section MemoryWorkloadAnalysis -k 'regex:^(k_1|Kernel2)$' --launch-count 5 '/a b/st_bif-1' --bench --noplot --profile-time 1 '^f/op/n8/cuda/x/hot$' > f_op_n8_cuda_x_hot.csv && kernelgate diagnose f_op_n8_cuda_x_hot.csv");
         assert_eq!(ncu_kernel_filter("f/op", &[]), "^f");
         assert_eq!(unmangled_name("_Z4gemmPf"), Some("gemm"));
         assert_eq!(unmangled_name("_Z99gemm"), None, "cut short");

@@ -398,7 +398,10 @@ mod tests {
         );
         if cfg!(unix) {
             let error = KernelImage::from_file("/dev/zero").unwrap_err().to_string();
-            assert!(error.contains("/dev/zero: it is no file but a device"), "{error}");
+            assert_eq!(
+                error,
+                "failed to read /dev/zero: it is no file but a device, a pipe or a socket"
+            );
         }
         // Cut anywhere, nothing panics.
         for whole in [fake_fatbin(&[(2, 80), (1, 90)]), fake_cubin(8, 0x640a)] {
@@ -468,13 +471,16 @@ mod tests {
         let own = KernelImage::from_bytes("own", compile(&device.facts().arch)).unwrap();
         device.load_module(&own).unwrap().kernel("mine").unwrap();
         let missing = device.load_module(&own).unwrap().kernel("yours").err().unwrap();
-        assert!(missing.to_string().contains("find yours in own"), "{missing}");
+        let BackendError::Driver { action, status } = missing else { panic!("{missing}") };
+        assert_eq!((&*action, &*status.name), ("find yours in own", "CUDA_ERROR_NOT_FOUND"));
         // Code for sm_75 runs on Turing GPUs only, which are older than all supported GPUs.
         let other = KernelImage::from_bytes("turing.cubin", compile("sm_75")).unwrap();
         match device.load_module(&other).err().unwrap() {
             BackendError::Unsupported(why) => {
                 eprintln!("{why}");
-                assert!(why.contains("turing.cubin, a cubin for sm_75, on sm_"), "{why}");
+                let gpu = &device.facts().arch;
+                let start = format!("failed to load turing.cubin, a cubin for sm_75, on {gpu}: ");
+                assert!(why.starts_with(&start), "{why}");
             }
             error => panic!("{error}"),
         }
@@ -484,15 +490,14 @@ mod tests {
         let broken =
             KernelImage::from_bytes("text", &b".version 7.0\n.target sm_80\nnonsense\n"[..]);
         let error = device.load_module(&broken.unwrap()).err().unwrap();
-        assert!(
-            matches!(&error, BackendError::Compile(why) if why.contains("text, PTX for sm_80"))
-        );
+        let start = "failed to load text, PTX for sm_80 and later, on ";
+        assert!(matches!(&error, BackendError::Compile(why) if why.starts_with(start)), "{error}");
         for empty in [fake_fatbin(&[]), fake_fatbin(&[(2, 30)])] {
-            let error =
-                device.load_module(&KernelImage::from_bytes("old.fatbin", empty).unwrap()).err();
-            let error = error.unwrap().to_string();
+            let image = KernelImage::from_bytes("old.fatbin", empty).unwrap();
+            let start = format!("failed to load old.fatbin, {}, on ", image.kind);
+            let error = device.load_module(&image).err().unwrap().to_string();
             eprintln!("{error}");
-            assert!(error.contains("old.fatbin, a fatbin with"), "{error}");
+            assert!(error.starts_with(&start), "{error}");
         }
     }
 }

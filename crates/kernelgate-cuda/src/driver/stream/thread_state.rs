@@ -6,13 +6,14 @@ use std::ptr;
 use cudarc::driver::{CudaContext, DriverError, sys};
 
 use crate::BackendError;
+use crate::case_failure::CaseFailure;
 use crate::driver::device::Device;
 use crate::driver::status::failed;
 
 /// Launches, and restores the state that the launch changed.
 ///
 /// # Errors
-/// Errors of `launch`; [`BackendError::Launch`] if it changed the current context or left a capture
+/// Errors of `launch`; [`BackendError::NotTimed`] if it changed the current context or left a capture
 /// of the stream open.
 pub fn restore_after_launch(
     device: &Device,
@@ -29,13 +30,13 @@ pub fn restore_after_launch(
         .map_err(|error| failed("put the current context back", &error))?;
     if !capturing && is_capturing_stream(device.stream().cu_stream())? {
         abandon_capture(device.stream().cu_stream());
-        let open = "it leaves a capture of the stream open".to_owned();
-        return Err(BackendError::Launch(open));
+        let open = "a launch leaves a capture of the stream open";
+        return Err(BackendError::NotTimed(CaseFailure::new("capture_left_open", open)));
     }
     launched?;
     if after != before {
-        let changed = "it changes the CUDA context that is current on the thread".to_owned();
-        return Err(BackendError::Launch(changed));
+        let changed = "a launch changes the CUDA context that is current on the thread";
+        return Err(BackendError::NotTimed(CaseFailure::new("context_changed", changed)));
     }
     Ok(())
 }
@@ -97,14 +98,16 @@ mod tests {
             unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result().unwrap();
             Ok(())
         });
-        assert!(opened.unwrap_err().to_string().contains("leaves a capture of the stream open"));
+        let kind =
+            |outcome: Result<(), BackendError>| CaseFailure::from(&outcome.unwrap_err()).kind;
+        assert_eq!(kind(opened), "capture_left_open");
         assert!(!is_capturing_stream(stream).unwrap());
         let changed = restore_after_launch(&device, || {
             // SAFETY: no context is a context that may be current.
             unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }.result().unwrap();
             Ok(())
         });
-        assert!(changed.unwrap_err().to_string().contains("changes the CUDA context"));
+        assert_eq!(kind(changed), "context_changed");
         // The device still launches.
         restore_after_launch(&device, || spin.launch(1000)).unwrap();
     }

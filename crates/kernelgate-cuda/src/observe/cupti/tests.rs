@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::api::{ANOTHER_CLIENT_STATUS, cupti_refusal};
 use super::*;
 use crate::Device;
 use crate::driver::graph::ExecutableGraph;
@@ -127,8 +128,8 @@ fn memory_that_is_taken_and_given_back_is_recorded() {
 fn a_second_client_is_refused_and_the_first_goes_on() {
     let Some((device, _one)) = gpu() else { return };
     let Some(recorder) = recorder() else { return };
-    let refused = ActivityRecorder::start(RecordingExtent::Everything).err().unwrap().to_string();
-    assert!(refused.contains("another program records this process"), "{refused}");
+    let refused = ActivityRecorder::start(RecordingExtent::Everything).err().unwrap();
+    assert_eq!(refused, cupti_refusal(ANOTHER_CLIENT_STATUS, "record", ""));
     let passes = passes(&device);
     device.synchronize().unwrap();
     recorder.take().unwrap();

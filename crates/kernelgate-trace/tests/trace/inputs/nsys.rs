@@ -1,6 +1,6 @@
 //! Exports of Nsight Systems that are old, odd or damaged.
 
-use crate::fixture::{Export, column, file, process, reason, refused};
+use crate::fixture::{Export, column, file, process, reason, refused, titles, without_folders};
 use kernelgate_trace::analyze::launches::graph_nodes;
 use kernelgate_trace::analyze::ranges::restrict;
 use kernelgate_trace::diagnose::{FindingSeverity, JoinedTrace, diagnose};
@@ -11,10 +11,10 @@ use kernelgate_trace::stats::{self, StatsReport};
 #[test]
 fn files_of_no_known_format_are_refused_by_name() {
     insta::assert_snapshot!(reason(&refused("trace.sqlite", b"no database")), @"it is not an SQLite database");
-    assert!(refused("notes.txt", b"no trace").contains("neither an SQLite export"));
-    assert!(
-        refused("Cargo.toml", b"[package]\nname = \"a\"\n").contains("neither an SQLite export")
-    );
+    let notes = refused("notes.txt", b"no trace");
+    insta::assert_snapshot!(reason(&notes), @"it is neither an SQLite export of Nsight Systems, nor CSV of Nsight Compute, nor Chrome's JSON (PyTorch's profiler), nor a recording of `kernelgate profile`, nor a report with the extension .nsys-rep or .ncu-rep");
+    let manifest = refused("Cargo.toml", b"[package]\nname = \"a\"\n");
+    assert_eq!(reason(&manifest), reason(&notes));
     insta::assert_snapshot!(reason(&refused("empty.json", b"")), @"it is empty");
     let missing = read::open_trace_file("/no/such/trace.sqlite".as_ref(), &WantedTraceParts::ALL)
         .unwrap_err();
@@ -27,11 +27,11 @@ fn files_of_no_known_format_are_refused_by_name() {
 #[test]
 fn a_report_without_its_program_names_the_command() {
     let message = refused("a.nsys-rep", b"binary");
-    assert!(message.contains("nsys export --type sqlite"), "{message}");
+    insta::assert_snapshot!(without_folders(reason(&message)), @"`nsys` is not installed here; where it is, run: nsys export --type sqlite --output FOLDER/a.sqlite FOLDER/a.nsys-rep");
     let message = refused("a.qdstrm", b"binary");
-    assert!(message.contains("run: QdstrmImporter -i"), "{message}");
+    insta::assert_snapshot!(without_folders(reason(&message)), @"`nsys profile` left it because it could not make its report; where Nsight Systems is whole, run: QdstrmImporter -i FOLDER/a.qdstrm");
     let message = refused("a.ncu-rep", b"binary");
-    assert!(message.contains("ncu --csv --page details --import"), "{message}");
+    insta::assert_snapshot!(without_folders(reason(&message)), @"it is not a report of Nsight Compute: its first bytes are not NVR; if ncu opens it, run: ncu --csv --page details --import FOLDER/a.ncu-rep > FOLDER/a.csv");
 }
 
 #[test]
@@ -55,8 +55,13 @@ fn a_view_in_place_of_a_table_is_not_computed() {
     let trace = export.read().unwrap();
     assert_eq!(trace.kernels.on_gpu.len(), 0);
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
-    let report = diagnose(&trace).to_text();
-    assert!(report.contains("holds no kernel, copy, set or graph"), "{report}");
+    let quality = diagnose(&trace).quality;
+    insta::assert_debug_snapshot!(titles(&quality), @r#"
+    [
+        "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded",
+        "not recorded: CUPTI_ACTIVITY_KIND_KERNEL, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, NVTX_EVENTS",
+    ]
+    "#);
 }
 
 #[test]
@@ -76,8 +81,12 @@ fn a_truncated_export_is_read_as_far_as_it_goes() {
     let kernels = trace.kernels.on_gpu.len();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
-    let report = diagnose(&trace).to_text();
-    assert!(report.contains("could not be read to its end"), "{report}");
+    let quality = diagnose(&trace).quality;
+    insta::assert_debug_snapshot!(titles(&quality), @r#"
+    [
+        "a part could not be read to its end: CUPTI_ACTIVITY_KIND_KERNEL after 9847 rows: the database is truncated or damaged; export it again",
+    ]
+    "#);
     let message = refused("head.sqlite", &bytes[..100]);
     insta::assert_snapshot!(reason(&message), @"the database is truncated or damaged; export it again");
 }
@@ -125,8 +134,13 @@ fn a_table_of_kernels_alone_is_an_export() {
         assert!(missing.contains(absent), "{missing}");
     }
     let quality = diagnose(&trace).quality;
-    let lost = quality.iter().find(|of| of.title.contains("1 operations have no times")).unwrap();
-    assert_eq!(lost.severity, FindingSeverity::Severe);
+    insta::assert_debug_snapshot!(titles(&quality), @r#"
+    [
+        "1 operations have no times and do not count: 33.3 % of all",
+        "not recorded: StringIds, CUPTI_ACTIVITY_KIND_KERNEL.globalPid, CUPTI_ACTIVITY_KIND_KERNEL.deviceId, CUPTI_ACTIVITY_KIND_KERNEL.streamId, CUPTI_ACTIVITY_KIND_KERNEL.correlationId, CUPTI_ACTIVITY_KIND_KERNEL.demangledName, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, NVTX_EVENTS",
+    ]
+    "#);
+    assert_eq!(quality[0].severity, FindingSeverity::Severe);
 }
 
 #[test]
@@ -160,7 +174,11 @@ fn orphans_stand_apart_and_are_counted() {
     );
     assert_eq!(column(&trace, StatsReport::RangeKernels, "PID"), ["", "", "7"]);
     assert_eq!(trace.quality.odd_values, 0, "-1 stands for none");
-    assert!(diagnose(&trace).to_text().contains("2 of 3 operations were launched by calls"));
+    insta::assert_debug_snapshot!(titles(&diagnose(&trace).quality), @r#"
+    [
+        "2 of 3 operations were launched by calls that the trace does not hold",
+    ]
+    "#);
 }
 
 #[test]

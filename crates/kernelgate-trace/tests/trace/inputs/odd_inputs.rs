@@ -43,7 +43,11 @@ fn events_with_bare_quotation_marks_are_skipped_and_counted() {
     assert_eq!(trace.quality.broken_events, 300);
     assert!(trace.quality.unreadable.is_empty(), "{:?}", trace.quality.unreadable);
     assert_eq!(trace.metadata["traceName"], "t");
-    assert!(quality(&diagnose(&trace)).iter().any(|title| title.starts_with("300 events are no")));
+    insta::assert_debug_snapshot!(quality(&diagnose(&trace)), @r#"
+    [
+        "300 events are no valid JSON and do not count",
+    ]
+    "#);
 }
 
 /// Kernels one behind the other, each on a stream of its own.
@@ -135,11 +139,12 @@ fn files_that_are_not_read_are_named_with_a_command() {
     let text =
         b"==PROF== Connected to process 4\n  k(int) (1, 1, 1)x(1, 1, 1), Device 0, CC 8.6\n    \
         Section: Occupancy\n    Metric Name   Metric Unit Metric Value\n";
-    assert!(refused("text.log", text).contains("ncu --csv --page details"));
+    insta::assert_snapshot!(reason(&refused("text.log", text)), @"it is the text that ncu prints; print CSV with: ncu --csv --page details PROGRAM > ncu.csv, or keep the report with: ncu --set full -o report PROGRAM");
     assert!(refused("host.xplane.pb", b"\x0a\x10/device:GPU:0").contains("trace.json.gz"));
     let export =
         crate::fixture::Export::with_schema("CREATE TABLE rocpd_kernel_dispatch_1 (id INTEGER);");
-    assert!(export.read().unwrap_err().to_string().contains("--output-format json"));
+    let rocm = export.read().unwrap_err().to_string();
+    insta::assert_snapshot!(reason(&rocm), @"it is a database of rocprofv3 (rocpd); record with: rocprofv3 --sys-trace --output-format json -- PROGRAM");
 }
 
 fn ncu(rows: &[(&str, &str, &str)]) -> Trace {
@@ -203,7 +208,11 @@ fn a_word_in_place_of_a_number_is_counted() {
     let trace = ncu(&rows);
     assert_eq!(trace.quality.odd_values, 3);
     let diagnosis = diagnose(&trace);
-    assert!(quality(&diagnosis).iter().any(|title| title.starts_with("3 values do not fit")));
+    insta::assert_debug_snapshot!(quality(&diagnosis), @r#"
+    [
+        "3 values do not fit their field and do not count",
+    ]
+    "#);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use crate::fixture::{lines_with, reason};
 use kernelgate_trace::analyze::ranges::restrict;
 use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TimeBound, TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
@@ -278,18 +279,23 @@ fn lost_events_are_reported_first() {
     recording["trace"]["kernels"][0]["name"] = 1000.into();
     let diagnosis = diagnose(&trace(&recording));
     let titles: Vec<&str> = diagnosis.quality.iter().map(|found| found.title.as_str()).collect();
-    assert!(titles[0].contains("lost 7 records"), "{titles:?}");
-    assert!(titles.iter().any(|title| title.contains("1 operations have no times")), "{titles:?}");
-    assert!(titles.iter().any(|title| title.contains("1 values do not fit")), "{titles:?}");
+    insta::assert_debug_snapshot!(titles, @r#"
+    [
+        "the recorder lost 7 records",
+        "1 operations have no times and do not count: 20.0 % of all",
+        "1 values do not fit their field and do not count",
+    ]
+    "#);
 }
 
 #[test]
 fn broken_and_newer_files_are_refused_by_name() {
     let whole = graph(json!([])).to_string();
     let cut = read(&whole[..whole.len() / 2]).unwrap_err();
-    assert!(cut.contains("recording.json") && cut.contains("cut short"), "{cut}");
+    assert!(cut.contains("recording.json"), "{cut}");
+    insta::assert_snapshot!(reason(&cut), @"broken or cut short (EOF while parsing a string at line 1 column 899)");
     let newer = read(&whole.replace("\"schema_version\":1", "\"schema_version\":2")).unwrap_err();
-    assert!(newer.contains("newer kernelgate"), "{newer}");
+    insta::assert_snapshot!(reason(&newer), @"written by a newer kernelgate (schema 2, this one reads up to 1)");
     // A text that only mentions the format counts as Chrome's, and is refused.
     assert!(read("{\"a\":\"kernelgate-recording\"}").unwrap_err().contains("recording.json"));
     assert!(
@@ -322,7 +328,10 @@ fn device_memory_is_listed_by_phase() {
         .collect();
     assert_eq!(phases, [("before the first range", 6_000_000, 6_000_000), ("f/w/c", 8_500_000, 0)]);
     let text = diagnosis.to_text();
-    assert!(text.contains("process 42, device 0: 8.5 MB at most"), "{text}");
+    insta::assert_snapshot!(lines_with(&text, "8.5"), @r"
+    process 42, device 0: 8.5 MB at most, first at 0.000000 s; 6.0 MB at the end; 3 allocations, 1
+    f/w/c                                                    1      8.5 MB         +0 B
+    ");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     let json = &diagnosis.to_json()["device_memory"][0];
     assert_eq!(

@@ -86,6 +86,6 @@ mod tests {
         assert_eq!(guard_panics(lost), Err(CaseError::Lost(why)));
         let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
         let Err(CaseError::Fail(why)) = guard_panics(panics) else { panic!("not a failure") };
-        assert_eq!(why, CaseFailure::from("panicked: index out of bounds"));
+        assert_eq!(why, CaseFailure::new("panicked", "panicked: index out of bounds"));
     }
 }

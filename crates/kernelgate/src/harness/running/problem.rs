@@ -152,7 +152,8 @@ impl PreparedProblem {
             });
             self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::failed_case)?;
             self.bounds.precision = limit.map_err(|panic| {
-                CaseError::failed_case(format!("reference of rounded inputs: {panic}"))
+                let why = format!("reference of rounded inputs: {panic}");
+                CaseError::failed_case(CaseFailure::from(panic).with_text(why))
             })?;
             self.has_reference = true;
         }
@@ -178,8 +179,10 @@ impl PreparedProblem {
             ReferenceSource::Row(row) => self.outputs_of_row(group, row, inputs),
             ReferenceSource::Nothing => Ok(Vec::new()),
         });
-        let failed = |why: String| CaseError::failed_case(format!("inputs or reference: {why}"));
-        computed.map_err(failed)?
+        computed.map_err(|panic| {
+            let why = format!("inputs or reference: {panic}");
+            CaseError::failed_case(CaseFailure::from(panic).with_text(why))
+        })?
     }
 
     /// Computes the expected outputs with another implementation.

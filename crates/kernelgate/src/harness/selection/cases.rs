@@ -183,7 +183,8 @@ impl SelectionChoice<'_> {
                     }
                 };
                 taken = true;
-                let declared = guard::catch_panic(|| bound.problem().work()).and_then(|work| {
+                let declared = guard::catch_panic(|| bound.problem().work());
+                let declared = declared.map_err(|panic| panic.to_string()).and_then(|work| {
                     WorkRecord::from(&work).validate()?;
                     Ok(work.total_bytes())
                 });

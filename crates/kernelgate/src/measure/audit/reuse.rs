@@ -290,8 +290,11 @@ mod tests {
         assert!(check_batch_reuse(8_800.0, 4_400.0, 1).is_err());
         assert_eq!(check_batch_reuse(8_800.0, 4_400.0, 4), Ok(()));
         assert!(check_batch_reuse(12_000.0, 4_400.0, 100).is_err());
-        let why = check_batch_reuse(40_000.0, 4_000.0, 1).unwrap_err().to_string();
-        assert!(why.contains("alone takes 40.0 µs") && why.contains("together 4.0 µs"), "{why}");
+        let (alone_ns, together_ns) = (40_000.0, 4_000.0);
+        assert_eq!(
+            check_batch_reuse(alone_ns, together_ns, 1),
+            Err(TimingRefusal::ReusesInBatch { alone_ns, together_ns })
+        );
     }
 
     #[test]
