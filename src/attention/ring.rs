@@ -324,8 +324,9 @@ mod tests {
             let overrides: Vec<_> = text.split(' ').map(|one| one.parse().unwrap()).collect();
             RING_WORKLOAD.points(Effort::Default, DefaultScale::Host, &overrides).unwrap().remove(0)
         };
-        let error = RingProblem::bind(&point("g=4 s=1004 mask=causal")).unwrap_err().to_string();
-        assert!(error.contains("s=1004 is no multiple of 8"), "{error}");
+        let error = RingProblem::bind(&point("g=4 s=1004 mask=causal")).unwrap_err();
+        let why = "s=1004 is no multiple of 8: stretches of 4 GPUs";
+        assert!(matches!(&error, AxisError::Combination(it) if it == why), "{error}");
         assert!(RingProblem::bind(&point("g=4 s=1004 mask=full")).is_ok());
     }
 

@@ -104,9 +104,11 @@ fn rules_on_pages_are_valid() {
     assert!(shown > 0);
 }
 
-/// The committed example of a report is the page of committed records.
+/// The committed example of a report is the page of committed records, and the picture of the
+/// README is one of its plots.
 #[test]
 fn the_example_of_a_report_is_generated() {
+    const LADDER: &str = "plots/denoise_loop-pi05_s50_p968_steps10_bf16-hot-ladder.svg";
     let folder = tempfile::tempdir().unwrap();
     let words = ["report", "^denoise/", "--runs", "baselines/nvidia-h200/main.json", "--out"];
     let report = std::process::Command::new(env!("CARGO_BIN_EXE_kernelgate"))
@@ -116,14 +118,16 @@ fn the_example_of_a_report_is_generated() {
         .output()
         .unwrap();
     assert!(report.status.success(), "{}", String::from_utf8_lossy(&report.stderr));
-    let (path, new) = (docs().join("report-example.html"), folder.path().join("index.html"));
-    let page = std::fs::read_to_string(new).unwrap();
-    assert!(page.len() < 100_000, "the example has {} bytes: choose fewer cases", page.len());
-    if std::env::var_os("UPDATE_REFERENCE").is_some() {
-        std::fs::write(&path, &page).unwrap();
+    for (name, generated) in [("report-example.html", "index.html"), ("ladder.svg", LADDER)] {
+        let (path, new) = (docs().join(name), folder.path().join(generated));
+        let text = std::fs::read_to_string(new).unwrap();
+        assert!(text.len() < 100_000, "{name} has {} bytes: choose fewer cases", text.len());
+        if std::env::var_os("UPDATE_REFERENCE").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let fresh = std::fs::read_to_string(&path).unwrap() == text;
+        assert!(fresh, "docs/{name} is stale: run {UPDATE}");
     }
-    let fresh = std::fs::read_to_string(&path).unwrap() == page;
-    assert!(fresh, "docs/report-example.html is stale: run {UPDATE}");
 }
 
 /// The tables of results that come from committed records are those of `kernelgate report`.
