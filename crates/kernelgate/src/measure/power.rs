@@ -32,6 +32,9 @@ const COOLED_DEGREES: u32 = 10;
 const MAX_COOLINGS: u32 = 2;
 /// Largest relative difference of two successive windows of a settled load.
 const WINDOW_AGREEMENT: f64 = 0.015;
+/// Largest share of its samples' time that the card of a settled case waits for a host that was held
+/// up: its clock rises meanwhile.
+const MAX_IDLE_SHARE: f64 = 0.05;
 /// A clock below this share of the highest one may be due to the power cap.
 const FULL_CLOCK_RATIO: f64 = 0.98;
 /// Reason why a MIG partition has no power state.
@@ -335,17 +338,27 @@ impl PowerMeter {
     }
 }
 
+/// Samples that were taken behind a load.
+#[derive(Debug, Clone, Copy)]
+pub struct SamplesBehindLoad<'a> {
+    /// Time of a launch in each whole window of the samples, nanoseconds.
+    pub windows_ns: &'a [f64],
+    /// Median time of a launch, nanoseconds.
+    pub median_ns: f64,
+    /// Share of the samples' time that the card waited for a host that was held up.
+    pub idle: f64,
+}
+
 impl PowerRecord {
-    /// Power state of samples that were taken behind a load. `sampled_ns` holds the time of a launch
-    /// in each whole window of the samples, `median_ns` their median.
+    /// Power state of samples that were taken behind a load.
     pub fn power_behind_load(
         (settling, settled): &(SettlingWindows, SettlingEnd),
-        sampled_ns: &[f64],
-        median_ns: f64,
+        samples: &SamplesBehindLoad<'_>,
         meter: &PowerMeter,
     ) -> Self {
         let reading = meter.reading().unwrap_or_default();
-        let precise = *settled == SettlingEnd::BelowCap || precision::mean_is_precise(sampled_ns);
+        let precise = *settled == SettlingEnd::BelowCap
+            || (samples.idle <= MAX_IDLE_SHARE && precision::mean_is_precise(samples.windows_ns));
         let at_cap =
             names_power_cap(&reading) || (*settled != SettlingEnd::BelowCap && !reading.slowed());
         let limitation = meter.limitation();
@@ -360,7 +373,7 @@ impl PowerRecord {
             state,
             reason: limitation.map(str::to_owned),
             at_cap: at_cap && limitation.is_none(),
-            range: if unsettled { settling.range(median_ns, sampled_ns) } else { None },
+            range: if unsettled { settling.range(samples) } else { None },
             settling_s: settling.elapsed().as_secs_f64(),
             ..Self::from_reading(state, reading)
         }
@@ -497,17 +510,18 @@ impl SettlingWindows {
         &self.windows_ns
     }
 
-    /// Range in which another run's median may lie, relative to `median_ns`: the windows of a load
-    /// and of the samples behind it, and twice the half-width of the samples' mean. The first
-    /// window, which is a burst, does not count.
-    pub fn range(&self, median_ns: f64, sampled_ns: &[f64]) -> Option<[f64; 2]> {
-        let around_ns = precision::wide_interval(sampled_ns).into_iter().flatten();
-        let windows_ns = self.windows_ns.iter().skip(1).chain(sampled_ns).copied();
+    /// Range in which another run's median may lie, relative to the samples' median: the windows of
+    /// a load and of the samples behind it, and twice the half-width of the samples' mean. The first
+    /// window, which is a burst, does not count. A card that does not idle is slower, at most by the
+    /// share that it idled.
+    pub fn range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
+        let around_ns = precision::wide_interval(samples.windows_ns).into_iter().flatten();
+        let windows_ns = self.windows_ns.iter().skip(1).chain(samples.windows_ns).copied();
         let relative: Vec<f64> =
-            windows_ns.chain(around_ns).map(|time_ns| time_ns / median_ns).collect();
+            windows_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
         let low = relative.iter().copied().reduce(f64::min)?;
         let high = relative.iter().copied().reduce(f64::max)?;
-        Some([low, high])
+        Some([low, high * (1.0 + samples.idle)])
     }
 
     /// Whether the mean of the samples so far is precise enough for a settled case.
@@ -620,7 +634,10 @@ mod tests {
         for window_ns in gemm {
             settling.add(SETTLING_WINDOW, 1, window_ns, None);
         }
-        assert_eq!(settling.range(1.0, &[1.2]), Some([0.99, 1.2]));
+        let samples = SamplesBehindLoad { windows_ns: &[1.2], median_ns: 1.0, idle: 0.0 };
+        assert_eq!(settling.range(&samples), Some([0.99, 1.2]));
+        let [low, high] = settling.range(&SamplesBehindLoad { idle: 0.1, ..samples }).unwrap();
+        assert!(low == 0.99 && (high - 1.32).abs() < 1e-12, "{low} {high}");
     }
 
     #[test]
@@ -654,7 +671,8 @@ mod tests {
     fn cards_whose_power_cannot_be_read_have_no_state() {
         let record = |meter: &PowerMeter| {
             let load = (SettlingWindows::default(), SettlingEnd::Unsettled);
-            PowerRecord::power_behind_load(&load, &[1.0, 2.0], 1.5, meter)
+            let samples = SamplesBehindLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle: 0.0 };
+            PowerRecord::power_behind_load(&load, &samples, meter)
         };
         for (shared, reason) in [(None, "NVML is missing"), (Some(MIG), "a MIG partition")] {
             let PowerRecord { state, reason: found, at_cap, range, .. } =

@@ -18,8 +18,8 @@ use crate::harness::settings::BenchSettings;
 use crate::harness::settings::args::ProcessMode;
 use crate::measure::contention::CpuTimeTicks;
 use crate::measure::power::{
-    self, CapReading, GpuLoad, PowerMode, PowerRecord, PowerState, SettlingEnd, SettlingWindows,
-    TimedLaunches,
+    self, CapReading, GpuLoad, PowerMode, PowerRecord, PowerState, SamplesBehindLoad, SettlingEnd,
+    SettlingWindows, TimedLaunches,
 };
 use crate::measure::{LaunchSample, SampleConditions, Stopwatch};
 use crate::record::{CaseSamples, LaunchCosts, TrialSampling};
@@ -452,12 +452,25 @@ impl LoadBeforeSamples {
             windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
         let median_ns = stats::median(&launches_ns);
-        let power = PowerRecord::power_behind_load(settled, windows.windows_ns(), median_ns, meter);
+        let (windows_ns, idle) = (windows.windows_ns(), idle_share(timed));
+        let samples = SamplesBehindLoad { windows_ns, median_ns, idle };
+        let power = PowerRecord::power_behind_load(settled, &samples, meter);
         let settling_s = power.settling_s - self.taken_wall.as_secs_f64();
         let wall_s = timed.iter().map(|it| it.wall).sum::<Duration>().as_secs_f64();
         let busy = (busy_ns * 1e-9 / wall_s.max(1e-9)).min(1.0);
         Some(PowerRecord { settling_s: settling_s.max(0.0), busy: Some(busy), ..power })
     }
+}
+
+/// Share of the samples' wall time that the card waited for the host, beyond what a sample that was
+/// not held up takes besides its launches (such as the flush of a cold one).
+fn idle_share(timed: &[SampleWithWallTime]) -> f64 {
+    let wall_ns = |one: &SampleWithWallTime| one.wall.as_nanos() as f64;
+    let ratios: Vec<f64> =
+        timed.iter().map(|one| wall_ns(one) / one.sample.elapsed_ns.max(1.0)).collect();
+    let busy_ns: f64 = timed.iter().map(|one| one.sample.elapsed_ns).sum();
+    let all_ns: f64 = timed.iter().map(wall_ns).sum();
+    (1.0 - stats::quantile(&ratios, 0.1) * busy_ns / all_ns.max(1.0)).max(0.0)
 }
 
 /// Launches of a case as they are sampled, in samples of [`GPU_SAMPLE_SECONDS`].
@@ -638,6 +651,27 @@ mod tests {
         let capped = load_on_card(1.0, Some(1430.0), PowerMode::Steady).unwrap();
         assert_eq!(capped.settled.as_ref().unwrap().1, SettlingEnd::AtCap);
         assert!(capped.take_load_sample(false).is_none());
+    }
+
+    #[test]
+    fn a_card_that_waits_for_the_host_idles() {
+        let sample = |wall_us| {
+            let sample = LaunchSample {
+                launches: 1,
+                elapsed_ns: 4e6,
+                skew_ns: None,
+                clock_mhz: None,
+                discarded: 0,
+                throttled: false,
+            };
+            SampleWithWallTime { sample, wall: Duration::from_micros(wall_us) }
+        };
+        // A cold sample has a flush each time, and one in five waits for the host.
+        let flushed = vec![sample(5000); 20];
+        assert!(idle_share(&flushed).abs() < 1e-9);
+        let mut held_up = flushed;
+        held_up.extend([sample(10_000); 5]);
+        assert!((idle_share(&held_up) - 25.0 / 150.0).abs() < 1e-9);
     }
 
     #[test]
