@@ -112,7 +112,7 @@ pub struct PowerRecord {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
     /// For an unsettled case only: where another run's median may lie, relative to the median
-    /// sample. The range holds each window after the first and twice the mean's 99 % interval.
+    /// sample. The range holds each window after the first and the mean's 99 % interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
     /// Share of the samples' wall time during which their launches ran: a card at its cap that idles
@@ -511,11 +511,11 @@ impl SettlingWindows {
     }
 
     /// Range in which another run's median may lie, relative to the samples' median: the windows of
-    /// a load and of the samples behind it, and twice the half-width of the samples' mean. The first
+    /// a load and of the samples behind it, and the 99 % interval of the samples' mean. The first
     /// window, which is a burst, does not count. A card that does not idle is slower, at most by the
     /// share that it idled.
     pub fn range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
-        let around_ns = precision::wide_interval(samples.windows_ns).into_iter().flatten();
+        let around_ns = precision::mean_interval(samples.windows_ns).into_iter().flatten();
         let windows_ns = self.windows_ns.iter().skip(1).chain(samples.windows_ns).copied();
         let relative: Vec<f64> =
             windows_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
