@@ -293,7 +293,7 @@ fn a_card_that_idled_between_samples_is_refused_at_the_cap() {
     assert_eq!(refused(run("1", true, Some(0.97)), run("2", true, Some(0.7))), None);
     assert_eq!(refused(run("1", false, None), run("2", false, Some(0.97))), None);
     let (old, new) = refused(run("1", true, None), run("2", true, Some(0.97))).unwrap();
-    assert!(old.contains("let the card idle") && old.contains("--save-baseline NAME"), "{old}");
+    insta::assert_snapshot!(old, @"steady, by a version that let the card idle between samples: `cargo bench -- --save-baseline NAME` measures it anew");
     assert_eq!(new, "steady");
 }
 
