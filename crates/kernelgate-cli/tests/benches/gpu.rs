@@ -269,8 +269,8 @@ fn timing_measures_every_part() {
     let number = |row: &Value, field: &str| row[field].as_f64().unwrap();
     assert!(!rows("spins").is_empty() && !rows("telemetry").is_empty());
     for row in rows("spins") {
-        // The bound is far wider than the accuracy in docs/concepts/evidence.md, so that noise does not fail
-        // the test.
+        // The bound is far wider than the accuracy in docs/concepts/evidence.md, so that noise does
+        // not fail the test.
         assert!((number(&row, "events_ns") / number(&row, "spent_ns") - 1.0).abs() < 0.1, "{row}");
     }
     for row in rows("cold") {

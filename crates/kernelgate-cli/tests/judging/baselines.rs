@@ -232,7 +232,7 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
     let path = package.baseline("a");
     let before = std::fs::read_to_string(&path).unwrap();
     let session = |number: usize| format!("at-once-{number}");
-    let lock = kernelgate::record::FileLock::acquire_lock(&path).unwrap();
+    let lock = kernelgate::record::FileLock::acquire_for_file(&path).unwrap();
     let bench = |number: usize| {
         let line = format!("--axis n={} --save-baseline a", 2 + number);
         let mut command = package.bench_command(&session(number), &line);

@@ -21,8 +21,7 @@ fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (Stri
 }
 
 fn run(session: &str, scale: f64) -> ProcessRun {
-    let mut run =
-        ProcessRun::start_process_run("b", session, Environment::cpu(), Provenance::default());
+    let mut run = ProcessRun::start_now("b", session, Environment::cpu(), Provenance::default());
     for (i, n) in [512, 1024, 2048].into_iter().enumerate() {
         let time = 1e6 * scale * (i + 1) as f64;
         let problem = format!("n{n}_f32");
@@ -335,7 +334,7 @@ fn times_over_commits_come_from_the_store() {
             started: format!("2026-01-01T00:{number:02}:00.000Z"),
             cases: [case("n512_f32", "cuda/fast", "hot", time)].into(),
             complete: true,
-            ..ProcessRun::start_process_run(
+            ..ProcessRun::start_now(
                 "b",
                 &format!("s{number:02}"),
                 Environment::cpu(),
