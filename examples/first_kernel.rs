@@ -67,7 +67,7 @@ const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec {
     )
 };
 
-/// How it is computed: one row an implementation.
+/// The implementations of the workload, one row each.
 const ROWS: &[Implementation<Saxpy>] = &[
     Implementation {
         name: "cpu",
@@ -86,13 +86,13 @@ const ROWS: &[Implementation<Saxpy>] = &[
         about: "a thread an element",
         supports: |_| Ok(()),
         prepare: Prepare::Cuda(|problem, inputs, device| {
-            let kernel = KERNEL.load(device, problem)?;
+            let kernel = KERNEL.compile_and_load(device, problem)?;
             let upload = |name| device.upload(inputs.tensor(name).as_bytes());
             let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
             let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
             let inputs = cuda::named_inputs([("x", &x), ("y", &y)]);
             Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
-                kernel.launch(&[
+                kernel.launch_with(&[
                     A.into(),
                     (&x).into(),
                     (&y).into(),

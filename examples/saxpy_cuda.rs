@@ -52,20 +52,20 @@ const THREADS: usize = 256;
 const KERNEL: cuda::KernelSpec<Saxpy> =
     cuda::KernelSpec::new(SOURCE, "saxpy", THREADS, |saxpy| [saxpy.n.div_ceil(THREADS), 1, 1]);
 
-/// How it is computed: one row an implementation.
+/// The implementations of the workload, one row each.
 const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     name: "cuda/thread_per_element",
     about: "a thread an element",
     supports: |_| Ok(()),
     prepare: Prepare::Cuda(|problem, inputs, device| {
-        let kernel = KERNEL.load(device, problem)?;
+        let kernel = KERNEL.compile_and_load(device, problem)?;
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n as i64);
         let out = cuda::Output::new(device, "out", [problem.n], Dtype::F32)?;
         let inputs = cuda::named_inputs([("x", &x), ("y", &y)]);
         Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
             let out = outputs[0].argument();
-            kernel.launch(&[A.into(), (&x).into(), (&y).into(), out, n.into()])
+            kernel.launch_with(&[A.into(), (&x).into(), (&y).into(), out, n.into()])
         }))
     }),
 }];

@@ -3,11 +3,11 @@
 use kernelgate::workload::symmetry::check_symmetries;
 use kernelgate::workload::{DefaultScale, Effort};
 
-use super::all;
+use super::all_suites;
 
 /// Small problems whose rows are all in the reference, with the number of symmetries that change
 /// each problem.
-const SMALL: &[(&str, &str, usize)] = &[
+const SMALL_CASES: &[(&str, &str, usize)] = &[
     ("st_bif/forward", "n=1000 t=5 level=8 dtype=f32 spikes=int8", 1),
     ("st_bif/backward", "n=1000 t=5 level=8 dtype=f32", 2),
     ("st_bif/rate", "n=1000 t=5", 1),
@@ -21,8 +21,8 @@ const SMALL: &[(&str, &str, usize)] = &[
 
 #[test]
 fn symmetries_hold() {
-    let suites = all();
-    for (name, axes, wanted) in SMALL {
+    let suites = all_suites();
+    for (name, axes, wanted) in SMALL_CASES {
         let suite = suites.iter().find(|suite| suite.name() == *name).expect("a workload");
         let overrides: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
         let points = suite.points(Effort::Thorough, DefaultScale::Host, &overrides).unwrap();

@@ -13,7 +13,6 @@ pub fn check_row_against_reference<P: Problem>(row: &Implementation<P>, problem:
     let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
     let expected = problem.reference(&inputs);
     let mut task = prepare(problem, inputs);
-    let found =
-        launch_and_verify(&mut task, &expected, ErrorBounds::bounds_for_problem(problem)).unwrap();
+    let found = launch_and_verify(&mut task, &expected, ErrorBounds::for_problem(problem)).unwrap();
     assert_eq!(found.checked, found.total);
 }

@@ -36,7 +36,8 @@ fn every_driver_function_that_is_called_is_in_cuda_12_4() {
     // The reference links all code that a bench uses.
     std::hint::black_box(crate::run_bench as *const ());
     let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    // The mangled name of this test, made here, or it would be found among the constants.
+    // The mangled name of this test is assembled at run time; as a constant it would be found in
+    // the executable.
     let [module, test] = std::hint::black_box([12, 52]);
     let mangled = format!("{module}driver_tests{test}every_driver").into_bytes();
     if !executable.windows(mangled.len()).any(|bytes| bytes == mangled) {

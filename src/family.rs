@@ -1,4 +1,4 @@
-//! Parts of a family that a bench of the suite needs.
+//! Parts of a family of workloads that its bench executable needs.
 
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::Suite;

@@ -6,11 +6,11 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation};
 use kernelgate::workload::{Problem, Tensors};
 use kernelgate_cuda::Device;
-pub use kernelgate_cuda::testing::gpu;
+pub use kernelgate_cuda::testing::lock_first_gpu;
 
 /// Prepares a row; `None`, with the reason printed, if it needs a library that is missing or
 /// declines.
-pub fn prepare<P: Problem>(
+pub fn prepare_row<P: Problem>(
     row: &Implementation<P>,
     problem: &P,
     inputs: &Tensors,

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::kernels;
-use kernelgate::backend::program::{Operand, PlannedKernel, Program, Step};
+use kernelgate::backend::program::{Operand, PlannedKernel, Program, ProgramStep};
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Parameters of a kernel, types and names, from its source.
-pub fn parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
-    kernel_parameters_in(kernel.source.text(), kernel.symbol)
+pub fn kernel_parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
+    kernel_parameters_in(kernel.source.source_text(), kernel.symbol)
 }
 
 fn kernel_parameters_in(source: &str, symbol: &str) -> Vec<String> {
@@ -25,10 +25,10 @@ fn kernel_parameters_in(source: &str, symbol: &str) -> Vec<String> {
 /// parameter.
 pub fn check_program_launches(program: &Program) {
     for step in program.steps() {
-        let Step::Launch(launch) = step else { continue };
+        let ProgramStep::Launch(launch) = step else { continue };
         let PlannedKernel { symbol, build, shape, .. } = launch.kernel();
         assert!(shape.is_ok(), "{symbol}");
-        let parameters = kernel_parameters_in(build.source.text(), symbol);
+        let parameters = kernel_parameters_in(build.source.source_text(), symbol);
         assert_eq!(parameters.len(), launch.arguments().len(), "{symbol}");
         for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
             let fits = match operand {
@@ -79,7 +79,7 @@ fn rows_of_a_file_agree_and_names_are_unique() {
         let (name, build) = (kernel.name(), kernel.build);
         assert!(names.insert(name.clone()), "{name}");
         assert!(
-            build.source.text().contains(&format!("{}(", kernel.symbol)),
+            build.source.source_text().contains(&format!("{}(", kernel.symbol)),
             "{name}: no such kernel in the file"
         );
         assert!(kernel.threads % 32 == 0 || kernel.threads == 1, "{name}");
@@ -94,7 +94,10 @@ fn rows_of_a_file_agree_and_names_are_unique() {
         for (constant, _) in &build.constants {
             let used = |text: &str| text.contains(constant);
             let in_headers = headers.iter().any(|(_, text)| used(text));
-            assert!(in_headers || used(build.source.text()), "{name}: nothing takes {constant}");
+            assert!(
+                in_headers || used(build.source.source_text()),
+                "{name}: nothing takes {constant}"
+            );
         }
         new.insert(build);
     }

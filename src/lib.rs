@@ -38,7 +38,7 @@ use kernelgate_cuda::compiler::source::KernelFile;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// Every family, in the order in which its cases are shown.
-const FAMILIES: &[&WorkloadFamily] = &[
+const WORKLOAD_FAMILIES: &[&WorkloadFamily] = &[
     &st_bif::FAMILY,
     &attention::FAMILY,
     &denoise::FAMILY,
@@ -49,21 +49,21 @@ const FAMILIES: &[&WorkloadFamily] = &[
 ];
 
 /// All workloads of all families, with their rows.
-pub fn all() -> Vec<Suite> {
-    FAMILIES.iter().flat_map(|family| (family.suites)()).collect()
+pub fn all_suites() -> Vec<Suite> {
+    WORKLOAD_FAMILIES.iter().flat_map(|family| (family.suites)()).collect()
 }
 
 /// All kernels of all families.
 pub fn kernels() -> Vec<ListedKernel> {
-    FAMILIES.iter().flat_map(|family| (family.kernels)()).collect()
+    WORKLOAD_FAMILIES.iter().flat_map(|family| (family.kernels)()).collect()
 }
 
 /// `main` of a bench binary of this package, which embeds the kernel files
 /// ([`kernel_files!`](macro@crate::kernel_files)); a filter may name a case of another binary.
 pub fn run_bench(family: &WorkloadFamily, kernel_files: &'static [KernelFile]) -> ExitCode {
     Harness::new(family.name, (family.suites)())
-        .siblings(all())
-        .peers(FAMILIES.iter().filter_map(|family| family.peers).collect())
+        .siblings(all_suites())
+        .peers(WORKLOAD_FAMILIES.iter().filter_map(|family| family.peers).collect())
         .kernels((family.kernels)())
         .kernel_files(kernel_files)
         .main()

@@ -9,12 +9,12 @@
 pub fn exp(x: f32) -> f32 {
     // Adding and subtracting 1.5·2^23 rounds to the nearest integer and leaves it in the low
     // mantissa bits.
-    const ROUND: f32 = 12_582_912.0;
+    const ROUND_TO_INTEGER: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-87.0, 88.0);
-    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND_TO_INTEGER;
+    let n = shifted - ROUND_TO_INTEGER;
     let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
     let polynomial = 1.0
         + r * (1.0
@@ -33,7 +33,7 @@ pub fn exp(x: f32) -> f32 {
 pub fn exp2(x: f32) -> f32 {
     // Adding and subtracting 1.5·2^23 rounds to the nearest integer and leaves it in the low
     // mantissa bits.
-    const ROUND: f32 = 12_582_912.0;
+    const ROUND_TO_INTEGER: f32 = 12_582_912.0;
     // ln(2)^i / i!
     const C: [f32; 7] = [
         1.0,
@@ -45,9 +45,10 @@ pub fn exp2(x: f32) -> f32 {
         0.000_154_035_3,
     ];
     let x = max_ignoring_nan(x, -126.0);
-    let shifted = x + ROUND;
-    let r = x - (shifted - ROUND);
-    // Written out: a loop here keeps the loop around it from vectorising.
+    let shifted = x + ROUND_TO_INTEGER;
+    let r = x - (shifted - ROUND_TO_INTEGER);
+    // The polynomial is written out, because a loop here would keep the loop around it from
+    // vectorising.
     let power = C[6]
         .mul_add(r, C[5])
         .mul_add(r, C[4])
@@ -67,8 +68,8 @@ pub fn max_ignoring_nan(a: f32, b: f32) -> f32 {
 /// GELU in its tanh form, `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`, in f32 with an absolute error
 /// below 3e-7·(1 + |x|); it vectorises as [`exp`] does.
 ///
-/// Computed as `x·sigmoid(2u)`: the same function, without the cancellation of `1 + tanh(u)` for
-/// negative x.
+/// GELU is computed as `x·sigmoid(2u)`, which avoids the cancellation of `1 + tanh(u)` for negative
+/// x.
 #[inline(always)]
 pub fn gelu_tanh(x: f32) -> f32 {
     const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;

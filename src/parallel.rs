@@ -1,8 +1,8 @@
 //! Runs work on all CPU cores, with code that is compiled once.
 //!
-//! Rayon's iterators are compiled anew, some twenty functions deep, for every closure and every type
-//! of task that are given to them: they were half of this package's machine code. Here one loop
-//! over numbers calls closures through a pointer.
+//! Rayon's iterators are compiled anew, some twenty functions deep, for every closure and every
+//! type of task that are given to them: they were half of this package's machine code. Here one
+//! loop over numbers calls closures through a pointer.
 //!
 //! Deliberately absent: short tasks. A task should take microseconds at least.
 
@@ -37,7 +37,7 @@ pub fn for_each_chunk<T: Send>(values: &mut [T], len: usize, f: &(dyn Fn(usize, 
 }
 
 /// The results of `f` for `0..count`, in that order.
-pub fn map<T: Send + Sync>(count: usize, f: &(dyn Fn(usize) -> T + Sync)) -> Vec<T> {
+pub fn parallel_map<T: Send + Sync>(count: usize, f: &(dyn Fn(usize) -> T + Sync)) -> Vec<T> {
     let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
     parallel_numbers(count, &|_, number| {
         results[number].get_or_init(|| f(number));
@@ -74,6 +74,6 @@ mod tests {
             chunk[0] += 1;
         });
         assert!(values.iter().step_by(10).enumerate().all(|(i, &x)| x == i + 1));
-        assert_eq!(map(4, &|i| i * i), [0, 1, 4, 9]);
+        assert_eq!(parallel_map(4, &|i| i * i), [0, 1, 4, 9]);
     }
 }

@@ -6,10 +6,10 @@ use kernelgate::verify::precision::{
 };
 use kernelgate::workload::{DefaultScale, Dtype, Effort};
 
-use super::all;
+use super::all_suites;
 
 /// Small problems with floating-point outputs, of which every row is in the reference.
-const SMALL: &[(&str, &str)] = &[
+const SMALL_CASES: &[(&str, &str)] = &[
     ("st_bif/backward", "n=1000 t=5 level=8"),
     ("attention/forward", "s=200 d=64 mask=causal tokens=200"),
     ("attention/backward", "s=200 d=64 mask=causal tokens=200"),
@@ -22,10 +22,10 @@ const SMALL: &[(&str, &str)] = &[
 
 #[test]
 fn no_tolerance_lets_a_lower_precision_pass() {
-    let suites = all();
+    let suites = all_suites();
     let mut checked = 0;
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-        for (name, axes) in SMALL {
+        for (name, axes) in SMALL_CASES {
             let suite = suites.iter().find(|suite| suite.name() == *name).expect("a workload");
             let axes = format!("{axes} dtype={}", dtype.name());
             let overrides: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
@@ -50,5 +50,5 @@ fn no_tolerance_lets_a_lower_precision_pass() {
             assert!(allowed < most, "{name} {}: {allowed:.1e} of {most:.1e}", dtype.name());
         }
     }
-    assert_eq!(checked, 3 * SMALL.len() - 2, "denoise has no f16");
+    assert_eq!(checked, 3 * SMALL_CASES.len() - 2, "denoise has no f16");
 }

@@ -9,9 +9,9 @@ use kernelgate::harness::filter::CaseFilter;
 use kernelgate::harness::place::BenchPlace;
 use kernelgate::workload::Effort;
 
-use super::all;
+use super::all_suites;
 
-const BACKENDS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
+const TESTED_BACKENDS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
 fn place_of_kind(kind: BackendKind) -> BenchPlace {
     BenchPlace { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
@@ -19,8 +19,8 @@ fn place_of_kind(kind: BackendKind) -> BenchPlace {
 
 #[test]
 fn every_id_is_unique_and_fits_criterions_folders() {
-    let suites = all();
-    for kind in BACKENDS {
+    let suites = all_suites();
+    for kind in TESTED_BACKENDS {
         let selection = select_cases(
             suites.iter(),
             Effort::Thorough,
@@ -29,7 +29,7 @@ fn every_id_is_unique_and_fits_criterions_folders() {
             &CaseFilter::All,
         )
         .unwrap();
-        assert!(selection.count() > 100);
+        assert!(selection.case_count() > 100);
         let mut folders = BTreeSet::new();
         for group in &selection.groups {
             assert!(group.id().len() <= 64, "Criterion cuts folder names at 64: {}", group.id());
@@ -40,7 +40,7 @@ fn every_id_is_unique_and_fits_criterions_folders() {
 
 #[test]
 fn default_cases_are_a_handful_and_part_of_the_sweep() {
-    let suites = all();
+    let suites = all_suites();
     let ids = |effort, kind| -> BTreeSet<String> {
         let selection =
             select_cases(suites.iter(), effort, &place_of_kind(kind), &[], &CaseFilter::All)
@@ -51,7 +51,7 @@ fn default_cases_are_a_handful_and_part_of_the_sweep() {
             .flat_map(|group| group.cases.iter().map(|case| case.id.clone()))
             .collect()
     };
-    for kind in BACKENDS {
+    for kind in TESTED_BACKENDS {
         let default = ids(Effort::Default, kind);
         let allowed = 5..=20 * suites.len();
         assert!(allowed.contains(&default.len()), "{}: {default:?}", default.len());
@@ -63,7 +63,7 @@ fn default_cases_are_a_handful_and_part_of_the_sweep() {
 /// one to compare it with; a user who overrides an axis gets every row.
 #[test]
 fn scans_are_part_of_the_default_selection_on_a_gpu() {
-    let suites = all();
+    let suites = all_suites();
     let ids = |effort, overrides: &[&str]| -> Vec<String> {
         let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         let suites = suites.iter();

@@ -61,7 +61,7 @@ fn facts_of_a_known_kernel() {
     let name = "st_bif/forward_vectorized ELEMENT_F32";
     let listed = kernels().into_iter().find(|kernel| kernel.name() == name).unwrap();
     let compiled = compile_to_cubin(&listed.build, "sm_90a").unwrap();
-    let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
+    let facts = cubin::kernel_facts(&compiled.cubin, &compiled.log).unwrap();
     let kernel = &facts["st_bif_forward_vectorized"];
     assert!((32..=64).contains(&kernel.registers), "{kernel:?}");
     assert_eq!((kernel.spill_store_bytes, kernel.stack_bytes, kernel.shared_bytes), (0, 0, 0));
@@ -103,7 +103,7 @@ fn kernels_compile_with_clocks_of_their_stages() {
 /// Whether a build uses warpgroup MMA, by the text that is compiled.
 fn uses_wgmma(build: &KernelBuild) -> bool {
     let used = |text: &str| text.contains("wgmma.mma_async");
-    used(&build.text()) || build.headers_of_build().iter().any(|(_, text)| used(text))
+    used(&build.compiled_text()) || build.headers_of_build().iter().any(|(_, text)| used(text))
 }
 
 /// Whether the assembler serialized tensor instructions, because it cannot prove them independent
@@ -185,7 +185,7 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
         .filter(|build| build.name().ends_with("DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0"))
     {
         let compiled = compile_to_cubin(&build, "sm_90a").unwrap();
-        let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
+        let facts = cubin::kernel_facts(&compiled.cubin, &compiled.log).unwrap();
         let tensor: u32 = facts.values().filter_map(|kernel| kernel.mix.get("tensor")).sum();
         assert_eq!(tensor > 0, build.source.file.ends_with("mma"), "{}: {tensor}", build.name());
     }

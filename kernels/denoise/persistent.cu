@@ -252,7 +252,7 @@ struct Layer {
   }
 
   // Multiplies a slice of k for all columns of the cluster; executed by the first warpgroup. If
-  // `read` is not 0, it arrives on that barrier once the weights have been read.
+  // `read` is not 0, the warpgroup arrives on that barrier once the weights have been read.
   template <int kPanels, u32 kPanel>
   __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read,
                                                Stage stage) const {

@@ -454,8 +454,8 @@ class ActivationProducer {
   const Share share;
   u32 arrived = 0;  // blocks, when all will have
 
-  // Grid barrier: waits for this block's consumers, then for all blocks. After it the writes of all
-  // blocks can be read and copied; kPanels panels of x are expected next.
+  // Grid barrier: waits for this block's consumers, then for all blocks. After this wait the writes
+  // of all blocks can be read and copied; kPanels panels of x are expected next.
   template <int kPanels>
   __device__ __forceinline__ void await() {
     arrived += kBlocks;

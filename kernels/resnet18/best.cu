@@ -313,7 +313,7 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
 }
 
 // Biases of one filter of the block in layer `number`: of the layer and of its shortcut. A thread
-// loads them early and divides them later.
+// loads the biases early and divides them later.
 struct Bias {
   int number, own;
   float bias, second;

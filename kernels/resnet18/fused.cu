@@ -175,9 +175,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Computes logits [B, classes] = weight · features + share · bias, with features = scale · Σ over
-// steps and pixels of spikes. If there are labels, it also writes the features and the gradient of
-// the mean cross entropy with respect to the last currents. Each thread block computes the logits
-// of one image.
+// steps and pixels of spikes. If there are labels, the kernel also writes the features and the
+// gradient of the mean cross entropy with respect to the last currents. Each thread block computes
+// the logits of one image.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_tail(const u16* spikes, const float* weight, const float* bias, float* logits,
                         const signed char* labels, float* features, const float* currents,

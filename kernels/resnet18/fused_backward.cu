@@ -95,9 +95,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // Computes the gradient of the stem's currents, summed over the fed time steps, in which the
 // currents are equal: bf16, two neurons of [B, side², channels] for each thread. `spikes_gradient`
 // is the gradient of the pooled spikes, [T, B, out_side², channels], with the source pixel of each.
-// Without pooling it is the gradient of the stem's spikes. A spike counts in the sums of all later
-// time steps. Spikes of a step therefore get the gradient at the pooling of that step minus that of
-// the next step.
+// Without pooling `spikes_gradient` is the gradient of the stem's spikes. A spike counts in the
+// sums of all later time steps. Spikes of a step therefore get the gradient at the pooling of that
+// step minus that of the next step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_stem_backward(const float* conv, const float* bias,
                                  const float* spikes_gradient, const unsigned char* sources,

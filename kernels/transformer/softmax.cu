@@ -63,8 +63,8 @@ __device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
   }
 }
 
-// Makes the compiler treat the packed words as changed, so that it unpacks them again. Without
-// this, the unpacked values of a row would occupy registers that other warps need.
+// Makes the compiler treat the packed words as changed, so that it unpacks them again. Without the
+// packed form, the unpacked values of a row would occupy registers that other warps need.
 template <typename T>
 __device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
 #pragma unroll

@@ -5,8 +5,8 @@
 //! Chaining the three steps is excluded on purpose. Each step has inputs of its own, drawn with the
 //! distribution that the chain would give.
 
-use super::definition::{DTYPE, check_operation_count, draw, tolerance};
-use super::reference::{HeadParameters, ROWS, softmax};
+use super::definition::{DTYPE, check_operation_count, draw_tensor, tolerance};
+use super::reference::{BLOCK_ROWS, HeadParameters, softmax};
 use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensors, Tolerance, Work,
@@ -92,11 +92,11 @@ impl ComponentShape {
         [self.b, self.h, self.s, self.s]
     }
 
-    fn pair_count(&self) -> u64 {
+    fn query_key_pairs(&self) -> u64 {
         self.score_shape().iter().map(|&extent| extent as u64).product()
     }
 
-    fn vector_count(&self) -> u64 {
+    fn vector_elements(&self) -> u64 {
         self.vector_shape().iter().map(|&extent| extent as u64).product()
     }
 
@@ -106,10 +106,10 @@ impl ComponentShape {
 
     /// Concatenates the results of `f(head, from, rows)` over pieces of every head, in order.
     fn join_pieces_of_heads(&self, f: impl Fn(usize, usize, usize) -> Vec<f64> + Sync) -> Vec<f64> {
-        let a_head = self.s.div_ceil(ROWS);
-        let pieces = parallel::map(self.b * self.h * a_head, &|piece| {
-            let from = piece % a_head * ROWS;
-            f(piece / a_head, from, ROWS.min(self.s - from))
+        let a_head = self.s.div_ceil(BLOCK_ROWS);
+        let pieces = parallel::parallel_map(self.b * self.h * a_head, &|piece| {
+            let from = piece % a_head * BLOCK_ROWS;
+            f(piece / a_head, from, BLOCK_ROWS.min(self.s - from))
         });
         pieces.concat()
     }
@@ -129,7 +129,7 @@ impl Problem for ScoresProblem {
         for name in ["q", "k"] {
             inputs.insert(
                 name,
-                draw(seed, name, &self.shape.vector_shape(), self.shape.dtype, |x| x),
+                draw_tensor(seed, name, &self.shape.vector_shape(), self.shape.dtype, |x| x),
             );
         }
         inputs
@@ -155,10 +155,10 @@ impl Problem for ScoresProblem {
     fn work(&self) -> Work {
         let ComponentShape { d, dtype, .. } = self.shape;
         Work::bytes(
-            2 * self.shape.vector_count() * dtype.bytes() as u64,
-            4 * self.shape.pair_count(),
+            2 * self.shape.vector_elements() * dtype.bytes() as u64,
+            4 * self.shape.query_key_pairs(),
         )
-        .with_flops(FlopUnit::Matmul, dtype, 2 * self.shape.pair_count() * d as u64)
+        .with_flops(FlopUnit::Matmul, dtype, 2 * self.shape.query_key_pairs() * d as u64)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -169,8 +169,8 @@ impl Problem for ScoresProblem {
 
     fn host_bytes(&self) -> u64 {
         // The reference is in memory twice while its pieces are concatenated.
-        2 * self.shape.vector_count() * self.shape.dtype.bytes() as u64
-            + (4 + 2 * 8) * self.shape.pair_count()
+        2 * self.shape.vector_elements() * self.shape.dtype.bytes() as u64
+            + (4 + 2 * 8) * self.shape.query_key_pairs()
     }
 }
 
@@ -185,7 +185,10 @@ pub struct SoftmaxProblem {
 impl Problem for SoftmaxProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        inputs.insert("scores", draw(seed, "scores", &self.shape.score_shape(), Dtype::F32, |x| x));
+        inputs.insert(
+            "scores",
+            draw_tensor(seed, "scores", &self.shape.score_shape(), Dtype::F32, |x| x),
+        );
         inputs
     }
 
@@ -206,7 +209,7 @@ impl Problem for SoftmaxProblem {
 
     fn work(&self) -> Work {
         // Operations of a score: maximum, subtract, exponential, sum and divide.
-        let pairs = self.shape.pair_count();
+        let pairs = self.shape.query_key_pairs();
         Work::bytes(4 * pairs, pairs * self.shape.dtype.bytes() as u64).with_flops(
             FlopUnit::Vector,
             Dtype::F32,
@@ -224,7 +227,7 @@ impl Problem for SoftmaxProblem {
     }
 
     fn host_bytes(&self) -> u64 {
-        (4 + self.shape.dtype.bytes() as u64 + 2 * 8) * self.shape.pair_count()
+        (4 + self.shape.dtype.bytes() as u64 + 2 * 8) * self.shape.query_key_pairs()
     }
 }
 
@@ -245,9 +248,9 @@ impl Problem for ValuesProblem {
         let mut inputs = Tensors::new();
         inputs.insert(
             "probabilities",
-            draw(seed, "probabilities", &self.shape.score_shape(), dtype, probability),
+            draw_tensor(seed, "probabilities", &self.shape.score_shape(), dtype, probability),
         );
-        inputs.insert("v", draw(seed, "v", &self.shape.vector_shape(), dtype, |x| x));
+        inputs.insert("v", draw_tensor(seed, "v", &self.shape.vector_shape(), dtype, |x| x));
         inputs
     }
 
@@ -255,9 +258,10 @@ impl Problem for ValuesProblem {
         let ComponentShape { s, d, .. } = self.shape;
         let (p, v) = (inputs.tensor("probabilities"), inputs.tensor("v"));
         let out = self.shape.join_pieces_of_heads(|head, from, rows| {
-            self.shape
-                .head()
-                .values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
+            self.shape.head().weighted_values(
+                &p.to_f64((head * s + from) * s, rows * s),
+                &v.to_f64(head * s * d, s * d),
+            )
         });
         vec![Expected::all("out", self.shape.vector_shape(), out)]
     }
@@ -273,7 +277,7 @@ impl Problem for ValuesProblem {
     fn work(&self) -> Work {
         let ComponentShape { d, dtype, .. } = self.shape;
         let (pairs, vectors, bytes) =
-            (self.shape.pair_count(), self.shape.vector_count(), dtype.bytes() as u64);
+            (self.shape.query_key_pairs(), self.shape.vector_elements(), dtype.bytes() as u64);
         Work::bytes((pairs + vectors) * bytes, vectors * bytes).with_flops(
             FlopUnit::Matmul,
             dtype,
@@ -286,8 +290,11 @@ impl Problem for ValuesProblem {
     }
 
     fn host_bytes(&self) -> u64 {
-        let (pairs, vectors, bytes) =
-            (self.shape.pair_count(), self.shape.vector_count(), self.shape.dtype.bytes() as u64);
+        let (pairs, vectors, bytes) = (
+            self.shape.query_key_pairs(),
+            self.shape.vector_elements(),
+            self.shape.dtype.bytes() as u64,
+        );
         (pairs + 2 * vectors) * bytes + 2 * 8 * vectors
     }
 }

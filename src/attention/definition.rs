@@ -12,10 +12,10 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::quantised::quantised;
-use super::reference::{HeadParameters, ROWS};
+use super::quantised::quantise_to_e4m3;
+use super::reference::{BLOCK_ROWS, HeadParameters};
 use super::sample::HeadRows;
-use crate::e4m3::decode;
+use crate::e4m3::decode_e4m3;
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensor, TensorData,
@@ -23,7 +23,7 @@ use kernelgate::workload::{
 };
 
 /// Number of tokens b·s if the axis `tokens` is not given.
-const TOKENS: usize = 16_384;
+const DEFAULT_TOKENS: usize = 16_384;
 /// Hidden size h·d of the model.
 const MODEL_WIDTH: usize = 2048;
 /// Threshold that |N(0, 1)| exceeds once in a thousand samples.
@@ -163,7 +163,7 @@ impl Attention {
         let given = |axis| point.get(axis).map(|_| point.number(axis)).transpose();
         let (s, d) = (point.number("s")?, point.number("d")?);
         let h = given("h")?.unwrap_or(MODEL_WIDTH / d);
-        let tokens = given("tokens")?.unwrap_or(TOKENS);
+        let tokens = given("tokens")?.unwrap_or(DEFAULT_TOKENS);
         let b = given("b")?.unwrap_or((tokens / s).max(1));
         let attention = Self {
             b,
@@ -207,7 +207,7 @@ impl Attention {
     }
 
     /// Number of query heads that read the same keys.
-    pub fn share(&self) -> usize {
+    pub fn heads_per_key_head(&self) -> usize {
         self.h / self.h_kv
     }
 
@@ -226,24 +226,24 @@ impl Attention {
         HeadParameters { d: self.d, causal: self.causal }
     }
 
-    pub(super) fn rows(&self) -> HeadRows {
+    pub(super) fn query_head_rows(&self) -> HeadRows {
         HeadRows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
     }
 
-    /// Rows of keys and values among which some are drawn for the reference, as [`Self::rows`] for
-    /// queries.
+    /// Rows of keys and values among which some are drawn for the reference, as
+    /// [`Self::query_head_rows`] for queries.
     pub(super) fn selected_key_rows(&self) -> HeadRows {
-        HeadRows { heads: self.b * self.h_kv, s: self.keys, ..self.rows() }
+        HeadRows { heads: self.b * self.h_kv, s: self.keys, ..self.query_head_rows() }
     }
 
-    fn elements(&self) -> u64 {
+    fn query_elements(&self) -> u64 {
         self.shape().iter().product::<usize>() as u64
     }
 
     /// Bytes of `like_queries` tensors of the queries' shape and `like_keys` of the keys' shape.
     pub(super) fn bytes(&self, dtype: Dtype, like_queries: u64, like_keys: u64) -> u64 {
         let key_elements = self.key_value_shape().iter().product::<usize>() as u64;
-        (like_queries * self.elements() + like_keys * key_elements) * dtype.bytes() as u64
+        (like_queries * self.query_elements() + like_keys * key_elements) * dtype.bytes() as u64
     }
 
     /// Number of query-key pairs that count as work. Under the causal mask, half of the pairs of
@@ -259,11 +259,11 @@ impl Attention {
             let tensor = if self.outliers {
                 self.normal_with_outliers(seed, name)
             } else {
-                draw(seed, name, &self.shape_of_input(name), self.output_dtype_of(), |x| x)
+                draw_tensor(seed, name, &self.shape_of_input(name), self.output_dtype_of(), |x| x)
             };
             if let (Dtype::Fp8, TensorData::Bf16(values)) = (self.dtype, tensor.tensor_data()) {
                 let [b, heads, rows, d] = self.shape_of_input(name);
-                let (operand, scales) = quantised(values, rows * d);
+                let (operand, scales) = quantise_to_e4m3(values, rows * d);
                 inputs = inputs.with(&format!("{name}_e4m3"), [b, heads, rows, d], operand).with(
                     &format!("{name}_scale"),
                     [b, heads],
@@ -317,7 +317,8 @@ impl Attention {
     /// for each thread during the computation.
     pub(super) fn host_bytes(&self, tensors: u64, expected_rows: u64, head_matrices: u64) -> u64 {
         let (s, keys, d) = (self.s as u64, self.keys as u64, self.d as u64);
-        let a_thread = 8 * (head_matrices * s.max(keys) * d + 2 * (ROWS as u64).min(s) * keys);
+        let a_thread =
+            8 * (head_matrices * s.max(keys) * d + 2 * (BLOCK_ROWS as u64).min(s) * keys);
         // Samples of N(0, 1) in f32, with the choice of outliers and their addends.
         let largest = |dtype| self.bytes(dtype, 1, 0).max(self.bytes(dtype, 0, 1));
         let drawing = if self.outliers { 3 * largest(Dtype::F32) } else { 0 };
@@ -343,7 +344,7 @@ pub(super) fn check_operation_count([b, h, s, d]: [usize; 4]) -> Result<(), Axis
 }
 
 /// Draws a tensor of `f(N(0, 1))` in the dtype.
-pub(super) fn draw(
+pub(super) fn draw_tensor(
     seed: u64,
     name: &str,
     shape: &[usize],
@@ -415,7 +416,7 @@ impl HeadTensors<'_> {
         }
         let scale = self.inputs.tensor(&format!("{name}_scale")).to_f64(head, 1)[0];
         let codes = self.inputs.tensor(&format!("{name}_e4m3")).to_f64(from, count);
-        codes.into_iter().map(|code| f64::from(decode(code as i8 as u8)) * scale).collect()
+        codes.into_iter().map(|code| f64::from(decode_e4m3(code as i8 as u8)) * scale).collect()
     }
 
     /// Reads the keys and values that queries at these ascending positions of a head see.
@@ -446,10 +447,10 @@ impl Problem for AttentionForward {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let (attention, rows) = (&self.attention, self.attention.rows());
+        let (attention, rows) = (&self.attention, self.attention.query_head_rows());
         let heads = HeadTensors { attention, inputs };
         let expect = |band| {
-            rows.expect_rows(
+            rows.expected_output_rows(
                 "out",
                 &attention.shape(),
                 rows.drawn_rows_of_band("out", &band),
@@ -460,25 +461,25 @@ impl Problem for AttentionForward {
                             .iter()
                             .map(|query| query + attention.keys_before_first_query())
                             .collect();
-                        attention.head().forward(
+                        attention.head().attention_output(
                             &heads.selected_queries("q", head, queries),
                             &positions,
                             &k,
                             &v,
                         )
                     };
-                    positions.chunks(ROWS).flat_map(some).collect()
+                    positions.chunks(BLOCK_ROWS).flat_map(some).collect()
                 },
             )
         };
-        rows.row_bands().into_iter().map(expect).collect()
+        rows.position_bands().into_iter().map(expect).collect()
     }
 
     /// The heads are independent of each other; with grouped heads, the sequences of the batch are.
     fn symmetries(&self) -> Vec<Symmetry> {
         let [in_heads, in_batch]: [&[(&str, usize)]; 2] = [&[("out", 1)], &[("out", 0)]];
         let (inputs, outputs): (&[(&str, usize)], _) =
-            match (self.attention.dtype, self.attention.share()) {
+            match (self.attention.dtype, self.attention.heads_per_key_head()) {
                 (Dtype::Fp8, _) => (
                     &[
                         ("q_e4m3", 1),
@@ -513,7 +514,7 @@ impl Problem for AttentionForward {
         let Attention { dtype, .. } = self.attention;
         let written = self.attention.bytes(self.attention.output_dtype_of(), 1, 0);
         let tensors = self.attention.bytes(dtype, 1, 2) + written;
-        self.attention.host_bytes(tensors, self.attention.rows().max_drawn_elements(), 2)
+        self.attention.host_bytes(tensors, self.attention.query_head_rows().max_drawn_elements(), 2)
     }
 }
 

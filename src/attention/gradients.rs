@@ -5,7 +5,7 @@
 //! the output and the rows' normalisers itself, before the timed work.
 
 use super::definition::{AXES, Attention, HeadTensors};
-use super::reference::ROWS;
+use super::reference::BLOCK_ROWS;
 use crate::parallel;
 use kernelgate::workload::{
     AxisError, Dtype, Expected, Problem, Symmetry, Tensors, Tolerance, Work, Workload,
@@ -46,7 +46,7 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
 /// Tolerance of attention gradients. Gradients have larger errors than the forward pass, because
 /// the gradient of the scores and the saved output are rounded too. The rounding errors of
 /// gradients are 5e-3 and 3e-3 in bf16. With outliers, whose gradients are differences of larger
-/// numbers, they are 9e-3 and 5e-3.
+/// numbers, the tolerances are 9e-3 and 5e-3.
 pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     match (dtype, outliers) {
         (Dtype::Bf16, false) => Tolerance { max_error: 1.5e-2, relative_l2: 9e-3 },
@@ -77,13 +77,13 @@ impl Problem for AttentionBackward {
     /// For `grad_q`, rows are drawn from all heads. For `grad_k` and `grad_v`, whole heads are
     /// drawn, because each of their rows needs every query of its head.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let (attention, rows) = (&self.attention, self.attention.rows());
+        let (attention, rows) = (&self.attention, self.attention.query_head_rows());
         let Attention { s, d, .. } = *attention;
         let heads = HeadTensors { attention, inputs };
-        let (share, key_rows) = (attention.share(), attention.selected_key_rows());
+        let (share, key_rows) = (attention.heads_per_key_head(), attention.selected_key_rows());
         let mut expected = Vec::new();
-        for band in rows.row_bands() {
-            expected.push(rows.expect_rows(
+        for band in rows.position_bands() {
+            expected.push(rows.expected_output_rows(
                 "grad_q",
                 &attention.shape(),
                 rows.drawn_rows_of_band("grad_q", &band),
@@ -94,12 +94,12 @@ impl Problem for AttentionBackward {
                             .map(|name| heads.selected_queries(name, head, positions));
                         attention.head().query_gradients(&q, &grad_out, positions, &k, &v)
                     };
-                    positions.chunks(ROWS).flat_map(some).collect()
+                    positions.chunks(BLOCK_ROWS).flat_map(some).collect()
                 },
             ));
         }
         let drawn = key_rows.drawn_head_indices("grad_k and grad_v", share);
-        let gradients = parallel::map(drawn.len(), &|number| {
+        let gradients = parallel::parallel_map(drawn.len(), &|number| {
             let head = drawn[number];
             let of_query_head = |head| {
                 let [q, grad_out, k, v] =
@@ -115,21 +115,26 @@ impl Problem for AttentionBackward {
         });
         let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
         for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
-            for band in key_rows.row_bands() {
+            for band in key_rows.position_bands() {
                 let drawn_rows = drawn
                     .iter()
                     .flat_map(|head| band.clone().map(move |position| head * s + position))
                     .collect();
                 let shape = attention.key_value_shape();
-                expected.push(key_rows.expect_rows(name, &shape, drawn_rows, |head, positions| {
-                    let of_head =
-                        &gradients[drawn.binary_search(&head).expect("rows are of drawn heads")];
-                    positions
-                        .iter()
-                        .flat_map(|position| &of_head[position * d..][..d])
-                        .copied()
-                        .collect()
-                }));
+                expected.push(key_rows.expected_output_rows(
+                    name,
+                    &shape,
+                    drawn_rows,
+                    |head, positions| {
+                        let of_head = &gradients
+                            [drawn.binary_search(&head).expect("rows are of drawn heads")];
+                        positions
+                            .iter()
+                            .flat_map(|position| &of_head[position * d..][..d])
+                            .copied()
+                            .collect()
+                    },
+                ));
             }
         }
         expected
@@ -138,7 +143,7 @@ impl Problem for AttentionBackward {
     /// The heads are independent of each other; with grouped heads, the sequences of the batch are.
     /// The gradients are linear in the gradient of the output.
     fn symmetries(&self) -> Vec<Symmetry> {
-        let roll = if self.attention.share() == 1 {
+        let roll = if self.attention.heads_per_key_head() == 1 {
             Symmetry::Roll {
                 inputs: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
                 outputs: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
@@ -165,10 +170,10 @@ impl Problem for AttentionBackward {
     }
 
     fn host_bytes(&self) -> u64 {
-        let rows = self.attention.rows();
+        let rows = self.attention.query_head_rows();
         let keys = self.attention.selected_key_rows();
-        let whole_heads =
-            (keys.drawn_head_indices("", self.attention.share()).len() * keys.s) as u64;
+        let whole_heads = (keys.drawn_head_indices("", self.attention.heads_per_key_head()).len()
+            * keys.s) as u64;
         // The gradients of the drawn heads are in memory twice while they are divided into bands.
         let tensors = self.attention.bytes(self.attention.dtype, 3, 4);
         self.attention.host_bytes(tensors, rows.max_drawn_elements() + 4 * whole_heads, 6)

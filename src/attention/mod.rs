@@ -22,8 +22,12 @@ pub use ring::{RING_WORKLOAD, RingProblem};
 /// All workloads of the attention family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
-        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), FORWARD_SCAN),
-        suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), FORWARD_SCAN_AXES),
+        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward_rows()), FORWARD_SCAN),
+        suite_with_scan(
+            &BACKWARD,
+            cpu::BACKWARD.iter().chain(cuda::backward_rows()),
+            FORWARD_SCAN_AXES,
+        ),
         join_rows(&RING_WORKLOAD, cpu::RING.iter().chain(cuda::RING)),
         join_rows(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES_ROWS)),
         join_rows(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),

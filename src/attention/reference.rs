@@ -20,8 +20,8 @@ pub struct HeadParameters {
 
 /// Number of queries whose probabilities are in memory at a time, and of keys whose gradients one
 /// task computes. This number limits the fp64 scratch memory.
-pub const ROWS: usize = 64;
-const GROUP: usize = 8 * ROWS;
+pub const BLOCK_ROWS: usize = 64;
+const ROWS_PER_TASK: usize = 8 * BLOCK_ROWS;
 const KEYS_PER_BLOCK: usize = 256;
 
 impl HeadParameters {
@@ -53,7 +53,7 @@ impl HeadParameters {
     }
 
     /// Computes the output `p v`, `[rows, d]`.
-    pub fn values(&self, p: &[f64], v: &[f64]) -> Vec<f64> {
+    pub fn weighted_values(&self, p: &[f64], v: &[f64]) -> Vec<f64> {
         let keys = v.len() / self.d;
         let rows = p.len() / keys;
         let mut out = vec![0.0; rows * self.d];
@@ -78,9 +78,15 @@ impl HeadParameters {
     }
 
     /// Computes attention for some queries: `softmax(q kᵀ / sqrt(d)) v`.
-    pub fn forward(&self, q: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> Vec<f64> {
+    pub fn attention_output(
+        &self,
+        q: &[f64],
+        positions: &[usize],
+        k: &[f64],
+        v: &[f64],
+    ) -> Vec<f64> {
         let seen = self.visible_keys(positions, k.len() / self.d) * self.d;
-        self.values(&self.probabilities(q, positions, &k[..seen]), &v[..seen])
+        self.weighted_values(&self.probabilities(q, positions, &k[..seen]), &v[..seen])
     }
 
     /// Computes the probabilities and the gradient of the scores for some queries: `dS = P ∘ (dP -
@@ -115,7 +121,7 @@ impl HeadParameters {
     ) -> Vec<f64> {
         let seen = self.visible_keys(positions, k.len() / self.d) * self.d;
         let (_, grad_scores) = self.score_gradients(q, grad_out, positions, &k[..seen], &v[..seen]);
-        self.values(&grad_scores, &k[..seen])
+        self.weighted_values(&grad_scores, &k[..seen])
     }
 
     /// Computes the gradients of all keys and values of a head, `dK = dSᵀ q` and `dV = Pᵀ dO`, over
@@ -129,12 +135,12 @@ impl HeadParameters {
     ) -> (Vec<f64>, Vec<f64>) {
         let (d, s) = (self.d, q.len() / self.d);
         let (mut grad_k, mut grad_v) = (vec![0.0; s * d], vec![0.0; s * d]);
-        for group in (0..s).step_by(GROUP) {
-            let group = group..s.min(group + GROUP);
+        for group in (0..s).step_by(ROWS_PER_TASK) {
+            let group = group..s.min(group + ROWS_PER_TASK);
             let seen = if self.causal { group.end } else { s };
-            let pieces = parallel::map(group.len().div_ceil(ROWS), &|number| {
-                let from = group.start + number * ROWS;
-                let positions: Vec<usize> = (from..group.end.min(from + ROWS)).collect();
+            let pieces = parallel::parallel_map(group.len().div_ceil(BLOCK_ROWS), &|number| {
+                let from = group.start + number * BLOCK_ROWS;
+                let positions: Vec<usize> = (from..group.end.min(from + BLOCK_ROWS)).collect();
                 let piece = from * d..(from + positions.len()) * d;
                 let (p, grad_scores) = self.score_gradients(
                     &q[piece.clone()],

@@ -2,37 +2,37 @@
 //! GPUs.
 //!
 //! Each GPU has the queries, keys, values and outputs of some positions, `[1, h, s / g, d]` each.
-//! Without a mask these are one contiguous part of the sequence. Under the causal mask they are two
-//! of 2 g parts, the r-th from the start and the r-th from the end, so that all GPUs have equal
-//! work. The reference is that of `attention/forward`.
+//! Without a mask a GPU's positions are one contiguous part of the sequence. Under the causal mask
+//! a GPU's positions are two of 2 g parts, the r-th from the start and the r-th from the end, so
+//! that all GPUs have equal work. The reference is that of `attention/forward`.
 //!
 //! The transport of keys and values to the queries is excluded on purpose.
 
 use std::ops::Range;
 
-use super::definition::{Attention, AttentionForward, DTYPE, draw, tolerance};
+use super::definition::{Attention, AttentionForward, DTYPE, draw_tensor, tolerance};
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, GpuLinkWork, Point, Problem, Symmetry, Tensor, TensorData,
     Tensors, Tolerance, Work, Workload,
 };
 
 /// Maximum number of GPUs of a problem.
-const MOST_GPUS: usize = 8;
+const MAX_RING_GPUS: usize = 8;
 /// Names of the query tensors, by rank.
-pub static Q: [&str; MOST_GPUS] = ["q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7"];
+pub static Q: [&str; MAX_RING_GPUS] = ["q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7"];
 /// Names of the key tensors, by rank.
-pub static K: [&str; MOST_GPUS] = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"];
+pub static K: [&str; MAX_RING_GPUS] = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"];
 /// Names of the value tensors, by rank.
-pub static V: [&str; MOST_GPUS] = ["v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7"];
+pub static V: [&str; MAX_RING_GPUS] = ["v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7"];
 /// Names of the output tensors, by rank.
-pub static OUT: [&str; MOST_GPUS] =
+pub static OUT: [&str; MAX_RING_GPUS] =
     ["out0", "out1", "out2", "out3", "out4", "out5", "out6", "out7"];
 
 /// Axis of heads in each input tensor, by rank.
-static INPUT_HEAD_AXES: [(&str, usize); 3 * MOST_GPUS] = {
-    let mut all = [("", 1); 3 * MOST_GPUS];
+static INPUT_HEAD_AXES: [(&str, usize); 3 * MAX_RING_GPUS] = {
+    let mut all = [("", 1); 3 * MAX_RING_GPUS];
     let mut rank = 0;
-    while rank < MOST_GPUS {
+    while rank < MAX_RING_GPUS {
         all[3 * rank].0 = Q[rank];
         all[3 * rank + 1].0 = K[rank];
         all[3 * rank + 2].0 = V[rank];
@@ -40,10 +40,10 @@ static INPUT_HEAD_AXES: [(&str, usize); 3 * MOST_GPUS] = {
     }
     all
 };
-static OUTPUT_HEAD_AXES: [(&str, usize); MOST_GPUS] = {
-    let mut all = [("", 1); MOST_GPUS];
+static OUTPUT_HEAD_AXES: [(&str, usize); MAX_RING_GPUS] = {
+    let mut all = [("", 1); MAX_RING_GPUS];
     let mut rank = 0;
-    while rank < MOST_GPUS {
+    while rank < MAX_RING_GPUS {
         all[rank].0 = OUT[rank];
         rank += 1;
     }
@@ -117,7 +117,7 @@ impl RingProblem {
         let gpus: usize = point.word("g")?.parse().expect("the axis lists numbers");
         let attention = Attention { b: 1, ..Attention::bind(point)? };
         let ring = Self { gpus, attention };
-        let unit = gpus * ring.position_stretches();
+        let unit = gpus * ring.position_ranges_per_gpu();
         if !attention.s.is_multiple_of(unit) {
             let s = format!("s={} is no multiple of {unit}: stretches of {gpus} GPUs", attention.s);
             return Err(AxisError::Combination(s));
@@ -131,7 +131,7 @@ impl RingProblem {
     }
 
     /// Number of contiguous parts of the sequence on one GPU.
-    const fn position_stretches(&self) -> usize {
+    const fn position_ranges_per_gpu(&self) -> usize {
         if self.attention.causal && self.gpus > 1 { 2 } else { 1 }
     }
 
@@ -141,16 +141,16 @@ impl RingProblem {
     }
 
     /// Ranges of the sequence that a GPU has, in the order of its tensors.
-    fn stretches_of(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
-        let length = self.gpu_positions() / self.position_stretches();
-        let last = self.gpus * self.position_stretches() - 1;
-        let numbers = [rank, last - rank].into_iter().take(self.position_stretches());
+    fn position_ranges_of_gpu(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
+        let length = self.gpu_positions() / self.position_ranges_per_gpu();
+        let last = self.gpus * self.position_ranges_per_gpu() - 1;
+        let numbers = [rank, last - rank].into_iter().take(self.position_ranges_per_gpu());
         numbers.map(move |number| number * length..(number + 1) * length)
     }
 
     /// Steps of a GPU: first on its own keys, then on those of the previous GPU, and so on round
     /// the ring. The keys of all lower ranks come before those of higher ranks.
-    pub fn steps(&self, rank: usize) -> Vec<RingStep> {
+    pub fn ring_steps(&self, rank: usize) -> Vec<RingStep> {
         let (all, half) = (self.gpu_positions(), self.gpu_positions() / 2);
         let step = |back: usize| {
             let keys_of = (rank + self.gpus - back) % self.gpus;
@@ -175,7 +175,7 @@ impl RingProblem {
     }
 
     /// Concatenates the tensors of the GPUs to the tensor of the whole sequence.
-    pub(super) fn gathered_tensor(&self, inputs: &Tensors, names: &[&str]) -> Tensor {
+    pub(super) fn join_tensors(&self, inputs: &Tensors, names: &[&str]) -> Tensor {
         let Attention { h, s, d, .. } = self.attention;
         let row = d * self.attention.dtype.bytes();
         let mut whole = Tensor::zeroed([1, h, s, d], self.attention.dtype);
@@ -183,7 +183,7 @@ impl RingProblem {
         for (rank, name) in names.iter().enumerate().take(self.gpus) {
             let mut from = inputs.tensor(name).as_bytes();
             for head in 0..h {
-                for stretch in self.stretches_of(rank) {
+                for stretch in self.position_ranges_of_gpu(rank) {
                     let (these, rest) = from.split_at(stretch.len() * row);
                     bytes[(head * s + stretch.start) * row..][..these.len()].copy_from_slice(these);
                     from = rest;
@@ -194,17 +194,17 @@ impl RingProblem {
     }
 
     /// Concatenates the inputs of the GPUs to those of the whole sequence.
-    pub(super) fn whole(&self, inputs: &Tensors) -> Tensors {
+    pub(super) fn join_inputs(&self, inputs: &Tensors) -> Tensors {
         let mut whole = Tensors::new();
         for (name, names) in [("q", Q), ("k", K), ("v", V)] {
-            whole.insert(name, self.gathered_tensor(inputs, &names));
+            whole.insert(name, self.join_tensors(inputs, &names));
         }
         whole
     }
 
     /// Rank of the GPU that has a row of `[h, s]`, and the row's index in its output.
-    fn place(&self, row: usize) -> (usize, usize) {
-        let (s, length) = (self.attention.s, self.gpu_positions() / self.position_stretches());
+    fn rank_and_row_in_gpu(&self, row: usize) -> (usize, usize) {
+        let (s, length) = (self.attention.s, self.gpu_positions() / self.position_ranges_per_gpu());
         let (head, position) = (row / s, row % s);
         let (number, within) = (position / length, position % length);
         let (rank, stretch) = match number < self.gpus {
@@ -215,14 +215,14 @@ impl RingProblem {
     }
 
     /// Part of the expected rows that lies on one GPU.
-    fn part(&self, whole: &Expected, rank: usize) -> Option<Expected> {
+    fn expected_part_of_gpu(&self, whole: &Expected, rank: usize) -> Option<Expected> {
         let d = self.attention.d;
         let TensorData::F64(values) = &whole.values else { return None };
         let rows: Vec<usize> = match &whole.rows {
             Some(rows) => rows.clone(),
             None => (0..values.len() / d).collect(),
         };
-        let placed = rows.iter().map(|&row| self.place(row)).zip(values.chunks(d));
+        let placed = rows.iter().map(|&row| self.rank_and_row_in_gpu(row)).zip(values.chunks(d));
         let mut mine: Vec<(usize, &[f64])> = placed
             .filter_map(|((on, row), values)| (on == rank).then_some((row, values)))
             .collect();
@@ -244,7 +244,7 @@ impl Problem for RingProblem {
         let mut inputs = Tensors::new();
         for rank in 0..self.gpus {
             for name in [Q[rank], K[rank], V[rank]] {
-                let drawn = draw(seed, name, &self.shape(), self.attention.dtype, |x| x);
+                let drawn = draw_tensor(seed, name, &self.shape(), self.attention.dtype, |x| x);
                 inputs.insert(name, drawn);
             }
         }
@@ -253,9 +253,13 @@ impl Problem for RingProblem {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let attention = self.attention;
-        let whole = AttentionForward { attention }.reference(&self.whole(inputs));
+        let whole = AttentionForward { attention }.reference(&self.join_inputs(inputs));
         let ranks = 0..self.gpus;
-        ranks.flat_map(|rank| whole.iter().filter_map(move |rows| self.part(rows, rank))).collect()
+        ranks
+            .flat_map(|rank| {
+                whole.iter().filter_map(move |rows| self.expected_part_of_gpu(rows, rank))
+            })
+            .collect()
     }
 
     /// The heads are independent of each other.
@@ -302,7 +306,7 @@ mod tests {
     use super::*;
     use kernelgate::workload::{DefaultScale, Effort, symmetry};
 
-    fn small(gpus: usize, causal: bool) -> RingProblem {
+    fn small_ring_problem(gpus: usize, causal: bool) -> RingProblem {
         RingProblem::new(gpus, 3, 96, 64, causal, Dtype::F32)
     }
 
@@ -314,7 +318,11 @@ mod tests {
             assert_eq!((ring.attention.b, ring.attention.h), (1, 2048 / ring.attention.d));
         }
         for causal in [false, true] {
-            assert_eq!(symmetry::check_symmetries(&small(4, causal), 1, 0.0), Ok(1), "{causal}");
+            assert_eq!(
+                symmetry::check_symmetries(&small_ring_problem(4, causal), 1, 0.0),
+                Ok(1),
+                "{causal}"
+            );
         }
     }
 
@@ -332,19 +340,19 @@ mod tests {
 
     /// Converts a position on a GPU to the position in the sequence.
     fn sequence_position(ring: &RingProblem, rank: usize, local: usize) -> usize {
-        ring.stretches_of(rank).flatten().nth(local).unwrap()
+        ring.position_ranges_of_gpu(rank).flatten().nth(local).unwrap()
     }
 
     #[test]
     fn steps_take_each_visible_pair_once_and_are_equal() {
         for (gpus, causal) in [1, 2, 4, 8].into_iter().flat_map(|g| [(g, false), (g, true)]) {
-            let ring = small(gpus, causal);
+            let ring = small_ring_problem(gpus, causal);
             let s = ring.attention.s;
             let mut seen = vec![0; s * s];
             let mut pairs = Vec::new();
             for rank in 0..gpus {
                 let before = seen.iter().sum::<usize>();
-                let steps = ring.steps(rank);
+                let steps = ring.ring_steps(rank);
                 let keys_of: Vec<usize> = steps.iter().map(|step| step.keys_of).collect();
                 let round: Vec<usize> = (0..gpus).map(|back| (rank + gpus - back) % gpus).collect();
                 assert_eq!(keys_of, round);
@@ -371,10 +379,10 @@ mod tests {
     #[test]
     fn each_gpu_has_its_rows_of_the_reference_of_the_whole_sequence() {
         for (gpus, causal) in [(2, false), (4, true)] {
-            let ring = small(gpus, causal);
+            let ring = small_ring_problem(gpus, causal);
             let inputs = ring.inputs(7);
             let attention = ring.attention;
-            let whole = AttentionForward { attention }.reference(&ring.whole(&inputs));
+            let whole = AttentionForward { attention }.reference(&ring.join_inputs(&inputs));
             let total: usize = whole.iter().map(|of| of.values.len()).sum();
             let parts = ring.reference(&inputs);
             assert_eq!(parts.iter().map(|of| of.values.len()).sum::<usize>(), total);
@@ -382,12 +390,12 @@ mod tests {
                 for local in [0, ring.gpu_positions() - 1] {
                     let (head, at) = (2, sequence_position(&ring, rank, local));
                     assert_eq!(
-                        ring.place(head * attention.s + at),
+                        ring.rank_and_row_in_gpu(head * attention.s + at),
                         (rank, head * ring.gpu_positions() + local)
                     );
                     let own =
                         inputs.tensor(name).to_f64((head * ring.gpu_positions() + local) * 64, 64);
-                    let all = ring.whole(&inputs);
+                    let all = ring.join_inputs(&inputs);
                     assert_eq!(all.tensor("q").to_f64((head * attention.s + at) * 64, 64), own);
                 }
             }

@@ -33,7 +33,7 @@ pub struct HeadRows {
 
 impl HeadRows {
     /// Bands of positions whose rows are drawn and compared together.
-    pub fn row_bands(&self) -> Vec<Range<usize>> {
+    pub fn position_bands(&self) -> Vec<Range<usize>> {
         if !self.causal {
             return std::iter::once(0..self.s).collect();
         }
@@ -51,11 +51,11 @@ impl HeadRows {
     }
 
     /// Whether the reference computes every row.
-    pub fn whole(&self) -> bool {
-        self.pair_count() <= u128::from(MAX_REFERENCE_PAIRS)
+    pub fn computes_every_row(&self) -> bool {
+        self.query_key_pairs() <= u128::from(MAX_REFERENCE_PAIRS)
     }
 
-    fn pair_count(&self) -> u128 {
+    fn query_key_pairs(&self) -> u128 {
         self.heads as u128 * self.s as u128 * self.keys as u128
     }
 
@@ -68,11 +68,13 @@ impl HeadRows {
     /// band's share of [`MAX_REFERENCE_PAIRS`].
     pub fn drawn_rows_of_band(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
         let rows = self.heads * band.len();
-        let share = if self.whole() {
+        let share = if self.computes_every_row() {
             rows
         } else {
-            (MAX_REFERENCE_PAIRS as usize / self.row_bands().len() / self.most_keys_seen(band.end))
-                .max(1)
+            (MAX_REFERENCE_PAIRS as usize
+                / self.position_bands().len()
+                / self.most_keys_seen(band.end))
+            .max(1)
         };
         let drawn =
             random::random_indices(ROW_SAMPLE_SEED, &format!("{name} {}", band.start), rows, share);
@@ -92,17 +94,17 @@ impl HeadRows {
             ROW_SAMPLE_SEED,
             name,
             self.heads,
-            if self.whole() { self.heads } else { drawn },
+            if self.computes_every_row() { self.heads } else { drawn },
         )
     }
 
     /// Maximum number of elements that the drawn rows can have, for memory estimates.
     pub fn max_drawn_elements(&self) -> u64 {
-        let rows: usize = self.row_bands().iter().map(|band| self.heads * band.len()).sum();
-        if self.whole() {
+        let rows: usize = self.position_bands().iter().map(|band| self.heads * band.len()).sum();
+        if self.computes_every_row() {
             return rows as u64;
         }
-        self.row_bands()
+        self.position_bands()
             .iter()
             .map(|band| {
                 ((self.heads * band.len()) as u64)
@@ -113,7 +115,7 @@ impl HeadRows {
 
     /// Computes the expected rows of output `name`; `f(head, positions)` returns the values of
     /// ascending positions of a head.
-    pub fn expect_rows(
+    pub fn expected_output_rows(
         &self,
         name: &str,
         shape: &[usize],
@@ -121,7 +123,7 @@ impl HeadRows {
         f: impl Fn(usize, &[usize]) -> Vec<f64> + Sync,
     ) -> Expected {
         let of_a_head: Vec<&[usize]> = rows.chunk_by(|a, b| a / self.s == b / self.s).collect();
-        let values = parallel::map(of_a_head.len(), &|number| {
+        let values = parallel::parallel_map(of_a_head.len(), &|number| {
             let rows = of_a_head[number];
             let positions: Vec<usize> = rows.iter().map(|row| row % self.s).collect();
             f(rows[0] / self.s, &positions)

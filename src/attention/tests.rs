@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::*;
 use crate::attention::gradients::*;
-use crate::e4m3::encode;
+use crate::e4m3::encode_e4m3;
 use kernelgate::verify::{OutputComparison, compare_outputs};
 use kernelgate::workload::{DefaultScale, Effort};
 
@@ -18,12 +18,12 @@ fn normal_f64_values(name: &str, len: usize) -> Vec<f64> {
     random::normal_values(5, name, len).into_iter().map(f64::from).collect()
 }
 
-fn all(s: usize) -> Vec<usize> {
+fn all_positions(s: usize) -> Vec<usize> {
     (0..s).collect()
 }
 
-fn forward(head: &HeadParameters, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
-    head.forward(q, &all(q.len() / head.d), k, v)
+fn forward_of_all_positions(head: &HeadParameters, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+    head.attention_output(q, &all_positions(q.len() / head.d), k, v)
 }
 
 fn assert_near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
@@ -35,7 +35,7 @@ fn assert_near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError
 }
 
 /// Computes attention by its definition, one element at a time.
-fn plain(head: &HeadParameters, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+fn attention_by_definition(head: &HeadParameters, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     let (d, s) = (head.d, q.len() / head.d);
     let mut out = vec![0.0; s * d];
     for i in 0..s {
@@ -60,7 +60,7 @@ proptest! {
     fn the_reference_is_the_definition(s in 1usize..90, d in 1usize..9, causal: bool) {
         let head = HeadParameters { d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal_f64_values(name, s * d));
-        assert_near(&forward(&head, &q, &k, &v), &plain(&head, &q, &k, &v), 1e-12)?;
+        assert_near(&forward_of_all_positions(&head, &q, &k, &v), &attention_by_definition(&head, &q, &k, &v), 1e-12)?;
     }
 
     #[test]
@@ -68,13 +68,13 @@ proptest! {
         let head = HeadParameters { d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal_f64_values(name, s * d));
         let loss = |inputs: &[Vec<f64>; 3]| -> f64 {
-            plain(&head, &inputs[0], &inputs[1], &inputs[2])
+            attention_by_definition(&head, &inputs[0], &inputs[1], &inputs[2])
                 .iter()
                 .zip(&grad_out)
                 .map(|(out, grad)| out * grad)
                 .sum()
         };
-        let grad_q = head.query_gradients(&q, &grad_out, &all(s), &k, &v);
+        let grad_q = head.query_gradients(&q, &grad_out, &all_positions(s), &k, &v);
         let (grad_k, grad_v) = head.key_value_gradients(&q, &grad_out, &k, &v);
         let inputs = [q, k, v];
         for (which, gradient) in [grad_q, grad_k, grad_v].iter().enumerate() {
@@ -120,7 +120,7 @@ proptest! {
         let head = HeadParameters { d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal_f64_values(name, s * d));
         let q: Vec<f64> = q.iter().map(|x| x * scale).collect();
-        let out = forward(&head, &q, &k, &v);
+        let out = forward_of_all_positions(&head, &q, &k, &v);
         for c in 0..d {
             let column = |x: &[f64]| x.iter().skip(c).step_by(d).copied().collect::<Vec<_>>();
             let (low, high) = column(&v)
@@ -142,7 +142,7 @@ proptest! {
         let head = HeadParameters { d, causal: false };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal_f64_values(name, s * d));
         let turned = |x: &[f64]| [&x[turn % s * d..], &x[..turn % s * d]].concat();
-        assert_near(&forward(&head, &q, &turned(&k), &turned(&v)), &forward(&head, &q, &k, &v), 1e-12)?;
+        assert_near(&forward_of_all_positions(&head, &q, &turned(&k), &turned(&v)), &forward_of_all_positions(&head, &q, &k, &v), 1e-12)?;
     }
 
     #[test]
@@ -159,20 +159,20 @@ proptest! {
     }
 }
 
-fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attention {
+fn test_attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attention {
     let h = MODEL_WIDTH / d;
     Attention { b, h, h_kv: h, s, keys: s, d, causal, dtype, outliers: false }
 }
 
 #[test]
 fn declared_work_is_flash_attentions() {
-    let s1024 = attention(16, 1024, 64, false, Dtype::Bf16);
+    let s1024 = test_attention(16, 1024, 64, false, Dtype::Bf16);
     assert_eq!(
         AttentionForward { attention: s1024 }.work().matmul_flops(),
         4 * 16_384 * 1024 * 2048
     );
     assert_eq!(AttentionForward { attention: s1024 }.work().total_bytes(), 4 * 16_384 * 2048 * 2);
-    let causal = attention(16, 1024, 64, true, Dtype::Bf16);
+    let causal = test_attention(16, 1024, 64, true, Dtype::Bf16);
     assert_eq!(
         AttentionForward { attention: causal }.work().matmul_flops(),
         2 * 16_384 * 1024 * 2048
@@ -244,7 +244,7 @@ fn heads_of_keys_and_their_number_are_free_within_reason() {
 #[test]
 fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
     for causal in [false, true] {
-        let attention = attention(2, 1024, 64, causal, Dtype::F32);
+        let attention = test_attention(2, 1024, 64, causal, Dtype::F32);
         let problem = AttentionForward { attention };
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
@@ -252,7 +252,7 @@ fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
         let head = 37;
         let [q, k, v] =
             ["q", "k", "v"].map(|name| inputs.tensor(name).to_f64(head * 1024 * 64, 1024 * 64));
-        let whole = forward(&attention.head(), &q, &k, &v);
+        let whole = forward_of_all_positions(&attention.head(), &q, &k, &v);
         let mut seen = 0;
         for band in &expected {
             let (rows, TensorData::F64(values)) =
@@ -275,7 +275,8 @@ fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
 #[test]
 fn a_small_problem_is_checked_whole() {
     for causal in [false, true] {
-        let problem = AttentionBackward { attention: attention(1, 33, 64, causal, Dtype::F32) };
+        let problem =
+            AttentionBackward { attention: test_attention(1, 33, 64, causal, Dtype::F32) };
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
         for name in ["grad_q", "grad_k", "grad_v"] {
@@ -294,7 +295,12 @@ fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
     let (s, d) = (33, 64);
     for causal in [false, true] {
         let apart = AttentionBackward {
-            attention: Attention { b: 2, h: 6, h_kv: 6, ..attention(1, s, d, causal, Dtype::F32) },
+            attention: Attention {
+                b: 2,
+                h: 6,
+                h_kv: 6,
+                ..test_attention(1, s, d, causal, Dtype::F32)
+            },
         };
         let shared = AttentionBackward { attention: Attention { h_kv: 2, ..apart.attention } };
         let inputs = shared.inputs(5);
@@ -342,7 +348,7 @@ impl RoundedComputation {
     }
 
     /// Computes the attention probabilities and the output, rounded as on tensor cores.
-    fn forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    fn rounded_forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let s = q.len() / self.head.d;
         let mut p = self.head.scaled_scores(q, k);
         for (row, p) in p.chunks_mut(s).enumerate() {
@@ -350,14 +356,20 @@ impl RoundedComputation {
             crate::attention::reference::softmax(seen);
             hidden.fill(0.0);
         }
-        let out = self.round(self.head.values(&self.round(p.clone()), v));
+        let out = self.round(self.head.weighted_values(&self.round(p.clone()), v));
         (p, out)
     }
 
     /// Computes the gradients of q, k and v, rounded as on tensor cores.
-    fn backward(&self, q: &[f64], k: &[f64], v: &[f64], grad_out: &[f64]) -> [Vec<f64>; 3] {
+    fn rounded_gradients(
+        &self,
+        q: &[f64],
+        k: &[f64],
+        v: &[f64],
+        grad_out: &[f64],
+    ) -> [Vec<f64>; 3] {
         let (d, s) = (self.head.d, q.len() / self.head.d);
-        let (p, out) = self.forward(q, k, v);
+        let (p, out) = self.rounded_forward(q, k, v);
         let transposed =
             |x: &[f64]| (0..s * s).map(|index| x[index % s * s + index / s]).collect::<Vec<_>>();
         let mut grad = self.head.scaled_scores(grad_out, v);
@@ -370,10 +382,10 @@ impl RoundedComputation {
         }
         let scaled =
             |x: Vec<f64>| self.round(x.into_iter().map(|x| x * self.head.scale()).collect());
-        let grad_v = self.round(self.head.values(&transposed(&self.round(p)), grad_out));
+        let grad_v = self.round(self.head.weighted_values(&transposed(&self.round(p)), grad_out));
         [
-            scaled(self.head.values(&grad, k)),
-            scaled(self.head.values(&transposed(&grad), q)),
+            scaled(self.head.weighted_values(&grad, k)),
+            scaled(self.head.weighted_values(&transposed(&grad), q)),
             grad_v,
         ]
     }
@@ -395,8 +407,8 @@ fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
         .map(|head| {
             let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"]
                 .map(|name| inputs.tensor(name).to_f64(head * s * d, s * d));
-            let [grad_q, grad_k, grad_v] = rounded.backward(&q, &k, &v, &grad_out);
-            [rounded.forward(&q, &k, &v).1, grad_q, grad_k, grad_v]
+            let [grad_q, grad_k, grad_v] = rounded.rounded_gradients(&q, &k, &v, &grad_out);
+            [rounded.rounded_forward(&q, &k, &v).1, grad_q, grad_k, grad_v]
         })
         .collect();
     let outputs = |names: &[&'static str], first: usize| {
@@ -426,7 +438,7 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
     {
         let mut worst = [Tolerance { max_error: 0.0, relative_l2: 0.0 }; 2];
         for &(s, d, causal) in if outliers { &hard[..] } else { &normal } {
-            let problem = Attention { outliers, ..attention(1, s, d, causal, dtype) };
+            let problem = Attention { outliers, ..test_attention(1, s, d, causal, dtype) };
             for (worst, error) in worst.iter_mut().zip(errors_of_rounding(problem)) {
                 eprintln!("{problem:?}: {error:?}");
                 worst.max_error = worst.max_error.max(error.errors.max_error);
@@ -466,11 +478,11 @@ fn errors_of_fp8(attention: Attention) -> OutputComparison {
                 hidden.fill(0.0);
                 let top = seen.iter().copied().fold(0.0, f64::max);
                 for p in seen {
-                    *p = f64::from(decode(encode((*p / top * 64.0) as f32))) / 64.0 * top;
+                    *p = f64::from(decode_e4m3(encode_e4m3((*p / top * 64.0) as f32))) / 64.0 * top;
                 }
             }
             let rounded = |x: f64| bf16::from_f64(x).to_f64();
-            head.values(&p, &v).into_iter().map(rounded).collect::<Vec<_>>()
+            head.weighted_values(&p, &v).into_iter().map(rounded).collect::<Vec<_>>()
         })
         .collect();
     let outputs = Tensors::new().with("out", attention.shape(), out);
@@ -488,7 +500,7 @@ fn rounding_probabilities_to_fp8_stays_well_within_the_tolerance() {
         (512, true, true),
         (2048, true, true),
     ] {
-        let problem = Attention { outliers, ..attention(1, s, 128, causal, Dtype::Fp8) };
+        let problem = Attention { outliers, ..test_attention(1, s, 128, causal, Dtype::Fp8) };
         let (error, allowed) = (errors_of_fp8(problem), FP8_OUTPUT_TOLERANCE);
         eprintln!("{problem:?}: {error:?}");
         for (error, allowed) in [
@@ -511,7 +523,7 @@ fn rounding_operands_to_fp8_costs_what_the_results_say() {
         (512, false, true, 1e-1),
         (2048, true, true, 2e-1),
     ] {
-        let rounded = Attention { outliers, ..attention(1, s, 128, causal, Dtype::Fp8) };
+        let rounded = Attention { outliers, ..test_attention(1, s, 128, causal, Dtype::Fp8) };
         let before = AttentionForward { attention: Attention { dtype: Dtype::Bf16, ..rounded } };
         let rounded = AttentionForward { attention: rounded };
         let values = |problem: &AttentionForward| -> Vec<f64> {
@@ -535,7 +547,7 @@ fn rounding_operands_to_fp8_costs_what_the_results_say() {
 
 #[test]
 fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
-    let problem = AttentionForward { attention: attention(1, 8, 128, false, Dtype::Fp8) };
+    let problem = AttentionForward { attention: test_attention(1, 8, 128, false, Dtype::Fp8) };
     let inputs = problem.inputs(3);
     assert_eq!(inputs.iter().count(), 6, "what was rounded is no input");
     for name in ["q", "k", "v"] {
@@ -555,7 +567,7 @@ fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
 #[test]
 fn outliers_are_one_in_a_thousand_and_repeat() {
     let problem = AttentionForward {
-        attention: Attention { outliers: true, ..attention(2, 500, 64, false, Dtype::F32) },
+        attention: Attention { outliers: true, ..test_attention(2, 500, 64, false, Dtype::F32) },
     };
     let inputs = problem.inputs(4);
     assert_eq!(inputs.tensor("q").as_bytes(), problem.inputs(4).tensor("q").as_bytes());

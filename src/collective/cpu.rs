@@ -10,7 +10,7 @@ use kernelgate::workload::{Dtype, Tensors};
 const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// The CPU row of all exchanges (sum, gather, broadcast, send).
-pub const ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
+pub const EXCHANGE_ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
     name: "cpu",
     about: "sums and copies on all threads",
     supports: |problem| match problem.dtype {
@@ -19,11 +19,12 @@ pub const ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
     },
     prepare: Prepare::Cpu(|problem, inputs| {
         let problem = *problem;
-        let outputs =
-            (0..problem.gpus).fold(Tensors::new(), |outputs, rank| match problem.output(rank) {
+        let outputs = (0..problem.gpus).fold(Tensors::new(), |outputs, rank| {
+            match problem.output_elements(rank) {
                 Some(len) => outputs.with_output(OUTPUT_NAMES[rank], [len], Dtype::F32),
                 None => outputs,
-            });
+            }
+        });
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             exchange_on_cpu(&problem, inputs, outputs)
         })
@@ -33,7 +34,7 @@ pub const ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
 fn exchange_on_cpu(problem: &ExchangeProblem, inputs: &Tensors, outputs: &mut Tensors) {
     let names = (0..problem.gpus).filter(|&rank| problem.input_elements(rank).is_some());
     let parts: Vec<&[f32]> = names.map(|rank| inputs.f32(INPUT_NAMES[rank])).collect();
-    for rank in (0..problem.gpus).filter(|&rank| problem.output(rank).is_some()) {
+    for rank in (0..problem.gpus).filter(|&rank| problem.output_elements(rank).is_some()) {
         let y = outputs.f32_mut(OUTPUT_NAMES[rank]);
         let part = y.len();
         parallel::for_each_chunk(y, ELEMENTS_PER_TASK, &|number, y| {
@@ -66,14 +67,14 @@ mod tests {
         for gpus in [2, 4, 8] {
             for kind in kinds {
                 check_row_against_reference(
-                    &ROWS[0],
+                    &EXCHANGE_ROWS[0],
                     &ExchangeProblem { kind, gpus, elements: 40_008, dtype: Dtype::F32 },
                 );
             }
         }
         let dtype = Dtype::F32;
         check_row_against_reference(
-            &ROWS[0],
+            &EXCHANGE_ROWS[0],
             &ExchangeProblem { kind: ExchangeKind::Send, gpus: 2, elements: 8, dtype },
         );
     }

@@ -10,11 +10,13 @@ use kernelgate::workload::{
 };
 
 /// Maximum number of GPUs in a problem.
-pub const MOST_GPUS: usize = 8;
+pub const MAX_EXCHANGE_GPUS: usize = 8;
 /// Names of the input tensors, by rank.
-pub static INPUT_NAMES: [&str; MOST_GPUS] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"];
+pub static INPUT_NAMES: [&str; MAX_EXCHANGE_GPUS] =
+    ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"];
 /// Names of the output tensors, by rank.
-pub static OUTPUT_NAMES: [&str; MOST_GPUS] = ["y0", "y1", "y2", "y3", "y4", "y5", "y6", "y7"];
+pub static OUTPUT_NAMES: [&str; MAX_EXCHANGE_GPUS] =
+    ["y0", "y1", "y2", "y3", "y4", "y5", "y6", "y7"];
 
 const AXES: &[Axis] = &[
     Axis::one_of("g", &["2", "4", "8"], "GPUs"),
@@ -111,7 +113,7 @@ impl ExchangeProblem {
     }
 
     /// Number of bytes of a message.
-    pub const fn bytes(&self) -> usize {
+    pub const fn message_bytes(&self) -> usize {
         self.elements * self.dtype.bytes()
     }
 
@@ -125,7 +127,7 @@ impl ExchangeProblem {
     }
 
     /// Number of elements of a GPU's output message; `None` for a GPU without an output.
-    pub const fn output(&self, rank: usize) -> Option<usize> {
+    pub const fn output_elements(&self, rank: usize) -> Option<usize> {
         match self.kind {
             ExchangeKind::ReduceScatter => Some(self.elements / self.gpus),
             ExchangeKind::Send if rank == 0 => None,
@@ -149,7 +151,7 @@ impl ExchangeProblem {
     }
 
     /// Computes the elementwise sum of all input messages.
-    fn sum(&self, inputs: &Tensors) -> Vec<f64> {
+    fn sum_messages(&self, inputs: &Tensors) -> Vec<f64> {
         const ELEMENTS_PER_CHUNK: usize = 1 << 16;
         let mut sum = vec![0.0; self.elements];
         parallel::for_each_chunk(&mut sum, ELEMENTS_PER_CHUNK, &|number, sum| {
@@ -162,9 +164,9 @@ impl ExchangeProblem {
     }
 
     /// Values of which every output message is a part.
-    fn whole(&self, inputs: &Tensors) -> Vec<f64> {
+    fn undivided_output(&self, inputs: &Tensors) -> Vec<f64> {
         match self.kind {
-            ExchangeKind::AllReduce | ExchangeKind::ReduceScatter => self.sum(inputs),
+            ExchangeKind::AllReduce | ExchangeKind::ReduceScatter => self.sum_messages(inputs),
             ExchangeKind::AllGather | ExchangeKind::Broadcast | ExchangeKind::Send => {
                 let values = |name: &&str| {
                     let tensor = inputs.tensor(name);
@@ -188,10 +190,10 @@ impl Problem for ExchangeProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let whole = self.whole(inputs);
+        let whole = self.undivided_output(inputs);
         let mut expected = Vec::new();
         for (rank, name) in OUTPUT_NAMES.iter().enumerate().take(self.gpus) {
-            let Some(len) = self.output(rank) else { continue };
+            let Some(len) = self.output_elements(rank) else { continue };
             let from = if self.kind == ExchangeKind::ReduceScatter { rank * len } else { 0 };
             expected.push(Expected::all(name, [len], whole[from..from + len].to_vec()));
         }
@@ -206,7 +208,7 @@ impl Problem for ExchangeProblem {
 
     /// Declared work: memory bytes on the GPU with the most, and bytes on the links.
     fn work(&self) -> Work {
-        let (bytes, gpus) = (self.bytes() as u64, self.gpus as u64);
+        let (bytes, gpus) = (self.message_bytes() as u64, self.gpus as u64);
         let (read, written, received) = match self.kind {
             ExchangeKind::AllReduce => (bytes, bytes, 2 * bytes / gpus * (gpus - 1)),
             ExchangeKind::AllGather => (bytes / gpus, bytes, bytes / gpus * (gpus - 1)),
@@ -238,7 +240,7 @@ impl Problem for ExchangeProblem {
     fn host_bytes(&self) -> u64 {
         let gpus = self.gpus as u64;
         // Bytes of inputs, outputs, the reference of each output, and the sum.
-        gpus * 2 * self.bytes() as u64 + (gpus + 2) * 8 * self.elements as u64
+        gpus * 2 * self.message_bytes() as u64 + (gpus + 2) * 8 * self.elements as u64
     }
 }
 

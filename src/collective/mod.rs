@@ -16,11 +16,11 @@ use kernelgate::suite::{Suite, join_rows};
 /// All workloads of the collective family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
-        join_rows(&ALL_REDUCE, cpu::ROWS.iter().chain(cuda::ALL_REDUCE)),
-        join_rows(&ALL_GATHER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        join_rows(&REDUCE_SCATTER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        join_rows(&BROADCAST, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        join_rows(&SEND, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&ALL_REDUCE, cpu::EXCHANGE_ROWS.iter().chain(cuda::ALL_REDUCE)),
+        join_rows(&ALL_GATHER, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&REDUCE_SCATTER, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&BROADCAST, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&SEND, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
     ]
 }
 

@@ -92,12 +92,12 @@ const DTYPE_AXIS: Axis = Axis::one_of(
      in four bits in groups of 128; the state is always f32",
 );
 
-/// Time of the single step in [`STEP`]: three of ten steps into the loop.
+/// Time of the single step in [`STEP_WORKLOAD`]: three of ten steps into the loop.
 const SINGLE_STEP_TIME: f32 = 0.7;
 const MAX_LOOP_STEPS: usize = 1 << 10;
 
 /// Workload of one denoising step, which computes a velocity.
-pub const STEP: Workload<DenoiseStep> = Workload {
+pub const STEP_WORKLOAD: Workload<DenoiseStep> = Workload {
     name: "denoise/step",
     about: "one step of the pi0.5 action expert: actions and time to velocity",
     revision: 1,
@@ -169,7 +169,7 @@ impl Problem for DenoiseStep {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION_COLUMNS);
         let times = inputs.tensor("t").to_f64(0, 1);
-        let inputs = self.expert.effective_inputs(inputs);
+        let inputs = self.expert.dequantised_inputs(inputs);
         let expert = ReferenceExpert::new(&self.expert, &inputs, &times);
         vec![Expected::all("velocity", [self.expert.s, ACTION_COLUMNS], expert.velocity(&x, 0))]
     }
@@ -216,8 +216,9 @@ impl Problem for DenoiseLoop {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION_COLUMNS);
-        let inputs = self.expert.effective_inputs(inputs);
-        let expert = ReferenceExpert::new(&self.expert, &inputs, &reference::times(self.steps));
+        let inputs = self.expert.dequantised_inputs(inputs);
+        let expert =
+            ReferenceExpert::new(&self.expert, &inputs, &reference::denoising_times(self.steps));
         let actions = reference::euler_steps(self.steps, x, |x, step| expert.velocity(x, step));
         vec![Expected::all("actions", [self.expert.s, ACTION_COLUMNS], actions)]
     }

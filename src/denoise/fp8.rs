@@ -8,7 +8,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::model::{ReadTime, TensorSpec};
-use crate::e4m3::{LARGEST, decode, encode};
+use crate::e4m3::{MAX_E4M3, decode_e4m3, encode_e4m3};
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
@@ -21,7 +21,7 @@ const ELEMENTS_PER_TASK: usize = 1 << 16;
 
 /// A matrix that is quantised to fp8.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fp8 {
+pub struct Fp8Matrix {
     /// Codes in the order of the elements, `[layers][k][columns]`.
     pub codes: Vec<u8>,
     /// Exponent of each column, `[layers][columns]`. The column's codes are multiplied by two to
@@ -38,13 +38,14 @@ pub fn is_quantized(spec: &TensorSpec) -> bool {
 ///
 /// # Panics
 /// Panics if the tensor has another dtype or number of axes.
-pub fn quantize(tensor: &Tensor) -> Fp8 {
+pub fn quantize_to_fp8(tensor: &Tensor) -> Fp8Matrix {
     let (&[layers, rows, columns], TensorData::Bf16(values)) =
         (tensor.shape(), tensor.tensor_data())
     else {
         panic!("a stack of bf16 matrices is quantised")
     };
-    let mut quantized = Fp8 { codes: vec![0; values.len()], exponents: vec![0; layers * columns] };
+    let mut quantized =
+        Fp8Matrix { codes: vec![0; values.len()], exponents: vec![0; layers * columns] };
     let matrices = quantized.codes.chunks_mut(rows * columns);
     let matrices = matrices.zip(quantized.exponents.chunks_mut(columns)).collect();
     parallel::for_each_task(matrices, &|layer, (codes, exponents): (&mut [u8], &mut [i8])| {
@@ -64,7 +65,7 @@ pub fn quantize(tensor: &Tensor) -> Fp8 {
             .collect();
         for (row, codes) in values.chunks(columns).zip(codes.chunks_mut(columns)) {
             for ((x, inverse), code) in row.iter().zip(&inverses).zip(codes) {
-                *code = encode(x.to_f32() * inverse);
+                *code = encode_e4m3(x.to_f32() * inverse);
             }
         }
     });
@@ -74,18 +75,18 @@ pub fn quantize(tensor: &Tensor) -> Fp8 {
 /// Returns the least exponent of two with which `largest` does not saturate.
 fn exponent_without_saturation(largest: f32) -> i8 {
     let mut exponent = *COLUMN_EXPONENT_RANGE.start();
-    while exponent < *COLUMN_EXPONENT_RANGE.end() && largest > LARGEST * 2f32.powi(exponent) {
+    while exponent < *COLUMN_EXPONENT_RANGE.end() && largest > MAX_E4M3 * 2f32.powi(exponent) {
         exponent += 1;
     }
     exponent as i8
 }
 
 /// Returns the dequantised weights, all of which are exact bf16 numbers.
-pub fn dequantized(tensor: &Tensor) -> Tensor {
+pub fn dequantized_tensor(tensor: &Tensor) -> Tensor {
     let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
-    let Fp8 { codes, exponents } = quantize(tensor);
+    let Fp8Matrix { codes, exponents } = quantize_to_fp8(tensor);
     let mut values = vec![bf16::ZERO; codes.len()];
-    let table: Vec<f32> = (0..=u8::MAX).map(decode).collect();
+    let table: Vec<f32> = (0..=u8::MAX).map(decode_e4m3).collect();
     parallel::for_each_chunk(&mut values, rows * columns, &|layer, values| {
         let codes = &codes[layer * rows * columns..];
         let exponents = &exponents[layer * columns..][..columns];
@@ -100,7 +101,7 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
 }
 
 /// Bytes of the codes, with one byte for the exponent of each column.
-pub fn bytes(spec: &TensorSpec) -> u64 {
+pub fn fp8_tensor_bytes(spec: &TensorSpec) -> u64 {
     let [layers, _, columns] = spec.shape[..] else { panic!("a stack of matrices is quantised") };
     spec.bytes() / spec.dtype.bytes() as u64 + (layers * columns) as u64
 }
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn dequantised_weights_are_near_and_stay_as_they_are() {
-        let specs = TINY_MODEL.tensors(3, 5, Dtype::Bf16);
+        let specs = TINY_MODEL.input_tensors(3, 5, Dtype::Bf16);
         let quantized: Vec<_> = specs.iter().filter(|spec| is_quantized(spec)).collect();
         let names: Vec<_> = quantized.iter().map(|spec| spec.name).collect();
         assert_eq!(
@@ -147,9 +148,9 @@ mod tests {
         );
         for spec in quantized {
             let tensor = spec.draw_tensor(1);
-            let near = dequantized(&tensor);
-            assert_eq!(dequantized(&near), near, "{}", spec.name);
-            let Fp8 { exponents, .. } = quantize(&tensor);
+            let near = dequantized_tensor(&tensor);
+            assert_eq!(dequantized_tensor(&near), near, "{}", spec.name);
+            let Fp8Matrix { exponents, .. } = quantize_to_fp8(&tensor);
             let (len, columns) = (tensor.len(), tensor.shape()[2]);
             let (exact, near) = (tensor.to_f64(0, len), near.to_f64(0, len));
             for (i, (x, y)) in exact.iter().zip(&near).enumerate() {
@@ -163,8 +164,8 @@ mod tests {
 
     #[test]
     fn bytes_are_those_of_codes_and_exponents() {
-        let specs = PI05_MODEL.tensors(50, 968, Dtype::Bf16);
-        let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(bytes).sum();
+        let specs = PI05_MODEL.input_tensors(50, 968, Dtype::Bf16);
+        let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(fp8_tensor_bytes).sum();
         let columns = 18 * (2048 + 2 * 256 + 1024 + 2 * 4096 + 1024);
         assert_eq!(sum, PI05_MODEL.layer_weight_elements() + columns);
     }
@@ -173,7 +174,7 @@ mod tests {
     fn widened_inputs_have_the_same_values() {
         let mut inputs = Tensors::new();
         TINY_MODEL
-            .tensors(3, 5, Dtype::Bf16)
+            .input_tensors(3, 5, Dtype::Bf16)
             .iter()
             .for_each(|s| inputs.insert(s.name, s.draw_tensor(1)));
         let wide = widen_to_f32(&inputs);

@@ -11,9 +11,9 @@ use kernelgate::workload::{Dtype, Tensor, TensorData};
 
 /// Number of elements along k that share one scale. The last group of a column may have fewer than
 /// 128 elements.
-pub const GROUP: usize = 128;
+pub const SCALE_GROUP: usize = 128;
 /// Largest number of the int4 format; the least one is its negative.
-pub const LARGEST: i8 = 7;
+pub const MAX_INT4: i8 = 7;
 /// The least and the largest scale, whose products with the numbers neither vanish nor overflow. An
 /// element beyond seven times the largest scale saturates.
 const SCALE_RANGE: [f32; 2] =
@@ -30,15 +30,15 @@ pub struct Int4Matrix {
 }
 
 /// Number of groups in a column of `depth` elements.
-pub const fn groups(depth: usize) -> usize {
-    depth.div_ceil(GROUP)
+pub const fn groups_per_column(depth: usize) -> usize {
+    depth.div_ceil(SCALE_GROUP)
 }
 
 /// Quantises a bf16 tensor `[layers, k, columns]` to int4; NaN becomes 0.
 ///
 /// # Panics
 /// Panics if the tensor has another dtype or number of axes.
-pub fn quantize(tensor: &Tensor) -> Int4Matrix {
+pub fn quantize_to_int4(tensor: &Tensor) -> Int4Matrix {
     let (&[layers, rows, columns], TensorData::Bf16(values)) =
         (tensor.shape(), tensor.tensor_data())
     else {
@@ -46,13 +46,15 @@ pub fn quantize(tensor: &Tensor) -> Int4Matrix {
     };
     let mut quantized = Int4Matrix {
         codes: vec![0; values.len()],
-        scales: vec![bf16::ZERO; layers * groups(rows) * columns],
+        scales: vec![bf16::ZERO; layers * groups_per_column(rows) * columns],
     };
     let matrices = quantized.codes.chunks_mut(rows * columns);
-    let matrices = matrices.zip(quantized.scales.chunks_mut(groups(rows) * columns)).collect();
+    let matrices =
+        matrices.zip(quantized.scales.chunks_mut(groups_per_column(rows) * columns)).collect();
     parallel::for_each_task(matrices, &|layer, (codes, scales): (&mut [i8], &mut [bf16])| {
-        let values = values[layer * rows * columns..][..rows * columns].chunks(GROUP * columns);
-        let groups = codes.chunks_mut(GROUP * columns).zip(scales.chunks_mut(columns));
+        let values =
+            values[layer * rows * columns..][..rows * columns].chunks(SCALE_GROUP * columns);
+        let groups = codes.chunks_mut(SCALE_GROUP * columns).zip(scales.chunks_mut(columns));
         for (values, (codes, scales)) in values.zip(groups) {
             quantize_group(values, codes, scales);
         }
@@ -71,7 +73,7 @@ fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
     let pairs = largest.iter().zip(scales.iter_mut());
     pairs.for_each(|(&largest, scale)| *scale = scale_for_largest(largest));
     let inverses: Vec<f32> = scales.iter().map(|scale| scale.to_f32().recip()).collect();
-    let bound = f32::from(LARGEST);
+    let bound = f32::from(MAX_INT4);
     for (row, codes) in values.chunks(columns).zip(codes.chunks_mut(columns)) {
         for ((x, inverse), code) in row.iter().zip(&inverses).zip(codes) {
             *code = (x.to_f32() * inverse).round_ties_even().clamp(-bound, bound) as i8;
@@ -82,7 +84,7 @@ fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
 /// Returns a seventh of `largest`, rounded to five significant bits.
 fn scale_for_largest(largest: f32) -> bf16 {
     let [least, most] = SCALE_RANGE;
-    let bits = (largest / f32::from(LARGEST)).clamp(least, most).to_bits();
+    let bits = (largest / f32::from(MAX_INT4)).clamp(least, most).to_bits();
     let dropped = f32::MANTISSA_DIGITS - 5;
     let odd = bits >> dropped & 1;
     let rounded = (bits + (1 << (dropped - 1)) - 1 + odd) >> dropped << dropped;
@@ -90,15 +92,15 @@ fn scale_for_largest(largest: f32) -> bf16 {
 }
 
 /// Returns the dequantised weights, all of which are exact bf16 numbers.
-pub fn dequantized(tensor: &Tensor) -> Tensor {
+pub fn dequantized_tensor(tensor: &Tensor) -> Tensor {
     let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
-    let Int4Matrix { codes, scales } = quantize(tensor);
+    let Int4Matrix { codes, scales } = quantize_to_int4(tensor);
     let mut values = vec![bf16::ZERO; codes.len()];
     parallel::for_each_chunk(&mut values, rows * columns, &|layer, values| {
         let codes = &codes[layer * rows * columns..];
-        let scales = &scales[layer * groups(rows) * columns..];
+        let scales = &scales[layer * groups_per_column(rows) * columns..];
         for (k, (row, codes)) in values.chunks_mut(columns).zip(codes.chunks(columns)).enumerate() {
-            let scales = &scales[k / GROUP * columns..][..columns];
+            let scales = &scales[k / SCALE_GROUP * columns..][..columns];
             for ((x, &code), scale) in row.iter_mut().zip(codes).zip(scales) {
                 *x = bf16::from_f32(f32::from(code) * scale.to_f32());
             }
@@ -108,11 +110,11 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
 }
 
 /// Bytes of the numbers, two in each byte, and of the scales.
-pub fn bytes(spec: &TensorSpec) -> u64 {
+pub fn int4_tensor_bytes(spec: &TensorSpec) -> u64 {
     let [layers, rows, columns] = spec.shape[..] else {
         panic!("a stack of matrices is quantised")
     };
-    let scales = layers * groups(rows) * columns * Dtype::Bf16.bytes();
+    let scales = layers * groups_per_column(rows) * columns * Dtype::Bf16.bytes();
     ((layers * rows * columns).div_ceil(2) + scales) as u64
 }
 
@@ -123,7 +125,7 @@ mod tests {
     use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
     use kernelgate::workload::random;
 
-    fn tensor(shape: [usize; 3], value: impl Fn(usize, usize, usize) -> f32) -> Tensor {
+    fn bf16_tensor(shape: [usize; 3], value: impl Fn(usize, usize, usize) -> f32) -> Tensor {
         let [layers, rows, columns] = shape;
         let all = (0..layers * rows * columns)
             .map(|i| bf16::from_f32(value(i / (rows * columns), i / columns % rows, i % columns)));
@@ -137,7 +139,7 @@ mod tests {
             let scale = scale_for_largest(largest).to_f32();
             assert_eq!(scale.to_bits() & ((1 << 19) - 1), 0, "{largest}");
             assert!((scale * 7.0 / largest - 1.0).abs() <= 1.0 / 32.0, "{largest} {scale}");
-            for code in 1..=LARGEST {
+            for code in 1..=MAX_INT4 {
                 let product = f32::from(code) * scale;
                 assert_eq!(bf16::from_f32(product).to_f32(), product);
             }
@@ -151,54 +153,54 @@ mod tests {
     fn elements_are_within_half_a_scale_and_a_group_has_its_own() {
         // The sizes are not multiples of a group or of a byte.
         let drawn = random::normal_values(7, "w", 2 * 301 * 5);
-        let exact = tensor([2, 301, 5], |layer, k, column| {
-            drawn[(layer * 301 + k) * 5 + column] * 10f32.powi((k / GROUP) as i32)
+        let exact = bf16_tensor([2, 301, 5], |layer, k, column| {
+            drawn[(layer * 301 + k) * 5 + column] * 10f32.powi((k / SCALE_GROUP) as i32)
         });
-        let Int4Matrix { codes, scales } = quantize(&exact);
+        let Int4Matrix { codes, scales } = quantize_to_int4(&exact);
         assert_eq!((codes.len(), scales.len()), (2 * 301 * 5, 2 * 3 * 5));
-        assert!(codes.iter().all(|code| (-LARGEST..=LARGEST).contains(code)));
-        let near = dequantized(&exact);
+        assert!(codes.iter().all(|code| (-MAX_INT4..=MAX_INT4).contains(code)));
+        let near = dequantized_tensor(&exact);
         let (x, y) = (exact.to_f64(0, codes.len()), near.to_f64(0, codes.len()));
         for (i, (x, y)) in x.iter().zip(&y).enumerate() {
             let (layer, k, column) = (i / (301 * 5), i / 5 % 301, i % 5);
-            let scale = scales[(layer * 3 + k / GROUP) * 5 + column].to_f64();
+            let scale = scales[(layer * 3 + k / SCALE_GROUP) * 5 + column].to_f64();
             assert_eq!(f64::from(codes[i]) * scale, *y);
             // The largest element exceeds 7 scales by up to 7 / 32 of a scale.
             assert!((x - y).abs() <= 0.5 * scale, "{i}: {x} {y} {scale}");
         }
         for group in 0..3 {
-            let used = (group * GROUP..301.min((group + 1) * GROUP))
-                .any(|k| codes[k * 5 + 2].abs() == LARGEST);
+            let used = (group * SCALE_GROUP..301.min((group + 1) * SCALE_GROUP))
+                .any(|k| codes[k * 5 + 2].abs() == MAX_INT4);
             assert!(used, "the largest element of group {group} has the largest number");
         }
     }
 
     #[test]
     fn zeros_stay_and_what_is_representable_stays() {
-        let zeros = tensor([1, 200, 3], |_, k, _| if k < GROUP { 0.0 } else { 1.0 });
-        let near = dequantized(&zeros);
-        assert_eq!(near.to_f64(0, 200 * 3)[..GROUP * 3], [0.0; GROUP * 3]);
-        assert!(near.to_f64(GROUP * 3, 72 * 3).iter().all(|y| (y - 1.0).abs() < 1.0 / 32.0));
-        let exact = tensor([1, 256, 2], |_, k, column| {
-            ((k % 15) as f32 - 7.0) * 0.3125 * 2f32.powi(column as i32 - (k / GROUP) as i32)
+        let zeros = bf16_tensor([1, 200, 3], |_, k, _| if k < SCALE_GROUP { 0.0 } else { 1.0 });
+        let near = dequantized_tensor(&zeros);
+        assert_eq!(near.to_f64(0, 200 * 3)[..SCALE_GROUP * 3], [0.0; SCALE_GROUP * 3]);
+        assert!(near.to_f64(SCALE_GROUP * 3, 72 * 3).iter().all(|y| (y - 1.0).abs() < 1.0 / 32.0));
+        let exact = bf16_tensor([1, 256, 2], |_, k, column| {
+            ((k % 15) as f32 - 7.0) * 0.3125 * 2f32.powi(column as i32 - (k / SCALE_GROUP) as i32)
         });
-        assert_eq!(dequantized(&exact), exact);
-        let special = tensor([1, 3, 1], |_, k, _| [f32::NAN, 7.0, f32::MAX][k]);
-        assert_eq!(quantize(&special).codes[0], 0);
-        assert!(dequantized(&special).to_f64(2, 1)[0].is_finite());
+        assert_eq!(dequantized_tensor(&exact), exact);
+        let special = bf16_tensor([1, 3, 1], |_, k, _| [f32::NAN, 7.0, f32::MAX][k]);
+        assert_eq!(quantize_to_int4(&special).codes[0], 0);
+        assert!(dequantized_tensor(&special).to_f64(2, 1)[0].is_finite());
     }
 
     #[test]
     fn bytes_are_four_bits_and_an_eighth() {
-        let specs = PI05_MODEL.tensors(50, 968, Dtype::Bf16);
-        let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(bytes).sum();
+        let specs = PI05_MODEL.input_tensors(50, 968, Dtype::Bf16);
+        let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(int4_tensor_bytes).sum();
         assert_eq!(
             sum,
             PI05_MODEL.layer_weight_elements() / 2 + PI05_MODEL.layer_weight_elements() / 64
         );
         // The matrix has k = 64, so each column has one group.
-        let specs = TINY_MODEL.tensors(7, 13, Dtype::Bf16);
+        let specs = TINY_MODEL.input_tensors(7, 13, Dtype::Bf16);
         let gate = specs.iter().find(|spec| spec.name == "gate_proj").unwrap();
-        assert_eq!(bytes(gate), 2 * (64 * 128 / 2 + 128 * 2));
+        assert_eq!(int4_tensor_bytes(gate), 2 * (64 * 128 / 2 + 128 * 2));
     }
 }

@@ -20,7 +20,7 @@ use kernelgate::suite::{Suite, suite_with_scan};
 /// All workloads of the denoise family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
-        suite_with_scan(&STEP, cpu::STEP.iter().chain(cuda::STEP), STEP_SCAN),
+        suite_with_scan(&STEP_WORKLOAD, cpu::STEP.iter().chain(cuda::STEP), STEP_SCAN),
         suite_with_scan(&LOOP_WORKLOAD, cpu::LOOP.iter().chain(cuda::LOOP), LOOP_SCAN),
     ]
 }

@@ -9,20 +9,21 @@ use kernelgate::workload::{Dtype, Tensor, TensorData, random};
 pub const ACTION_COLUMNS: usize = 32;
 
 /// Dimensions of pi0.5's action expert: gemma_300m with adaRMS.
-pub const PI05_MODEL: Model =
-    Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
+pub const PI05_MODEL: ExpertModel =
+    ExpertModel { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
-/// One layer of pi0.5's expert. A single layer runs the same kernels in a time that is acceptable
-/// for tools which check every memory access.
-pub const PI05_LAYER_MODEL: Model = Model { name: "pi05_layer", depth: 1, ..PI05_MODEL };
+/// The action expert of pi0.5 with a single layer. A single layer runs the same kernels in a time
+/// that is acceptable for tools which check every memory access.
+pub const PI05_LAYER_MODEL: ExpertModel =
+    ExpertModel { name: "pi05_layer", depth: 1, ..PI05_MODEL };
 
 /// Dimensions small enough for a reference that is computed element by element.
-pub const TINY_MODEL: Model =
-    Model { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
+pub const TINY_MODEL: ExpertModel =
+    ExpertModel { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
 
 /// Dimensions of an action expert with one key-value head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Model {
+pub struct ExpertModel {
     /// Name of the model, as the axis `model` has it.
     pub name: &'static str,
     /// Number of columns of the residual stream, and of the time embedding.
@@ -64,10 +65,10 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// Size of the tensor in bytes.
     pub fn bytes(&self) -> u64 {
-        self.elements() * self.dtype.bytes() as u64
+        self.tensor_elements() * self.dtype.bytes() as u64
     }
 
-    fn elements(&self) -> u64 {
+    fn tensor_elements(&self) -> u64 {
         self.shape.iter().map(|&extent| extent as u64).product()
     }
 
@@ -86,9 +87,9 @@ impl TensorSpec {
     }
 }
 
-impl Model {
+impl ExpertModel {
     /// Returns the denoise model of that name.
-    pub fn model_of_name(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<ExpertModel> {
         [PI05_MODEL, PI05_LAYER_MODEL, TINY_MODEL].into_iter().find(|model| model.name == name)
     }
 
@@ -113,7 +114,7 @@ impl Model {
     /// The standard deviations keep activations of order one through all layers and let every part
     /// matter. A factor 2 on `q_proj` makes attention select some tokens (uniform attention
     /// averages to almost nothing). A factor 2 on the styles gives gates of about 0.4.
-    pub fn tensors(&self, s: usize, p: usize, dtype: Dtype) -> Vec<TensorSpec> {
+    pub fn input_tensors(&self, s: usize, p: usize, dtype: Dtype) -> Vec<TensorSpec> {
         let Self { width, depth, mlp, heads, head_dim, .. } = *self;
         let matrix = |name, shape: &[usize], read, gain: f32| {
             let rows = shape[shape.len() - 2];

@@ -63,7 +63,7 @@ impl PlainExpert {
     }
 
     /// Multiplies one row of activations by a weight matrix.
-    fn times(&self, x: &[f64], name: &str, layer: usize, columns: usize) -> Vec<f64> {
+    fn matmul(&self, x: &[f64], name: &str, layer: usize, columns: usize) -> Vec<f64> {
         let matrix = &self.tensors[name][layer * x.len() * columns..];
         let mut y = vec![0.0; columns];
         for i in 0..x.len() {
@@ -74,7 +74,7 @@ impl PlainExpert {
         y.into_iter().map(|y| self.round(y)).collect()
     }
 
-    fn plus(&self, y: Vec<f64>, bias: &str, layer: usize) -> Vec<f64> {
+    fn add_bias(&self, y: Vec<f64>, bias: &str, layer: usize) -> Vec<f64> {
         let bias = &self.tensors[bias][layer * y.len()..];
         y.iter().zip(bias).map(|(y, b)| self.round(y + b)).collect()
     }
@@ -83,7 +83,7 @@ impl PlainExpert {
         x.iter().map(|x| self.round(x / (1.0 + (-x).exp()))).collect()
     }
 
-    fn norm(&self, x: &[f64], style: &[f64]) -> Vec<f64> {
+    fn ada_rms_norm(&self, x: &[f64], style: &[f64]) -> Vec<f64> {
         let w = x.len();
         let mut square = 0.0;
         for x in x {
@@ -99,7 +99,7 @@ impl PlainExpert {
             .collect()
     }
 
-    fn rotate(&self, x: &[f64], position: usize) -> Vec<f64> {
+    fn rotate_by_position(&self, x: &[f64], position: usize) -> Vec<f64> {
         let e = x.len();
         let angle =
             |i: usize| position as f64 * (1e4f64).powf(-2.0 * (i % (e / 2)) as f64 / e as f64);
@@ -119,15 +119,16 @@ impl PlainExpert {
             embedding[w / 2 + i] = self.round((2.0 * std::f64::consts::PI * t / period).cos());
         }
         let hidden =
-            self.silu(self.plus(self.times(&embedding, "time_in", 0, w), "time_in_bias", 0));
-        let cond = self.silu(self.plus(self.times(&hidden, "time_out", 0, w), "time_out_bias", 0));
+            self.silu(self.add_bias(self.matmul(&embedding, "time_in", 0, w), "time_in_bias", 0));
+        let cond =
+            self.silu(self.add_bias(self.matmul(&hidden, "time_out", 0, w), "time_out_bias", 0));
         let style = |name: &str, layer: usize| {
-            self.plus(self.times(&cond, name, layer, 3 * w), &format!("{name}_bias"), layer)
+            self.add_bias(self.matmul(&cond, name, layer, 3 * w), &format!("{name}_bias"), layer)
         };
 
         let mut h: Vec<Vec<f64>> = x
             .chunks(32)
-            .map(|x| self.plus(self.times(x, "action_in", 0, w), "action_in_bias", 0))
+            .map(|x| self.add_bias(self.matmul(x, "action_in", 0, w), "action_in_bias", 0))
             .collect();
         for layer in 0..model.depth {
             let first = style(
@@ -135,33 +136,33 @@ impl PlainExpert {
                 layer,
             );
             let second = style("style2", layer);
-            let y: Vec<Vec<f64>> = h.par_iter().map(|h| self.norm(h, &first)).collect();
+            let y: Vec<Vec<f64>> = h.par_iter().map(|h| self.ada_rms_norm(h, &first)).collect();
             let keys: Vec<Vec<f64>> = y
                 .par_iter()
                 .enumerate()
-                .map(|(i, y)| self.rotate(&self.times(y, "k_proj", layer, e), p + i))
+                .map(|(i, y)| self.rotate_by_position(&self.matmul(y, "k_proj", layer, e), p + i))
                 .collect();
             let values: Vec<Vec<f64>> =
-                y.par_iter().map(|y| self.times(y, "v_proj", layer, e)).collect();
+                y.par_iter().map(|y| self.matmul(y, "v_proj", layer, e)).collect();
             h = (0..s)
                 .into_par_iter()
                 .map(|i| {
-                    let attended = self.attend(layer, i, &y[i], &keys, &values);
-                    let branch = self.times(&attended, "o_proj", layer, w);
+                    let attended = self.attention_of_query(layer, i, &y[i], &keys, &values);
+                    let branch = self.matmul(&attended, "o_proj", layer, w);
                     let gate = |j: usize| {
                         if self.fault == PlantedFault::NoGate { 1.0 } else { first[2 * w + j] }
                     };
                     let h: Vec<f64> =
                         (0..w).map(|j| self.round(h[i][j] + gate(j) * branch[j])).collect();
-                    let y = self.norm(&h, &second);
+                    let y = self.ada_rms_norm(&h, &second);
                     let (gates, ups) = (
-                        self.times(&y, "gate_proj", layer, m),
-                        self.times(&y, "up_proj", layer, m),
+                        self.matmul(&y, "gate_proj", layer, m),
+                        self.matmul(&y, "up_proj", layer, m),
                     );
                     let inner: Vec<f64> = (0..m)
-                        .map(|j| self.round(self.round(self.activation(gates[j])) * ups[j]))
+                        .map(|j| self.round(self.round(self.mlp_activation(gates[j])) * ups[j]))
                         .collect();
-                    let branch = self.times(&inner, "down_proj", layer, w);
+                    let branch = self.matmul(&inner, "down_proj", layer, w);
                     (0..w).map(|j| self.round(h[j] + second[2 * w + j] * branch[j])).collect()
                 })
                 .collect();
@@ -172,13 +173,13 @@ impl PlainExpert {
         let out = &self.tensors["action_out"];
         h.iter()
             .flat_map(|h| {
-                let y = exact.norm(h, &last);
+                let y = exact.ada_rms_norm(h, &last);
                 (0..32).map(move |j| (0..w).map(|i| y[i] * out[i * 32 + j]).sum::<f64>() + bias[j])
             })
             .collect()
     }
 
-    fn activation(&self, x: f64) -> f64 {
+    fn mlp_activation(&self, x: f64) -> f64 {
         if self.fault == PlantedFault::Relu {
             return x.max(0.0);
         }
@@ -186,7 +187,7 @@ impl PlainExpert {
     }
 
     /// Computes the attention of all heads of query `i` over prefix and suffix.
-    fn attend(
+    fn attention_of_query(
         &self,
         layer: usize,
         i: usize,
@@ -196,14 +197,14 @@ impl PlainExpert {
     ) -> Vec<f64> {
         let ActionExpertShape { model, s, p, .. } = self.shape;
         let e = model.head_dim;
-        let q = self.times(y, "q_proj", layer, model.heads * e);
+        let q = self.matmul(y, "q_proj", layer, model.heads * e);
         let late = usize::from(self.fault == PlantedFault::QueryPosition);
         let cache = |name: &str, j: usize| {
             &self.tensors[name][(layer * p + j) * e..(layer * p + j + 1) * e]
         };
         let mut out = Vec::new();
         for head in 0..model.heads {
-            let q = self.rotate(&q[head * e..(head + 1) * e], p + i + late);
+            let q = self.rotate_by_position(&q[head * e..(head + 1) * e], p + i + late);
             let mut weights = vec![0.0; p + s];
             for (j, weight) in weights.iter_mut().enumerate() {
                 let hidden = match self.fault {

@@ -7,7 +7,7 @@ use std::f64::consts::{PI, TAU};
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
-use super::model::Model;
+use super::model::ExpertModel;
 use super::shape::ActionExpertShape;
 use crate::parallel;
 use kernelgate::workload::Tensors;
@@ -37,7 +37,7 @@ pub struct ReferenceExpert<'a> {
 impl<'a> ReferenceExpert<'a> {
     /// Computes the styles of all given times.
     pub fn new(shape: &'a ActionExpertShape, inputs: &'a Tensors, times: &[f64]) -> Self {
-        let Model { width, depth, .. } = shape.model;
+        let ExpertModel { width, depth, .. } = shape.model;
         let n = times.len();
         let silu_all = |values: Vec<f64>| values.into_iter().map(silu).collect::<Vec<_>>();
         let embedding: Vec<f64> = times.iter().flat_map(|&t| time_embedding(t, width)).collect();
@@ -63,18 +63,18 @@ impl<'a> ReferenceExpert<'a> {
         let mut h = linear_layer(self.inputs, "action_in", "action_in_bias", 0, x, s);
         for layer in 0..model.depth {
             let style = ReferenceStyleRows::at(&self.style1[layer], time, model.width);
-            let attended = self.attention(layer, &ada_rms(&h, &style));
-            add_gated(&mut h, &self.project("o_proj", layer, &attended), style.gate);
+            let attended = self.layer_attention(layer, &ada_rms(&h, &style));
+            add_gated(&mut h, &self.layer_product("o_proj", layer, &attended), style.gate);
 
             let style = ReferenceStyleRows::at(&self.style2[layer], time, model.width);
             let y = ada_rms(&h, &style);
-            let mut hidden = self.project("gate_proj", layer, &y);
-            let up = self.project("up_proj", layer, &y);
+            let mut hidden = self.layer_product("gate_proj", layer, &y);
+            let up = self.layer_product("up_proj", layer, &y);
             parallel::for_each_chunk(&mut hidden, ELEMENTS_PER_TASK, &|number, gates| {
                 let gates = gates.iter_mut().zip(&up[number * ELEMENTS_PER_TASK..]);
                 gates.for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
             });
-            add_gated(&mut h, &self.project("down_proj", layer, &hidden), style.gate);
+            add_gated(&mut h, &self.layer_product("down_proj", layer, &hidden), style.gate);
         }
         let y = ada_rms(&h, &ReferenceStyleRows::at(&self.final_style, time, model.width));
         linear_layer(self.inputs, "action_out", "action_out_bias", 0, &y, s)
@@ -82,17 +82,17 @@ impl<'a> ReferenceExpert<'a> {
 
     /// Computes `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, from `y [S, W]` to `[S, H·E]`.
     /// All query heads use one key-value head.
-    fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
-        let ActionExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
+    fn layer_attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
+        let ActionExpertShape { model: ExpertModel { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
         // Rows of q are (position, head) pairs: the heads of a position are contiguous, so no copy
         // is needed.
-        let mut q = self.project("q_proj", layer, y);
-        rope(&mut q, head_dim, |row| p + row / heads);
-        let mut suffix = self.project("k_proj", layer, y);
-        rope(&mut suffix, head_dim, |row| p + row);
+        let mut q = self.layer_product("q_proj", layer, y);
+        apply_rope_to_rows(&mut q, head_dim, |row| p + row / heads);
+        let mut suffix = self.layer_product("k_proj", layer, y);
+        apply_rope_to_rows(&mut suffix, head_dim, |row| p + row);
         let k = [cached("k_cache"), suffix].concat();
-        let v = [cached("v_cache"), self.project("v_proj", layer, y)].concat();
+        let v = [cached("v_cache"), self.layer_product("v_proj", layer, y)].concat();
 
         let context = p + self.shape.s;
         let keys = MatRef::from_row_major_slice(&k, context, head_dim).transpose();
@@ -100,21 +100,22 @@ impl<'a> ReferenceExpert<'a> {
         let scale = 1.0 / (head_dim as f64).sqrt();
         let block = |q: &[f64]| {
             let rows = q.len() / head_dim;
-            let mut scores = gemm(MatRef::from_row_major_slice(q, rows, head_dim), keys);
-            scores.chunks_mut(context).for_each(|row| softmax(row, scale));
-            gemm(MatRef::from_row_major_slice(&scores, rows, context), values)
+            let mut scores =
+                multiply_matrices(MatRef::from_row_major_slice(q, rows, head_dim), keys);
+            scores.chunks_mut(context).for_each(|row| scaled_softmax_in_place(row, scale));
+            multiply_matrices(MatRef::from_row_major_slice(&scores, rows, context), values)
         };
         let pieces: Vec<&[f64]> = q.chunks(QUERY_ROWS_PER_TASK * head_dim).collect();
-        parallel::map(pieces.len(), &|number| block(pieces[number])).concat()
+        parallel::parallel_map(pieces.len(), &|number| block(pieces[number])).concat()
     }
 
-    fn project(&self, name: &str, layer: usize, x: &[f64]) -> Vec<f64> {
-        project(self.inputs, name, layer, x, self.shape.s)
+    fn layer_product(&self, name: &str, layer: usize, x: &[f64]) -> Vec<f64> {
+        matmul(self.inputs, name, layer, x, self.shape.s)
     }
 }
 
 /// Times of a loop: 1 first, then each lower by `1/steps`.
-pub fn times(steps: usize) -> Vec<f64> {
+pub fn denoising_times(steps: usize) -> Vec<f64> {
     let dt = -1.0 / steps as f64;
     std::iter::successors(Some(1.0), |t| Some(t + dt)).take(steps).collect()
 }
@@ -180,7 +181,7 @@ pub fn ada_rms(x: &[f64], style: &ReferenceStyleRows) -> Vec<f64> {
 }
 
 /// Rotates the pairs `(i, i + E/2)` of every row of `[rows, E]` by `position / 1e4^(2i/E)` (RoPE).
-pub fn rope(x: &mut [f64], head_dim: usize, position: impl Fn(usize) -> usize) {
+pub fn apply_rope_to_rows(x: &mut [f64], head_dim: usize, position: impl Fn(usize) -> usize) {
     let half = head_dim / 2;
     for (row, x) in x.chunks_mut(head_dim).enumerate() {
         let (first, second) = x.split_at_mut(half);
@@ -203,7 +204,7 @@ pub fn gelu_tanh(x: f64) -> f64 {
 }
 
 /// Computes `softmax(scale·row)` in place.
-pub fn softmax(row: &mut [f64], scale: f64) {
+pub fn scaled_softmax_in_place(row: &mut [f64], scale: f64) {
     let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     row.iter_mut().for_each(|x| *x = (scale * (*x - largest)).exp());
     let sum: f64 = row.iter().sum();
@@ -228,7 +229,7 @@ fn linear_layer(
     x: &[f64],
     rows: usize,
 ) -> Vec<f64> {
-    let mut y = project(inputs, matrix, layer, x, rows);
+    let mut y = matmul(inputs, matrix, layer, x, rows);
     let columns = y.len() / rows;
     let bias = inputs.tensor(bias).to_f64(layer * columns, columns);
     y.chunks_mut(columns).for_each(|row| row.iter_mut().zip(&bias).for_each(|(y, b)| *y += b));
@@ -237,7 +238,7 @@ fn linear_layer(
 
 /// Computes `x·W`, with matrix number `layer` of a stack and `rows` rows of `x`. Each task converts
 /// and multiplies a block of weight columns.
-pub(super) fn project(
+pub(super) fn matmul(
     inputs: &Tensors,
     name: &str,
     layer: usize,
@@ -256,14 +257,14 @@ pub(super) fn project(
                 tensor.to_f64((layer * inner + row) * columns + block * COLUMNS_PER_TASK, width),
             );
         }
-        let product = gemm(x, MatRef::from_row_major_slice(&w, inner, width));
+        let product = multiply_matrices(x, MatRef::from_row_major_slice(&w, inner, width));
         y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
     });
     y
 }
 
 /// Multiplies two row-major matrices, `a·b`.
-pub fn gemm(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
+pub fn multiply_matrices(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
     let mut out = vec![0.0; a.nrows() * b.ncols()];
     let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());
     multiply_f64(view, Accum::Replace, a, b, 1.0);

@@ -6,7 +6,7 @@ use kernelgate::workload::{AxisError, Dtype, FlopUnit, Point, Tensor, Tensors, W
 
 use super::fp8;
 use super::int4;
-use super::model::{ACTION_COLUMNS, Model, ReadTime, TensorSpec};
+use super::model::{ACTION_COLUMNS, ExpertModel, ReadTime, TensorSpec};
 
 /// Maximum number of tokens in a horizon or prefix, and of steps: far more than any policy has, and
 /// few enough that no count overflows 64 bits.
@@ -32,8 +32,8 @@ impl WeightFormat {
     fn dequantize_function(self) -> Option<fn(&Tensor) -> Tensor> {
         match self {
             Self::Same => None,
-            Self::Fp8 => Some(fp8::dequantized),
-            Self::Int4 => Some(int4::dequantized),
+            Self::Fp8 => Some(fp8::dequantized_tensor),
+            Self::Int4 => Some(int4::dequantized_tensor),
         }
     }
 }
@@ -42,7 +42,7 @@ impl WeightFormat {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ActionExpertShape {
     /// The model of the action expert.
-    pub model: Model,
+    pub model: ExpertModel,
     /// Horizon: number of rows of `x`.
     pub s: usize,
     /// Prefix: number of rows of the caches of a layer.
@@ -55,7 +55,8 @@ pub struct ActionExpertShape {
 
 impl ActionExpertShape {
     pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
-        let model = Model::model_of_name(point.word("model")?).expect("the axis lists the models");
+        let model =
+            ExpertModel::from_name(point.word("model")?).expect("the axis lists the models");
         let (dtype, weights) = match point.word("dtype")? {
             "fp8" => (Dtype::Bf16, WeightFormat::Fp8),
             "int4" => (Dtype::Bf16, WeightFormat::Int4),
@@ -76,12 +77,12 @@ impl ActionExpertShape {
     }
 
     pub(super) fn input_specs(&self) -> Vec<TensorSpec> {
-        self.model.tensors(self.s, self.p, self.dtype)
+        self.model.input_tensors(self.s, self.p, self.dtype)
     }
 
     /// Inputs as the equations use them: quantised weights are replaced by the numbers that they
     /// represent.
-    pub(super) fn effective_inputs(&self, inputs: &Tensors) -> Tensors {
+    pub(super) fn dequantised_inputs(&self, inputs: &Tensors) -> Tensors {
         let mut inputs = inputs.clone();
         let Some(dequantized) = self.weights.dequantize_function() else { return inputs };
         for spec in self.input_specs().iter().filter(|spec| fp8::is_quantized(spec)) {
@@ -94,8 +95,8 @@ impl ActionExpertShape {
     /// Bytes of an input that must be read from memory.
     fn input_bytes_to_read(&self, spec: &TensorSpec) -> u64 {
         match self.weights {
-            WeightFormat::Fp8 if fp8::is_quantized(spec) => fp8::bytes(spec),
-            WeightFormat::Int4 if fp8::is_quantized(spec) => int4::bytes(spec),
+            WeightFormat::Fp8 if fp8::is_quantized(spec) => fp8::fp8_tensor_bytes(spec),
+            WeightFormat::Int4 if fp8::is_quantized(spec) => int4::int4_tensor_bytes(spec),
             _ => spec.bytes(),
         }
     }
@@ -138,13 +139,13 @@ impl ActionExpertShape {
 
     /// Number of operations of both attention GEMMs in one step.
     pub fn attention_flops(&self) -> u64 {
-        let Model { depth, heads, head_dim, .. } = self.model;
+        let ExpertModel { depth, heads, head_dim, .. } = self.model;
         4 * (self.s * heads) as u64 * self.visible_tokens() as u64 * (head_dim * depth) as u64
     }
 
     /// Work of computing `steps` velocities at different times.
     pub(super) fn work(&self, steps: usize) -> Work {
-        let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
+        let ExpertModel { width, depth, mlp, heads, head_dim, .. } = self.model;
         let (steps, s) = (steps as u64, self.s as u64);
         // The styles depend on the time only and take one row a step; the actions pass twice
         // through 32 columns.
@@ -184,7 +185,7 @@ impl ActionExpertShape {
     /// Bytes of inputs, outputs, the reference at its peak, and the scores of a layer, which an
     /// implementation may store.
     pub(super) fn host_bytes(&self, steps: usize) -> u64 {
-        let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
+        let ExpertModel { width, depth, mlp, heads, head_dim, .. } = self.model;
         let inputs: u64 = self.input_specs().iter().map(TensorSpec::bytes).sum();
         // Dequantised weights exist besides the inputs, and have f32 copies for a computation in
         // f32.

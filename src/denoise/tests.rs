@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::denoise::model::{Model, PI05_MODEL, ReadTime, TINY_MODEL, TensorSpec};
+use crate::denoise::model::{ExpertModel, PI05_MODEL, ReadTime, TINY_MODEL, TensorSpec};
 use crate::denoise::plain::{PlainExpert, PlantedFault};
 use crate::denoise::reference::*;
 use crate::denoise::shape::MAX_TOKENS_AND_STEPS;
@@ -26,15 +26,15 @@ fn tiny_shape(s: usize, p: usize, dtype: Dtype) -> ActionExpertShape {
     ActionExpertShape { model: TINY_MODEL, s, p, dtype, weights: WeightFormat::Same }
 }
 
-fn in_fp8(model: Model, s: usize, p: usize) -> ActionExpertShape {
+fn fp8_shape(model: ExpertModel, s: usize, p: usize) -> ActionExpertShape {
     ActionExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Fp8 }
 }
 
-fn in_int4(model: Model, s: usize, p: usize) -> ActionExpertShape {
-    ActionExpertShape { weights: WeightFormat::Int4, ..in_fp8(model, s, p) }
+fn int4_shape(model: ExpertModel, s: usize, p: usize) -> ActionExpertShape {
+    ActionExpertShape { weights: WeightFormat::Int4, ..fp8_shape(model, s, p) }
 }
 
-fn values(mut expected: Vec<Expected>) -> Vec<f64> {
+fn first_values(mut expected: Vec<Expected>) -> Vec<f64> {
     let TensorData::F64(values) = expected.remove(0).values else { panic!("the reference is f64") };
     values
 }
@@ -65,7 +65,7 @@ fn cost_of_a_full_step_is_the_published_one() {
         dtype: Dtype::Bf16,
         weights: WeightFormat::Same,
     };
-    let specs = PI05_MODEL.tensors(50, 968, Dtype::Bf16);
+    let specs = PI05_MODEL.input_tensors(50, 968, Dtype::Bf16);
     let elements = |named: &dyn Fn(&str) -> bool| -> u64 {
         specs
             .iter()
@@ -134,7 +134,7 @@ fn fp8_reads_half_the_weights_and_computes_in_bf16() {
             dtype: Dtype::Bf16,
             weights: WeightFormat::Same,
         },
-        in_fp8(PI05_MODEL, 50, 968),
+        fp8_shape(PI05_MODEL, 50, 968),
     );
     let [plain, quantized] = [bf16, fp8].map(|expert| DenoiseLoop { expert, steps: 10 }.work());
     assert_eq!(plain.flops, quantized.flops);
@@ -146,7 +146,7 @@ fn fp8_reads_half_the_weights_and_computes_in_bf16() {
     );
     assert_eq!(plain.write_bytes, quantized.write_bytes);
     // Each weight takes half a byte, and each 128 weights a bf16.
-    let int4 = DenoiseLoop { expert: in_int4(PI05_MODEL, 50, 968), steps: 10 }.work();
+    let int4 = DenoiseLoop { expert: int4_shape(PI05_MODEL, 50, 968), steps: 10 }.work();
     assert_eq!((&plain.flops, plain.write_bytes), (&int4.flops, int4.write_bytes));
     let weights = PI05_MODEL.layer_weight_elements();
     assert_eq!(plain.read_bytes - int4.read_bytes, 10 * (weights * 3 / 2 - weights / 64));
@@ -154,12 +154,12 @@ fn fp8_reads_half_the_weights_and_computes_in_bf16() {
 
 #[test]
 fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
-    for expert in [in_fp8(TINY_MODEL, 7, 13), in_int4(TINY_MODEL, 7, 13)] {
+    for expert in [fp8_shape(TINY_MODEL, 7, 13), int4_shape(TINY_MODEL, 7, 13)] {
         let problem = DenoiseLoop { expert, steps: 3 };
         let plain = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::Bf16), steps: 3 };
         let inputs = problem.inputs(1);
         assert_eq!(inputs, plain.inputs(1));
-        let quantized = problem.expert.effective_inputs(&inputs);
+        let quantized = problem.expert.dequantised_inputs(&inputs);
         assert!(quantized.tensor("down_proj") != inputs.tensor("down_proj"));
         assert_eq!(quantized.tensor("style1"), inputs.tensor("style1"));
         assert_eq!(problem.reference(&inputs), plain.reference(&quantized));
@@ -173,12 +173,14 @@ fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
 fn prints_the_error_of_quantising_the_full_model() {
     let sizes = [(50, 968, 1), (10, 712, 10), (50, 968, 10)];
     for (s, p, steps) in sizes {
-        let plain = ActionExpertShape { weights: WeightFormat::Same, ..in_int4(PI05_MODEL, s, p) };
+        let plain =
+            ActionExpertShape { weights: WeightFormat::Same, ..int4_shape(PI05_MODEL, s, p) };
         let plain = DenoiseLoop { expert: plain, steps };
         let inputs = plain.inputs(1);
         let exact = plain.reference(&inputs);
-        let quantised = DenoiseLoop { expert: in_int4(PI05_MODEL, s, p), steps }.reference(&inputs);
-        let (x, y) = (&values(quantised), &values(exact.clone()));
+        let quantised =
+            DenoiseLoop { expert: int4_shape(PI05_MODEL, s, p), steps }.reference(&inputs);
+        let (x, y) = (&first_values(quantised), &first_values(exact.clone()));
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let cosine = dot(x, y) / (dot(x, x) * dot(y, y)).sqrt();
         eprintln!(
@@ -193,15 +195,19 @@ fn prints_the_error_of_quantising_the_full_model() {
 #[test]
 fn quantising_itself_moves_the_actions_by_a_percent() {
     for seed in 1..4 {
-        let problem = DenoiseLoop { expert: in_fp8(TINY_MODEL, 50, 100), steps: 10 };
+        let problem = DenoiseLoop { expert: fp8_shape(TINY_MODEL, 50, 100), steps: 10 };
         let plain = DenoiseLoop { expert: tiny_shape(50, 100, Dtype::Bf16), steps: 10 };
         let inputs = problem.inputs(seed);
-        let moved =
-            distance_from_reference(values(problem.reference(&inputs)), &plain.reference(&inputs));
+        let moved = distance_from_reference(
+            first_values(problem.reference(&inputs)),
+            &plain.reference(&inputs),
+        );
         assert!((1e-3..5e-2).contains(&moved.errors.relative_l2), "{moved:?}");
-        let problem = DenoiseLoop { expert: in_int4(TINY_MODEL, 50, 100), ..problem };
-        let int4 =
-            distance_from_reference(values(problem.reference(&inputs)), &plain.reference(&inputs));
+        let problem = DenoiseLoop { expert: int4_shape(TINY_MODEL, 50, 100), ..problem };
+        let int4 = distance_from_reference(
+            first_values(problem.reference(&inputs)),
+            &plain.reference(&inputs),
+        );
         assert!((moved.errors.relative_l2..2e-1).contains(&int4.errors.relative_l2), "{int4:?}");
     }
 }
@@ -222,16 +228,19 @@ fn every_tensor_is_in_the_table_of_the_module() {
 
 #[test]
 fn selections_bind_and_their_ids_are_short_and_unique() {
-    fn ids<P: Problem>(workload: &Workload<P>, effort: Effort) -> Vec<String> {
+    fn case_ids<P: Problem>(workload: &Workload<P>, effort: Effort) -> Vec<String> {
         let points = workload.points(effort, DefaultScale::Accelerator, &[]).unwrap();
         points.iter().for_each(|point| drop((workload.bind)(point).unwrap()));
         points.iter().map(|point| format!("{}/{point}", workload.name)).collect()
     }
     assert_eq!(
-        [ids(&STEP, Effort::Default), ids(&LOOP_WORKLOAD, Effort::Default)].concat(),
+        [case_ids(&STEP_WORKLOAD, Effort::Default), case_ids(&LOOP_WORKLOAD, Effort::Default)]
+            .concat(),
         ["denoise/step/pi05_s50_p968_bf16", "denoise/loop/pi05_s50_p968_steps10_bf16"]
     );
-    let all = [ids(&STEP, Effort::Thorough), ids(&LOOP_WORKLOAD, Effort::Thorough)].concat();
+    let all =
+        [case_ids(&STEP_WORKLOAD, Effort::Thorough), case_ids(&LOOP_WORKLOAD, Effort::Thorough)]
+            .concat();
     assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), all.len());
     assert!(all.iter().all(|id| id.len() <= 64), "{all:?}");
 }
@@ -246,7 +255,10 @@ fn a_layer_of_the_expert_is_its_model_with_a_depth_of_one() {
             .remove(0);
         (LOOP_WORKLOAD.bind)(&point).unwrap().expert.model
     };
-    assert_eq!(model_of("pi05_layer"), Model { name: "pi05_layer", depth: 1, ..model_of("pi05") });
+    assert_eq!(
+        model_of("pi05_layer"),
+        ExpertModel { name: "pi05_layer", depth: 1, ..model_of("pi05") }
+    );
 }
 
 #[test]
@@ -315,7 +327,7 @@ fn activations_by_hand() {
         );
     }
     let mut row = vec![3.0, 1.0, 3.0 - 2f64.ln()];
-    softmax(&mut row, 1.0);
+    scaled_softmax_in_place(&mut row, 1.0);
     assert!(
         is_close(row.iter().sum(), 1.0)
             && is_close(row[0], 2.0 * row[2])
@@ -336,7 +348,7 @@ fn ada_rms_by_hand() {
 #[test]
 fn rope_by_hand() {
     let mut x = [1.0, 0.0, 0.0, 2.0];
-    rope(&mut x, 4, |_| 3);
+    apply_rope_to_rows(&mut x, 4, |_| 3);
     // The pairs (0, 2) and (1, 3) are rotated by 3 and 3/100.
     let expected = [3f64.cos(), -2.0 * 0.03f64.sin(), 3f64.sin(), 2.0 * 0.03f64.cos()];
     assert!(x.iter().zip(expected).all(|(&a, b)| is_close(a, b)), "{x:?}");
@@ -354,10 +366,10 @@ proptest! {
             |name: &str, len| kernelgate::workload::random::map_normal_values(seed, name, len, f64::from);
         let (a, b) = (draw("a", m * k), draw("b", k * n));
         let view = |x, rows, columns| kernelgate_numerics::gemm::MatRef::from_row_major_slice(x, rows, columns);
-        let c = gemm(view(&a, m, k), view(&b, k, n));
+        let c = multiply_matrices(view(&a, m, k), view(&b, k, n));
         // The stack has two matrices in column blocks; the second one is used.
         let stack = Tensors::new().with("w", [2, k, n], [draw("other", k * n), b.clone()].concat());
-        let blocked = project(&stack, "w", 1, &a, m);
+        let blocked = matmul(&stack, "w", 1, &a, m);
         for i in 0..m {
             for j in 0..n {
                 let sum: f64 = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
@@ -377,7 +389,7 @@ proptest! {
         let draw = |name: &str| kernelgate::workload::random::map_normal_values(seed, name, 16, f64::from);
         let at = |x: &[f64], position| {
             let mut x = x.to_vec();
-            rope(&mut x, 16, |_| position);
+            apply_rope_to_rows(&mut x, 16, |_| position);
             x
         };
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -465,7 +477,7 @@ fn tolerance_lets_bf16_rounding_pass() {
             let mut plain = PlainExpert::new(&expert, &inputs);
             plain.rounded = true;
             let velocity = plain.velocity(&action_values(&inputs), f64::from(SINGLE_STEP_TIME));
-            let times = times(steps);
+            let times = denoising_times(steps);
             let moved = euler_steps(steps, action_values(&inputs), |x, step| {
                 plain.velocity(x, times[step])
             });
@@ -485,7 +497,7 @@ fn tolerance_lets_bf16_rounding_pass() {
 fn activations_stay_of_order_one() {
     for seed in 1..4 {
         let step = DenoiseStep { expert: tiny_shape(50, 100, Dtype::F32) };
-        let velocity = values(step.reference(&step.inputs(seed)));
+        let velocity = first_values(step.reference(&step.inputs(seed)));
         let rms = (velocity.iter().map(|x| x * x).sum::<f64>() / velocity.len() as f64).sqrt();
         assert!((0.5..3.0).contains(&rms), "{rms}");
     }
@@ -495,19 +507,19 @@ fn activations_stay_of_order_one() {
 fn zero_gates_leave_the_residual_untouched() {
     let step = DenoiseStep { expert: tiny_shape(7, 13, Dtype::F32) };
     let mut inputs = step.inputs(1);
-    let before = values(step.reference(&inputs));
+    let before = first_values(step.reference(&inputs));
     let width = TINY_MODEL.width;
     for name in ["style1", "style2", "style1_bias", "style2_bias"] {
         for row in inputs.f32_mut(name).chunks_mut(3 * width) {
             row[2 * width..].fill(0.0);
         }
     }
-    let expected = values(step.reference(&inputs));
+    let expected = first_values(step.reference(&inputs));
     assert_ne!(expected, before);
     for name in ["q_proj", "v_proj", "o_proj", "down_proj", "k_cache", "v_cache"] {
         inputs.f32_mut(name).iter_mut().for_each(|x| *x = 1.0 - *x);
     }
-    assert_eq!(values(step.reference(&inputs)), expected);
+    assert_eq!(first_values(step.reference(&inputs)), expected);
 }
 
 #[test]
@@ -518,9 +530,9 @@ fn a_loop_without_velocity_returns_the_noise_and_with_a_constant_one_subtracts_i
         inputs.f32_mut("action_out").fill(0.0);
         inputs.f32_mut("action_out_bias").fill(0.0);
         let noise = action_values(&inputs);
-        assert_eq!(values(problem.reference(&inputs)), noise);
+        assert_eq!(first_values(problem.reference(&inputs)), noise);
         inputs.f32_mut("action_out_bias").fill(0.25);
-        let moved = values(problem.reference(&inputs));
+        let moved = first_values(problem.reference(&inputs));
         assert!(moved.iter().zip(&noise).all(|(moved, noise)| is_close(*moved, noise - 0.25)));
     }
 }
@@ -535,7 +547,7 @@ fn euler_takes_exactly_the_steps_at_the_times_from_one() {
         });
         assert_eq!(seen, (0..steps).collect::<Vec<_>>());
         assert!(is_close(x[0], 2.0 * (1.0 - 1.0 / steps as f64).powi(steps as i32)));
-        let times = times(steps);
+        let times = denoising_times(steps);
         assert_eq!((times.len(), times[0]), (steps, 1.0));
         assert!(times.iter().enumerate().all(|(i, &t)| is_close(t, 1.0 - i as f64 / steps as f64)));
     }

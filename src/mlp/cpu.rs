@@ -3,8 +3,8 @@
 
 use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
 
-use super::definition::{Backward, Forward};
-use super::shape::Shape;
+use super::definition::{MlpBackward, MlpForward};
+use super::shape::MlpShape;
 use crate::math::exp;
 use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;
@@ -12,40 +12,42 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// CPU rows of the perceptron's forward pass.
-pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
+pub const FORWARD: &[Implementation<MlpForward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, SiLU and softmax between them",
-    supports: |problem| requires_f32(&problem.shape),
+    supports: |problem| check_is_f32(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let mut layers = LayerActivations::new(&problem.shape);
         let outputs =
             Tensors::new().with_output("p", [problem.shape.b, problem.shape.c], Dtype::F32);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            layers.forward(inputs, outputs.f32_mut("p"));
+            layers.compute_probabilities(inputs, outputs.f32_mut("p"));
         })
     }),
 }];
 
 /// CPU rows of the perceptron's backward pass.
-pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
+pub const BACKWARD: &[Implementation<MlpBackward>] = &[Implementation {
     name: "cpu",
     about: "the forward pass, then GEMMs with transposed operands on all threads",
-    supports: |problem| requires_f32(&problem.shape),
+    supports: |problem| check_is_f32(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let mut layers = LayerActivations::new(&problem.shape);
         let mut p = vec![0.0; problem.shape.b * problem.shape.c];
-        let outputs =
-            problem.shape.operands().into_iter().fold(Tensors::new(), |outputs, (name, shape)| {
+        let outputs = problem.shape.named_operands().into_iter().fold(
+            Tensors::new(),
+            |outputs, (name, shape)| {
                 outputs.with_output(&format!("grad_{name}"), shape, Dtype::F32)
-            });
+            },
+        );
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            layers.forward(inputs, &mut p);
-            layers.backward(inputs, &p, outputs);
+            layers.compute_probabilities(inputs, &mut p);
+            layers.compute_gradients(inputs, &p, outputs);
         })
     }),
 }];
 
-fn requires_f32(shape: &Shape) -> Result<(), String> {
+fn check_is_f32(shape: &MlpShape) -> Result<(), String> {
     if shape.dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
 }
 
@@ -54,7 +56,7 @@ const ELEMENTS_PER_TASK: usize = 1 << 12;
 
 /// Activations of the layers between the GEMMs.
 struct LayerActivations {
-    shape: Shape,
+    shape: MlpShape,
     z: Vec<f32>,
     a: Vec<f32>,
     grad_z: Vec<f32>,
@@ -62,7 +64,7 @@ struct LayerActivations {
 }
 
 impl LayerActivations {
-    fn new(shape: &Shape) -> Self {
+    fn new(shape: &MlpShape) -> Self {
         let hidden = || vec![0.0; shape.b * shape.h];
         Self {
             shape: *shape,
@@ -74,9 +76,9 @@ impl LayerActivations {
     }
 
     /// Computes the probabilities `p` `[b, c]`.
-    fn forward(&mut self, inputs: &Tensors, p: &mut [f32]) {
-        let Shape { b, h, c, .. } = self.shape;
-        let [x, w1, w2] = operands(&self.shape, inputs);
+    fn compute_probabilities(&mut self, inputs: &Tensors, p: &mut [f32]) {
+        let MlpShape { b, h, c, .. } = self.shape;
+        let [x, w1, w2] = view_operands(&self.shape, inputs);
         multiply(&mut self.z, x, w1);
         parallel::for_each_chunk(&mut self.a, ELEMENTS_PER_TASK, &|number, a| {
             a.iter_mut()
@@ -94,10 +96,10 @@ impl LayerActivations {
         });
     }
 
-    /// Computes the gradients; [`Self::forward`] must have computed `p` before.
-    fn backward(&mut self, inputs: &Tensors, p: &[f32], outputs: &mut Tensors) {
-        let Shape { b, h, c, .. } = self.shape;
-        let [x, w1, w2] = operands(&self.shape, inputs);
+    /// Computes the gradients; [`Self::compute_probabilities`] must have computed `p` before.
+    fn compute_gradients(&mut self, inputs: &Tensors, p: &[f32], outputs: &mut Tensors) {
+        let MlpShape { b, h, c, .. } = self.shape;
+        let [x, w1, w2] = view_operands(&self.shape, inputs);
         let rows = c * ELEMENTS_PER_TASK.div_ceil(c);
         let grad_p = inputs.f32("grad_p");
         parallel::for_each_chunk(&mut self.grad_logits, rows, &|number, grad| {
@@ -127,8 +129,8 @@ fn sigmoid(z: f32) -> f32 {
     1.0 / (1.0 + exp(-z))
 }
 
-fn operands<'a>(shape: &Shape, inputs: &'a Tensors) -> [MatRef<'a, f32>; 3] {
-    shape.operands().map(|(name, [rows, columns])| view(inputs.f32(name), rows, columns))
+fn view_operands<'a>(shape: &MlpShape, inputs: &'a Tensors) -> [MatRef<'a, f32>; 3] {
+    shape.named_operands().map(|(name, [rows, columns])| view(inputs.f32(name), rows, columns))
 }
 
 fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
@@ -148,9 +150,9 @@ mod tests {
     #[test]
     fn agrees_with_the_reference_at_odd_shapes() {
         for [b, i, h, c] in [[1, 1, 1, 1], [3, 5, 7, 11], [65, 33, 129, 10]] {
-            let shape = Shape { b, i, h, c, dtype: Dtype::F32 };
-            check_row_against_reference(&FORWARD[0], &Forward { shape });
-            check_row_against_reference(&BACKWARD[0], &Backward { shape });
+            let shape = MlpShape { b, i, h, c, dtype: Dtype::F32 };
+            check_row_against_reference(&FORWARD[0], &MlpForward { shape });
+            check_row_against_reference(&BACKWARD[0], &MlpBackward { shape });
         }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! The perceptron has no biases and no loss. The gradient of `p` is an input.
 
-use super::reference::Reference;
-use super::shape::Shape;
+use super::reference::MlpReference;
+use super::shape::MlpShape;
 use kernelgate::workload::{
     Axis, Dtype, Expected, FlopUnit, Problem, Symmetry, Tensors, Tolerance, Work, Workload, random,
 };
@@ -18,7 +18,7 @@ const AXES: &[Axis] = &[
 ];
 
 /// Workload of the perceptron's forward pass: probabilities of the classes.
-pub const FORWARD: Workload<Forward> = Workload {
+pub const FORWARD: Workload<MlpForward> = Workload {
     name: "mlp/forward",
     about: "two-layer perceptron: GEMM, SiLU, GEMM, softmax",
     revision: 1,
@@ -26,12 +26,12 @@ pub const FORWARD: Workload<Forward> = Workload {
     default: &["b=256 i=512 h=1024 c=64 dtype=f32"],
     accelerator: &["b=8192 i=1024 h=4096 c=128 dtype=bf16"],
     thorough: &["b=64,1024 i=512 h=2048 c=16 dtype=f32,bf16"],
-    bind: |point| Ok(Forward { shape: Shape::bind(point)? }),
+    bind: |point| Ok(MlpForward { shape: MlpShape::bind(point)? }),
 };
 
 /// Workload of the perceptron's backward pass: gradients of the weights and of the input, including
 /// the forward pass.
-pub const BACKWARD: Workload<Backward> = Workload {
+pub const BACKWARD: Workload<MlpBackward> = Workload {
     name: "mlp/backward",
     about: "gradients of x and of both weights of the perceptron, forward pass included",
     revision: 1,
@@ -39,23 +39,23 @@ pub const BACKWARD: Workload<Backward> = Workload {
     default: FORWARD.default,
     accelerator: FORWARD.accelerator,
     thorough: FORWARD.thorough,
-    bind: |point| Ok(Backward { shape: Shape::bind(point)? }),
+    bind: |point| Ok(MlpBackward { shape: MlpShape::bind(point)? }),
 };
 
 /// Problem `mlp/forward`: computes `p [b, c]` in f32 from `x [b, i]`, `w1 [i, h]` and `w2 [h, c]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Forward {
+pub struct MlpForward {
     /// Extents and dtype of the perceptron.
-    pub shape: Shape,
+    pub shape: MlpShape,
 }
 
-impl Problem for Forward {
+impl Problem for MlpForward {
     fn inputs(&self, seed: u64) -> Tensors {
         self.shape.inputs(seed)
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let p = Reference::new(&self.shape, inputs, |x| x).p;
+        let p = MlpReference::new(&self.shape, inputs, |x| x).p;
         vec![Expected::all("p", [self.shape.b, self.shape.c], p)]
     }
 
@@ -65,7 +65,7 @@ impl Problem for Forward {
     }
 
     fn work(&self) -> Work {
-        let Shape { b, h, c, dtype, .. } = self.shape;
+        let MlpShape { b, h, c, dtype, .. } = self.shape;
         // SiLU counts as four operations for each element, softmax as five.
         Work::bytes(self.shape.operand_bytes(), 4 * (b * c) as u64)
             .with_flops(FlopUnit::Matmul, dtype, self.shape.gemm_flops())
@@ -84,20 +84,20 @@ impl Problem for Forward {
 /// Problem `mlp/backward`: computes `grad_x`, `grad_w1` and `grad_w2` in f32, with the shapes of x
 /// and of the weights, from the inputs of `mlp/forward` and `grad_p [b, c]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Backward {
+pub struct MlpBackward {
     /// Extents and dtype of the perceptron.
-    pub shape: Shape,
+    pub shape: MlpShape,
 }
 
-impl Problem for Backward {
+impl Problem for MlpBackward {
     fn inputs(&self, seed: u64) -> Tensors {
-        let Shape { b, c, .. } = self.shape;
+        let MlpShape { b, c, .. } = self.shape;
         self.shape.inputs(seed).with("grad_p", [b, c], random::normal_values(seed, "grad_p", b * c))
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let gradients = Reference::new(&self.shape, inputs, |x| x).gradients(inputs);
-        let outputs = gradients.into_iter().zip(self.shape.operands());
+        let gradients = MlpReference::new(&self.shape, inputs, |x| x).compute_gradients(inputs);
+        let outputs = gradients.into_iter().zip(self.shape.named_operands());
         outputs
             .map(|(values, (name, shape))| Expected::all(&format!("grad_{name}"), shape, values))
             .collect()
@@ -109,8 +109,9 @@ impl Problem for Backward {
     }
 
     fn work(&self) -> Work {
-        let Shape { b, h, c, dtype, .. } = self.shape;
-        let elements = self.shape.operands().map(|(_, [rows, columns])| (rows * columns) as u64);
+        let MlpShape { b, h, c, dtype, .. } = self.shape;
+        let elements =
+            self.shape.named_operands().map(|(_, [rows, columns])| (rows * columns) as u64);
         let read = self.shape.operand_bytes() + 4 * (b * c) as u64;
         Work::bytes(read, 4 * elements.iter().sum::<u64>())
             .with_flops(FlopUnit::Matmul, dtype, 3 * self.shape.gemm_flops())
@@ -132,10 +133,10 @@ mod tests {
     use half::bf16;
     use kernelgate::workload::{DefaultScale, Effort};
 
-    const SMALL: Shape = Shape { b: 37, i: 48, h: 96, c: 11, dtype: Dtype::F32 };
+    const SMALL: MlpShape = MlpShape { b: 37, i: 48, h: 96, c: 11, dtype: Dtype::F32 };
 
     /// Maximum error and relative L2 error of values compared with exact values.
-    fn errors(values: &[f64], exact: &[f64]) -> [f64; 2] {
+    fn max_and_relative_l2_error(values: &[f64], exact: &[f64]) -> [f64; 2] {
         let largest =
             |values: &mut dyn Iterator<Item = f64>| values.map(f64::abs).fold(0.0, f64::max);
         let norm =
@@ -151,16 +152,18 @@ mod tests {
     #[test]
     fn rounding_to_bf16_stays_within_the_tolerance() {
         let problem =
-            Backward { shape: Shape { b: 128, i: 256, h: 512, c: 64, dtype: Dtype::Bf16 } };
+            MlpBackward { shape: MlpShape { b: 128, i: 256, h: 512, c: 64, dtype: Dtype::Bf16 } };
         let inputs = problem.inputs(1);
         let round = |x: f64| bf16::from_f64(x).to_f64();
         let [exact, rounded] = [(|x| x) as fn(f64) -> f64, round]
-            .map(|round| Reference::new(&problem.shape, &inputs, round));
+            .map(|round| MlpReference::new(&problem.shape, &inputs, round));
         let mut pairs = vec![(rounded.p.clone(), exact.p.clone())];
-        pairs.extend(rounded.gradients(&inputs).into_iter().zip(exact.gradients(&inputs)));
+        pairs.extend(
+            rounded.compute_gradients(&inputs).into_iter().zip(exact.compute_gradients(&inputs)),
+        );
         let Tolerance { max_error, relative_l2 } = problem.tolerance();
         for (values, exact) in pairs {
-            let [max, l2] = errors(&values, &exact);
+            let [max, l2] = max_and_relative_l2_error(&values, &exact);
             assert!(max < max_error / 2.0 && l2 < relative_l2 / 2.0, "{max} {l2}");
             assert!(max > max_error / 40.0 || l2 > relative_l2 / 40.0, "{max} {l2}");
         }
@@ -168,14 +171,14 @@ mod tests {
 
     #[test]
     fn gradients_are_differences_of_the_loss() {
-        let problem = Backward { shape: SMALL };
+        let problem = MlpBackward { shape: SMALL };
         let inputs = problem.inputs(2);
         let loss = |inputs: &Tensors| {
-            let p = Reference::new(&SMALL, inputs, |x| x).p;
+            let p = MlpReference::new(&SMALL, inputs, |x| x).p;
             p.iter().zip(inputs.f32("grad_p")).map(|(p, g)| p * f64::from(*g)).sum::<f64>()
         };
-        let gradients = Reference::new(&SMALL, &inputs, |x| x).gradients(&inputs);
-        for ((name, _), gradient) in SMALL.operands().into_iter().zip(gradients) {
+        let gradients = MlpReference::new(&SMALL, &inputs, |x| x).compute_gradients(&inputs);
+        for ((name, _), gradient) in SMALL.named_operands().into_iter().zip(gradients) {
             for element in [0, gradient.len() / 2, gradient.len() - 1] {
                 let at = |step: f32| {
                     let mut moved = inputs.clone();
@@ -195,10 +198,10 @@ mod tests {
         for point in FORWARD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap() {
             assert!((FORWARD.bind)(&point).is_ok());
         }
-        let shape = Shape { b: 2, i: 3, h: 5, c: 7, dtype: Dtype::Bf16 };
-        let work = Forward { shape }.work();
+        let shape = MlpShape { b: 2, i: 3, h: 5, c: 7, dtype: Dtype::Bf16 };
+        let work = MlpForward { shape }.work();
         assert_eq!((work.read_bytes, work.write_bytes), (2 * (6 + 15 + 35), 4 * 14));
         assert_eq!(work.matmul_flops(), 2 * 2 * 5 * (3 + 7));
-        assert_eq!(Backward { shape }.work().matmul_flops(), 3 * work.matmul_flops());
+        assert_eq!(MlpBackward { shape }.work().matmul_flops(), 3 * work.matmul_flops());
     }
 }

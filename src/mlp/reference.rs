@@ -2,12 +2,12 @@
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
-use super::shape::Shape;
+use super::shape::MlpShape;
 use kernelgate::workload::Tensors;
 
 /// Results of the forward pass, with the values that the gradients need.
-pub struct Reference {
-    shape: Shape,
+pub struct MlpReference {
+    shape: MlpShape,
     round: fn(f64) -> f64,
     x: Vec<f64>,
     w1: Vec<f64>,
@@ -20,17 +20,17 @@ pub struct Reference {
     pub p: Vec<f64>,
 }
 
-impl Reference {
+impl MlpReference {
     /// Computes `p`. `round` is applied to values that a row stores in the dtype of the inputs; the
     /// reference rounds nothing.
-    pub fn new(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Self {
-        let Shape { b, i, h, c, .. } = *shape;
+    pub fn new(shape: &MlpShape, inputs: &Tensors, round: fn(f64) -> f64) -> Self {
+        let MlpShape { b, i, h, c, .. } = *shape;
         let [x, w1, w2] = shape
-            .operands()
+            .named_operands()
             .map(|(name, [rows, columns])| inputs.tensor(name).to_f64(0, rows * columns));
-        let z = multiply(view(&x, b, i), view(&w1, i, h));
+        let z = multiply_matrices(view(&x, b, i), view(&w1, i, h));
         let a: Vec<f64> = z.iter().map(|&z| round(z * sigmoid(z))).collect();
-        let mut p = multiply(view(&a, b, h), view(&w2, h, c));
+        let mut p = multiply_matrices(view(&a, b, h), view(&w2, h, c));
         for row in p.chunks_mut(c) {
             let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             row.iter_mut().for_each(|x| *x = (*x - largest).exp());
@@ -41,24 +41,24 @@ impl Reference {
     }
 
     /// Computes the gradients of x, w1 and w2 from `grad_p`.
-    pub fn gradients(&self, inputs: &Tensors) -> [Vec<f64>; 3] {
-        let Shape { b, i, h, c, .. } = self.shape;
+    pub fn compute_gradients(&self, inputs: &Tensors) -> [Vec<f64>; 3] {
+        let MlpShape { b, i, h, c, .. } = self.shape;
         let mut grad_logits = inputs.tensor("grad_p").to_f64(0, b * c);
         for (grad, p) in grad_logits.chunks_mut(c).zip(self.p.chunks(c)) {
             let mean: f64 = grad.iter().zip(p).map(|(grad, p)| grad * p).sum();
             grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = (self.round)(p * (*grad - mean)));
         }
         let grad_logits = view(&grad_logits, b, c);
-        let mut grad_z = multiply(grad_logits, view(&self.w2, h, c).transpose());
+        let mut grad_z = multiply_matrices(grad_logits, view(&self.w2, h, c).transpose());
         for (grad, &z) in grad_z.iter_mut().zip(&self.z) {
             let s = sigmoid(z);
             *grad = (self.round)(*grad * s * (1.0 + z * (1.0 - s)));
         }
         let grad_z = view(&grad_z, b, h);
         [
-            multiply(grad_z, view(&self.w1, i, h).transpose()),
-            multiply(view(&self.x, b, i).transpose(), grad_z),
-            multiply(view(&self.a, b, h).transpose(), grad_logits),
+            multiply_matrices(grad_z, view(&self.w1, i, h).transpose()),
+            multiply_matrices(view(&self.x, b, i).transpose(), grad_z),
+            multiply_matrices(view(&self.a, b, h).transpose(), grad_logits),
         ]
     }
 }
@@ -72,7 +72,7 @@ fn view(values: &[f64], rows: usize, columns: usize) -> MatRef<'_, f64> {
 }
 
 /// Multiplies two row-major matrices, `a·b`.
-fn multiply(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Vec<f64> {
+fn multiply_matrices(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Vec<f64> {
     let mut out = vec![0.0; a.nrows() * b.ncols()];
     let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());
     multiply_f64(view, Accum::Replace, a, b, 1.0);

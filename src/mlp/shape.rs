@@ -8,7 +8,7 @@ use kernelgate::workload::{
 
 /// Extents and dtype of the perceptron.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
+pub struct MlpShape {
     /// Number of rows of x.
     pub b: usize,
     /// Number of columns of x.
@@ -21,7 +21,7 @@ pub struct Shape {
     pub dtype: Dtype,
 }
 
-impl Shape {
+impl MlpShape {
     /// Reads the extents of the perceptron from a point of the axes.
     pub fn bind(point: &Point) -> Result<Self, AxisError> {
         let [b, i, h, c] = ["b", "i", "h", "c"].map(|name| point.number(name));
@@ -38,14 +38,14 @@ impl Shape {
     }
 
     /// Names of `x`, `w1` and `w2`, with their rows and columns.
-    pub const fn operands(&self) -> [(&'static str, [usize; 2]); 3] {
+    pub const fn named_operands(&self) -> [(&'static str, [usize; 2]); 3] {
         [("x", [self.b, self.i]), ("w1", [self.i, self.h]), ("w2", [self.h, self.c])]
     }
 
     /// Draws x from N(0, 1), and weights that keep the variance of a row.
     pub fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        for (name, shape) in self.operands() {
+        for (name, shape) in self.named_operands() {
             let [rows, columns] = shape;
             let factor = if name == "x" { 1.0 } else { 1.0 / (rows as f32).sqrt() };
             let len = rows * columns;
@@ -67,7 +67,7 @@ impl Shape {
 
     /// Bytes of x and of both weights.
     pub fn operand_bytes(&self) -> u64 {
-        let elements = self.operands().map(|(_, [rows, columns])| (rows * columns) as u64);
+        let elements = self.named_operands().map(|(_, [rows, columns])| (rows * columns) as u64);
         elements.iter().sum::<u64>() * self.dtype.bytes() as u64
     }
 

@@ -15,23 +15,23 @@
 //! ranges. `cuda/best` opens no stage's range, because its layers are one launch; the kernel's
 //! stages show their times.
 
-use super::network::{CLASS_COUNT, ConvolutionLayer, Map, ResidualBlock};
+use super::network::{CLASS_COUNT, ConvolutionLayer, FeatureMap, ResidualBlock};
 use super::shape::NetworkShape;
 use kernelgate::workload::{Breakdown, BreakdownPart, Dtype, FlopUnit, Work};
 
-const LAYERS: &str = "layer";
+const LAYER_TABLE: &str = "layer";
 const BACKWARD_LAYER_TABLE: &str = "layer backward";
 
 /// Breakdown of inference into its parts, from images to logits.
 pub(super) fn inference_breakdown(shape: &NetworkShape) -> Breakdown {
-    let parts = [components(shape), NetworkParts::new(shape).forward()].concat();
+    let parts = [forward_components(shape), NetworkParts::new(shape).forward_parts()].concat();
     Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
 }
 
 /// Breakdown of a training step into its parts.
 pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
     let costs = NetworkParts::new(shape);
-    let backward = costs.backward();
+    let backward = costs.backward_parts();
     let parameters = costs.network.parameters as u64;
     let f32s = parameters * Dtype::F32.bytes() as u64;
     let rounded: usize = costs.network.block_convolutions().map(weight_elements_read).sum();
@@ -41,16 +41,16 @@ pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
         Work::bytes(2 * f32s, 2 * f32s).with_flops(FlopUnit::Vector, Dtype::F32, 4 * parameters);
     let gradients = costs.weight_gradients();
     let own = backward.iter().filter(|part| !part.range.ends_with("_ResBlocks"));
-    let all = sum(own.map(|part| &part.work).chain([&gradients]));
+    let all = sum_works(own.map(|part| &part.work).chain([&gradients]));
     let parts = [
         vec![component_part("Weight_Rounding", rounding)],
-        components(shape),
+        forward_components(shape),
         vec![
             component_part("Backward", all),
             component_part("Weight_Gradients", gradients),
             component_part("Optimizer", optimizer),
         ],
-        costs.forward(),
+        costs.forward_parts(),
         backward,
     ];
     Breakdown { samples: Some(shape.b as u64), parts: parts.concat(), ..Breakdown::default() }
@@ -58,12 +58,12 @@ pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
 
 /// Number of a convolution's weights that are multiplied with a pixel somewhere.
 pub(super) fn weight_elements_read(conv: &ConvolutionLayer) -> usize {
-    conv.window.output.channels * conv.window.reading_taps() * conv.window.input.channels
+    conv.window.output.channels * conv.window.count_of_reading_taps() * conv.window.input.channels
 }
 
 /// Parts of the forward pass, as the guides name them.
-fn components(shape: &NetworkShape) -> Vec<BreakdownPart> {
-    let forward = shape.forward_work(&shape.sizes.network());
+fn forward_components(shape: &NetworkShape) -> Vec<BreakdownPart> {
+    let forward = shape.forward_work(&shape.sizes.build_network());
     vec![
         component_part("Model_Reset", Work::default()),
         component_part("Time_Encoding", Work::default()),
@@ -78,7 +78,7 @@ fn component_part(range: &str, work: Work) -> BreakdownPart {
 }
 
 /// Sum of several works.
-fn sum<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
+fn sum_works<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
     let mut sum = Work::default();
     for work in works {
         sum.read_bytes += work.read_bytes;
@@ -110,12 +110,12 @@ impl LayerTable {
     }
 
     /// Parts of a stage: the stage as a whole, then its convolutions.
-    fn stage_parts(
+    fn parts_of_stage(
         &self,
         stage: &str,
         convs: Vec<(&ConvolutionLayer, Work)>,
     ) -> Vec<BreakdownPart> {
-        let whole = self.part(stage, sum(convs.iter().map(|(_, work)| work)));
+        let whole = self.part(stage, sum_works(convs.iter().map(|(_, work)| work)));
         let conv = |(conv, work): (&ConvolutionLayer, Work)| BreakdownPart {
             label: format!("· {}", conv.name),
             ..self.part(&format!("{stage}/{}", conv.name), work)
@@ -127,12 +127,12 @@ impl LayerTable {
 /// Network and shape from which the layers' work is computed.
 struct NetworkParts<'a> {
     shape: &'a NetworkShape,
-    network: super::network::Network,
+    network: super::network::ResNet18,
 }
 
 impl<'a> NetworkParts<'a> {
     fn new(shape: &'a NetworkShape) -> Self {
-        Self { shape, network: shape.sizes.network() }
+        Self { shape, network: shape.sizes.build_network() }
     }
 
     /// Numbers of operations of GEMMs and of the vector unit.
@@ -150,7 +150,7 @@ impl<'a> NetworkParts<'a> {
         2 * self.shape.frame_count() as u64 * multiply_adds
     }
 
-    fn neuron_steps(&self, map: Map) -> u64 {
+    fn neuron_time_steps(&self, map: FeatureMap) -> u64 {
         (self.shape.frame_count() * map.elements()) as u64
     }
 
@@ -163,15 +163,15 @@ impl<'a> NetworkParts<'a> {
             |conv: &ConvolutionLayer| weight_elements_read(conv) + conv.window.output.channels;
         let read: usize = convs.clone().into_iter().map(elements).sum();
         let map = convs.clone().into_iter().next().map(|conv| conv.window.output);
-        let neurons = map.map_or(0, |map| self.neuron_steps(map));
+        let neurons = map.map_or(0, |map| self.neuron_time_steps(map));
         let read = Work::bytes((read * self.shape.dtype.bytes()) as u64, 0);
         self.gemm_and_vector_work(read, self.convolution_flops(convs), 5 * neurons)
     }
 
-    fn forward(&self) -> Vec<BreakdownPart> {
+    fn forward_parts(&self) -> Vec<BreakdownPart> {
         let Self { shape, network, .. } = self;
         let images = shape.b * shape.sizes.image().elements() * shape.dtype.bytes();
-        let layers = LayerTable { table: LAYERS, within: "Model_Compute_All_Layers" };
+        let layers = LayerTable { table: LAYER_TABLE, within: "Model_Compute_All_Layers" };
         let mut stem = self.forward_layer_part([&network.stem]);
         stem.read_bytes += images as u64;
         // The input of the stem's convolution is the same in every time step.
@@ -181,7 +181,7 @@ impl<'a> NetworkParts<'a> {
             parts.push(layers.part("MaxPool", Work::default()));
         }
         for (number, blocks) in network.blocks.chunks(shape.sizes.blocks).enumerate() {
-            let stage = stage_parts(number);
+            let stage = stage_range_name(number);
             let convs = blocks.iter().flat_map(|block| {
                 let second = [Some(&block.second), block.shortcut.as_ref()];
                 [
@@ -189,7 +189,7 @@ impl<'a> NetworkParts<'a> {
                     (&block.second, self.forward_layer_part(second.into_iter().flatten())),
                 ]
             });
-            parts.extend(layers.stage_parts(&stage, convs.collect()));
+            parts.extend(layers.parts_of_stage(&stage, convs.collect()));
         }
         let classifier = (network.parameters - network.classifier) * shape.dtype.bytes();
         let logits = shape.b * CLASS_COUNT * Dtype::F32.bytes();
@@ -202,24 +202,24 @@ impl<'a> NetworkParts<'a> {
     }
 
     fn classifier_flops(&self) -> u64 {
-        2 * (self.shape.b * CLASS_COUNT * self.network.last_frame().channels) as u64
+        2 * (self.shape.b * CLASS_COUNT * self.network.last_map().channels) as u64
     }
 
     /// Operations of the backward pass of neurons, as `st_bif/backward` counts them.
-    fn neurons_backward_work(&self, map: Map) -> u64 {
-        20 * self.neuron_steps(map)
+    fn neurons_backward_work(&self, map: FeatureMap) -> u64 {
+        20 * self.neuron_time_steps(map)
     }
 
-    fn backward(&self) -> Vec<BreakdownPart> {
+    fn backward_parts(&self) -> Vec<BreakdownPart> {
         let Self { shape, network, .. } = self;
         let layers = LayerTable { table: BACKWARD_LAYER_TABLE, within: "Backward" };
-        let maps = network.neurons();
-        let last = self.neurons_backward_work(network.last_frame());
+        let maps = network.neuron_layer_extents();
+        let last = self.neurons_backward_work(network.last_map());
         let last = self.gemm_and_vector_work(Work::default(), self.classifier_flops(), last);
         let mut parts = vec![layers.part("Final_Layers", last)];
         let stages = network.blocks.chunks(shape.sizes.blocks).enumerate();
         for (number, blocks) in stages.rev() {
-            let (stage, before) = (stage_parts(number), number * shape.sizes.blocks);
+            let (stage, before) = (stage_range_name(number), number * shape.sizes.blocks);
             let convs = blocks.iter().enumerate().rev().flat_map(|(i, block)| {
                 let ResidualBlock { first, second, shortcut } = block;
                 // The neurons whose spikes the block reads; the stem's neurons are a separate part.
@@ -240,7 +240,7 @@ impl<'a> NetworkParts<'a> {
                     (first, self.gemm_and_vector_work(Work::default(), input, read)),
                 ]
             });
-            parts.extend(layers.stage_parts(&stage, convs.collect()));
+            parts.extend(layers.parts_of_stage(&stage, convs.collect()));
         }
         let stem = self.neurons_backward_work(maps[0]);
         parts.push(layers.part("Conv1_Block", self.gemm_and_vector_work(Work::default(), 0, stem)));
@@ -255,7 +255,7 @@ impl<'a> NetworkParts<'a> {
 }
 
 /// Name of the range of a stage; stages are numbered from 0.
-pub(super) fn stage_parts(number: usize) -> String {
+pub(super) fn stage_range_name(number: usize) -> String {
     format!("Layer{}_ResBlocks", number + 1)
 }
 
@@ -267,7 +267,7 @@ mod tests {
     use kernelgate::workload::{DefaultScale, Effort, Problem};
 
     fn matmul_and_vector<'a>(parts: impl IntoIterator<Item = &'a BreakdownPart>) -> [u64; 2] {
-        let all = sum(parts.into_iter().map(|part| &part.work));
+        let all = sum_works(parts.into_iter().map(|part| &part.work));
         [FlopUnit::Matmul, FlopUnit::Vector]
             .map(|unit| all.flops.iter().filter(|of| of.unit == unit).map(|of| of.count).sum())
     }
@@ -286,7 +286,7 @@ mod tests {
         for point in INFERENCE.points(Effort::Thorough, DefaultScale::Host, &[]).unwrap() {
             let problem = (INFERENCE.bind)(&point).unwrap();
             let (of, work) = (problem.breakdown(), problem.work());
-            let layers = sum(innermost_parts(&of, &[LAYERS]).map(|part| &part.work));
+            let layers = sum_works(innermost_parts(&of, &[LAYER_TABLE]).map(|part| &part.work));
             // The declared work contains the bytes of all parameters.
             assert!(layers.read_bytes <= work.read_bytes, "{point:?}");
             let every_tap = problem.shape.sizes.stem == NetworkStem::Cifar;
@@ -299,7 +299,8 @@ mod tests {
             let others = ["Weight_Gradients", "Optimizer"];
             let others =
                 breakdown.parts.iter().filter(|part| others.contains(&part.range.as_str()));
-            let layers = innermost_parts(&breakdown, &[LAYERS, BACKWARD_LAYER_TABLE]).chain(others);
+            let layers =
+                innermost_parts(&breakdown, &[LAYER_TABLE, BACKWARD_LAYER_TABLE]).chain(others);
             let work = BreakdownPart { work: problem.work(), ..breakdown.parts[0].clone() };
             assert_eq!(matmul_and_vector(layers), matmul_and_vector([&work]), "{point:?}");
         }

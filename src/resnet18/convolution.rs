@@ -50,7 +50,7 @@ fn tap_weight<'a>(conv: &ConvolutionLayer, weight: &'a [f64], tap: usize) -> Mat
 }
 
 /// Views a slice as a matrix with rows of `columns` elements.
-fn matrix(values: &[f64], columns: usize) -> MatRef<'_, f64> {
+fn view(values: &[f64], columns: usize) -> MatRef<'_, f64> {
     MatRef::from_row_major_slice(values, values.len() / columns, columns)
 }
 
@@ -79,7 +79,7 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
         for tap in 0..window.window_taps() {
             if let Some(x) = gather_inputs_of_tap(window, input, tap) {
                 let w = tap_weight(conv, weight, tap).transpose();
-                add_gemm_on_thread(output, matrix(&x, window.input.channels), w, factor);
+                add_gemm_on_thread(output, view(&x, window.input.channels), w, factor);
             }
         }
     });
@@ -103,7 +103,7 @@ pub fn input_gradient(
         let frames = input.len() / window.input.elements();
         let output = &output[number * task * window.output.elements()..];
         let output = &output[..frames * window.output.elements()];
-        let g = matrix(output, window.output.channels);
+        let g = view(output, window.output.channels);
         let mut of_tap = vec![0.0; g.nrows() * channels];
         for tap in 0..window.window_taps() {
             let pixels = window.output.pixel_count();
@@ -144,13 +144,13 @@ pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
         let outputs = output.chunks(task * window.output.elements());
         for (input, output) in input.chunks(task * window.input.elements()).zip(outputs) {
             let Some(x) = gather_inputs_of_tap(window, input, tap) else { break };
-            let g = matrix(output, rows).transpose();
-            add_gemm_on_thread(&mut gradient, g, matrix(&x, channels), factor);
+            let g = view(output, rows).transpose();
+            add_gemm_on_thread(&mut gradient, g, view(&x, channels), factor);
         }
         gradient
     };
-    let taps = parallel::map(window.window_taps(), &of_tap);
-    let mut gradient = Vec::with_capacity(conv.weights());
+    let taps = parallel::parallel_map(window.window_taps(), &of_tap);
+    let mut gradient = Vec::with_capacity(conv.weight_elements());
     for row in 0..rows {
         taps.iter().for_each(|tap| gradient.extend(&tap[row * channels..][..channels]));
     }

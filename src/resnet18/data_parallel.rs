@@ -47,7 +47,7 @@ macro_rules! ranks {
 }
 
 /// Tensors of a training step that differ between GPUs, with their names by rank.
-const OWN: [(&str, [&str; MAX_GPUS_PER_STEP]); 6] = [
+const TENSORS_PER_GPU: [(&str, [&str; MAX_GPUS_PER_STEP]); 6] = [
     ("images", ranks!("images")),
     ("labels", ranks!("labels")),
     ("logits", ranks!("logits")),
@@ -60,7 +60,8 @@ const REPLICATED_INPUTS: [&str; 2] = ["parameters", "momentum"];
 
 /// Name of a training step's tensor on one GPU.
 pub fn rank_tensor_name(tensor: &str, rank: usize) -> &'static str {
-    let own = OWN.iter().find(|(name, _)| *name == tensor).map(|(_, names)| names[rank]);
+    let own =
+        TENSORS_PER_GPU.iter().find(|(name, _)| *name == tensor).map(|(_, names)| names[rank]);
     let copied = || REPLICATED_INPUTS.into_iter().find(|name| *name == tensor);
     own.or_else(copied).expect("a tensor of a training step")
 }
@@ -137,7 +138,7 @@ impl DataParallel {
             shape[0] = self.whole.shape.b;
             let data = match tensor {
                 "images" => TensorData::F32(parts.flat_map(f32_elements).collect()),
-                _ => TensorData::I8(parts.flat_map(i8s).collect()),
+                _ => TensorData::I8(parts.flat_map(i8_values).collect()),
             };
             all.insert(tensor, Tensor::new(shape, data));
         }
@@ -149,7 +150,7 @@ fn f32_elements(tensor: &Tensor) -> Vec<f32> {
     bytemuck::cast_slice(tensor.as_bytes()).to_vec()
 }
 
-fn i8s(tensor: &Tensor) -> Vec<i8> {
+fn i8_values(tensor: &Tensor) -> Vec<i8> {
     bytemuck::cast_slice(tensor.as_bytes()).to_vec()
 }
 
@@ -169,7 +170,7 @@ impl Problem for DataParallel {
             let pixels = images.len() / self.whole.shape.b;
             let own = f32_elements(images)[rank * b * pixels..][..b * pixels].to_vec();
             inputs.insert(rank_tensor_name("images", rank), Tensor::new(shape, own.into()));
-            let own = i8s(labels)[rank * b..][..b].to_vec();
+            let own = i8_values(labels)[rank * b..][..b].to_vec();
             inputs.insert(rank_tensor_name("labels", rank), Tensor::new([b], own.into()));
         }
         inputs
@@ -208,10 +209,10 @@ impl Problem for DataParallel {
     /// Work of one GPU, and the gradients that the link carries, without gradients that are 0
     /// because their weights meet only padding.
     fn work(&self) -> Work {
-        let network = self.whole.shape.sizes.network();
+        let network = self.whole.shape.sizes.build_network();
         let convolutions = network.block_convolutions();
         let elements = convolutions.map(|c| weight_elements_read(c) + c.window.output.channels);
-        let classifier = CLASS_COUNT * (network.last_frame().channels + 1);
+        let classifier = CLASS_COUNT * (network.last_map().channels + 1);
         let gradients = ((elements.sum::<usize>() + classifier) * Dtype::F32.bytes()) as u64;
         let gpus = self.gpus as u64;
         let bytes = 2 * gradients / gpus * (gpus - 1);
@@ -237,7 +238,7 @@ impl Problem for DataParallel {
     }
 
     fn host_bytes(&self) -> u64 {
-        let network = self.whole.shape.sizes.network();
+        let network = self.whole.shape.sizes.build_network();
         self.whole.host_bytes() + (2 * 8 * self.gpus * network.parameters) as u64
     }
 }
@@ -255,7 +256,7 @@ mod tests {
         (DATA_PARALLEL.bind)(&points[0]).unwrap()
     }
 
-    fn values(all: &[Expected], name: &str) -> Vec<f64> {
+    fn f64_values_of_output(all: &[Expected], name: &str) -> Vec<f64> {
         let found = all.iter().find(|expected| expected.name == name).unwrap();
         match &found.values {
             TensorData::F64(values) => values.clone(),
@@ -275,19 +276,21 @@ mod tests {
             for tensor in ["new_parameters", "new_momentum"] {
                 for rank in 0..gpus {
                     assert_eq!(
-                        values(&expected, rank_tensor_name(tensor, rank)),
-                        values(&whole, tensor)
+                        f64_values_of_output(&expected, rank_tensor_name(tensor, rank)),
+                        f64_values_of_output(&whole, tensor)
                     );
                 }
             }
             let of_each = |tensor: &str| -> Vec<f64> {
                 (0..gpus)
-                    .flat_map(|rank| values(&expected, rank_tensor_name(tensor, rank)))
+                    .flat_map(|rank| {
+                        f64_values_of_output(&expected, rank_tensor_name(tensor, rank))
+                    })
                     .collect()
             };
-            assert_eq!(of_each("logits"), values(&whole, "logits"));
+            assert_eq!(of_each("logits"), f64_values_of_output(&whole, "logits"));
             let mean = of_each("loss").iter().sum::<f64>() / gpus as f64;
-            assert!((mean - values(&whole, "loss")[0]).abs() < 1e-12);
+            assert!((mean - f64_values_of_output(&whole, "loss")[0]).abs() < 1e-12);
         }
     }
 }

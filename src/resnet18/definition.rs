@@ -53,8 +53,8 @@
 //! The network has no batch statistics (BatchNorm is folded into the weights).
 
 use super::breakdown;
-use super::network::Network;
-use super::reference::Reference;
+use super::network::ResNet18;
+use super::reference::NetworkReference;
 pub use super::shape::{DrawDistribution, NetworkShape};
 use super::weights_file;
 use kernelgate::suite::ScanAlongAxes;
@@ -137,9 +137,10 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
 /// Checks that the file of weights exists, if the weights come from a file.
 fn check_weights_file(shape: &NetworkShape) -> Result<(), String> {
     match shape.draw {
-        DrawDistribution::File => {
-            weights_file::read_weights(&weights_file::weights_file_path()?, &shape.sizes.network())
-        }
+        DrawDistribution::File => weights_file::read_weights(
+            &weights_file::weights_file_path()?,
+            &shape.sizes.build_network(),
+        ),
         _ => Ok(Vec::new()),
     }
     .map(|_| ())
@@ -162,8 +163,8 @@ impl Problem for Inference {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let logits = Reference::new(&self.shape, inputs).forward(inputs).logits;
-        vec![Expected::all("logits", self.shape.logits(), logits)]
+        let logits = NetworkReference::new(&self.shape, inputs).compute_forward_pass(inputs).logits;
+        vec![Expected::all("logits", self.shape.logits_shape(), logits)]
     }
 
     /// The images of a batch are independent of each other.
@@ -172,7 +173,7 @@ impl Problem for Inference {
     }
 
     fn work(&self) -> Work {
-        self.shape.forward_work(&self.shape.sizes.network())
+        self.shape.forward_work(&self.shape.sizes.build_network())
     }
 
     fn remark(&self) -> Option<String> {
@@ -196,7 +197,7 @@ impl Problem for Inference {
     }
 
     fn host_bytes(&self) -> u64 {
-        self.shape.host_bytes(&self.shape.sizes.network())
+        self.shape.host_bytes(&self.shape.sizes.build_network())
     }
 }
 
@@ -223,16 +224,21 @@ impl TrainStep {
     /// separately, relative to the magnitude of its own values.
     fn expected_by_parameter(
         &self,
-        network: &Network,
+        network: &ResNet18,
         name: &str,
         values: &[f64],
     ) -> Vec<Expected> {
         let width = self.shape.sizes.width;
         let mut all = Vec::new();
-        for (_, first, len) in network.layout() {
+        for (_, first, len) in network.parameter_layout() {
             let rows: Vec<usize> = (first / width..(first + len).div_ceil(width)).collect();
             let part = &values[first..first + rows.len() * width];
-            all.push(Expected::sampled_rows(name, self.shape.rows(network), rows, part.to_vec()));
+            all.push(Expected::sampled_rows(
+                name,
+                self.shape.parameter_shape(network),
+                rows,
+                part.to_vec(),
+            ));
         }
         all
     }
@@ -254,9 +260,9 @@ impl Problem for TrainStep {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let reference = Reference::new(&self.shape, inputs);
-        let forward = reference.forward(inputs);
-        let (loss, gradient) = reference.gradient(inputs, &forward);
+        let reference = NetworkReference::new(&self.shape, inputs);
+        let forward = reference.compute_forward_pass(inputs);
+        let (loss, gradient) = reference.loss_and_gradient(inputs, &forward);
         let old = |name: &str| inputs.tensor(name).to_f64(0, gradient.len());
         let mut momentum = old("momentum");
         momentum.iter_mut().zip(&gradient).for_each(|(m, g)| *m = f64::from(SGD_MOMENTUM) * *m + g);
@@ -265,7 +271,7 @@ impl Problem for TrainStep {
         parameters.iter_mut().zip(&momentum).for_each(|(p, m)| *p -= rate * m);
         let network = &reference.network;
         let mut expected = vec![
-            Expected::all("logits", self.shape.logits(), forward.logits),
+            Expected::all("logits", self.shape.logits_shape(), forward.logits),
             Expected::all("loss", [1], vec![loss]),
         ];
         expected.extend(self.expected_by_parameter(network, "new_parameters", &parameters));
@@ -274,17 +280,17 @@ impl Problem for TrainStep {
     }
 
     fn work(&self) -> Work {
-        let network = self.shape.sizes.network();
+        let network = self.shape.sizes.build_network();
         // Each convolution counts two more times, for the gradients of its weight and of its input;
         // the image has no gradient.
-        let hidden = 3 * self.shape.hidden_flops(&network);
-        let outer = 2 * self.shape.outer_flops(&network);
+        let hidden = 3 * self.shape.hidden_convolution_flops(&network);
+        let outer = 2 * self.shape.stem_and_classifier_flops(&network);
         // Operations of a neuron forward, and backward as `st_bif/backward` counts them; momentum
         // and step of each parameter.
-        let vector = 25 * self.shape.neuron_steps(&network) + 4 * network.parameters as u64;
+        let vector = 25 * self.shape.neuron_time_steps(&network) + 4 * network.parameters as u64;
         let parameters = (network.parameters * Dtype::F32.bytes()) as u64;
         let images = self.shape.b * self.shape.sizes.image().elements() * self.shape.dtype.bytes();
-        let logits: usize = self.shape.logits().iter().product();
+        let logits: usize = self.shape.logits_shape().iter().product();
         let read = 2 * parameters + (images + self.shape.b) as u64;
         let write = 2 * parameters + (Dtype::F32.bytes() * (logits + 1)) as u64;
         Work::bytes(read, write)
@@ -319,7 +325,7 @@ impl Problem for TrainStep {
     }
 
     fn host_bytes(&self) -> u64 {
-        let network = self.shape.sizes.network();
+        let network = self.shape.sizes.build_network();
         // Gradient, momentum and new parameters in f64, and the expected values of momentum and
         // parameters.
         self.shape.host_bytes(&network) + (5 * 8 + 4) * network.parameters as u64

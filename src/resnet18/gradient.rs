@@ -2,7 +2,7 @@
 
 use super::convolution::{input_gradient, weight_gradient};
 use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow};
-use super::reference::{Forward, NeuronLayer, Reference, first_maxima};
+use super::reference::{ForwardResults, NetworkReference, NeuronLayer, first_maxima};
 use crate::parallel;
 use crate::st_bif::neuron::{self, NeuronForwardTrace};
 use kernelgate::workload::Tensors;
@@ -11,9 +11,9 @@ use kernelgate::workload::tensor::split_columns;
 /// Number of neurons that one task simulates.
 const NEURONS_PER_TASK: usize = 4096;
 
-impl Reference<'_> {
+impl NetworkReference<'_> {
     /// Computes the loss of a forward pass and the gradient of every parameter.
-    pub fn gradient(&self, inputs: &Tensors, forward: &Forward) -> (f64, Vec<f64>) {
+    pub fn loss_and_gradient(&self, inputs: &Tensors, forward: &ForwardResults) -> (f64, Vec<f64>) {
         let labels = inputs.tensor("labels").to_f64(0, self.shape.b);
         let (loss, logits) = cross_entropy(&forward.logits, &labels);
         let mut gradient = vec![0.0; self.parameters.len()];
@@ -37,14 +37,14 @@ impl Reference<'_> {
     /// `[B, features]`.
     fn classifier_parameter_gradients(
         &self,
-        forward: &Forward,
+        forward: &ForwardResults,
         logits: &[f64],
         gradient: &mut [f64],
     ) -> Vec<f64> {
-        let width = self.network.last_frame().channels;
+        let width = self.network.last_map().channels;
         let at = self.network.classifier;
         let weight = &self.parameters[at..][..CLASS_COUNT * width];
-        let share = self.shape.fed() as f64 / self.shape.steps() as f64;
+        let share = self.shape.fed_time_steps() as f64 / self.shape.spread_steps() as f64;
         let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASS_COUNT * width);
         let mut to_features = vec![0.0; forward.features.len()];
         let images = forward.features.chunks(width).zip(to_features.chunks_mut(width));
@@ -64,7 +64,7 @@ impl Reference<'_> {
     /// Computes the gradient of the last neurons' spikes, which is the same in every time step and
     /// at every pixel.
     fn last_spike_gradient(&self, features: &[f64]) -> Vec<f64> {
-        let map = self.network.last_frame();
+        let map = self.network.last_map();
         let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
         let of_image = |features: &[f64]| {
             let pixel: Vec<f64> = features.iter().map(|g| scale * g).collect();
@@ -78,7 +78,7 @@ impl Reference<'_> {
     fn block_gradient(
         &self,
         number: usize,
-        forward: &Forward,
+        forward: &ForwardResults,
         spikes: &[f64],
         gradient: &mut [f64],
     ) -> Vec<f64> {
@@ -118,8 +118,8 @@ impl Reference<'_> {
                     let at = task * NEURONS_PER_TASK + column;
                     x.iter_mut().enumerate().for_each(|(t, x)| *x = neurons.currents[t * n + at]);
                     gy.iter_mut().enumerate().for_each(|(t, g)| *g = spikes[t * n + at]);
-                    neuron::forward_into(&parameters, &x, &mut trace);
-                    neuron::backward_into(&parameters, &trace, &gy, 0.0, &mut gx);
+                    neuron::run_neuron_into(&parameters, &x, &mut trace);
+                    neuron::input_gradient_into(&parameters, &trace, &gy, 0.0, &mut gx);
                     rows.iter_mut().zip(&gx).for_each(|(row, &g)| row[column] = g);
                 }
             },
@@ -143,12 +143,12 @@ impl Reference<'_> {
 
     fn bias_gradient(&self, conv: &ConvolutionLayer, output: &[f64], gradient: &mut [f64]) {
         let channels = conv.window.output.channels;
-        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
+        let fed = self.shape.fed_time_steps() * self.shape.b * conv.window.output.elements();
         let to = &mut gradient[conv.first_bias_element()..][..channels];
         for pixel in output[..fed].chunks(channels) {
             to.iter_mut().zip(pixel).for_each(|(to, g)| *to += g);
         }
-        to.iter_mut().for_each(|to| *to /= self.shape.steps() as f64);
+        to.iter_mut().for_each(|to| *to /= self.shape.spread_steps() as f64);
     }
 
     /// Computes the gradients of the stem's parameters: its operand is the same image in every fed
@@ -158,10 +158,10 @@ impl Reference<'_> {
         let images = inputs.tensor("images");
         let images = images.to_f64(0, images.len());
         let mut sum = vec![0.0; currents.len() / self.shape.t];
-        for step in currents.chunks(sum.len()).take(self.shape.fed()) {
+        for step in currents.chunks(sum.len()).take(self.shape.fed_time_steps()) {
             sum.iter_mut().zip(step).for_each(|(sum, g)| *sum += g);
         }
-        let weight = weight_gradient(stem, &images, &sum, 1.0 / self.shape.steps() as f64);
+        let weight = weight_gradient(stem, &images, &sum, 1.0 / self.shape.spread_steps() as f64);
         gradient[stem.weight..stem.first_bias_element()].copy_from_slice(&weight);
         self.bias_gradient(stem, currents, gradient);
     }

@@ -34,14 +34,14 @@ pub struct NetworkSizes {
 
 /// Extents of one frame of activations, `[side, side, channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Map {
+pub struct FeatureMap {
     /// Number of rows of a frame, which equals its number of columns.
     pub side: usize,
     /// Number of channels, which are the innermost axis.
     pub channels: usize,
 }
 
-impl Map {
+impl FeatureMap {
     /// Number of pixels of a frame.
     pub const fn pixel_count(self) -> usize {
         self.side * self.side
@@ -57,9 +57,9 @@ impl Map {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvolutionWindow {
     /// Extents of the frame that the convolution or pooling reads.
-    pub input: Map,
+    pub input: FeatureMap,
     /// Extents of the frame that the convolution or pooling writes.
-    pub output: Map,
+    pub output: FeatureMap,
     /// Rows and columns of the window; taps are numbered row by row.
     pub kernel: usize,
     /// Stride: number of input pixels between neighbouring output pixels.
@@ -68,8 +68,8 @@ pub struct ConvolutionWindow {
 
 impl ConvolutionWindow {
     /// Creates a window that is centred on each `stride`-th pixel by padding.
-    pub const fn new(input: Map, kernel: usize, stride: usize, channels: usize) -> Self {
-        let output = Map { side: input.side.div_ceil(stride), channels };
+    pub const fn new(input: FeatureMap, kernel: usize, stride: usize, channels: usize) -> Self {
+        let output = FeatureMap { side: input.side.div_ceil(stride), channels };
         Self { input, output, kernel, stride }
     }
 
@@ -96,7 +96,7 @@ impl ConvolutionWindow {
 
     /// Range of taps from the first to the last that read a pixel anywhere: one of nine taps if a
     /// frame is one pixel.
-    pub fn live_taps(&self) -> Range<usize> {
+    pub fn taps_that_read_pixels(&self) -> Range<usize> {
         let reads = |tap: &usize| {
             (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
         };
@@ -105,9 +105,9 @@ impl ConvolutionWindow {
         first..last + 1
     }
 
-    /// Number of taps that read a pixel somewhere: the taps of [`Self::live_taps`], except for some
-    /// in between.
-    pub fn reading_taps(&self) -> usize {
+    /// Number of taps that read a pixel somewhere: the taps of [`Self::taps_that_read_pixels`],
+    /// except for some in between.
+    pub fn count_of_reading_taps(&self) -> usize {
         let reads = |tap: &usize| {
             (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
         };
@@ -115,7 +115,7 @@ impl ConvolutionWindow {
     }
 
     /// Number of pairs of output pixel and tap that read a pixel.
-    pub fn pixel_reads(&self) -> usize {
+    pub fn pixel_tap_reads(&self) -> usize {
         let all = |tap| {
             (0..self.output.pixel_count()).filter(move |&p| self.source_pixel(p, tap).is_some())
         };
@@ -141,18 +141,18 @@ impl ConvolutionLayer {
     }
 
     /// Number of elements of the weight.
-    pub const fn weights(&self) -> usize {
+    pub const fn weight_elements(&self) -> usize {
         self.filter_elements() * self.window.output.channels
     }
 
     /// Index of the bias's first element among the parameters.
     pub const fn first_bias_element(&self) -> usize {
-        self.weight + self.weights()
+        self.weight + self.weight_elements()
     }
 
     /// Number of multiply-adds of one frame, without those with padding.
     pub fn multiply_adds(&self) -> u64 {
-        (self.window.pixel_reads() * self.window.input.channels * self.window.output.channels)
+        (self.window.pixel_tap_reads() * self.window.input.channels * self.window.output.channels)
             as u64
     }
 }
@@ -179,7 +179,7 @@ impl ResidualBlock {
 
 /// Layers of a whole ResNet-18 network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Network {
+pub struct ResNet18 {
     /// Convolution of the image.
     pub stem: ConvolutionLayer,
     /// Max-pooling after the stem's neurons, if the network has it.
@@ -195,12 +195,12 @@ pub struct Network {
 
 impl NetworkSizes {
     /// Extents of an input image.
-    pub const fn image(&self) -> Map {
-        Map { side: self.side, channels: COLOR_CHANNELS }
+    pub const fn image(&self) -> FeatureMap {
+        FeatureMap { side: self.side, channels: COLOR_CHANNELS }
     }
 
     /// Builds the layers of the ResNet-18 network.
-    pub fn network(&self) -> Network {
+    pub fn build_network(&self) -> ResNet18 {
         let mut used = 0;
         let mut conv = |name: String, input, kernel, stride, channels| {
             let window = ConvolutionWindow::new(input, kernel, stride, channels);
@@ -236,11 +236,11 @@ impl NetworkSizes {
         let classifier = used;
         let parameters =
             (classifier + CLASS_COUNT * (map.channels + 1)).next_multiple_of(self.width);
-        Network { stem, pool, blocks, classifier, parameters }
+        ResNet18 { stem, pool, blocks, classifier, parameters }
     }
 }
 
-impl Network {
+impl ResNet18 {
     /// Convolutions of the network, in the order of their parameters.
     pub fn block_convolutions(&self) -> impl Iterator<Item = &ConvolutionLayer> {
         std::iter::once(&self.stem)
@@ -248,12 +248,12 @@ impl Network {
     }
 
     /// Extents of the last layer's frame, whose pixels the classifier averages.
-    pub fn last_frame(&self) -> Map {
+    pub fn last_map(&self) -> FeatureMap {
         self.blocks.last().map_or(self.stem.window.output, |block| block.second.window.output)
     }
 
     /// Extents of each layer of neurons, in order: the stem's, then two for each block.
-    pub fn neurons(&self) -> Vec<Map> {
+    pub fn neuron_layer_extents(&self) -> Vec<FeatureMap> {
         let of_block =
             |block: &ResidualBlock| [block.first.window.output, block.second.window.output];
         let blocks = self.blocks.iter().flat_map(of_block);
@@ -262,16 +262,16 @@ impl Network {
 
     /// Number of neurons for one image.
     pub fn neuron_count(&self) -> usize {
-        self.neurons().iter().map(|map| map.elements()).sum()
+        self.neuron_layer_extents().iter().map(|map| map.elements()).sum()
     }
 
     /// Layout of the parameters: name, index of the first element, and number of elements of each
     /// parameter.
-    pub fn layout(&self) -> Vec<(String, usize, usize)> {
-        let features = self.last_frame().channels;
+    pub fn parameter_layout(&self) -> Vec<(String, usize, usize)> {
+        let features = self.last_map().channels;
         let mut all = Vec::new();
         for conv in self.block_convolutions() {
-            all.push((format!("{}.weight", conv.name), conv.weight, conv.weights()));
+            all.push((format!("{}.weight", conv.name), conv.weight, conv.weight_elements()));
             let channels = conv.window.output.channels;
             all.push((format!("{}.bias", conv.name), conv.first_bias_element(), channels));
         }

@@ -2,7 +2,7 @@
 //! scalar by scalar on a tape, time step by time step. The second implementation shares no
 //! arithmetic with the reference and the rows.
 
-use super::network::{CLASS_COUNT, ConvolutionLayer, Map};
+use super::network::{CLASS_COUNT, ConvolutionLayer, FeatureMap};
 use super::shape::NetworkShape;
 use kernelgate::workload::Tensors;
 
@@ -29,13 +29,13 @@ impl DerivativeTape {
     }
 
     /// Appends `Σ factor·node` to the tape.
-    fn sum(&mut self, terms: &[(TapeNode, f64)]) -> TapeNode {
+    fn append_sum(&mut self, terms: &[(TapeNode, f64)]) -> TapeNode {
         let value = terms.iter().map(|(node, factor)| factor * self.values[*node]).sum();
         self.add_node(value, terms.to_vec())
     }
 
     /// Appends `factor·Σ a·b` to the tape.
-    fn dot(&mut self, pairs: &[(TapeNode, TapeNode)], factor: f64) -> TapeNode {
+    fn append_dot_product(&mut self, pairs: &[(TapeNode, TapeNode)], factor: f64) -> TapeNode {
         let value: f64 = pairs.iter().map(|(a, b)| self.values[*a] * self.values[*b]).sum();
         let derivatives = pairs
             .iter()
@@ -45,7 +45,7 @@ impl DerivativeTape {
     }
 
     /// Derivatives of a scalar by every earlier scalar on the tape.
-    fn gradient(&self, of: TapeNode) -> Vec<f64> {
+    fn derivatives_of(&self, of: TapeNode) -> Vec<f64> {
         let mut gradient = vec![0.0; self.values.len()];
         gradient[of] = 1.0;
         for node in (0..=of).rev() {
@@ -93,7 +93,7 @@ impl<'a> TapeNetwork<'a> {
             shape,
             tape,
             parameters,
-            tracers: vec![Vec::new(); shape.sizes.network().neurons().len()],
+            tracers: vec![Vec::new(); shape.sizes.build_network().neuron_layer_extents().len()],
             logits: Vec::new(),
             loss: 0.0,
             gradient: Vec::new(),
@@ -106,18 +106,18 @@ impl<'a> TapeNetwork<'a> {
             losses
                 .push((plain.cross_entropy_on_tape(&logits, label as usize), 1.0 / shape.b as f64));
         }
-        let loss = plain.tape.sum(&losses);
+        let loss = plain.tape.append_sum(&losses);
         plain.loss = plain.tape.values[loss];
-        let gradient = plain.tape.gradient(loss);
+        let gradient = plain.tape.derivatives_of(loss);
         plain.gradient = plain.parameters.iter().map(|&node| gradient[node]).collect();
         plain
     }
 
     fn image_logits(&mut self, image: &[TapeNode]) -> Vec<TapeNode> {
-        let network = self.shape.sizes.network();
+        let network = self.shape.sizes.build_network();
         let theta = self.shape.neuron().threshold;
-        let steps = self.shape.steps() as f64;
-        let maps = network.neurons();
+        let steps = self.shape.spread_steps() as f64;
+        let maps = network.neuron_layer_extents();
         let mut states: Vec<Vec<NeuronMembraneAndTracer>> = Vec::new();
         for map in &maps {
             let state = |tape: &mut DerivativeTape| NeuronMembraneAndTracer {
@@ -131,16 +131,16 @@ impl<'a> TapeNetwork<'a> {
         for t in 0..self.shape.t {
             let fed = (t as f64) < steps;
             let image = image.iter().map(|&x| (x, if fed { 1.0 / steps } else { 0.0 }));
-            let image: Vec<TapeNode> = image.map(|term| self.tape.sum(&[term])).collect();
+            let image: Vec<TapeNode> = image.map(|term| self.tape.append_sum(&[term])).collect();
             let currents = self.convolve_on_tape(&network.stem, &image, 1.0, fed);
             let mut spikes = self.advance_neurons(&mut states[0], &currents);
             if let Some(pool) = &network.pool {
                 let sums: Vec<TapeNode> = states[0].iter().map(|state| state.c).collect();
-                let now = self.pool(pool.input, pool.output, &sums);
+                let now = self.pool_first_maximum(pool.input, pool.output, &sums);
                 let before = pooled.replace(now.clone());
                 spikes = (0..now.len())
                     .map(|i| match &before {
-                        Some(before) => self.tape.sum(&[(now[i], 1.0), (before[i], -1.0)]),
+                        Some(before) => self.tape.append_sum(&[(now[i], 1.0), (before[i], -1.0)]),
                         None => now[i],
                     })
                     .collect();
@@ -153,19 +153,19 @@ impl<'a> TapeNetwork<'a> {
                     Some(conv) => (self.convolve_on_tape(conv, &spikes, theta, fed), 1.0),
                     None => (spikes, theta),
                 };
-                let sum =
-                    |(&x, &y): (&TapeNode, &TapeNode)| self.tape.sum(&[(x, 1.0), (y, factor)]);
+                let sum = |(&x, &y): (&TapeNode, &TapeNode)| {
+                    self.tape.append_sum(&[(x, 1.0), (y, factor)])
+                };
                 let currents: Vec<TapeNode> = branch.iter().zip(&shortcut).map(sum).collect();
                 spikes = self.advance_neurons(&mut states[2 * number + 2], &currents);
             }
-            let logits =
-                self.add_classifier(&spikes, network.last_frame(), network.classifier, fed);
+            let logits = self.add_classifier(&spikes, network.last_map(), network.classifier, fed);
             totals.iter_mut().zip(logits).for_each(|(total, node)| total.push((node, 1.0)));
         }
         for (tracers, states) in self.tracers.iter_mut().zip(&states) {
             tracers.extend(states.iter().map(|state| self.tape.values[state.c]));
         }
-        totals.iter().map(|terms| self.tape.sum(terms)).collect()
+        totals.iter().map(|terms| self.tape.append_sum(terms)).collect()
     }
 
     /// Computes `factor·conv(input)`, with the bias in a fed time step.
@@ -198,10 +198,10 @@ impl<'a> TapeNetwork<'a> {
                             ));
                         }
                     }
-                    let sum = self.tape.dot(&pairs, factor);
-                    let share = if fed { 1.0 / self.shape.steps() as f64 } else { 0.0 };
+                    let sum = self.tape.append_dot_product(&pairs, factor);
+                    let share = if fed { 1.0 / self.shape.spread_steps() as f64 } else { 0.0 };
                     let bias = self.parameters[conv.first_bias_element() + filter];
-                    output.push(self.tape.sum(&[(sum, 1.0), (bias, share)]));
+                    output.push(self.tape.append_sum(&[(sum, 1.0), (bias, share)]));
                 }
             }
         }
@@ -219,7 +219,7 @@ impl<'a> TapeNetwork<'a> {
         let bell = |z: f64, w: f64| (-z * z / (2.0 * (0.405 * w) * (0.405 * w))).exp() / w;
         let mut spikes = Vec::new();
         for (state, &x) in states.iter_mut().zip(currents) {
-            let h = self.tape.sum(&[(state.v, 1.0), (x, 1.0)]);
+            let h = self.tape.append_sum(&[(state.v, 1.0), (x, 1.0)]);
             let (membrane, c) = (self.tape.values[h], self.tape.values[state.c]);
             let (mut spike, mut by_h, mut by_c) = (0.0, 0.0, 0.0);
             if c < top {
@@ -237,15 +237,20 @@ impl<'a> TapeNetwork<'a> {
                 spike = if c > 0.0 { -1.0 } else { 0.0 };
             }
             let s = self.tape.add_node(spike, vec![(h, by_h), (state.c, by_c)]);
-            state.v = self.tape.sum(&[(h, 1.0), (s, -theta)]);
-            state.c = self.tape.sum(&[(state.c, 1.0), (s, 1.0)]);
+            state.v = self.tape.append_sum(&[(h, 1.0), (s, -theta)]);
+            state.c = self.tape.append_sum(&[(state.c, 1.0), (s, 1.0)]);
             spikes.push(s);
         }
         spikes
     }
 
     /// Returns the first maximum of the 3×3 sums around every second pixel.
-    fn pool(&mut self, from: Map, to: Map, sums: &[TapeNode]) -> Vec<TapeNode> {
+    fn pool_first_maximum(
+        &mut self,
+        from: FeatureMap,
+        to: FeatureMap,
+        sums: &[TapeNode],
+    ) -> Vec<TapeNode> {
         let mut output = Vec::new();
         for pixel in 0..to.pixel_count() {
             let (row, column) = (pixel / to.side, pixel % to.side);
@@ -261,7 +266,7 @@ impl<'a> TapeNetwork<'a> {
                     }
                 }
                 let best = best.expect("a window has a pixel");
-                output.push(self.tape.sum(&[(best, 1.0)]));
+                output.push(self.tape.append_sum(&[(best, 1.0)]));
             }
         }
         output
@@ -270,7 +275,7 @@ impl<'a> TapeNetwork<'a> {
     fn add_classifier(
         &mut self,
         spikes: &[TapeNode],
-        map: Map,
+        map: FeatureMap,
         at: usize,
         fed: bool,
     ) -> Vec<TapeNode> {
@@ -281,15 +286,15 @@ impl<'a> TapeNetwork<'a> {
                 .collect()
         };
         let features: Vec<TapeNode> =
-            (0..map.channels).map(|channel| self.tape.sum(&of_channel(channel))).collect();
-        let share = if fed { 1.0 / self.shape.steps() as f64 } else { 0.0 };
+            (0..map.channels).map(|channel| self.tape.append_sum(&of_channel(channel))).collect();
+        let share = if fed { 1.0 / self.shape.spread_steps() as f64 } else { 0.0 };
         (0..CLASS_COUNT)
             .map(|class| {
                 let row = &self.parameters[at + class * map.channels..][..map.channels];
                 let pairs: Vec<_> = row.iter().copied().zip(features.iter().copied()).collect();
-                let sum = self.tape.dot(&pairs, 1.0);
+                let sum = self.tape.append_dot_product(&pairs, 1.0);
                 let bias = self.parameters[at + CLASS_COUNT * map.channels + class];
-                self.tape.sum(&[(sum, 1.0), (bias, share)])
+                self.tape.append_sum(&[(sum, 1.0), (bias, share)])
             })
             .collect()
     }

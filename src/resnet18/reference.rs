@@ -5,7 +5,7 @@
 //! every layer of neurons are stored, because the gradient needs them.
 
 use super::convolution::convolve;
-use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, Network};
+use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, ResNet18};
 use super::shape::NetworkShape;
 use crate::parallel;
 use crate::st_bif::neuron::{self, NeuronForwardTrace};
@@ -16,11 +16,11 @@ use kernelgate::workload::tensor::split_columns;
 const NEURONS_PER_TASK: usize = 4096;
 
 /// The reference network with its parameters.
-pub struct Reference<'a> {
+pub struct NetworkReference<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
     /// Layers of the network.
-    pub network: Network,
+    pub network: ResNet18,
     /// All weights and biases.
     pub parameters: Vec<f64>,
 }
@@ -34,7 +34,7 @@ pub struct NeuronLayer {
 }
 
 /// Results of a forward pass, layer by layer.
-pub struct Forward {
+pub struct ForwardResults {
     /// Results of the stem's neurons, then of two layers for each block.
     pub layers: Vec<NeuronLayer>,
     /// Spikes after the max-pooling, if the network has it.
@@ -46,7 +46,7 @@ pub struct Forward {
     pub logits: Vec<f64>,
 }
 
-impl Forward {
+impl ForwardResults {
     /// The spikes that are the input of a residual block.
     pub fn spikes_read_by_block(&self, block: usize) -> &[i8] {
         match (&self.pooled, block) {
@@ -56,28 +56,28 @@ impl Forward {
     }
 }
 
-impl<'a> Reference<'a> {
+impl<'a> NetworkReference<'a> {
     /// Creates the reference with the parameters of the inputs.
     pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
-        let network = shape.sizes.network();
+        let network = shape.sizes.build_network();
         let parameters = inputs.tensor("parameters").to_f64(0, network.parameters);
         Self { shape, network, parameters }
     }
 
     /// Computes the logits of the images, and the results of all earlier layers.
-    pub fn forward(&self, inputs: &Tensors) -> Forward {
+    pub fn compute_forward_pass(&self, inputs: &Tensors) -> ForwardResults {
         let images = inputs.tensor("images");
         let images = images.to_f64(0, images.len());
         let stem = &self.network.stem;
-        let spread = 1.0 / self.shape.steps() as f64;
+        let spread = 1.0 / self.shape.spread_steps() as f64;
         let once = convolve(stem, self.weight(stem), &images, spread);
         let mut currents = vec![0.0; self.shape.frame_count() * stem.window.output.elements()];
-        for t in 0..self.shape.fed() {
+        for t in 0..self.shape.fed_time_steps() {
             currents[t * once.len()..][..once.len()].copy_from_slice(&once);
         }
         self.add_bias(stem, &mut currents);
 
-        let mut forward = Forward {
+        let mut forward = ForwardResults {
             layers: vec![self.run_neurons(currents)],
             pooled: None,
             features: Vec::new(),
@@ -94,7 +94,7 @@ impl<'a> Reference<'a> {
         forward
     }
 
-    fn run_block(&self, number: usize, forward: &mut Forward) {
+    fn run_block(&self, number: usize, forward: &mut ForwardResults) {
         let block = &self.network.blocks[number];
         let theta = self.shape.neuron().threshold;
         let hidden = self
@@ -124,9 +124,12 @@ impl<'a> Reference<'a> {
     fn add_bias(&self, conv: &ConvolutionLayer, currents: &mut [f64]) {
         let channels = conv.window.output.channels;
         let bias = &self.parameters[conv.first_bias_element()..][..channels];
-        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
+        let fed = self.shape.fed_time_steps() * self.shape.b * conv.window.output.elements();
         for pixel in currents[..fed].chunks_mut(channels) {
-            pixel.iter_mut().zip(bias).for_each(|(x, b)| *x += b / self.shape.steps() as f64);
+            pixel
+                .iter_mut()
+                .zip(bias)
+                .for_each(|(x, b)| *x += b / self.shape.spread_steps() as f64);
         }
     }
 
@@ -142,7 +145,7 @@ impl<'a> Reference<'a> {
                 for column in 0..rows[0].len() {
                     let at = task * NEURONS_PER_TASK + column;
                     series.iter_mut().enumerate().for_each(|(t, x)| *x = currents[t * n + at]);
-                    neuron::forward_into(&parameters, &series, &mut trace);
+                    neuron::run_neuron_into(&parameters, &series, &mut trace);
                     rows.iter_mut()
                         .zip(&trace.steps)
                         .for_each(|(row, step)| row[column] = step.spike);
@@ -171,7 +174,7 @@ impl<'a> Reference<'a> {
     }
 
     fn averaged_features(&self, spikes: &[i8]) -> Vec<f64> {
-        let (map, b) = (self.network.last_frame(), self.shape.b);
+        let (map, b) = (self.network.last_map(), self.shape.b);
         let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
         let mut features = vec![0.0; b * map.channels];
         for frames in spikes.chunks(b * map.elements()) {
@@ -187,10 +190,10 @@ impl<'a> Reference<'a> {
     }
 
     fn classify_features(&self, features: &[f64]) -> Vec<f64> {
-        let width = self.network.last_frame().channels;
+        let width = self.network.last_map().channels;
         let (weight, bias) =
             self.parameters[self.network.classifier..].split_at(CLASS_COUNT * width);
-        let share = self.shape.fed() as f64 / self.shape.steps() as f64;
+        let share = self.shape.fed_time_steps() as f64 / self.shape.spread_steps() as f64;
         let of_image = |features: &[f64]| {
             let classes = weight.chunks(width).zip(bias).map(|(row, b)| {
                 row.iter().zip(features).map(|(w, f)| w * f).sum::<f64>() + share * b

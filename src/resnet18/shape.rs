@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use half::bf16;
 
 use super::network::{
-    CLASS_COUNT, COLOR_CHANNELS, ConvolutionLayer, Network, NetworkSizes, NetworkStem,
+    CLASS_COUNT, COLOR_CHANNELS, ConvolutionLayer, NetworkSizes, NetworkStem, ResNet18,
 };
 use super::weights_file;
 use crate::st_bif::neuron::NeuronParameters;
@@ -73,18 +73,18 @@ impl NetworkShape {
     /// Number of time steps over which image and biases are spread: `level/2 - 1`. With fewer time
     /// steps the network never sees the whole image, and only the time of such a case is
     /// meaningful.
-    pub fn steps(&self) -> usize {
+    pub fn spread_steps(&self) -> usize {
         self.level / 2 - 1
     }
 
     /// Number of time steps in which image and biases are fed.
-    pub fn fed(&self) -> usize {
-        self.steps().min(self.t)
+    pub fn fed_time_steps(&self) -> usize {
+        self.spread_steps().min(self.t)
     }
 
     /// Remark on a case whose network never sees the whole image.
     pub(super) fn unseen_image_remark(&self) -> Option<String> {
-        let (t, steps) = (self.t, self.steps());
+        let (t, steps) = (self.t, self.spread_steps());
         (t < steps).then(|| {
             format!(
                 "t={t} is below the {steps} steps of the encoding: only its time means anything"
@@ -96,7 +96,7 @@ impl NetworkShape {
     /// for the levels 4, 8 and 16; a tracer from 0 to `level/2 - 1`.
     pub fn neuron(&self) -> NeuronParameters {
         let threshold = 4.0 / self.level as f64;
-        let tracer_max = self.steps() as i32;
+        let tracer_max = self.spread_steps() as i32;
         NeuronParameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
     }
 
@@ -104,50 +104,50 @@ impl NetworkShape {
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let (side, b) = (self.sizes.side, self.b);
         let label = |x: f32| ((x.abs() * 1e3) as usize % CLASS_COUNT) as i8;
-        let network = self.sizes.network();
-        let parameters = self.parameters(&network, seed);
+        let network = self.sizes.build_network();
+        let parameters = self.draw_parameters(&network, seed);
         Tensors::new()
             .with("images", [b, side, side, COLOR_CHANNELS], self.drawn_images(seed))
             .with("labels", [b], random::map_normal_values(seed, "labels", b, label))
-            .with("parameters", self.rows(&network), parameters)
+            .with("parameters", self.parameter_shape(&network), parameters)
     }
 
     /// Shape of all parameters together: rows of the width, so that each parameter but the last
     /// bias fills whole rows.
-    pub fn rows(&self, network: &Network) -> [usize; 2] {
+    pub fn parameter_shape(&self, network: &ResNet18) -> [usize; 2] {
         [network.parameters / self.sizes.width, self.sizes.width]
     }
 
     /// Draws images from N(0, 1). Dyadic images are rounded so that each step's share is a multiple
     /// of 1/64, and the sum of all steps has eight significant bits.
     fn drawn_images(&self, seed: u64) -> Vec<f32> {
-        let (steps, len) = (self.steps() as f32, self.b * self.sizes.image().elements());
+        let (steps, len) = (self.spread_steps() as f32, self.b * self.sizes.image().elements());
         let most = (255.0 / steps).floor();
         random::map_normal_values(seed, "images", len, |x| match self.draw {
             DrawDistribution::Dyadic => {
                 (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0
             }
-            DrawDistribution::Normal | DrawDistribution::File => self.rounded(x),
+            DrawDistribution::Normal | DrawDistribution::File => self.round(x),
         })
     }
 
     /// Shape of the logits.
-    pub fn logits(&self) -> [usize; 2] {
+    pub fn logits_shape(&self) -> [usize; 2] {
         [self.b, CLASS_COUNT]
     }
 
-    fn rounded(&self, x: f32) -> f32 {
+    fn round(&self, x: f32) -> f32 {
         if self.dtype == Dtype::Bf16 { bf16::from_f32(x).to_f32() } else { x }
     }
 
     /// Draws weights with a standard deviation that keeps the neurons of all layers active, as
     /// training does, and negative biases against the growth of the residual sum.
-    fn parameters(&self, network: &Network, seed: u64) -> Vec<f32> {
+    fn draw_parameters(&self, network: &ResNet18, seed: u64) -> Vec<f32> {
         if self.draw == DrawDistribution::File {
             // Errors of the file were reported before any tensor is drawn.
             let read = |path: PathBuf| weights_file::read_weights(&path, network);
             let parameters = weights_file::weights_file_path().and_then(read).unwrap_or_default();
-            return parameters.into_iter().map(|value| self.rounded(value)).collect();
+            return parameters.into_iter().map(|value| self.round(value)).collect();
         }
         let mut parameters = vec![0.0; network.parameters];
         let mut draw =
@@ -155,15 +155,15 @@ impl NetworkShape {
                 parameters[first..first + len]
                     .copy_from_slice(&random::map_normal_values(seed, &name, len, value));
             };
-        let steps = self.steps() as f32;
+        let steps = self.spread_steps() as f32;
         let bias = |x: f32| match self.draw {
             DrawDistribution::Dyadic => (x * 256.0 / steps).round() * steps / 256.0,
             DrawDistribution::Normal | DrawDistribution::File => x,
         };
         for conv in network.block_convolutions() {
             let deviation = weight_deviation(conv);
-            let weight = |x: f32| self.weight(deviation, x);
-            draw(format!("{}.weight", conv.name), conv.weight, conv.weights(), &weight);
+            let weight = |x: f32| self.scale_sample_to_weight(deviation, x);
+            draw(format!("{}.weight", conv.name), conv.weight, conv.weight_elements(), &weight);
             let shift = if conv.name.ends_with("conv2") { -0.1 } else { 0.0 };
             draw(
                 format!("{}.bias", conv.name),
@@ -172,10 +172,10 @@ impl NetworkShape {
                 &|x| bias(0.1 * x + shift),
             );
         }
-        let features = network.last_frame().channels;
+        let features = network.last_map().channels;
         let deviation = 1.0 / (features as f32).sqrt();
         let weights = CLASS_COUNT * features;
-        let weight = |x: f32| self.weight(deviation, x);
+        let weight = |x: f32| self.scale_sample_to_weight(deviation, x);
         draw("fc.weight".to_owned(), network.classifier, weights, &weight);
         draw("fc.bias".to_owned(), network.classifier + weights, CLASS_COUNT, &|x| bias(0.1 * x));
         parameters
@@ -183,19 +183,19 @@ impl NetworkShape {
 
     /// Scales a sample to a weight. Dyadic weights have eight significant bits on a grid that
     /// covers four standard deviations.
-    fn weight(&self, deviation: f32, x: f32) -> f32 {
+    fn scale_sample_to_weight(&self, deviation: f32, x: f32) -> f32 {
         match self.draw {
             DrawDistribution::Dyadic => {
                 let grid = (4.0 * deviation / 255.0).log2().ceil().exp2();
                 (deviation * x / grid).round().clamp(-255.0, 255.0) * grid
             }
-            DrawDistribution::Normal | DrawDistribution::File => self.rounded(deviation * x),
+            DrawDistribution::Normal | DrawDistribution::File => self.round(deviation * x),
         }
     }
 
     /// Floating-point operations of the convolutions after the stem, in one pass over all frames,
     /// without operations on padding.
-    pub(super) fn hidden_flops(&self, network: &Network) -> u64 {
+    pub(super) fn hidden_convolution_flops(&self, network: &ResNet18) -> u64 {
         let hidden: u64 =
             network.block_convolutions().skip(1).map(ConvolutionLayer::multiply_adds).sum();
         2 * self.frame_count() as u64 * hidden
@@ -204,39 +204,40 @@ impl NetworkShape {
     /// Floating-point operations of the stem and the classifier. The operands of stem and
     /// classifier are the image and the sum over time, so their operations count once for each
     /// image.
-    pub(super) fn outer_flops(&self, network: &Network) -> u64 {
-        let classifier = (CLASS_COUNT * network.last_frame().channels) as u64;
+    pub(super) fn stem_and_classifier_flops(&self, network: &ResNet18) -> u64 {
+        let classifier = (CLASS_COUNT * network.last_map().channels) as u64;
         2 * self.b as u64 * (network.stem.multiply_adds() + classifier)
     }
 
     /// Number of neurons of all images, times the number of time steps.
-    pub(super) fn neuron_steps(&self, network: &Network) -> u64 {
+    pub(super) fn neuron_time_steps(&self, network: &ResNet18) -> u64 {
         (self.frame_count() * network.neuron_count()) as u64
     }
 
     /// Work of a forward pass that reads parameters and images once.
-    pub(super) fn forward_work(&self, network: &Network) -> Work {
+    pub(super) fn forward_work(&self, network: &ResNet18) -> Work {
         let elements = network.parameters + self.b * self.sizes.image().elements();
-        let neurons = self.neuron_steps(network);
+        let neurons = self.neuron_time_steps(network);
         let logits = self.b * CLASS_COUNT * Dtype::F32.bytes();
         // Operations of a neuron step: v += x, θ·s, v -= θ·s, c += s, and the bias.
         Work::bytes((elements * self.dtype.bytes()) as u64, logits as u64)
             .with_flops(
                 FlopUnit::Matmul,
                 self.dtype,
-                self.hidden_flops(network) + self.outer_flops(network),
+                self.hidden_convolution_flops(network) + self.stem_and_classifier_flops(network),
             )
             .with_flops(FlopUnit::Vector, Dtype::F32, 5 * neurons)
     }
 
     /// Bytes of host memory of the problem: the inputs, the reference's currents (f64) and spikes
     /// of all layers, and a few frames of the largest layer.
-    pub(super) fn host_bytes(&self, network: &Network) -> u64 {
-        let largest = network.neurons().iter().map(|map| map.elements()).max().unwrap_or(0);
+    pub(super) fn host_bytes(&self, network: &ResNet18) -> u64 {
+        let largest =
+            network.neuron_layer_extents().iter().map(|map| map.elements()).max().unwrap_or(0);
         let frames = self.frame_count() as u64;
         let images = self.b as u64 * self.sizes.image().elements() as u64;
         12 * images
-            + 9 * self.neuron_steps(network)
+            + 9 * self.neuron_time_steps(network)
             + 4 * 8 * frames * largest as u64
             + 16 * network.parameters as u64
     }
@@ -247,7 +248,7 @@ impl NetworkShape {
 /// if the residual is added.
 fn weight_deviation(conv: &ConvolutionLayer) -> f32 {
     let window = conv.window;
-    let taps = window.pixel_reads() as f32 / window.output.pixel_count() as f32;
+    let taps = window.pixel_tap_reads() as f32 / window.output.pixel_count() as f32;
     let inputs = (taps * window.input.channels as f32).sqrt();
     match conv.name.as_str() {
         "conv1" => 1.0 / inputs,

@@ -1,19 +1,19 @@
 use super::super::convolution::convolve;
 use super::super::network::{
-    CLASS_COUNT, ConvolutionLayer, Map, NetworkSizes, NetworkStem, ResidualBlock,
+    CLASS_COUNT, ConvolutionLayer, FeatureMap, NetworkSizes, NetworkStem, ResidualBlock,
 };
 use super::super::plain::TapeNetwork;
 use super::*;
 
 /// A network small enough to be computed on a tape of scalars.
-const TINY: NetworkSizes =
+const TINY_NETWORK: NetworkSizes =
     NetworkSizes { stem: NetworkStem::ImageNet, width: 4, blocks: 1, side: 8 };
 
 fn shape(sizes: NetworkSizes, b: usize, t: usize, level: usize) -> NetworkShape {
     NetworkShape { sizes, b, t, level, draw: DrawDistribution::Dyadic, dtype: Dtype::Bf16 }
 }
 
-fn inputs(shape: NetworkShape, seed: u64) -> Tensors {
+fn network_inputs(shape: NetworkShape, seed: u64) -> Tensors {
     TrainStep { shape }.inputs(seed)
 }
 
@@ -48,32 +48,32 @@ fn weights_of_no_file_are_an_error() {
 #[test]
 fn sizes_are_those_of_resnet18() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
-    let network = sizes.network();
-    assert_eq!((network.neurons().len(), network.neuron_count()), (17, 47_104));
-    let weights: usize = network.block_convolutions().map(ConvolutionLayer::weights).sum();
+    let network = sizes.build_network();
+    assert_eq!((network.neuron_layer_extents().len(), network.neuron_count()), (17, 47_104));
+    let weights: usize = network.block_convolutions().map(ConvolutionLayer::weight_elements).sum();
     assert_eq!(weights, 11_166_912);
-    assert_eq!(network.last_frame().side, 1);
+    assert_eq!(network.last_map().side, 1);
     let padded: usize = network
         .block_convolutions()
-        .map(|conv| conv.weights() * conv.window.output.pixel_count())
+        .map(|conv| conv.weight_elements() * conv.window.output.pixel_count())
         .sum();
     let read: u64 = network.block_convolutions().map(ConvolutionLayer::multiply_adds).sum();
-    let classifier = CLASS_COUNT * network.last_frame().channels;
+    let classifier = CLASS_COUNT * network.last_map().channels;
     assert_eq!((padded + classifier, read), (37_016_576, 21_662_464));
-    let cifar = NetworkSizes { stem: NetworkStem::Cifar, ..sizes }.network();
-    assert_eq!(cifar.neurons()[0].side, 32);
-    assert_eq!(cifar.last_frame().side, 4);
+    let cifar = NetworkSizes { stem: NetworkStem::Cifar, ..sizes }.build_network();
+    assert_eq!(cifar.neuron_layer_extents()[0].side, 32);
+    assert_eq!(cifar.last_map().side, 4);
 }
 
 #[test]
 fn parameters_lie_one_behind_the_other() {
-    let network = TINY.network();
+    let network = TINY_NETWORK.build_network();
     let mut next = 0;
-    for (name, first, len) in network.layout() {
-        assert_eq!((first, first % TINY.width), (next, 0), "{name}");
+    for (name, first, len) in network.parameter_layout() {
+        assert_eq!((first, first % TINY_NETWORK.width), (next, 0), "{name}");
         next = first + len;
     }
-    assert_eq!(network.parameters, next.next_multiple_of(TINY.width));
+    assert_eq!(network.parameters, next.next_multiple_of(TINY_NETWORK.width));
 }
 
 #[test]
@@ -81,18 +81,18 @@ fn the_reference_and_its_gradient_are_those_of_the_tape() {
     for (stem, t, level) in
         [(NetworkStem::ImageNet, 4, 8), (NetworkStem::Cifar, 5, 4), (NetworkStem::ImageNet, 3, 16)]
     {
-        let shape = shape(NetworkSizes { stem, ..TINY }, 2, t, level);
-        let inputs = inputs(shape, 3);
+        let shape = shape(NetworkSizes { stem, ..TINY_NETWORK }, 2, t, level);
+        let inputs = network_inputs(shape, 3);
         let plain = TapeNetwork::new(&shape, &inputs);
-        let reference = Reference::new(&shape, &inputs);
-        let forward = reference.forward(&inputs);
+        let reference = NetworkReference::new(&shape, &inputs);
+        let forward = reference.compute_forward_pass(&inputs);
         for (layer, tracers) in forward.layers.iter().zip(&plain.tracers) {
             assert_eq!(&spike_sums(&shape, &layer.spikes), tracers);
         }
         assert!(relative_l2_distance(&forward.logits, &plain.logits) < 1e-12);
-        let (loss, gradient) = reference.gradient(&inputs, &forward);
+        let (loss, gradient) = reference.loss_and_gradient(&inputs, &forward);
         assert!((loss - plain.loss).abs() < 1e-12);
-        for (name, first, len) in reference.network.layout() {
+        for (name, first, len) in reference.network.parameter_layout() {
             let (ours, taped) = (&gradient[first..][..len], &plain.gradient[first..][..len]);
             assert!(taped.iter().any(|g| *g != 0.0), "{stem:?} level {level}: {name} matters");
             let apart = relative_l2_distance(ours, taped);
@@ -110,10 +110,10 @@ fn spike_sums(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
 /// Activations of every layer of the quantised network, before its conversion: `clamp(floor(x/θ +
 /// 1/2), 0, steps)`, in whole numbers.
 fn quantised_activations(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
-    let reference = Reference::new(shape, inputs);
+    let reference = NetworkReference::new(shape, inputs);
     let network = &reference.network;
     let theta = shape.neuron().threshold;
-    let top = shape.steps() as f64;
+    let top = shape.spread_steps() as f64;
     let quantise = |x: Vec<f64>| -> Vec<f64> {
         x.into_iter().map(|x| (x / theta + 0.5).floor().clamp(0.0, top)).collect()
     };
@@ -157,8 +157,8 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
     ];
     for (stem, level) in levels {
         let shape = shape(NetworkSizes { stem, width: 8, blocks: 2, side: 16 }, 2, 64, level);
-        let inputs = inputs(shape, 1);
-        let forward = Reference::new(&shape, &inputs).forward(&inputs);
+        let inputs = network_inputs(shape, 1);
+        let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
         let layers = quantised_activations(&shape, &inputs);
         for (number, (layer, activations)) in forward.layers.iter().zip(&layers).enumerate() {
             let tracers = spike_sums(&shape, &layer.spikes);
@@ -178,8 +178,8 @@ fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
         let mut before = 0.0;
         for t in [4, 8, 16] {
             let shape = shape(sizes, 1, t, level);
-            let inputs = inputs(shape, 1);
-            let forward = Reference::new(&shape, &inputs).forward(&inputs);
+            let inputs = network_inputs(shape, 1);
+            let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
             let layers = forward.layers.iter().zip(quantised_activations(&shape, &inputs));
             let shares: Vec<(usize, usize)> = layers
                 .map(|(layer, activations)| {
@@ -205,7 +205,7 @@ fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
 /// B]` by index, at one pixel.
 fn silent_tile_share(
     shape: &NetworkShape,
-    (spikes, map): (&[i8], Map),
+    (spikes, map): (&[i8], FeatureMap),
     tiles: &[Vec<usize>],
 ) -> (usize, usize) {
     let (mut silent, mut all) = (0, 0);
@@ -229,9 +229,9 @@ fn silent_tile_share(
 fn few_operands_are_without_a_spike() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let shape = shape(sizes, 8, 8, 8);
-    let inputs = inputs(shape, 1);
-    let forward = Reference::new(&shape, &inputs).forward(&inputs);
-    let maps = sizes.network().neurons();
+    let inputs = network_inputs(shape, 1);
+    let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
+    let maps = sizes.build_network().neuron_layer_extents();
     let pairs: Vec<Vec<usize>> = (0..shape.b / 2)
         .map(|pair| (0..shape.t).flat_map(|t| [0, 1].map(|i| t * shape.b + 2 * pair + i)).collect())
         .collect();
@@ -259,11 +259,12 @@ fn every_layer_of_neurons_is_busy() {
         [(NetworkStem::ImageNet, 8), (NetworkStem::Cifar, 8), (NetworkStem::ImageNet, 16)]
     {
         let shape = shape(NetworkSizes { stem, width: 16, blocks: 2, side: 32 }, 2, 16, level);
-        let inputs = inputs(shape, 1);
-        let forward = Reference::new(&shape, &inputs).forward(&inputs);
+        let inputs = network_inputs(shape, 1);
+        let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
         for (number, layer) in forward.layers.iter().enumerate() {
             let tracers = spike_sums(&shape, &layer.spikes);
-            let mean = tracers.iter().sum::<f64>() / tracers.len() as f64 / shape.steps() as f64;
+            let mean =
+                tracers.iter().sum::<f64>() / tracers.len() as f64 / shape.spread_steps() as f64;
             let spikes =
                 layer.spikes.iter().filter(|&&s| s != 0).count() as f64 / layer.spikes.len() as f64;
             eprintln!("{stem:?} level {level} layer {number}: {mean:.3} of the range, {spikes:.3}");
@@ -274,11 +275,11 @@ fn every_layer_of_neurons_is_busy() {
 
 #[test]
 fn gradients_of_images_add_up() {
-    let whole = shape(NetworkSizes { width: 8, ..TINY }, 3, 4, 8);
-    let all = inputs(whole, 5);
+    let whole = shape(NetworkSizes { width: 8, ..TINY_NETWORK }, 3, 4, 8);
+    let all = network_inputs(whole, 5);
     let gradient = |shape: &NetworkShape, inputs: &Tensors| {
-        let reference = Reference::new(shape, inputs);
-        reference.gradient(inputs, &reference.forward(inputs))
+        let reference = NetworkReference::new(shape, inputs);
+        reference.loss_and_gradient(inputs, &reference.compute_forward_pass(inputs))
     };
     let (loss, together) = gradient(&whole, &all);
     let (mut losses, mut sum) = (0.0, vec![0.0; together.len()]);
@@ -298,11 +299,11 @@ fn gradients_of_images_add_up() {
 #[test]
 fn dyadic_inputs_are_bf16_values() {
     for level in [4, 8, 16] {
-        let shape = shape(NetworkSizes { width: 8, ..TINY }, 2, 1, level);
-        let inputs = inputs(shape, 1);
+        let shape = shape(NetworkSizes { width: 8, ..TINY_NETWORK }, 2, 1, level);
+        let inputs = network_inputs(shape, 1);
         let exact = |x: &f32| half::bf16::from_f32(*x).to_f32() == *x;
         assert!(inputs.f32("images").iter().all(exact), "level {level}");
-        let network = shape.sizes.network();
+        let network = shape.sizes.build_network();
         for conv in network.block_convolutions() {
             let weight = &inputs.f32("parameters")[conv.weight..conv.first_bias_element()];
             assert!(weight.iter().all(exact), "level {level} {}", conv.name);

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::network::{CLASS_COUNT, Network};
+use super::network::{CLASS_COUNT, ResNet18};
 use kernelgate::attach::safetensors::SafeTensorsFile;
 use kernelgate::workload::Dtype;
 
@@ -27,7 +27,7 @@ pub(super) fn weights_file_path() -> Result<PathBuf, String> {
 /// The error is a fragment of a message that names the file: it is not a safetensors file, is
 /// truncated, lacks a parameter, holds another tensor, or one of another shape or dtype, or a
 /// number that is not a finite f32.
-pub(super) fn read_weights(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
+pub(super) fn read_weights(path: &Path, network: &ResNet18) -> Result<Vec<f32>, String> {
     let of_file = |why: String| format!("weights {}: {why}", path.display());
     let file = SafeTensorsFile::read(path).map_err(of_file)?;
     let shapes = parameter_shapes(network);
@@ -62,7 +62,7 @@ pub(super) fn read_weights(path: &Path, network: &Network) -> Result<Vec<f32>, S
 }
 
 /// Name, shape in the file and index of the first element of each parameter.
-fn parameter_shapes(network: &Network) -> Vec<(String, Vec<usize>, usize)> {
+fn parameter_shapes(network: &ResNet18) -> Vec<(String, Vec<usize>, usize)> {
     let mut shapes = Vec::new();
     for conv in network.block_convolutions() {
         let (window, filters) = (conv.window, conv.window.output.channels);
@@ -70,7 +70,7 @@ fn parameter_shapes(network: &Network) -> Vec<(String, Vec<usize>, usize)> {
         shapes.push((format!("{}.weight", conv.name), weight, conv.weight));
         shapes.push((format!("{}.bias", conv.name), vec![filters], conv.first_bias_element()));
     }
-    let features = network.last_frame().channels;
+    let features = network.last_map().channels;
     shapes.push(("fc.weight".to_owned(), vec![CLASS_COUNT, features], network.classifier));
     let bias = network.classifier + CLASS_COUNT * features;
     shapes.push(("fc.bias".to_owned(), vec![CLASS_COUNT], bias));
@@ -86,12 +86,12 @@ mod tests {
 
     type StoredParameters = Vec<(String, Stored, Vec<usize>, Vec<u8>)>;
 
-    fn network() -> Network {
-        NetworkSizes { stem: NetworkStem::Cifar, width: 8, blocks: 1, side: 8 }.network()
+    fn small_test_network() -> ResNet18 {
+        NetworkSizes { stem: NetworkStem::Cifar, width: 8, blocks: 1, side: 8 }.build_network()
     }
 
     /// Test weights in which the elements of each parameter are numbered.
-    fn numbered_parameters(network: &Network) -> StoredParameters {
+    fn numbered_parameters(network: &ResNet18) -> StoredParameters {
         let store = |(name, shape, _): (String, Vec<usize>, usize)| {
             let count = shape.iter().product::<usize>();
             let bytes = (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect();
@@ -100,7 +100,7 @@ mod tests {
         parameter_shapes(network).into_iter().map(store).collect()
     }
 
-    fn write(path: &Path, stores: &StoredParameters) {
+    fn write_safetensors(path: &Path, stores: &StoredParameters) {
         let views = stores.iter().map(|(name, dtype, shape, bytes)| {
             (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
         });
@@ -110,27 +110,27 @@ mod tests {
     #[test]
     fn parameters_are_read_by_name_with_their_channels_innermost() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, network) = (folder.path().join("weights.safetensors"), network());
-        write(&path, &numbered_parameters(&network));
+        let (path, network) = (folder.path().join("weights.safetensors"), small_test_network());
+        write_safetensors(&path, &numbered_parameters(&network));
         let read = read_weights(&path, &network).unwrap();
         assert_eq!(read.len(), network.parameters);
         // The element of conv1 [8, 3, 3, 3] is filter 1, tap 4 (row 1, column 1), color 2.
         let at = |filter: usize, color: usize, tap: usize| (filter * 3 + color) * 9 + tap;
         assert_eq!(read[network.stem.weight + (9 + 4) * 3 + 2], at(1, 2, 4) as f32);
         assert_eq!(read[network.stem.first_bias_element() + 5], 5.0);
-        let features = network.last_frame().channels;
+        let features = network.last_map().channels;
         assert_eq!(read[network.classifier + features + 3], (features + 3) as f32);
     }
 
     #[test]
     fn other_files_are_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, network) = (folder.path().join("weights.safetensors"), network());
+        let (path, network) = (folder.path().join("weights.safetensors"), small_test_network());
         let whole = numbered_parameters(&network);
         let refused = |change: &dyn Fn(&mut StoredParameters), words: &str| {
             let mut stores = whole.clone();
             change(&mut stores);
-            write(&path, &stores);
+            write_safetensors(&path, &stores);
             let error = read_weights(&path, &network).unwrap_err();
             assert!(error.contains("weights.safetensors: ") && error.contains(words), "{error}");
         };
@@ -151,7 +151,7 @@ mod tests {
         };
         refused(&narrow(Stored::I8), "`conv1.bias` is i8, a parameter is a float");
         refused(&narrow(Stored::U8), "`conv1.bias` is U8, which no row computes");
-        write(&path, &whole);
+        write_safetensors(&path, &whole);
         let bytes = std::fs::read(&path).unwrap();
         let cut = [0, 7, 100, bytes.len() / 2, bytes.len() - 1].map(|end| {
             std::fs::write(&path, &bytes[..end]).unwrap();

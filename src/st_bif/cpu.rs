@@ -33,7 +33,7 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
             let TensorData::I8(spikes) = outputs.tensor_mut("spikes").tensor_data_mut() else {
                 unreachable!("spikes are i8")
             };
-            forward(neurons.parameters, inputs.tensor("x"), spikes);
+            compute_spikes(neurons.parameters, inputs.tensor("x"), spikes);
         })
     }),
 }];
@@ -48,13 +48,13 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
         let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
-            backward(neurons.parameters, x, gy, outputs.tensor_mut("gx").tensor_data_mut());
+            current_gradient(neurons.parameters, x, gy, outputs.tensor_mut("gx").tensor_data_mut());
         })
     }),
 }];
 
 /// Computes the spikes `[T, N]` of currents `x [T, N]`.
-pub fn forward(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
+pub fn compute_spikes(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
     let parameters = NeuronScalars32::from(parameters);
     let n = neuron_count_of(x);
     let width = columns_per_task(n);
@@ -71,7 +71,12 @@ pub fn forward(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
 
 /// Computes the gradient `gx [T, N]` of the currents `x [T, N]` from the gradient `gy [T, N]` of
 /// the spikes. The tensors x, gy and gx have the same dtype.
-pub fn backward(parameters: NeuronParameters, x: &Tensor, gy: &Tensor, gx: &mut TensorData) {
+pub fn current_gradient(
+    parameters: NeuronParameters,
+    x: &Tensor,
+    gy: &Tensor,
+    gx: &mut TensorData,
+) {
     let parameters = NeuronScalars32::from(parameters);
     match gx {
         TensorData::F32(gx) => backward_columns(&parameters, x, gy, gx, |to: &mut [f32], from| {
@@ -134,7 +139,7 @@ impl NeuronScalars32 {
 
     /// Computes one time step of a neuron: returns the spike and updates membrane and tracer.
     #[inline(always)]
-    fn step(&self, membrane: &mut f32, tracer: &mut i32, repayment: f32) -> i32 {
+    fn advance_neuron(&self, membrane: &mut f32, tracer: &mut i32, repayment: f32) -> i32 {
         let h = *membrane;
         let up = (h >= self.threshold) & (*tracer < self.tracer_max);
         let down = (h < 0.0) & (*tracer > self.tracer_min);
@@ -198,8 +203,11 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
                 let repayment = parameters.membrane_repayment(t);
                 for lane in 0..NEURONS_PER_BLOCK {
                     membrane[lane] += current[lane];
-                    spikes[lane] =
-                        parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
+                    spikes[lane] = parameters.advance_neuron(
+                        &mut membrane[lane],
+                        &mut tracer[lane],
+                        repayment,
+                    ) as i8;
                 }
                 row[block..block + lanes].copy_from_slice(&spikes[..lanes]);
             }
@@ -262,7 +270,7 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
                     membrane[lane] += current[lane];
                     h[lane] = membrane[lane];
                     c[lane] = tracer[lane];
-                    parameters.step(&mut membrane[lane], &mut tracer[lane], repayment);
+                    parameters.advance_neuron(&mut membrane[lane], &mut tracer[lane], repayment);
                 }
             }
             let mut grad_v = [0f32; NEURONS_PER_BLOCK];

@@ -186,7 +186,7 @@ impl NeuronShape {
         Ok(Self { n, t, dtype, parameters })
     }
 
-    fn elements(&self) -> usize {
+    fn input_elements(&self) -> usize {
         self.t * self.n
     }
 
@@ -205,7 +205,7 @@ impl NeuronShape {
     }
 
     fn drawn_tensor(&self, seed: u64, name: &str, f: impl Fn(f32) -> f32 + Sync) -> Tensor {
-        let len = self.elements();
+        let len = self.input_elements();
         let data = match self.dtype {
             Dtype::F16 => {
                 TensorData::F16(random::map_normal_values(seed, name, len, |x| f16::from_f32(f(x))))
@@ -274,7 +274,7 @@ impl Problem for StBifForward {
             &self.neurons,
             &[inputs.tensor("x")],
             |series, trace, out: &mut [i8]| {
-                neuron::forward_into(&self.neurons.parameters, &series[0], trace);
+                neuron::run_neuron_into(&self.neurons.parameters, &series[0], trace);
                 out.iter_mut().zip(&trace.steps).for_each(|(s, step)| *s = step.spike);
             },
         );
@@ -287,7 +287,7 @@ impl Problem for StBifForward {
     }
 
     fn work(&self) -> Work {
-        let elements = self.neurons.elements() as u64;
+        let elements = self.neurons.input_elements() as u64;
         let spikes = if self.packed {
             self.neurons.t as u64 * (self.neurons.n as u64).div_ceil(4)
         } else {
@@ -307,7 +307,7 @@ impl Problem for StBifForward {
 
     fn host_bytes(&self) -> u64 {
         // Host memory counts x, the spikes of the reference, and the spikes of the output.
-        self.neurons.elements() as u64 * (self.neurons.dtype.bytes() as u64 + 2)
+        self.neurons.input_elements() as u64 * (self.neurons.dtype.bytes() as u64 + 2)
     }
 }
 
@@ -333,8 +333,8 @@ impl Problem for StBifBackward {
             &self.neurons,
             &[inputs.tensor("x"), inputs.tensor("gy")],
             |series, trace, out: &mut [f64]| {
-                neuron::forward_into(parameters, &series[0], trace);
-                neuron::backward_into(parameters, trace, &series[1], 0.0, out);
+                neuron::run_neuron_into(parameters, &series[0], trace);
+                neuron::input_gradient_into(parameters, trace, &series[1], 0.0, out);
             },
         );
         vec![Expected::all("gx", [self.neurons.t, self.neurons.n], gx)]
@@ -350,7 +350,7 @@ impl Problem for StBifBackward {
     }
 
     fn work(&self) -> Work {
-        let elements = self.neurons.elements() as u64;
+        let elements = self.neurons.input_elements() as u64;
         let bytes = self.neurons.dtype.bytes() as u64 * elements;
         // Operations of a step: two Gaussians of 5 each, their sum, b of 2, m of 3, gx and gT of 2
         // each. The replay of the forward pass is not counted.
@@ -368,6 +368,6 @@ impl Problem for StBifBackward {
 
     fn host_bytes(&self) -> u64 {
         // Bytes of x, gy and the output in the dtype, and of the reference in f64.
-        self.neurons.elements() as u64 * (3 * self.neurons.dtype.bytes() as u64 + 8)
+        self.neurons.input_elements() as u64 * (3 * self.neurons.dtype.bytes() as u64 + 8)
     }
 }

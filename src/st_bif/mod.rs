@@ -19,7 +19,7 @@ pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD), BACKWARD_SCAN),
-        join_rows(&rate::RATE_WORKLOAD, rate::CPU),
+        join_rows(&rate::RATE_WORKLOAD, rate::FIRING_RATE_ROWS),
     ]
 }
 

@@ -41,14 +41,14 @@ pub struct NeuronForwardTrace {
 ///
 /// The equations are `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c +=
 /// s`, starting from `v = (0.5 + p)·θ`, `c = 0`.
-pub fn forward(parameters: &NeuronParameters, x: &[f64]) -> NeuronForwardTrace {
+pub fn run_neuron(parameters: &NeuronParameters, x: &[f64]) -> NeuronForwardTrace {
     let mut trace = NeuronForwardTrace::default();
-    forward_into(parameters, x, &mut trace);
+    run_neuron_into(parameters, x, &mut trace);
     trace
 }
 
-/// Runs [`forward`] into a trace, reusing its memory.
-pub fn forward_into(parameters: &NeuronParameters, x: &[f64], trace: &mut NeuronForwardTrace) {
+/// Runs [`run_neuron`] into a trace, reusing its memory.
+pub fn run_neuron_into(parameters: &NeuronParameters, x: &[f64], trace: &mut NeuronForwardTrace) {
     let NeuronParameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
     let mut membrane = (0.5 + prefire) * threshold;
     let mut tracer = 0;
@@ -78,19 +78,19 @@ pub fn gaussian_surrogate(z: f64, width: f64) -> f64 {
 /// The equations are `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. The coefficient
 /// `a` is the surrogate at both thresholds if the tracer allows a spike, and `b` is the surrogate
 /// of the tracer's bounds. The neuron's parameters receive no gradient.
-pub fn backward(
+pub fn input_current_gradient(
     parameters: &NeuronParameters,
     trace: &NeuronForwardTrace,
     gy: &[f64],
     grad_membrane: f64,
 ) -> Vec<f64> {
     let mut gx = vec![0.0; gy.len()];
-    backward_into(parameters, trace, gy, grad_membrane, &mut gx);
+    input_gradient_into(parameters, trace, gy, grad_membrane, &mut gx);
     gx
 }
 
-/// Runs [`backward`] into `gx`, which is as long as `gy`.
-pub fn backward_into(
+/// Runs [`input_current_gradient`] into `gx`, which is as long as `gy`.
+pub fn input_gradient_into(
     parameters: &NeuronParameters,
     trace: &NeuronForwardTrace,
     gy: &[f64],
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn golden_forward() {
-        let trace = forward(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
+        let trace = run_neuron(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
         let spikes: Vec<i8> = trace.steps.iter().map(|step| step.spike).collect();
         let membranes: Vec<f64> = trace.steps.iter().map(|step| step.membrane).collect();
         assert_eq!(spikes, [1, 1, 0, 0, -1, 0, 1, 1]);
@@ -143,13 +143,15 @@ mod tests {
 
     #[test]
     fn golden_backward() {
-        let trace = forward(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
+        let trace = run_neuron(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
         let unused =
             [1.905115, 1.905115, 1.905115, 1.905104, 1.906784, 1.915235, 0.360356, 0.36022];
         let used = [1.952557, 1.952557, 1.952557, 1.952552, 1.953392, 1.957617, 1.180178, 1.18011];
         for (grad_membrane, golden) in [(0.0, unused), (1.0, used)] {
             for (gx, golden) in
-                backward(&GOLDEN_PARAMETERS, &trace, &[1.0; 8], grad_membrane).iter().zip(golden)
+                input_current_gradient(&GOLDEN_PARAMETERS, &trace, &[1.0; 8], grad_membrane)
+                    .iter()
+                    .zip(golden)
             {
                 assert!((gx - golden).abs() < 1e-6, "{gx} is not {golden}");
             }
@@ -157,7 +159,7 @@ mod tests {
     }
 
     prop_compose! {
-        fn parameters()(
+        fn any_neuron_parameters()(
             threshold in 1u32..16,
             tracer_max in 1i32..8,
             tracer_min in -8i32..=0,
@@ -180,8 +182,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn charge_is_conserved(parameters in parameters(), x in random_currents()) {
-            let trace = forward(&parameters, &x);
+        fn charge_is_conserved(parameters in any_neuron_parameters(), x in random_currents()) {
+            let trace = run_neuron(&parameters, &x);
             let charge = x.iter().sum::<f64>() + 0.5 * parameters.threshold;
             prop_assert_eq!(
                 charge,
@@ -190,9 +192,9 @@ mod tests {
         }
 
         #[test]
-        fn prefire_is_paid_back_after_tmax_steps(parameters in parameters(), x in random_currents()) {
+        fn prefire_is_paid_back_after_tmax_steps(parameters in any_neuron_parameters(), x in random_currents()) {
             let parameters = NeuronParameters { prefire: 0.25, ..parameters };
-            let trace = forward(&parameters, &x);
+            let trace = run_neuron(&parameters, &x);
             let paid = (x.len() as f64).min(f64::from(parameters.tracer_max))
                 / f64::from(parameters.tracer_max);
             let charge = x.iter().sum::<f64>() + parameters.threshold * (0.5 + 0.25 * (1.0 - paid));
@@ -202,10 +204,10 @@ mod tests {
 
         #[test]
         fn the_tracer_is_the_sum_of_spikes_and_stays_in_bounds(
-            parameters in parameters(),
+            parameters in any_neuron_parameters(),
             x in random_currents(),
         ) {
-            let trace = forward(&parameters, &x);
+            let trace = run_neuron(&parameters, &x);
             let mut tracer = 0;
             for step in &trace.steps {
                 prop_assert_eq!(step.tracer_before, tracer);
@@ -217,27 +219,27 @@ mod tests {
         }
 
         #[test]
-        fn a_settled_neuron_holds_the_quantised_input(parameters in parameters(), x in random_currents()) {
+        fn a_settled_neuron_holds_the_quantised_input(parameters in any_neuron_parameters(), x in random_currents()) {
             let mut padded = x.clone();
             padded.resize(x.len() + 4000, 0.0);
             let quantised = (x.iter().sum::<f64>() / parameters.threshold + 0.5).floor();
             let clipped =
                 quantised.clamp(f64::from(parameters.tracer_min), f64::from(parameters.tracer_max));
-            prop_assert_eq!(f64::from(forward(&parameters, &padded).tracer), clipped);
+            prop_assert_eq!(f64::from(run_neuron(&parameters, &padded).tracer), clipped);
         }
 
         #[test]
         fn the_gradient_is_linear_in_the_spike_gradient(
-            parameters in parameters(),
+            parameters in any_neuron_parameters(),
             x in random_currents(),
             factor in -4.0f64..4.0,
         ) {
-            let trace = forward(&parameters, &x);
+            let trace = run_neuron(&parameters, &x);
             let gy: Vec<f64> = x.iter().map(|x| x.sin()).collect();
             let scaled: Vec<f64> = gy.iter().map(|g| g * factor).collect();
             let (one, many) = (
-                backward(&parameters, &trace, &gy, 0.5),
-                backward(&parameters, &trace, &scaled, 0.5 * factor),
+                input_current_gradient(&parameters, &trace, &gy, 0.5),
+                input_current_gradient(&parameters, &trace, &scaled, 0.5 * factor),
             );
             for (one, many) in one.iter().zip(many) {
                 prop_assert!((one * factor - many).abs() <= 1e-9 * (1.0 + many.abs()));

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 
 use half::bf16;
 
-use super::gradients::{Gradient, update};
+use super::gradients::{WeightGradient, adamw_update};
 use super::reference::{sigmoid, softmax};
-use super::shape::{ArenaRows, MODEL_SIZES, NORM_EPSILON, ROPE_BASE, Shape, Weight};
+use super::shape::{ArenaRows, LmShape, MODEL_SIZES, NORM_EPSILON, ROPE_BASE, Weight};
 use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Tensor, TensorData, Tensors,
@@ -47,7 +47,7 @@ pub const COMPONENT: Workload<ComponentProblem> = Workload {
 
 /// A kernel between the GEMMs of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Component {
+pub enum ModelPart {
     /// Rows of the embedding.
     Embed,
     /// Gradient of the embedding.
@@ -80,9 +80,9 @@ pub enum Component {
     AdamW,
 }
 
-impl Component {
+impl ModelPart {
     /// Every component, in the order of [`COMPONENT_NAMES`].
-    pub const ALL: [Self; COMPONENT_NAMES.len()] = [
+    pub const ALL_COMPONENTS: [Self; COMPONENT_NAMES.len()] = [
         Self::Embed,
         Self::EmbeddingGradient,
         Self::Norm,
@@ -149,67 +149,67 @@ impl ComponentTensor {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ComponentProblem {
     /// The kernel.
-    pub component: Component,
+    pub component: ModelPart,
     /// Extents and dtype.
-    pub shape: Shape,
+    pub shape: LmShape,
 }
 
 impl ComponentProblem {
     fn bind(point: &Point) -> Result<Self, AxisError> {
         let name = point.word("kernel")?;
         let number = COMPONENT_NAMES.iter().position(|known| *known == name);
-        let component = Component::ALL[number.expect("the axis lists the names")];
-        Ok(Self { component, shape: Shape::bind(point)? })
+        let component = ModelPart::ALL_COMPONENTS[number.expect("the axis lists the names")];
+        Ok(Self { component, shape: LmShape::bind(point)? })
     }
 
     /// Input tensors of this kernel of the language model.
-    pub fn operands(&self) -> Vec<ComponentTensor> {
+    pub fn input_tensors(&self) -> Vec<ComponentTensor> {
         let shape = self.shape;
-        let Shape { d, ff, dtype, context, .. } = shape;
-        let tokens = shape.tokens();
+        let LmShape { d, ff, dtype, context, .. } = shape;
+        let tokens = shape.token_count();
         let f32 = |name, extents| ComponentTensor::new(name, extents, Dtype::F32);
         let element = |name, extents| ComponentTensor::new(name, extents, dtype);
         let token_numbers = |name| f32(name, vec![shape.batch, context]);
         let stream = |name| f32(name, vec![tokens, d]);
         let gain = || element("gain", vec![d]);
-        let logits = || element("logits", vec![tokens, shape.padded()]);
+        let logits = || element("logits", vec![tokens, shape.padded_vocabulary()]);
         let gate_up = || element("gate_up", vec![tokens, 2, ff]);
         let pairs = vec![shape.batch * shape.heads, context, context];
         match self.component {
-            Component::Embed => {
+            ModelPart::Embed => {
                 vec![token_numbers("tokens"), element("table", vec![shape.vocabulary, d])]
             }
-            Component::EmbeddingGradient => vec![token_numbers("tokens"), stream("grad_x")],
-            Component::Norm => vec![stream("x"), gain()],
-            Component::NormAdd => vec![stream("x"), element("branch", vec![tokens, d]), gain()],
-            Component::NormBackward => vec![
+            ModelPart::EmbeddingGradient => vec![token_numbers("tokens"), stream("grad_x")],
+            ModelPart::Norm => vec![stream("x"), gain()],
+            ModelPart::NormAdd => vec![stream("x"), element("branch", vec![tokens, d]), gain()],
+            ModelPart::NormBackward => vec![
                 stream("x"),
                 f32("inverse", vec![tokens]),
                 gain(),
                 element("grad_y", vec![tokens, d]),
                 stream("residual_gradient"),
             ],
-            Component::Rope => {
+            ModelPart::Rope => {
                 vec![element("qkv", vec![tokens, 3, shape.heads, shape.head_dim()])]
             }
-            Component::Swiglu => vec![gate_up()],
-            Component::SwigluBackward => vec![gate_up(), element("grad_h", vec![tokens, ff])],
-            Component::Softmax => vec![element("scores", pairs)],
-            Component::SoftmaxF32 => vec![f32("scores", pairs)],
-            Component::SoftmaxBackward => {
+            ModelPart::Swiglu => vec![gate_up()],
+            ModelPart::SwigluBackward => vec![gate_up(), element("grad_h", vec![tokens, ff])],
+            ModelPart::Softmax => vec![element("scores", pairs)],
+            ModelPart::SoftmaxF32 => vec![f32("scores", pairs)],
+            ModelPart::SoftmaxBackward => {
                 vec![element("probabilities", pairs.clone()), element("grad_probabilities", pairs)]
             }
-            Component::SoftmaxBackwardF32 => {
+            ModelPart::SoftmaxBackwardF32 => {
                 vec![element("probabilities", pairs.clone()), f32("grad_probabilities", pairs)]
             }
-            Component::Loss | Component::LossForward => vec![logits(), token_numbers("targets")],
-            Component::AdamW => {
+            ModelPart::Loss | ModelPart::LossForward => vec![logits(), token_numbers("targets")],
+            ModelPart::AdamW => {
                 let rows = |name, rows| f32(name, vec![rows, d]);
-                let matrices = shape.rows() - shape.first_matrix_row();
+                let matrices = shape.arena_rows() - shape.first_matrix_row();
                 vec![
-                    rows("parameters", shape.rows()),
-                    rows("first_moments", shape.rows()),
-                    rows("second_moments", shape.rows()),
+                    rows("parameters", shape.arena_rows()),
+                    rows("first_moments", shape.arena_rows()),
+                    rows("second_moments", shape.arena_rows()),
                     rows("f32_gradients", shape.first_matrix_row()),
                     element("gradients", vec![matrices, d]),
                     f32("steps", vec![1]),
@@ -219,42 +219,42 @@ impl ComponentProblem {
     }
 
     /// Output tensors of this kernel of the language model.
-    pub fn outputs(&self) -> Vec<ComponentTensor> {
+    pub fn output_tensors(&self) -> Vec<ComponentTensor> {
         let shape = self.shape;
-        let Shape { d, ff, dtype, context, batch, .. } = shape;
-        let tokens = shape.tokens();
+        let LmShape { d, ff, dtype, context, batch, .. } = shape;
+        let tokens = shape.token_count();
         let f32 = |name, extents| ComponentTensor::new(name, extents, Dtype::F32);
         let element = |name, extents| ComponentTensor::new(name, extents, dtype);
         let inverse = || f32("inverse", vec![tokens, 1]);
         let y = || element("y", vec![tokens, d]);
         let pairs = vec![batch * shape.heads, context, context];
         match self.component {
-            Component::Embed => vec![f32("x", vec![tokens, d])],
-            Component::EmbeddingGradient => vec![f32("grad_table", vec![shape.vocabulary, d])],
-            Component::Norm => vec![y(), inverse()],
-            Component::NormAdd => vec![f32("sum", vec![tokens, d]), y(), inverse()],
-            Component::NormBackward => vec![
+            ModelPart::Embed => vec![f32("x", vec![tokens, d])],
+            ModelPart::EmbeddingGradient => vec![f32("grad_table", vec![shape.vocabulary, d])],
+            ModelPart::Norm => vec![y(), inverse()],
+            ModelPart::NormAdd => vec![f32("sum", vec![tokens, d]), y(), inverse()],
+            ModelPart::NormBackward => vec![
                 f32("grad_x", vec![tokens, d]),
                 element("rounded", vec![tokens, d]),
                 f32("grad_gain", vec![d]),
             ],
-            Component::Rope => vec![element("rotated", vec![tokens, 2 * d])],
-            Component::Swiglu => vec![element("h", vec![tokens, ff])],
-            Component::SwigluBackward => vec![element("grad_gate_up", vec![tokens, 2 * ff])],
-            Component::Softmax | Component::SoftmaxF32 => vec![element("probabilities", pairs)],
-            Component::SoftmaxBackward | Component::SoftmaxBackwardF32 => {
+            ModelPart::Rope => vec![element("rotated", vec![tokens, 2 * d])],
+            ModelPart::Swiglu => vec![element("h", vec![tokens, ff])],
+            ModelPart::SwigluBackward => vec![element("grad_gate_up", vec![tokens, 2 * ff])],
+            ModelPart::Softmax | ModelPart::SoftmaxF32 => vec![element("probabilities", pairs)],
+            ModelPart::SoftmaxBackward | ModelPart::SoftmaxBackwardF32 => {
                 vec![element("grad_scores", pairs)]
             }
-            Component::Loss => vec![
+            ModelPart::Loss => vec![
                 f32("loss", vec![batch, 1]),
-                element("grad_logits", vec![tokens, shape.padded()]),
+                element("grad_logits", vec![tokens, shape.padded_vocabulary()]),
             ],
-            Component::LossForward => vec![f32("loss", vec![batch, 1])],
-            Component::AdamW => {
-                let state = |name| f32(name, vec![shape.rows(), d]);
+            ModelPart::LossForward => vec![f32("loss", vec![batch, 1])],
+            ModelPart::AdamW => {
+                let state = |name| f32(name, vec![shape.arena_rows(), d]);
                 let mut outputs = vec![state("new_p"), state("new_m"), state("new_v")];
                 if dtype != Dtype::F32 {
-                    outputs.push(element("copy", vec![shape.rows(), d]));
+                    outputs.push(element("copy", vec![shape.arena_rows(), d]));
                 }
                 outputs
             }
@@ -262,7 +262,7 @@ impl ComponentProblem {
     }
 
     /// Function that maps samples of N(0, 1) to values of an input.
-    fn spread(&self, name: &str) -> fn(f32) -> f32 {
+    fn sample_to_input_value(&self, name: &str) -> fn(f32) -> f32 {
         match name {
             "gain" => |x| 1.0 + 0.1 * x,
             "inverse" => |x| 0.5 + x.abs(),
@@ -275,45 +275,49 @@ impl ComponentProblem {
         }
     }
 
-    fn references(&self, inputs: &Tensors) -> Vec<Vec<f64>> {
+    fn reference_outputs(&self, inputs: &Tensors) -> Vec<Vec<f64>> {
         let rows = ComponentRows { inputs, shape: self.shape };
         match self.component {
-            Component::Embed => vec![rows.embed()],
-            Component::EmbeddingGradient => vec![rows.embedding_gradient()],
-            Component::Norm => vec![rows.norm(&[]), rows.inverse_roots(&[])],
-            Component::NormAdd => {
-                vec![rows.sum(), rows.norm(&["branch"]), rows.inverse_roots(&["branch"])]
+            ModelPart::Embed => vec![rows.embedded_tokens()],
+            ModelPart::EmbeddingGradient => vec![rows.embedding_gradient()],
+            ModelPart::Norm => vec![rows.normalized_rows(&[]), rows.inverse_roots(&[])],
+            ModelPart::NormAdd => {
+                vec![
+                    rows.residual_sums(),
+                    rows.normalized_rows(&["branch"]),
+                    rows.inverse_roots(&["branch"]),
+                ]
             }
-            Component::NormBackward => {
+            ModelPart::NormBackward => {
                 let grad_x = rows.norm_backward();
                 vec![grad_x.clone(), grad_x, rows.gain_gradient()]
             }
-            Component::Rope => vec![rows.rotated()],
-            Component::Swiglu => vec![rows.swiglu()],
-            Component::SwigluBackward => vec![rows.swiglu_backward()],
-            Component::Softmax | Component::SoftmaxF32 => vec![rows.causal_softmax()],
-            Component::SoftmaxBackward | Component::SoftmaxBackwardF32 => {
+            ModelPart::Rope => vec![rows.rotated_qkv()],
+            ModelPart::Swiglu => vec![rows.swiglu_rows()],
+            ModelPart::SwigluBackward => vec![rows.swiglu_backward()],
+            ModelPart::Softmax | ModelPart::SoftmaxF32 => vec![rows.causal_softmax()],
+            ModelPart::SoftmaxBackward | ModelPart::SoftmaxBackwardF32 => {
                 vec![rows.causal_softmax_backward()]
             }
-            Component::Loss => vec![rows.losses(), rows.grad_logits()],
-            Component::LossForward => vec![rows.losses()],
-            Component::AdamW => rows.adamw(&self.compared_rows()),
+            ModelPart::Loss => vec![rows.token_losses(), rows.grad_logits()],
+            ModelPart::LossForward => vec![rows.token_losses()],
+            ModelPart::AdamW => rows.adamw_update(&self.compared_rows()),
         }
     }
 
     /// Rows of the parameter arena that are compared with the reference.
     fn compared_rows(&self) -> Vec<usize> {
-        let whole = self.shape.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE;
-        let count = if whole { self.shape.rows() } else { 1000 };
-        random::random_indices(1, "rows", self.shape.rows(), count)
+        let whole = self.shape.parameter_count() <= MAX_PARAMETERS_COMPARED_WHOLE;
+        let count = if whole { self.shape.arena_rows() } else { 1000 };
+        random::random_indices(1, "rows", self.shape.arena_rows(), count)
     }
 }
 
 impl Problem for ComponentProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        for ComponentTensor { name, extents, dtype } in self.operands() {
-            let spread = self.spread(name);
+        for ComponentTensor { name, extents, dtype } in self.input_tensors() {
+            let spread = self.sample_to_input_value(name);
             let len = extents.iter().product();
             let data = match (name, dtype) {
                 ("tokens" | "targets", _) => {
@@ -332,8 +336,8 @@ impl Problem for ComponentProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let sampled = (self.component == Component::AdamW).then(|| self.compared_rows());
-        let outputs = self.outputs().into_iter().zip(self.references(inputs));
+        let sampled = (self.component == ModelPart::AdamW).then(|| self.compared_rows());
+        let outputs = self.output_tensors().into_iter().zip(self.reference_outputs(inputs));
         outputs
             .map(|(ComponentTensor { name, extents, .. }, values)| Expected {
                 rows: sampled.clone().filter(|rows| rows.len() < extents[0]),
@@ -346,23 +350,26 @@ impl Problem for ComponentProblem {
         let sum = |tensors: Vec<ComponentTensor>| {
             tensors.iter().map(ComponentTensor::bytes).sum::<usize>()
         };
-        let Shape { d, dtype, .. } = self.shape;
-        let (all, write) = (sum(self.operands()), sum(self.outputs()));
-        let used_rows = self.shape.tokens().min(self.shape.vocabulary);
+        let LmShape { d, dtype, .. } = self.shape;
+        let (all, write) = (sum(self.input_tensors()), sum(self.output_tensors()));
+        let used_rows = self.shape.token_count().min(self.shape.vocabulary);
         let read = match self.component {
-            Component::Embed => all - (self.shape.vocabulary - used_rows) * d * dtype.bytes(),
-            Component::Rope => all / 3 * 2,
+            ModelPart::Embed => all - (self.shape.vocabulary - used_rows) * d * dtype.bytes(),
+            ModelPart::Rope => all / 3 * 2,
             // Keys after the diagonal are not read.
-            Component::Softmax
-            | Component::SoftmaxF32
-            | Component::SoftmaxBackward
-            | Component::SoftmaxBackwardF32 => {
+            ModelPart::Softmax
+            | ModelPart::SoftmaxF32
+            | ModelPart::SoftmaxBackward
+            | ModelPart::SoftmaxBackwardF32 => {
                 all / (2 * self.shape.context) * (self.shape.context + 1)
             }
             _ => all,
         };
-        let elements: usize =
-            self.outputs().iter().map(|output| output.extents.iter().product::<usize>()).sum();
+        let elements: usize = self
+            .output_tensors()
+            .iter()
+            .map(|output| output.extents.iter().product::<usize>())
+            .sum();
         // The work counts about four operations for each element of the outputs.
         Work::bytes(read as u64, write as u64).with_flops(
             FlopUnit::Vector,
@@ -380,7 +387,7 @@ impl Problem for ComponentProblem {
 
     /// Outputs in f32 are not rounded any further.
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
-        let f32s = self.outputs().into_iter().filter(|output| output.dtype == Dtype::F32);
+        let f32s = self.output_tensors().into_iter().filter(|output| output.dtype == Dtype::F32);
         let tolerance = Tolerance { max_error: 1e-5, relative_l2: 4e-6 };
         f32s.map(|output| (output.name.to_owned(), tolerance)).collect()
     }
@@ -389,35 +396,35 @@ impl Problem for ComponentProblem {
         let elements = |tensors: Vec<ComponentTensor>| {
             tensors.iter().map(|tensor| tensor.extents.iter().product::<usize>()).sum::<usize>()
         };
-        let outputs = elements(self.outputs());
+        let outputs = elements(self.output_tensors());
         // Bytes of inputs, outputs, and the reference while its rows are concatenated.
-        (4 * elements(self.operands()) + (4 + 2 * 8) * outputs) as u64
+        (4 * elements(self.input_tensors()) + (4 + 2 * 8) * outputs) as u64
     }
 }
 
 /// Inputs of a component, read row by row in fp64.
 struct ComponentRows<'a> {
     inputs: &'a Tensors,
-    shape: Shape,
+    shape: LmShape,
 }
 
 impl ComponentRows<'_> {
-    fn row(&self, name: &str, row: usize, columns: usize) -> Vec<f64> {
+    fn f64_row(&self, name: &str, row: usize, columns: usize) -> Vec<f64> {
         self.inputs.tensor(name).to_f64(row * columns, columns)
     }
 
     /// Concatenates the rows that `f` computes for each token.
-    fn tokens(&self, f: &(dyn Fn(usize) -> Vec<f64> + Sync)) -> Vec<f64> {
-        parallel::map(self.shape.tokens(), f).concat()
+    fn token_rows(&self, f: &(dyn Fn(usize) -> Vec<f64> + Sync)) -> Vec<f64> {
+        parallel::parallel_map(self.shape.token_count(), f).concat()
     }
 
-    fn embed(&self) -> Vec<f64> {
+    fn embedded_tokens(&self) -> Vec<f64> {
         let tokens = self.inputs.f32("tokens");
-        self.tokens(&|token| self.row("table", tokens[token] as usize, self.shape.d))
+        self.token_rows(&|token| self.f64_row("table", tokens[token] as usize, self.shape.d))
     }
 
     fn embedding_gradient(&self) -> Vec<f64> {
-        let Shape { d, vocabulary, .. } = self.shape;
+        let LmShape { d, vocabulary, .. } = self.shape;
         let mut positions = vec![Vec::new(); vocabulary];
         for (position, token) in self.inputs.f32("tokens").iter().enumerate() {
             positions[*token as usize].push(position);
@@ -425,36 +432,36 @@ impl ComponentRows<'_> {
         let sum = |token: usize| {
             let mut sum = vec![0.0; d];
             for position in &positions[token] {
-                let row = self.row("grad_x", *position, d);
+                let row = self.f64_row("grad_x", *position, d);
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
             sum
         };
-        parallel::map(vocabulary, &sum).concat()
+        parallel::parallel_map(vocabulary, &sum).concat()
     }
 
     /// Row of x for a token, plus the rows of the tensors `added` for the same token.
-    fn residual_row(&self, token: usize, added: &[&str]) -> Vec<f64> {
+    fn residual_row_of_token(&self, token: usize, added: &[&str]) -> Vec<f64> {
         let d = self.shape.d;
-        let mut x = self.row("x", token, d);
+        let mut x = self.f64_row("x", token, d);
         for name in added {
-            x.iter_mut().zip(self.row(name, token, d)).for_each(|(x, y)| *x += y);
+            x.iter_mut().zip(self.f64_row(name, token, d)).for_each(|(x, y)| *x += y);
         }
         x
     }
 
-    fn sum(&self) -> Vec<f64> {
-        self.tokens(&|token| self.residual_row(token, &["branch"]))
+    fn residual_sums(&self) -> Vec<f64> {
+        self.token_rows(&|token| self.residual_row_of_token(token, &["branch"]))
     }
 
     fn inverse_roots(&self, added: &[&str]) -> Vec<f64> {
-        self.tokens(&|token| vec![inverse_root(&self.residual_row(token, added))])
+        self.token_rows(&|token| vec![inverse_root(&self.residual_row_of_token(token, added))])
     }
 
-    fn norm(&self, added: &[&str]) -> Vec<f64> {
-        let gain = self.row("gain", 0, self.shape.d);
-        self.tokens(&|token| {
-            let x = self.residual_row(token, added);
+    fn normalized_rows(&self, added: &[&str]) -> Vec<f64> {
+        let gain = self.f64_row("gain", 0, self.shape.d);
+        self.token_rows(&|token| {
+            let x = self.residual_row_of_token(token, added);
             let root = inverse_root(&x);
             x.iter().zip(&gain).map(|(x, gain)| x * root * gain).collect()
         })
@@ -462,13 +469,13 @@ impl ComponentRows<'_> {
 
     fn norm_backward(&self) -> Vec<f64> {
         let d = self.shape.d;
-        let gain = self.row("gain", 0, d);
-        self.tokens(&|token| {
-            let (x, grad) = (self.row("x", token, d), self.row("grad_y", token, d));
-            let root = self.row("inverse", token, 1)[0];
+        let gain = self.f64_row("gain", 0, d);
+        self.token_rows(&|token| {
+            let (x, grad) = (self.f64_row("x", token, d), self.f64_row("grad_y", token, d));
+            let root = self.f64_row("inverse", token, 1)[0];
             let scaled: Vec<f64> = grad.iter().zip(&gain).map(|(grad, gain)| grad * gain).collect();
             let mean = scaled.iter().zip(&x).map(|(grad, x)| grad * x).sum::<f64>() / d as f64;
-            let mut out = self.row("residual_gradient", token, d);
+            let mut out = self.f64_row("residual_gradient", token, d);
             for (out, (grad, x)) in out.iter_mut().zip(scaled.iter().zip(&x)) {
                 *out += root * (grad - x * root * root * mean);
             }
@@ -477,30 +484,32 @@ impl ComponentRows<'_> {
     }
 
     fn gain_gradient(&self) -> Vec<f64> {
-        const TOKENS: usize = 256;
-        let (d, tokens) = (self.shape.d, self.shape.tokens());
+        const TOKENS_PER_PARTIAL_SUM: usize = 256;
+        let (d, tokens) = (self.shape.d, self.shape.token_count());
         let partial = |number: usize| {
             let mut sum = vec![0.0; d];
-            for token in number * TOKENS..tokens.min((number + 1) * TOKENS) {
-                let (x, grad) = (self.row("x", token, d), self.row("grad_y", token, d));
-                let root = self.row("inverse", token, 1)[0];
+            for token in
+                number * TOKENS_PER_PARTIAL_SUM..tokens.min((number + 1) * TOKENS_PER_PARTIAL_SUM)
+            {
+                let (x, grad) = (self.f64_row("x", token, d), self.f64_row("grad_y", token, d));
+                let root = self.f64_row("inverse", token, 1)[0];
                 let products = x.iter().zip(&grad).map(|(x, grad)| x * grad * root);
                 sum.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
             }
             sum
         };
         let mut total = vec![0.0; d];
-        for sum in parallel::map(tokens.div_ceil(TOKENS), &partial) {
+        for sum in parallel::parallel_map(tokens.div_ceil(TOKENS_PER_PARTIAL_SUM), &partial) {
             total.iter_mut().zip(sum).for_each(|(total, x)| *total += x);
         }
         total
     }
 
-    fn rotated(&self) -> Vec<f64> {
-        let Shape { d, context, .. } = self.shape;
+    fn rotated_qkv(&self) -> Vec<f64> {
+        let LmShape { d, context, .. } = self.shape;
         let head_dim = self.shape.head_dim();
-        self.tokens(&|token| {
-            let mut row = self.row("qkv", token, 3 * d);
+        self.token_rows(&|token| {
+            let mut row = self.f64_row("qkv", token, 3 * d);
             row.truncate(2 * d);
             for (number, pair) in row.chunks_exact_mut(2).enumerate() {
                 let power = (2 * number % head_dim) as f64 / head_dim as f64;
@@ -512,10 +521,10 @@ impl ComponentRows<'_> {
         })
     }
 
-    fn swiglu(&self) -> Vec<f64> {
+    fn swiglu_rows(&self) -> Vec<f64> {
         let ff = self.shape.ff;
-        self.tokens(&|token| {
-            let row = self.row("gate_up", token, 2 * ff);
+        self.token_rows(&|token| {
+            let row = self.f64_row("gate_up", token, 2 * ff);
             let (gate, up) = row.split_at(ff);
             gate.iter().zip(up).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()
         })
@@ -523,9 +532,9 @@ impl ComponentRows<'_> {
 
     fn swiglu_backward(&self) -> Vec<f64> {
         let ff = self.shape.ff;
-        self.tokens(&|token| {
-            let row = self.row("gate_up", token, 2 * ff);
-            let grad = self.row("grad_h", token, ff);
+        self.token_rows(&|token| {
+            let row = self.f64_row("gate_up", token, 2 * ff);
+            let grad = self.f64_row("grad_h", token, ff);
             let (gate, up) = row.split_at(ff);
             let grad_gate = gate.iter().zip(up).zip(&grad).map(|((gate, up), grad)| {
                 let s = sigmoid(*gate);
@@ -539,23 +548,23 @@ impl ComponentRows<'_> {
     /// Concatenates rows of all heads: `f` receives a row's index and the number of keys that it
     /// sees.
     fn causal_rows(&self, f: &(dyn Fn(usize, usize) -> Vec<f64> + Sync)) -> Vec<f64> {
-        let Shape { context, batch, heads, .. } = self.shape;
+        let LmShape { context, batch, heads, .. } = self.shape;
         let row = |row: usize| {
             let mut values = f(row, row % context + 1);
             values.resize(context, 0.0);
             values
         };
-        parallel::map(batch * heads * context, &row).concat()
+        parallel::parallel_map(batch * heads * context, &row).concat()
     }
 
-    fn scale(&self) -> f64 {
+    fn attention_scale(&self) -> f64 {
         1.0 / (self.shape.head_dim() as f64).sqrt()
     }
 
     fn causal_softmax(&self) -> Vec<f64> {
         self.causal_rows(&|row, seen| {
             let scores = self.inputs.tensor("scores").to_f64(row * self.shape.context, seen);
-            let mut scores: Vec<f64> = scores.iter().map(|x| x * self.scale()).collect();
+            let mut scores: Vec<f64> = scores.iter().map(|x| x * self.attention_scale()).collect();
             softmax(&mut scores);
             scores
         })
@@ -566,21 +575,24 @@ impl ComponentRows<'_> {
             let [p, grad] = ["probabilities", "grad_probabilities"]
                 .map(|name| self.inputs.tensor(name).to_f64(row * self.shape.context, seen));
             let mean: f64 = p.iter().zip(&grad).map(|(p, grad)| p * grad).sum();
-            p.iter().zip(&grad).map(|(p, grad)| self.scale() * p * (grad - mean)).collect()
+            p.iter()
+                .zip(&grad)
+                .map(|(p, grad)| self.attention_scale() * p * (grad - mean))
+                .collect()
         })
     }
 
     /// Logits of a token, without the padding.
-    fn logits(&self, token: usize) -> Vec<f64> {
-        let mut logits = self.row("logits", token, self.shape.padded());
+    fn logits_of_token(&self, token: usize) -> Vec<f64> {
+        let mut logits = self.f64_row("logits", token, self.shape.padded_vocabulary());
         logits.truncate(self.shape.vocabulary);
         logits
     }
 
-    fn losses(&self) -> Vec<f64> {
+    fn token_losses(&self) -> Vec<f64> {
         let targets = self.inputs.f32("targets");
-        let losses = self.tokens(&|token| {
-            let logits = self.logits(token);
+        let losses = self.token_rows(&|token| {
+            let logits = self.logits_of_token(token);
             let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
             vec![sum.ln() + largest - logits[targets[token] as usize]]
@@ -591,28 +603,29 @@ impl ComponentRows<'_> {
 
     fn grad_logits(&self) -> Vec<f64> {
         let targets = self.inputs.f32("targets");
-        self.tokens(&|token| {
-            let mut row = self.logits(token);
+        self.token_rows(&|token| {
+            let mut row = self.logits_of_token(token);
             softmax(&mut row);
             row[targets[token] as usize] -= 1.0;
-            row.iter_mut().for_each(|x| *x /= self.shape.tokens() as f64);
-            row.resize(self.shape.padded(), 0.0);
+            row.iter_mut().for_each(|x| *x /= self.shape.token_count() as f64);
+            row.resize(self.shape.padded_vocabulary(), 0.0);
             row
         })
     }
 
     /// Rows of the new parameters, of both moments and of the rounded copy.
-    fn adamw(&self, rows: &[usize]) -> Vec<Vec<f64>> {
-        let Shape { d, dtype, .. } = self.shape;
+    fn adamw_update(&self, rows: &[usize]) -> Vec<Vec<f64>> {
+        let LmShape { d, dtype, .. } = self.shape;
         let gradient = |number: usize| match rows[number].checked_sub(self.shape.first_matrix_row())
         {
-            None => self.row("f32_gradients", rows[number], d),
-            Some(row) => self.row("gradients", row, d),
+            None => self.f64_row("f32_gradients", rows[number], d),
+            Some(row) => self.f64_row("gradients", row, d),
         };
-        let values = parallel::map(rows.len(), &gradient).concat();
-        let tensor = ArenaRows { first: 0, rows: self.shape.rows(), weight: Weight::Embedding };
-        let gradient = Gradient { tensor, rows: rows.to_vec(), values };
-        let mut outputs = update(&self.shape, self.inputs, &gradient).to_vec();
+        let values = parallel::parallel_map(rows.len(), &gradient).concat();
+        let tensor =
+            ArenaRows { first: 0, rows: self.shape.arena_rows(), weight: Weight::Embedding };
+        let gradient = WeightGradient { tensor, rows: rows.to_vec(), values };
+        let mut outputs = adamw_update(&self.shape, self.inputs, &gradient).to_vec();
         if dtype != Dtype::F32 {
             outputs.push(outputs[0].clone());
         }

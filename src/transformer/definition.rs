@@ -10,9 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use super::gradients::step;
-use super::reference::Reference;
-use super::shape::{MODEL_SIZES, Shape};
+use super::gradients::expected_step;
+use super::reference::LmReference;
+use super::shape::{LmShape, MODEL_SIZES};
 use kernelgate::workload::{
     Axis, Breakdown, BreakdownPart, Dtype, Expected, FlopUnit, Problem, SampleUnit, Symmetry,
     Tensors, Tolerance, Work, Workload,
@@ -26,7 +26,7 @@ const AXES: &[Axis] = &[
 ];
 
 /// Workload of the language model's forward pass: logits and loss.
-pub const FORWARD: Workload<Forward> = Workload {
+pub const FORWARD: Workload<ModelForward> = Workload {
     name: "transformer/forward",
     about: "language model: logits of every token and the loss of every sequence",
     revision: 1,
@@ -41,7 +41,7 @@ pub const FORWARD: Workload<Forward> = Workload {
         "size=small ctx=512 b=1,16 dtype=bf16",
         "size=small ctx=512 b=4 dtype=f32",
     ],
-    bind: |point| Ok(Forward { shape: Shape::bind(point)? }),
+    bind: |point| Ok(ModelForward { shape: LmShape::bind(point)? }),
 };
 
 /// Workload of a training step: the state after a step of AdamW, and the loss.
@@ -53,37 +53,37 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     default: FORWARD.default,
     accelerator: FORWARD.accelerator,
     thorough: FORWARD.thorough,
-    bind: |point| Ok(TrainStep { shape: Shape::bind(point)? }),
+    bind: |point| Ok(TrainStep { shape: LmShape::bind(point)? }),
 };
 
 /// Problem `transformer/forward`. The inputs are `tokens` and `targets` `[batch, context]` and
 /// `parameters [R, d]`. The outputs are `logits [batch, context, padded]` in the dtype of the
 /// problem, with 0 in the padding, and the mean `loss [batch, 1]` of each sequence in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Forward {
+pub struct ModelForward {
     /// Extents and dtype of the model.
-    pub shape: Shape,
+    pub shape: LmShape,
 }
 
-impl Problem for Forward {
+impl Problem for ModelForward {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = self.shape.draw_tokens_and_targets(seed);
-        inputs.insert("parameters", self.shape.weights(seed, self.shape.dtype));
+        inputs.insert("parameters", self.shape.draw_weights(seed, self.shape.dtype));
         inputs
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let Shape { batch, context, .. } = self.shape;
+        let LmShape { batch, context, .. } = self.shape;
         let rows = self.shape.compared_tokens();
-        let shape = [batch, context, self.shape.padded()];
-        let reference = Reference::new(&self.shape, inputs, |x| x);
-        let logits = reference.logits_of(&rows);
-        let whole = rows.len() == self.shape.tokens();
+        let shape = [batch, context, self.shape.padded_vocabulary()];
+        let reference = LmReference::new(&self.shape, inputs, |x| x);
+        let logits = reference.logits_of_tokens(&rows);
+        let whole = rows.len() == self.shape.token_count();
         let rows = (!whole).then_some(rows);
         let (name, shape) = ("logits".to_owned(), shape.to_vec());
         vec![
             Expected { name, shape, rows, values: logits.into() },
-            Expected::all("loss", [batch, 1], reference.losses()),
+            Expected::all("loss", [batch, 1], reference.sequence_losses()),
         ]
     }
 
@@ -98,7 +98,7 @@ impl Problem for Forward {
     }
 
     fn breakdown(&self) -> Breakdown {
-        breakdown(&self.shape, &["forward"])
+        network_breakdown(&self.shape, &["forward"])
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -125,7 +125,7 @@ impl Problem for Forward {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainStep {
     /// Extents and dtype of the model.
-    pub shape: Shape,
+    pub shape: LmShape,
 }
 
 impl Problem for TrainStep {
@@ -138,15 +138,15 @@ impl Problem for TrainStep {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        step(&self.shape, inputs, |x| x)
+        expected_step(&self.shape, inputs, |x| x)
     }
 
     fn work(&self) -> Work {
-        self.shape.step_work()
+        self.shape.training_step_work()
     }
 
     fn breakdown(&self) -> Breakdown {
-        breakdown(&self.shape, &["forward", "backward", "optimizer"])
+        network_breakdown(&self.shape, &["forward", "backward", "optimizer"])
     }
 
     /// Tolerance of parameters and moments; the first moment is linear in the gradient.
@@ -184,8 +184,8 @@ fn loss_tolerance(dtype: Dtype) -> Tolerance {
 
 /// Breakdown of a step into phases, with the operations of attention that an unfused row shows by
 /// the names of `scaled_dot_product_attention`.
-fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
-    let Shape { layers, heads, context, dtype, .. } = *shape;
+fn network_breakdown(shape: &LmShape, phases: &[&str]) -> Breakdown {
+    let LmShape { layers, heads, context, dtype, .. } = *shape;
     let phase = |name: &&str| BreakdownPart {
         table: "phase",
         label: (*name).to_owned(),
@@ -196,10 +196,13 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
                 let flops = 2 * shape.forward_flops();
                 Work::default().with_flops(FlopUnit::Matmul, dtype, flops)
             }
-            _ => Work::bytes(16 * shape.parameters() as u64, 12 * shape.parameters() as u64),
+            _ => Work::bytes(
+                16 * shape.parameter_count() as u64,
+                12 * shape.parameter_count() as u64,
+            ),
         },
     };
-    let pairs = (layers * heads * shape.tokens() * context) as u64;
+    let pairs = (layers * heads * shape.token_count() * context) as u64;
     let gemm = 2 * pairs * shape.head_dim() as u64;
     let attention = [
         ("scores", "computing_attention_scores", FlopUnit::Matmul, gemm),
@@ -213,7 +216,7 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
         work: Work::default().with_flops(unit, dtype, flops),
     });
     Breakdown {
-        samples: Some(shape.tokens() as u64),
+        samples: Some(shape.token_count() as u64),
         unit: SampleUnit::Tokens,
         parts: phases.iter().map(phase).chain(attention).collect(),
     }
@@ -223,7 +226,7 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
 ///
 /// # Errors
 /// Fails with the first token or target that is not in the vocabulary.
-pub fn check_text(shape: &Shape, inputs: &Tensors) -> Result<(), String> {
+pub fn check_tokens_and_targets(shape: &LmShape, inputs: &Tensors) -> Result<(), String> {
     for name in ["tokens", "targets"] {
         let valid = |x: f32| x >= 0.0 && x < shape.vocabulary as f32 && x.fract() == 0.0;
         let tokens = inputs.f32(name);

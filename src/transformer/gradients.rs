@@ -1,10 +1,10 @@
 //! Gradients of every parameter in fp64, and the step of AdamW from them.
 
 use super::reference::{
-    Matrix, NormalizedRows, Reference, ReferenceLayer, each_row, sigmoid, softmax,
+    F64Matrix, LmReference, NormalizedRows, ReferenceLayer, each_row, sigmoid, softmax,
 };
 use super::shape::{
-    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, STATE_INPUTS, STATE_OUTPUTS, Shape,
+    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, LmShape, STATE_INPUTS, STATE_OUTPUTS,
     WEIGHT_DECAY, Weight,
 };
 use crate::parallel;
@@ -12,7 +12,7 @@ use kernelgate::workload::{Expected, Tensors};
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 /// Some rows of the gradient of a tensor.
-pub struct Gradient {
+pub struct WeightGradient {
     /// Rows of the parameter arena that hold the tensor.
     pub tensor: ArenaRows,
     /// Indices of these rows, ascending, counted from the tensor's first row.
@@ -22,15 +22,15 @@ pub struct Gradient {
 }
 
 /// Expected outputs of a training step.
-pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expected> {
-    let reference = Reference::new(shape, inputs, round);
-    let mut expected = vec![Expected::all("loss", [shape.batch, 1], reference.losses())];
-    for gradient in reference.gradients() {
-        let updated = update(shape, inputs, &gradient);
+pub fn expected_step(shape: &LmShape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expected> {
+    let reference = LmReference::new(shape, inputs, round);
+    let mut expected = vec![Expected::all("loss", [shape.batch, 1], reference.sequence_losses())];
+    for gradient in reference.loss_gradients() {
+        let updated = adamw_update(shape, inputs, &gradient);
         let rows: Vec<usize> =
             gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
         for (name, values) in STATE_OUTPUTS.into_iter().zip(updated) {
-            let shape = [shape.rows(), shape.d];
+            let shape = [shape.arena_rows(), shape.d];
             expected.push(Expected::sampled_rows(name, shape, rows.clone(), values));
         }
     }
@@ -38,7 +38,7 @@ pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expec
 }
 
 /// Rows of a tensor in each part of the state after a step of AdamW.
-pub fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>; 3] {
+pub fn adamw_update(shape: &LmShape, inputs: &Tensors, gradient: &WeightGradient) -> [Vec<f64>; 3] {
     let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
     let corrections = [BETA_1, BETA_2].map(|beta| 1.0 - beta.powf(steps));
     let mut updated: [Vec<f64>; 3] = Default::default();
@@ -56,18 +56,18 @@ pub fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>
     updated
 }
 
-impl Reference<'_> {
+impl LmReference<'_> {
     /// Gradients of the mean loss over all tokens, for the compared rows of every tensor.
-    pub fn gradients(&self) -> Vec<Gradient> {
-        let Shape { layers, d, .. } = self.shape;
+    pub fn loss_gradients(&self) -> Vec<WeightGradient> {
+        let LmShape { layers, d, .. } = self.shape;
         let mut gradients = Vec::new();
         let mut gains = vec![vec![0.0; d]; self.shape.norm_count()];
         let grad_logits = self.grad_logits();
-        let (normalized, head_input) = self.normalize(2 * layers, self.last_stream());
-        gradients.push(self.products(Weight::Head, &grad_logits, &head_input));
-        let grad = self.by_columns(&grad_logits, Weight::Head).rounded(self.round);
+        let (normalized, head_input) = self.normalize_rows(2 * layers, self.last_residual_stream());
+        gradients.push(self.weight_gradient(Weight::Head, &grad_logits, &head_input));
+        let grad = self.mul_weight_columns(&grad_logits, Weight::Head).rounded(self.round);
         let (mut grad_x, gain) = self.norm_backward(2 * layers, &normalized, &grad);
-        self.buffers.reclaim([grad_logits, head_input, grad, normalized.rows]);
+        self.buffers.keep_memory_for_reuse([grad_logits, head_input, grad, normalized.rows]);
         gains[2 * layers] = gain;
         for layer in (0..layers).rev() {
             let activations = self.layer(layer, &self.streams[layer]);
@@ -77,20 +77,20 @@ impl Reference<'_> {
             let (grad, gain) =
                 self.attention_backward(layer, &activations, &grad_middle, &mut gradients);
             gains[2 * layer] = gain;
-            self.buffers.reclaim(activations.into_matrices());
-            self.buffers.reclaim([std::mem::replace(&mut grad_x, grad), grad_middle]);
+            self.buffers.keep_memory_for_reuse(activations.into_matrices());
+            self.buffers.keep_memory_for_reuse([std::mem::replace(&mut grad_x, grad), grad_middle]);
         }
-        let tensor = self.shape.rows_of(Weight::Gains);
+        let tensor = self.shape.arena_rows_of_weight(Weight::Gains);
         let rows = (0..tensor.rows).collect();
-        gradients.push(Gradient { tensor, rows, values: gains.concat() });
+        gradients.push(WeightGradient { tensor, rows, values: gains.concat() });
         gradients.push(self.grad_embedding(&grad_x));
         gradients
     }
 
-    fn grad_logits(&self) -> Matrix {
+    fn grad_logits(&self) -> F64Matrix {
         let targets = self.inputs.f32("targets");
-        let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.tokens() as f64);
-        let mut grad = self.buffers.copied(&self.logits);
+        let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.token_count() as f64);
+        let mut grad = self.buffers.copy_matrix(&self.logits);
         each_row(&mut grad.values, vocabulary, &|token, row| {
             softmax(row);
             row[targets[token] as usize] -= 1.0;
@@ -100,20 +100,26 @@ impl Reference<'_> {
     }
 
     /// Gradient of a matrix whose row r is the sum over tokens t of `left[t, r] · right[t]`.
-    pub fn products(&self, weight: Weight, left: &Matrix, right: &Matrix) -> Gradient {
-        let tensor = self.shape.rows_of(weight);
+    pub fn weight_gradient(
+        &self,
+        weight: Weight,
+        left: &F64Matrix,
+        right: &F64Matrix,
+    ) -> WeightGradient {
+        let tensor = self.shape.arena_rows_of_weight(weight);
         let rows = self.shape.compared_rows(weight, self.inputs);
-        let tokens = left.rows();
-        let mut picked = self.buffers.matrix(rows.len(), tokens);
+        let tokens = left.row_count();
+        let mut picked = self.buffers.take_matrix(rows.len(), tokens);
         each_row(&mut picked.values, tokens, &|number, to| {
             let column = rows[number];
             for (token, to) in to.iter_mut().enumerate() {
                 *to = left.values[token * left.columns + column];
             }
         });
-        let values = self.buffers.multiplied(&picked, right.view()).rounded(self.round).values;
-        self.buffers.reclaim([picked]);
-        Gradient { tensor, rows, values }
+        let values =
+            self.buffers.multiply_matrices(&picked, right.as_mat_ref()).rounded(self.round).values;
+        self.buffers.keep_memory_for_reuse([picked]);
+        WeightGradient { tensor, rows, values }
     }
 
     /// Gradients of the input rows of a norm and of its gain.
@@ -121,14 +127,14 @@ impl Reference<'_> {
         &self,
         norm: usize,
         normalized: &NormalizedRows,
-        grad: &Matrix,
-    ) -> (Matrix, Vec<f64>) {
+        grad: &F64Matrix,
+    ) -> (F64Matrix, Vec<f64>) {
         /// Number of columns for which one task sums over tokens.
         const COLUMNS_PER_TASK: usize = 32;
         let d = self.shape.d;
-        let gains = self.weight(Weight::Gains);
+        let gains = self.rounded_weight(Weight::Gains);
         let gains = gains.row(norm);
-        let mut grad_x = self.buffers.matrix(grad.rows(), d);
+        let mut grad_x = self.buffers.take_matrix(grad.row_count(), d);
         each_row(&mut grad_x.values, d, &|token, to| {
             let (grad, x) = (grad.row(token), normalized.rows.row(token));
             let products = || grad.iter().zip(gains).zip(x);
@@ -140,7 +146,7 @@ impl Reference<'_> {
         });
         let mut grad_gain = vec![0.0; d];
         parallel::for_each_chunk(&mut grad_gain, COLUMNS_PER_TASK, &|number, sums| {
-            for token in 0..grad.rows() {
+            for token in 0..grad.row_count() {
                 let [grad, x] =
                     [grad, &normalized.rows].map(|of| &of.row(token)[number * COLUMNS_PER_TASK..]);
                 for (sum, (grad, x)) in sums.iter_mut().zip(grad.iter().zip(x)) {
@@ -156,14 +162,14 @@ impl Reference<'_> {
         &self,
         layer: usize,
         activations: &ReferenceLayer,
-        grad_x: &Matrix,
-        gradients: &mut Vec<Gradient>,
-    ) -> (Matrix, Vec<f64>) {
+        grad_x: &F64Matrix,
+        gradients: &mut Vec<WeightGradient>,
+    ) -> (F64Matrix, Vec<f64>) {
         let (ff, round) = (self.shape.ff, self.round);
-        let grad = self.buffers.copied(grad_x).rounded(round);
-        gradients.push(self.products(Weight::Down(layer), &activations.hidden, &grad));
-        let grad_hidden = self.by_rows(&grad, Weight::Down(layer)).rounded(round);
-        let mut grad_gate_up = self.buffers.matrix(grad.rows(), 2 * ff);
+        let grad = self.buffers.copy_matrix(grad_x).rounded(round);
+        gradients.push(self.weight_gradient(Weight::Down(layer), &activations.hidden, &grad));
+        let grad_hidden = self.mul_weight_rows(&grad, Weight::Down(layer)).rounded(round);
+        let mut grad_gate_up = self.buffers.take_matrix(grad.row_count(), 2 * ff);
         each_row(&mut grad_gate_up.values, 2 * ff, &|token, to| {
             let (gate, up) = activations.gate_up.row(token).split_at(ff);
             let (to_gate, to_up) = to.split_at_mut(ff);
@@ -174,12 +180,13 @@ impl Reference<'_> {
             }
         });
         let input = &activations.mlp_input;
-        gradients.push(self.products(Weight::GateUp(layer), &grad_gate_up, input));
-        let grad_input = self.by_columns(&grad_gate_up, Weight::GateUp(layer)).rounded(round);
+        gradients.push(self.weight_gradient(Weight::GateUp(layer), &grad_gate_up, input));
+        let grad_input =
+            self.mul_weight_columns(&grad_gate_up, Weight::GateUp(layer)).rounded(round);
         let before = &activations.before_mlp;
         let (through_norm, gain) = self.norm_backward(2 * layer + 1, before, &grad_input);
-        self.buffers.reclaim([grad, grad_hidden, grad_gate_up, grad_input]);
-        (through_norm.plus(grad_x), gain)
+        self.buffers.keep_memory_for_reuse([grad, grad_hidden, grad_gate_up, grad_input]);
+        (through_norm.add_matrix(grad_x), gain)
     }
 
     /// Gradient of the residual stream before attention's norm, and of the norm's gain.
@@ -187,50 +194,50 @@ impl Reference<'_> {
         &self,
         layer: usize,
         activations: &ReferenceLayer,
-        grad_x: &Matrix,
-        gradients: &mut Vec<Gradient>,
-    ) -> (Matrix, Vec<f64>) {
+        grad_x: &F64Matrix,
+        gradients: &mut Vec<WeightGradient>,
+    ) -> (F64Matrix, Vec<f64>) {
         let round = self.round;
-        let grad = self.buffers.copied(grad_x).rounded(round);
-        gradients.push(self.products(Weight::Out(layer), &grad, &activations.attended));
-        let grad_attended = self.by_columns(&grad, Weight::Out(layer)).rounded(round);
+        let grad = self.buffers.copy_matrix(grad_x).rounded(round);
+        gradients.push(self.weight_gradient(Weight::Out(layer), &grad, &activations.attended));
+        let grad_attended = self.mul_weight_columns(&grad, Weight::Out(layer)).rounded(round);
         let mut grad_qkv = self.grad_qkv(&activations.qkv, &grad_attended).rounded(round);
         self.rotate(&mut grad_qkv, -1.0);
-        gradients.push(self.products(Weight::Qkv(layer), &grad_qkv, &activations.qkv_input));
-        let grad_input = self.by_columns(&grad_qkv, Weight::Qkv(layer)).rounded(round);
+        gradients.push(self.weight_gradient(Weight::Qkv(layer), &grad_qkv, &activations.qkv_input));
+        let grad_input = self.mul_weight_columns(&grad_qkv, Weight::Qkv(layer)).rounded(round);
         let before = &activations.before_attention;
         let (through_norm, gain) = self.norm_backward(2 * layer, before, &grad_input);
-        self.buffers.reclaim([grad, grad_attended, grad_qkv, grad_input]);
-        (through_norm.plus(grad_x), gain)
+        self.buffers.keep_memory_for_reuse([grad, grad_attended, grad_qkv, grad_input]);
+        (through_norm.add_matrix(grad_x), gain)
     }
 
     /// Gradient of rotated queries and keys, and of values.
-    fn grad_qkv(&self, qkv: &Matrix, grad_attended: &Matrix) -> Matrix {
-        let Shape { d, heads, batch, context, .. } = self.shape;
+    fn grad_qkv(&self, qkv: &F64Matrix, grad_attended: &F64Matrix) -> F64Matrix {
+        let LmShape { d, heads, batch, context, .. } = self.shape;
         let head_dim = self.shape.head_dim();
         let scale = 1.0 / (head_dim as f64).sqrt();
         let product = |a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor| {
-            let mut out = Matrix::zeros(a.nrows(), b.ncols());
+            let mut out = F64Matrix::zero_matrix(a.nrows(), b.ncols());
             let to = MatMut::from_row_major_slice_mut(&mut out.values, a.nrows(), b.ncols());
             multiply_f64(to, Accum::Replace, a, b, factor);
             out
         };
-        let gradients = parallel::map(batch * heads, &|number| {
+        let gradients = parallel::parallel_map(batch * heads, &|number| {
             let [query, key, value] = [0, 1, 2].map(|operand| self.head(qkv, operand, number));
             let grad = self.head(grad_attended, 0, number);
             let p = self.probabilities(&query, &key);
-            let mut grad_scores = product(grad.view(), value.view().transpose(), 1.0);
+            let mut grad_scores = product(grad.as_mat_ref(), value.as_mat_ref().transpose(), 1.0);
             for (row, p) in grad_scores.values.chunks_mut(context).zip(p.values.chunks(context)) {
                 let mean: f64 = row.iter().zip(p).map(|(grad, p)| grad * p).sum();
                 row.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - mean));
             }
             [
-                product(grad_scores.view(), key.view(), scale).values,
-                product(grad_scores.view().transpose(), query.view(), scale).values,
-                product(p.view().transpose(), grad.view(), 1.0).values,
+                product(grad_scores.as_mat_ref(), key.as_mat_ref(), scale).values,
+                product(grad_scores.as_mat_ref().transpose(), query.as_mat_ref(), scale).values,
+                product(p.as_mat_ref().transpose(), grad.as_mat_ref(), 1.0).values,
             ]
         });
-        let mut grad_qkv = self.buffers.matrix(self.shape.tokens(), 3 * d);
+        let mut grad_qkv = self.buffers.take_matrix(self.shape.token_count(), 3 * d);
         let mut operands: [Vec<Vec<f64>>; 3] = Default::default();
         for head in gradients {
             operands.iter_mut().zip(head).for_each(|(heads, values)| heads.push(values));
@@ -241,9 +248,9 @@ impl Reference<'_> {
         grad_qkv
     }
 
-    fn grad_embedding(&self, grad_x: &Matrix) -> Gradient {
+    fn grad_embedding(&self, grad_x: &F64Matrix) -> WeightGradient {
         let d = self.shape.d;
-        let tensor = self.shape.rows_of(Weight::Embedding);
+        let tensor = self.shape.arena_rows_of_weight(Weight::Embedding);
         let rows = self.shape.compared_rows(Weight::Embedding, self.inputs);
         let mut values = vec![0.0; rows.len() * d];
         for (token, grad) in self.inputs.f32("tokens").iter().zip(grad_x.values.chunks(d)) {
@@ -251,6 +258,6 @@ impl Reference<'_> {
                 values[row * d..][..d].iter_mut().zip(grad).for_each(|(to, grad)| *to += grad);
             }
         }
-        Gradient { tensor, rows, values }
+        WeightGradient { tensor, rows, values }
     }
 }

@@ -5,7 +5,7 @@
 //! - tokens and targets: `[batch, context]` in f32, whole numbers below the vocabulary. Tensors of
 //!   kernelgate support no wider integers, and f32 is exact up to 2^24.
 //! - parameters: one arena `[R, d]` in which every tensor is a range of whole rows
-//!   ([`Shape::arena_tensors`]). The tensors are `embedding [V, d]`, norm gains
+//!   ([`LmShape::arena_tensors`]). The tensors are `embedding [V, d]`, norm gains
 //!   `[2·layers + 1, d]`, then for each layer `qkv [3d, d]`, `out [d, d]`, `gate_up [2·ff, d]`,
 //!   `down [ff, d]`, then `head [V, d]`. `down` is stored as `[in, out]`, the other matrices as
 //!   `[out, in]`. Gradients and moments have the same rows.
@@ -42,7 +42,7 @@ const SAMPLED_ROWS: usize = 64;
 
 /// Extents and dtype of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct LmShape {
     /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
     /// Number of elements of a token's vector between layers.
@@ -100,7 +100,7 @@ pub struct ArenaRows {
     pub rows: usize,
 }
 
-impl Shape {
+impl LmShape {
     /// Reads the extents from a point of the axes.
     pub fn bind(point: &Point) -> Result<Self, AxisError> {
         let [d, ff, layers, heads, vocabulary] = match point.word("size")? {
@@ -114,7 +114,7 @@ impl Shape {
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
         let (context, batch) = (point.number("ctx")?, point.number("b")?);
         let shape = Self { vocabulary, d, ff, layers, heads, context, batch, dtype };
-        let widest = [shape.padded(), 2 * ff, 3 * d].into_iter().max().unwrap_or(1);
+        let widest = [shape.padded_vocabulary(), 2 * ff, 3 * d].into_iter().max().unwrap_or(1);
         let elements = batch.checked_mul(context).and_then(|tokens| tokens.checked_mul(widest));
         if elements.is_none_or(|elements| elements > i32::MAX as usize) {
             let message = "an activation has more than 2^31 elements".to_owned();
@@ -124,7 +124,7 @@ impl Shape {
     }
 
     /// Number of tokens in all sequences.
-    pub const fn tokens(&self) -> usize {
+    pub const fn token_count(&self) -> usize {
         self.batch * self.context
     }
 
@@ -134,18 +134,18 @@ impl Shape {
     }
 
     /// Number of columns of the logits, with padding.
-    pub const fn padded(&self) -> usize {
+    pub const fn padded_vocabulary(&self) -> usize {
         self.vocabulary.next_multiple_of(LOGITS_PADDING_MULTIPLE)
     }
 
     /// Number of rows of the parameter arena.
-    pub const fn rows(&self) -> usize {
+    pub const fn arena_rows(&self) -> usize {
         self.first_matrix_row() + self.layers * self.layer_rows() + self.vocabulary
     }
 
     /// Number of parameters of the model.
-    pub const fn parameters(&self) -> usize {
-        self.rows() * self.d
+    pub const fn parameter_count(&self) -> usize {
+        self.arena_rows() * self.d
     }
 
     /// Index of the arena's first row after the embedding and the gains.
@@ -163,7 +163,7 @@ impl Shape {
     }
 
     /// Rows of the arena that hold a tensor.
-    pub const fn rows_of(&self, weight: Weight) -> ArenaRows {
+    pub const fn arena_rows_of_weight(&self, weight: Weight) -> ArenaRows {
         let Self { vocabulary, d, ff, .. } = *self;
         let matrices = self.first_matrix_row();
         let (first, rows) = match weight {
@@ -185,14 +185,14 @@ impl Shape {
         };
         let layers = (0..self.layers).flat_map(layer);
         let all = [Weight::Embedding, Weight::Gains].into_iter().chain(layers);
-        all.chain([Weight::Head]).map(|weight| self.rows_of(weight)).collect()
+        all.chain([Weight::Head]).map(|weight| self.arena_rows_of_weight(weight)).collect()
     }
 
     /// Rows of a tensor that are compared with the reference, ascending, counted from the tensor's
     /// first row. The compared rows of the embedding include those of some tokens that occur.
     pub fn compared_rows(&self, weight: Weight, inputs: &Tensors) -> Vec<usize> {
-        let ArenaRows { rows, .. } = self.rows_of(weight);
-        if self.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE || weight == Weight::Gains {
+        let ArenaRows { rows, .. } = self.arena_rows_of_weight(weight);
+        if self.parameter_count() <= MAX_PARAMETERS_COMPARED_WHOLE || weight == Weight::Gains {
             return (0..rows).collect();
         }
         let mut sampled = random::random_indices(1, &format!("{weight:?}"), rows, SAMPLED_ROWS);
@@ -207,12 +207,12 @@ impl Shape {
 
     /// Indices of the tokens whose logits are compared with the reference.
     pub fn compared_tokens(&self) -> Vec<usize> {
-        let count = if self.parameters() <= MAX_PARAMETERS_COMPARED_WHOLE {
-            self.tokens()
+        let count = if self.parameter_count() <= MAX_PARAMETERS_COMPARED_WHOLE {
+            self.token_count()
         } else {
             4 * SAMPLED_ROWS
         };
-        random::random_indices(1, "logits", self.tokens(), count)
+        random::random_indices(1, "logits", self.token_count(), count)
     }
 
     /// Draws the input tokens and their target tokens.
@@ -221,7 +221,7 @@ impl Shape {
             let vocabulary = self.vocabulary as f32;
             // The digits of a normal number after the third are about uniform.
             let token = |x: f32| ((x * 997.0).abs().fract() * vocabulary).floor();
-            let tokens = random::map_normal_values(seed, name, self.tokens(), |x| {
+            let tokens = random::map_normal_values(seed, name, self.token_count(), |x| {
                 token(x).min(vocabulary - 1.0)
             });
             text.with(name, [self.batch, self.context], tokens)
@@ -230,7 +230,7 @@ impl Shape {
 
     /// Draws the parameter arena in a dtype: N(0, 1) in the embedding, gains around 1, matrices
     /// that keep the variance of a row.
-    pub fn weights(&self, seed: u64, dtype: Dtype) -> Tensor {
+    pub fn draw_weights(&self, seed: u64, dtype: Dtype) -> Tensor {
         let draw = |name: &str, len, spread: f32, mean: f32| match dtype {
             Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
                 bf16::from_f32(x.mul_add(spread, mean))
@@ -239,7 +239,7 @@ impl Shape {
                 x.mul_add(spread, mean)
             })),
         };
-        let mut arena = Tensor::zeroed([self.rows(), self.d], dtype);
+        let mut arena = Tensor::zeroed([self.arena_rows(), self.d], dtype);
         for ArenaRows { weight, first, rows } in self.arena_tensors() {
             let (spread, mean) = match weight {
                 Weight::Embedding => (1.0, 0.0),
@@ -259,11 +259,11 @@ impl Shape {
     /// and the number of steps done.
     pub fn draw_optimizer_state(&self, seed: u64) -> Tensors {
         // The spread is about that of a gradient of the mean over this number of tokens.
-        let spread = 5e-3 / (self.tokens() as f32).sqrt();
+        let spread = 5e-3 / (self.token_count() as f32).sqrt();
         let moments = |name: &str, value: &(dyn Fn(f32) -> f32 + Sync)| {
-            random::map_normal_values(seed, name, self.parameters(), value)
+            random::map_normal_values(seed, name, self.parameter_count(), value)
         };
-        let shape = [self.rows(), self.d];
+        let shape = [self.arena_rows(), self.d];
         let mut state = Tensors::new()
             .with("first_moments", shape, moments("first_moments", &|x| spread * x))
             .with(
@@ -272,7 +272,7 @@ impl Shape {
                 moments("second_moments", &|x| spread * spread * (10.0 + 20.0 * x.abs())),
             )
             .with("steps", [1], vec![999.0f32]);
-        state.insert("parameters", self.weights(seed, Dtype::F32));
+        state.insert("parameters", self.draw_weights(seed, Dtype::F32));
         state
     }
 
@@ -280,17 +280,17 @@ impl Shape {
     pub const fn forward_flops(&self) -> u64 {
         let matrices = self.layers * self.layer_rows() + self.vocabulary;
         let attention = 2 * self.layers * self.context * self.d;
-        self.tokens() as u64 * (2 * (matrices * self.d) as u64 + attention as u64)
+        self.token_count() as u64 * (2 * (matrices * self.d) as u64 + attention as u64)
     }
 
     /// Work of a forward pass: norms, rotary embedding, softmax, SwiGLU, cross entropy and GEMMs.
     pub fn forward_work(&self) -> Work {
-        let tokens = self.tokens() as u64;
+        let tokens = self.token_count() as u64;
         let element = self.dtype.bytes() as u64;
-        let matrices = (self.parameters() - self.vocabulary * self.d) as u64;
-        let used = (self.tokens().min(self.vocabulary) * self.d) as u64;
+        let matrices = (self.parameter_count() - self.vocabulary * self.d) as u64;
+        let used = (self.token_count().min(self.vocabulary) * self.d) as u64;
         let read = element * (matrices + used) + 8 * tokens;
-        let write = element * tokens * self.padded() as u64 + 4 * self.batch as u64;
+        let write = element * tokens * self.padded_vocabulary() as u64 + 4 * self.batch as u64;
         Work::bytes(read, write)
             .with_flops(FlopUnit::Matmul, self.dtype, self.forward_flops())
             .with_flops(FlopUnit::Vector, Dtype::F32, self.vector_flops())
@@ -300,13 +300,13 @@ impl Shape {
     const fn vector_flops(&self) -> u64 {
         let scores = 5 * self.heads * self.context / 2;
         let layer = 2 * 4 * self.d + 2 * 3 * self.d + 6 * self.ff + scores;
-        (self.tokens() * (self.layers * layer + 5 * self.vocabulary)) as u64
+        (self.token_count() * (self.layers * layer + 5 * self.vocabulary)) as u64
     }
 
     /// Work of a training step, which reads and writes the state once.
-    pub fn step_work(&self) -> Work {
-        let parameters = self.parameters() as u64;
-        let read = 12 * parameters + 8 * self.tokens() as u64;
+    pub fn training_step_work(&self) -> Work {
+        let parameters = self.parameter_count() as u64;
+        let read = 12 * parameters + 8 * self.token_count() as u64;
         Work::bytes(read, 12 * parameters + 4 * self.batch as u64)
             .with_flops(FlopUnit::Matmul, self.dtype, 3 * self.forward_flops())
             .with_flops(FlopUnit::Vector, Dtype::F32, 3 * self.vector_flops() + 14 * parameters)
@@ -316,8 +316,9 @@ impl Shape {
     /// activations and their gradients, and the residual stream before every layer.
     pub const fn reference_bytes(&self) -> u64 {
         let layer = 10 * self.d + 6 * self.ff + self.heads * self.context;
-        let tokens = self.tokens() as u64;
-        let activations = tokens * (layer + self.layers * self.d + 3 * self.padded()) as u64;
+        let tokens = self.token_count() as u64;
+        let activations =
+            tokens * (layer + self.layers * self.d + 3 * self.padded_vocabulary()) as u64;
         let widest = if self.vocabulary > 2 * self.ff { self.vocabulary } else { 2 * self.ff };
         8 * (activations + (widest * self.d) as u64)
     }
@@ -331,13 +332,13 @@ mod tests {
     fn tensors_fill_the_arena_in_order() {
         let [d, ff, layers, heads] = [768, 3072, 12, 12];
         let (vocabulary, context, batch, dtype) = (10_000, 512, 4, Dtype::Bf16);
-        let small = Shape { vocabulary, d, ff, layers, heads, context, batch, dtype };
+        let small = LmShape { vocabulary, d, ff, layers, heads, context, batch, dtype };
         let end = small.arena_tensors().into_iter().fold(0, |end, tensor| {
             assert_eq!(tensor.first, end, "{:?}", tensor.weight);
             end + tensor.rows
         });
-        assert_eq!(end, small.rows());
-        assert_eq!(small.parameters() / 100_000, 1286, "128.6 million");
+        assert_eq!(end, small.arena_rows());
+        assert_eq!(small.parameter_count() / 100_000, 1286, "128.6 million");
         // The published number of operations is that of full attention.
         let masked = 2 * (small.batch * context * context * d * layers) as u64;
         assert_eq!((small.forward_flops() + masked + 500_000_000) / 1_000_000_000, 534);
@@ -345,7 +346,7 @@ mod tests {
 
     #[test]
     fn text_is_of_the_vocabulary_and_repeats_tokens() {
-        let shape = Shape {
+        let shape = LmShape {
             vocabulary: 13,
             d: 8,
             ff: 8,

@@ -3,16 +3,16 @@
 
 use half::bf16;
 
-use super::gradients::step;
-use super::reference::Reference;
-use super::shape::{ArenaRows, STATE_INPUTS, STATE_OUTPUTS, Shape, Weight};
-use super::{FORWARD, Forward, TRAIN_STEP, TrainStep, check_text};
+use super::gradients::expected_step;
+use super::reference::LmReference;
+use super::shape::{ArenaRows, LmShape, STATE_INPUTS, STATE_OUTPUTS, Weight};
+use super::{FORWARD, ModelForward, TRAIN_STEP, TrainStep, check_tokens_and_targets};
 use kernelgate::verify::precision::ErrorBounds;
 use kernelgate::workload::{
     DefaultScale, Dtype, Effort, Expected, Problem, Tensor, TensorData, Tensors, symmetry,
 };
 
-const TINY: Shape = Shape {
+const TINY: LmShape = LmShape {
     vocabulary: 21,
     d: 16,
     ff: 24,
@@ -23,15 +23,15 @@ const TINY: Shape = Shape {
     dtype: Dtype::F32,
 };
 
-fn mean_loss(shape: &Shape, inputs: &Tensors) -> f64 {
-    let losses = Reference::new(shape, inputs, |x| x).losses();
+fn mean_training_loss(shape: &LmShape, inputs: &Tensors) -> f64 {
+    let losses = LmReference::new(shape, inputs, |x| x).sequence_losses();
     losses.iter().sum::<f64>() / losses.len() as f64
 }
 
 #[test]
 fn gradients_are_differences_of_the_loss() {
     let inputs = TrainStep { shape: TINY }.inputs(2);
-    let gradients = Reference::new(&TINY, &inputs, |x| x).gradients();
+    let gradients = LmReference::new(&TINY, &inputs, |x| x).loss_gradients();
     assert_eq!(gradients.len(), TINY.arena_tensors().len());
     for gradient in gradients {
         let ArenaRows { weight, first, rows } = gradient.tensor;
@@ -42,7 +42,7 @@ fn gradients_are_differences_of_the_loss() {
                 let mut moved = inputs.clone();
                 let value = &mut moved.f32_mut("parameters")[first * TINY.d + element];
                 *value += step;
-                (f64::from(*value), mean_loss(&TINY, &moved))
+                (f64::from(*value), mean_training_loss(&TINY, &moved))
             };
             let ((low, below), (high, above)) = (at(-1e-2), at(1e-2));
             let difference = (above - below) / (high - low);
@@ -53,7 +53,7 @@ fn gradients_are_differences_of_the_loss() {
 }
 
 /// State after a step, in f32.
-fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
+fn next_state(shape: &LmShape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
     let mut state = inputs.select_named(&["tokens", "targets"]);
     state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
     for (name, next) in STATE_INPUTS.into_iter().zip(STATE_OUTPUTS) {
@@ -65,15 +65,15 @@ fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors
                 to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
             }
         }
-        state = state.with(name, [shape.rows(), shape.d], values);
+        state = state.with(name, [shape.arena_rows(), shape.d], values);
     }
     state
 }
 
 /// State at the beginning of a training: no moments and no steps.
-pub fn initial_state(shape: &Shape, seed: u64) -> Tensors {
-    let zeros = || vec![0.0f32; shape.parameters()];
-    let extents = [shape.rows(), shape.d];
+pub fn initial_state(shape: &LmShape, seed: u64) -> Tensors {
+    let zeros = || vec![0.0f32; shape.parameter_count()];
+    let extents = [shape.arena_rows(), shape.d];
     let moments = Tensors::new()
         .with("first_moments", extents, zeros())
         .with("second_moments", extents, zeros())
@@ -84,8 +84,8 @@ pub fn initial_state(shape: &Shape, seed: u64) -> Tensors {
 #[test]
 fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
     let inputs = initial_state(&TINY, 3);
-    let next = next_state(&TINY, &inputs, &step(&TINY, &inputs, |x| x));
-    let gradients = Reference::new(&TINY, &inputs, |x| x).gradients();
+    let next = next_state(&TINY, &inputs, &expected_step(&TINY, &inputs, |x| x));
+    let gradients = LmReference::new(&TINY, &inputs, |x| x).loss_gradients();
     let head = gradients.iter().find(|gradient| gradient.tensor.weight == Weight::Head).unwrap();
     let from = head.tensor.first * TINY.d;
     for (element, g) in head.values.iter().enumerate().filter(|(_, g)| g.abs() > 1e-5) {
@@ -97,11 +97,11 @@ fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
 }
 
 /// Mean loss before each step of a training.
-pub fn loss_curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> {
+pub fn loss_before_each_step(shape: &LmShape, beginning: &Tensors, steps: usize) -> Vec<f64> {
     let mut state = beginning.clone();
     let mut losses = vec![];
     for _ in 0..steps {
-        let expected = step(shape, &state, |x| x);
+        let expected = expected_step(shape, &state, |x| x);
         let TensorData::F64(loss) = &expected[0].values else { panic!("fp64") };
         losses.push(loss.iter().sum::<f64>() / loss.len() as f64);
         state = next_state(shape, &state, &expected);
@@ -112,7 +112,7 @@ pub fn loss_curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> 
 
 #[test]
 fn a_training_learns_its_text() {
-    let losses = loss_curve(&TINY, &initial_state(&TINY, 4), 8);
+    let losses = loss_before_each_step(&TINY, &initial_state(&TINY, 4), 8);
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
 }
 
@@ -135,7 +135,7 @@ fn relative_errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 
 
 #[test]
 fn rounding_to_bf16_stays_within_the_tolerance() {
-    let shape = Shape {
+    let shape = LmShape {
         vocabulary: 300,
         d: 64,
         ff: 128,
@@ -149,17 +149,16 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
     let step_problem = TrainStep { shape };
     let inputs = step_problem.inputs(1);
     let [exact, rounded] =
-        [(|x| x) as fn(f64) -> f64, round].map(|round| step(&shape, &inputs, round));
-    let forward = Forward { shape };
+        [(|x| x) as fn(f64) -> f64, round].map(|round| expected_step(&shape, &inputs, round));
+    let forward = ModelForward { shape };
     let forward_inputs = forward.inputs(1);
     let logits = [(|x| x) as fn(f64) -> f64, round].map(|round| {
-        let reference = Reference::new(&shape, &forward_inputs, round);
-        let rows: Vec<usize> = (0..shape.tokens()).collect();
-        let extents = [shape.tokens(), shape.padded()];
-        vec![Expected::all("logits", extents, reference.logits_of(&rows))]
+        let reference = LmReference::new(&shape, &forward_inputs, round);
+        let rows: Vec<usize> = (0..shape.token_count()).collect();
+        let extents = [shape.token_count(), shape.padded_vocabulary()];
+        vec![Expected::all("logits", extents, reference.logits_of_tokens(&rows))]
     });
-    let bounds =
-        [ErrorBounds::bounds_for_problem(&step_problem), ErrorBounds::bounds_for_problem(&forward)];
+    let bounds = [ErrorBounds::for_problem(&step_problem), ErrorBounds::for_problem(&forward)];
     let mut worst = vec![("logits", relative_errors("logits", &logits[1], &logits[0]), &bounds[1])];
     for name in STATE_OUTPUTS.into_iter().chain(["loss"]) {
         worst.push((name, relative_errors(name, &rounded, &exact), &bounds[0]));
@@ -177,21 +176,21 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
 
 #[test]
 fn sequences_are_independent() {
-    assert_eq!(symmetry::check_symmetries(&Forward { shape: TINY }, 5, 1e-12), Ok(1));
+    assert_eq!(symmetry::check_symmetries(&ModelForward { shape: TINY }, 5, 1e-12), Ok(1));
 }
 
 /// The gradient of a batch is the mean of the gradients of its sequences.
 #[test]
 fn gradients_add_up_over_the_batch() {
     let inputs = TrainStep { shape: TINY }.inputs(6);
-    let whole = Reference::new(&TINY, &inputs, |x| x).gradients();
-    let one = Shape { batch: 1, ..TINY };
+    let whole = LmReference::new(&TINY, &inputs, |x| x).loss_gradients();
+    let one = LmShape { batch: 1, ..TINY };
     let halves = [0, 1].map(|sequence| {
         let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
             let tokens = &inputs.f32(name)[sequence * TINY.context..][..TINY.context];
             text.with(name, [1, TINY.context], tokens.to_vec())
         });
-        Reference::new(&one, &inputs.replaced_by(&text), |x| x).gradients()
+        LmReference::new(&one, &inputs.replaced_by(&text), |x| x).loss_gradients()
     });
     for (whole, (first, second)) in whole.iter().zip(halves[0].iter().zip(&halves[1])) {
         for (whole, (first, second)) in
@@ -206,23 +205,23 @@ fn gradients_add_up_over_the_batch() {
 /// tie.
 #[test]
 fn a_weight_just_above_a_tie_is_rounded_up() {
-    let shape = Shape { dtype: Dtype::Bf16, ..TINY };
+    let shape = LmShape { dtype: Dtype::Bf16, ..TINY };
     let mut inputs = TrainStep { shape }.inputs(1);
     inputs.f32_mut("parameters")[0] = 1.0 + f32::powi(2.0, -8) + f32::EPSILON;
-    let reference = Reference::for_layers(&shape, &inputs, |x| x);
-    assert_eq!(reference.weight(Weight::Embedding).values[0], 1.0 + f64::powi(2.0, -7));
+    let reference = LmReference::for_single_layers(&shape, &inputs, |x| x);
+    assert_eq!(reference.rounded_weight(Weight::Embedding).values[0], 1.0 + f64::powi(2.0, -7));
 }
 
 #[test]
 fn a_token_outside_of_the_vocabulary_is_named() {
     let mut text = TINY.draw_tokens_and_targets(1);
-    assert_eq!(check_text(&TINY, &text), Ok(()));
+    assert_eq!(check_tokens_and_targets(&TINY, &text), Ok(()));
     text.insert("targets", Tensor::new([2, 7], TensorData::F32(vec![21.0; 14])));
     let message = "`targets` has 21 at 0, a vocabulary of 21 ends before";
-    assert_eq!(check_text(&TINY, &text), Err(message.to_owned()));
+    assert_eq!(check_tokens_and_targets(&TINY, &text), Err(message.to_owned()));
     for wrong in [-1.0, 0.5, f32::NAN] {
         text.f32_mut("tokens")[3] = wrong;
-        assert!(check_text(&TINY, &text).unwrap_err().starts_with("`tokens` has"));
+        assert!(check_tokens_and_targets(&TINY, &text).unwrap_err().starts_with("`tokens` has"));
     }
 }
 

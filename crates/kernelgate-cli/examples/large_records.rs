@@ -37,7 +37,7 @@ fn main() {
         ["make", folder, cases, runs, samples] => {
             make_records(Path::new(folder), number(cases), number(runs), number(samples));
         }
-        ["read", path] => read(Path::new(path)),
+        ["read", path] => read_and_time(Path::new(path)),
         ["shards", folder, shards, cases, samples] => {
             make_shards(Path::new(folder), number(shards), number(cases), number(samples));
         }
@@ -75,7 +75,7 @@ fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
     ProcessRun {
         complete: true,
         cases: (0..cases).map(case).collect(),
-        ..ProcessRun::start_process_run(
+        ..ProcessRun::start_now(
             "large",
             &format!("s{session}"),
             Environment::cpu(),
@@ -117,7 +117,7 @@ fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
             .collect();
         let shard = Shard { index: index as u32, count: shards as u32 };
         run.shard = Some(shard);
-        let path = folder.join(format!("{}.json", run.process()));
+        let path = folder.join(format!("{}.json", run.process_name_of_run()));
         file::write(&path, &run).expect("a folder that can be written");
     }
 }
@@ -141,7 +141,7 @@ fn make_comparisons(folder: &Path, recorded: &Path, size: &RecordsSize) {
         for timing in blocks.iter_mut().flat_map(|block| &mut block.head) {
             timing.time_ns *= slower;
         }
-        BlockSeries::series_of_blocks(&blocks)
+        BlockSeries::from_blocks(&blocks)
     };
     let (equal, slower) = (blocks(1.0), blocks(1.05));
     for index in 1..=size.shards {
@@ -165,7 +165,7 @@ fn make_comparisons(folder: &Path, recorded: &Path, size: &RecordsSize) {
 
 fn merge_made_records(folder: &Path) {
     let started = Instant::now();
-    let files = merge::files(&[folder.to_owned()]).expect("a folder of shards");
+    let files = merge::record_files(&[folder.to_owned()]).expect("a folder of shards");
     let (shards, cases) = match merge::kind(&files).expect("records") {
         merge::MergedRecordKind::Comparisons => {
             let merged = merge::merge_comparison_shards(&files, AnchorTolerance::default())
@@ -187,7 +187,7 @@ fn merge_made_records(folder: &Path) {
     println!("{shards} shards, {cases} cases in {seconds:.2} s, peak {}", peak_memory());
 }
 
-fn read(path: &Path) {
+fn read_and_time(path: &Path) {
     let started = Instant::now();
     let cases = match file::read::<Baseline>(path) {
         Ok(baseline) => baseline.cases.len(),

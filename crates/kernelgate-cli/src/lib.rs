@@ -57,7 +57,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let command = || variables::ignore_empty_variables(verbs::command());
     let parsed = command()
         .try_get_matches_from(&arguments)
-        .and_then(|matches| verbs::Cli::from_arg_matches(&matches));
+        .and_then(|matches| verbs::CliArguments::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {

@@ -219,9 +219,10 @@ fn the_page_of_reports_has_every_table_of_stats() {
         "`kernelgate stats TRACE --report NAME` prints one of these tables, with the columns of\n\
                     `nsys stats` 2023.4.\n\n| report | rows | columns |\n|---|---|---|\n"
             .to_owned();
-    for report in StatsReport::ALL {
-        let columns = stats::table(&Trace::default(), report).columns.join(", ");
-        let _ = writeln!(page, "| `{}` | {} | {columns} |", report.name(), report.rows());
+    for report in StatsReport::ALL_REPORTS {
+        let columns = stats::make_table(&Trace::default(), report).columns.join(", ");
+        let _ =
+            writeln!(page, "| `{}` | {} | {columns} |", report.name(), report.row_description());
     }
     check("stats-reports.md", "Reports of `stats`", &page);
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::package::{CASE, Outcome, Package, copy_executable, fixture_path};
+use crate::package::{CASE, Outcome, Package, copy_executable, fixture_path, lines_with};
 
 /// The character with which every terminal sequence begins.
 const ESCAPE: char = '\u{1b}';
@@ -341,7 +341,7 @@ fn other_files_beside_the_benches_are_not_run() {
     let why =
         "left alone: script of the base: its file has no mark of this harness, so it was not run";
     outcome.expect(outcome.code.unwrap(), &[CASE, why, "`--bench script`", "of 1 (threshold"]);
-    assert!(outcome.stdout.contains("bench left alone: script"), "{}", outcome.stdout);
+    insta::assert_snapshot!(lines_with(&outcome.stdout, "script"), @"bench left alone: script: its file has no mark of this harness, so it was not run; `--bench script` runs it all the same");
     assert!(!package.path("ran").exists());
     compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
     assert!(package.path("ran").exists());

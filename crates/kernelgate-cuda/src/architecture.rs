@@ -39,7 +39,7 @@ pub struct MultiprocessorLimits {
 
 /// Compute capability, major and minor digits together: 90 of "sm_90a"; `None` if the text is not
 /// the name of an NVIDIA architecture.
-pub fn number(arch: &str) -> Option<u32> {
+pub fn capability_number(arch: &str) -> Option<u32> {
     let digits = arch.strip_prefix("sm_")?;
     let digits = digits.strip_suffix(['a', 'f']).unwrap_or(digits);
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
@@ -48,7 +48,7 @@ pub fn number(arch: &str) -> Option<u32> {
 
 /// Capacity of an architecture's multiprocessors; `None` if this table lacks the architecture.
 pub fn multiprocessor_limits(arch: &str) -> Option<MultiprocessorLimits> {
-    let (warps, blocks, shared_kib) = match number(arch)? {
+    let (warps, blocks, shared_kib) = match capability_number(arch)? {
         80 | 87 => (64, 32, 164),
         86 => (48, 16, 100),
         89 => (48, 24, 100),
@@ -67,7 +67,7 @@ pub fn shared_bytes_a_block(arch: &str) -> Option<u32> {
 /// Whether a kernel may be launched there before the one before it has ended (programmatic
 /// dependent launch).
 pub fn supports_programmatic_launch(arch: &str) -> bool {
-    number(arch).is_some_and(|number| number >= HOPPER_ARCHITECTURE)
+    capability_number(arch).is_some_and(|number| number >= HOPPER_ARCHITECTURE)
 }
 
 #[cfg(test)]
@@ -77,11 +77,11 @@ mod tests {
     #[test]
     fn a_name_tells_the_number_and_the_shared_memory_of_a_block() {
         assert_eq!(
-            ["sm_80", "sm_90a", "sm_100f", "sm_120a"].map(number),
+            ["sm_80", "sm_90a", "sm_100f", "sm_120a"].map(capability_number),
             [80, 90, 100, 120].map(Some)
         );
         for name in ["90", "sm_", "sm_x", "sm_9", "gfx942", "compute_80", "sm_90b"] {
-            assert_eq!(number(name), None, "{name}");
+            assert_eq!(capability_number(name), None, "{name}");
         }
         let kib = |arch| shared_bytes_a_block(arch).map(|bytes| bytes / 1024);
         assert_eq!(

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct CaseFailure {
     /// The sentence.
     pub text: String,
-    /// Kind of the reason: "too_short". Empty for errors of a workload's own code.
+    /// Kind of the reason: "too_short". The list of facts is empty for errors of a workload's own
+    /// code.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kind: String,
     /// Numbers in the sentence, by name; the unit is the name's end.

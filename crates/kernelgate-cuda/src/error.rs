@@ -35,7 +35,7 @@ pub enum BackendError {
     /// The work needs more memory than is available.
     #[error(
         "needs {} on the GPU of memory, {} are free",
-        gigabytes(*needed), available.map_or_else(|| "an unknown amount".to_owned(), gigabytes)
+        gigabytes_text(*needed), available.map_or_else(|| "an unknown amount".to_owned(), gigabytes_text)
     )]
     OutOfMemory {
         /// Required bytes.
@@ -45,7 +45,7 @@ pub enum BackendError {
     },
 }
 
-fn gigabytes(bytes: u64) -> String {
+fn gigabytes_text(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
 }
 

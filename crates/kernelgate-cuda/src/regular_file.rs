@@ -31,7 +31,7 @@ fn missing_target_error(path: &Path, cause: std::io::Error) -> std::io::Error {
 ///
 /// # Errors
 /// Fails with the errors of [`open_regular_file()`], and if the file cannot be read.
-pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+pub fn read_regular_file(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular_file(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -46,16 +46,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one");
         std::fs::write(&path, [7, 0, 255]).unwrap();
-        assert_eq!(read(&path).unwrap(), [7, 0, 255]);
-        assert!(read(folder.path()).is_err() && read(&folder.path().join("none")).is_err());
+        assert_eq!(read_regular_file(&path).unwrap(), [7, 0, 255]);
+        assert!(
+            read_regular_file(folder.path()).is_err()
+                && read_regular_file(&folder.path().join("none")).is_err()
+        );
         #[cfg(unix)]
         {
             let link = folder.path().join("link");
             std::os::unix::fs::symlink("nowhere", &link).unwrap();
-            assert_eq!(read(&link).unwrap_err().to_string(), "a link to nothing (nowhere)");
+            assert_eq!(
+                read_regular_file(&link).unwrap_err().to_string(),
+                "a link to nothing (nowhere)"
+            );
         }
         if cfg!(unix) {
-            let why = read(Path::new("/dev/zero")).unwrap_err().to_string();
+            let why = read_regular_file(Path::new("/dev/zero")).unwrap_err().to_string();
             assert_eq!(why, "it is no file but a device, a pipe or a socket");
         }
     }

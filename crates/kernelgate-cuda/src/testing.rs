@@ -16,9 +16,9 @@ use crate::{BackendError, Device, DeviceOptions, Devices};
 ///
 /// # Panics
 /// Panics if there is no GPU and `KERNELGATE_REQUIRE_GPU` is set.
-pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
+pub fn lock_first_gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     static ONE_GPU_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
-    match Device::open(0, &DeviceOptions::options_from_environment()) {
+    match Device::open(0, &DeviceOptions::from_environment()) {
         Ok(device) => {
             Some((device, ONE_GPU_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)))
         }
@@ -33,13 +33,13 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Opens a second GPU for tests, besides the GPU of [`gpu`]. Without a second GPU it prints a
-/// message, or fails if `KERNELGATE_REQUIRE_GPUS=2`.
+/// Opens a second GPU for tests, besides the GPU of [`lock_first_gpu`]. Without a second GPU it
+/// prints a message, or fails if `KERNELGATE_REQUIRE_GPUS=2`.
 ///
 /// # Panics
 /// Panics if there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
 pub fn second_gpu_for_test() -> Option<Arc<Device>> {
-    match Device::open(1, &DeviceOptions::options_from_environment()) {
+    match Device::open(1, &DeviceOptions::from_environment()) {
         Ok(device) => Some(device),
         Err(error) => {
             assert!(
@@ -53,18 +53,15 @@ pub fn second_gpu_for_test() -> Option<Arc<Device>> {
 }
 
 /// The first two GPUs as a set, for one test of the process at a time. Without two GPUs it prints a
-/// message or fails, like [`gpu`] and [`second_gpu_for_test`].
+/// message or fails, like [`lock_first_gpu`] and [`second_gpu_for_test`].
 ///
 /// # Panics
 /// Panics if `gpu` or `second_gpu_for_test` panics, or when the set does not open.
 pub fn two_gpus_for_test() -> Option<(Devices, MutexGuard<'static, ()>)> {
-    let (_first, alone) = gpu()?;
+    let (_first, alone) = lock_first_gpu()?;
     second_gpu_for_test()?;
     let ordinals = Devices::in_launch_order([0, 1]).expect("two GPUs");
-    Some((
-        ordinals.open(&DeviceOptions::options_from_environment()).expect("a set of two GPUs"),
-        alone,
-    ))
+    Some((ordinals.open(&DeviceOptions::from_environment()).expect("a set of two GPUs"), alone))
 }
 
 /// Changes settings of the whole context that other code may change: the stack of a thread, and the

@@ -20,7 +20,7 @@ use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise_calibr
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 use kernelgate_cli::gate::rules::rules_file;
 use kernelgate_cli::history::index::HistoryIndex;
-use kernelgate_cli::verbs::Cli;
+use kernelgate_cli::verbs::CliArguments;
 use kernelgate_cli::{report, verbs};
 use kernelgate_cuda::compiler::{code, cubin};
 use kernelgate_cuda::driver::launch::image::KernelImage;
@@ -50,10 +50,10 @@ fn run(path: &Path, _: u64) -> bool {
     let _ = baseline.add(&runs[0]);
     assert_eq!(baseline.validate(), Ok(()));
     for case in runs[0].cases.values() {
-        assert_eq!(CaseRun::summary_of_case(case).round_to_significant_digits().validate(), Ok(()));
+        assert_eq!(CaseRun::from_record(case).round_to_significant_digits().validate(), Ok(()));
     }
     let [run] = runs;
-    let _ = Measurement::measurement_of_runs(vec![run.clone(), run]);
+    let _ = Measurement::from_runs(vec![run.clone(), run]);
     true
 }
 
@@ -96,7 +96,7 @@ fn baseline(path: &Path, _: u64) -> bool {
     let Some(mut baseline) = record::<Baseline>(path) else {
         return file::read_without_checksum::<Baseline>(path).is_ok();
     };
-    let run = ProcessRun::start_process_run(
+    let run = ProcessRun::start_now(
         "fixture",
         "s",
         kernelgate::record::Environment::cpu(),
@@ -121,14 +121,14 @@ fn response(path: &Path, number: u64) -> bool {
     true
 }
 
-/// Reads a trace, sums it up, diagnoses it and writes it as a timeline. A mutated trace takes one of
-/// the three ways, by its number.
+/// Reads a trace, sums it up, diagnoses it and writes it as a timeline. A mutated trace takes one
+/// of the three ways, by its number.
 fn trace(path: &Path, number: u64) -> bool {
     let Ok(trace) = read::open_trace_file(path, &WantedTraceParts::ALL) else { return false };
     let takes = |way: u64| number == 0 || number % 3 == way;
     if takes(0) {
-        for report in StatsReport::ALL {
-            stats::table(&trace, report).to_text();
+        for report in StatsReport::ALL_REPORTS {
+            stats::make_table(&trace, report).to_text();
         }
     }
     if takes(1) {
@@ -172,7 +172,7 @@ fn criterion_sample(path: &Path, _: u64) -> bool {
             ..Default::default()
         };
         if samples.validate().is_ok() {
-            CaseRun::summary_of_case(&case.record(samples)).validate().unwrap();
+            CaseRun::from_record(&case.record(samples)).validate().unwrap();
         }
     }
     !stored.cases.is_empty()
@@ -190,7 +190,7 @@ fn safetensors(path: &Path, _: u64) -> bool {
 /// Machine code: sections of kernels, their facts and hashes.
 fn machine_code(path: &Path, _: u64) -> bool {
     let bytes = std::fs::read(path).unwrap();
-    let facts = cubin::facts(&bytes, "");
+    let facts = cubin::kernel_facts(&bytes, "");
     let _ = (code::machine_code_hashes(&bytes), mark::kind(path));
     let symbols = facts.iter().flat_map(|facts| facts.keys());
     symbols.for_each(|symbol| drop(code::machine_code_in_image(&bytes, symbol)));
@@ -232,7 +232,7 @@ fn verbs_on_a_run(path: &Path, _: u64) -> bool {
         let places = ["--baselines", baselines.to_str().unwrap(), "--records"];
         let runs = folder.join("runs");
         let words = ["kernelgate"].into_iter().chain(line.split(' ')).chain(places);
-        let cli = Cli::try_parse_from(words.chain([runs.to_str().unwrap()])).unwrap();
+        let cli = CliArguments::try_parse_from(words.chain([runs.to_str().unwrap()])).unwrap();
         cli.run()
     };
     let mut accepted = false;

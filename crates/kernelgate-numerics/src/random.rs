@@ -1,5 +1,6 @@
 //! Seeded random inputs: the same seed and name give the same values on every machine, for any
-//! thread count. Never zeros: zero inputs hide unwritten outputs and can run faster than real data.
+//! thread count. Inputs are never all zero: zero inputs hide unwritten outputs and can run faster
+//! than real data.
 
 use bytemuck::Zeroable;
 use rand::{RngExt, SeedableRng};

@@ -18,8 +18,8 @@ pub enum Dtype {
     F16,
     /// 2-byte brain float.
     Bf16,
-    /// 1-byte float of 4 exponent and 3 mantissa bits (e4m3): operands of GEMMs. No tensor has it:
-    /// the bytes are held as [`Dtype::I8`].
+    /// 1-byte float of 4 exponent and 3 mantissa bits (e4m3): operands of GEMMs. No tensor has the
+    /// dtype fp8: its bytes are held as [`Dtype::I8`].
     Fp8,
     /// Signed byte: spikes.
     I8,
@@ -264,7 +264,7 @@ impl Tensor {
 
     /// Whether the elements `from..from + len` are numbers, not NaN or infinite.
     pub fn are_all_finite(&self, from: usize, len: usize) -> bool {
-        // Without an early end, so that the loops take many elements at once.
+        // The loop has no early exit, so that it vectorises.
         fn all<T>(values: &[T], finite: impl Fn(&T) -> bool) -> bool {
             values.iter().fold(true, |all, value| all & finite(value))
         }
@@ -442,11 +442,11 @@ impl Tensors {
     }
 }
 
-/// Splits a row-major `[rows, row_elements]` slice into column blocks of `width`: for each block, its
-/// piece of every row.
+/// Splits a row-major `[rows, row_elements]` slice into column blocks of `width`: for each block,
+/// its piece of every row.
 ///
-/// Divides a matrix into columns, so that tasks own disjoint columns. `row_elements` and `width` are at
-/// least 1.
+/// Divides a matrix into columns, so that tasks own disjoint columns. `row_elements` and `width`
+/// are at least 1.
 pub fn split_columns<T>(values: &mut [T], row_len: usize, width: usize) -> Vec<Vec<&mut [T]>> {
     let mut blocks: Vec<Vec<&mut [T]>> = (0..row_len.div_ceil(width)).map(|_| Vec::new()).collect();
     for row in values.chunks_mut(row_len) {

@@ -1,6 +1,6 @@
 //! Diagnoses every trace below a folder and prints one text that `diff` can compare: findings and
-//! the accounting of each trace, without times of day or paths outside of the folder. A changed rule
-//! shows its effect on real traces as a diff of two outputs.
+//! the accounting of each trace, without times of day or paths outside of the folder. A changed
+//! rule shows its effect on real traces as a diff of two outputs.
 //!
 //! `cargo run --release -p kernelgate-trace --example ecosystem -- FOLDER > findings.txt`
 
@@ -68,7 +68,7 @@ fn print_diagnosis(diagnosis: &TraceDiagnosis) {
     for device in &diagnosis.devices {
         let total = device.account.total.total_ns();
         println!("  process {}, device {}: {} ns", device.pid, device.device, total);
-        for (label, ns) in device.account.total.lines() {
+        for (label, ns) in device.account.total.labelled_times() {
             println!("    {label}: {}", share_text(ns, total));
         }
         if let Some(iterations) = &device.account.iterations {

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let unique = arguments.get(2).is_some_and(|word| word == "unique");
-    match write(path, kernels, unique) {
+    match write_export(path, kernels, unique) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: failed to write {path}: {error}");
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn write(path: &str, kernels: i64, unique: bool) -> rusqlite::Result<()> {
+fn write_export(path: &str, kernels: i64, unique: bool) -> rusqlite::Result<()> {
     let mut connection = Connection::open(path)?;
     connection.pragma_update(None, "journal_mode", "OFF")?;
     connection.pragma_update(None, "synchronous", "OFF")?;
@@ -66,7 +66,7 @@ fn write(path: &str, kernels: i64, unique: bool) -> rusqlite::Result<()> {
             ranges: 0,
         };
         for first in (0..kernels).step_by(usize::try_from(KERNELS_PER_STEP).unwrap_or(1)) {
-            tables.step(first, KERNELS_PER_STEP.min(kernels - first))?;
+            tables.insert_step(first, KERNELS_PER_STEP.min(kernels - first))?;
         }
     }
     transaction.commit()
@@ -97,25 +97,25 @@ struct InsertStatements<'a> {
 impl InsertStatements<'_> {
     /// A step: one range around layers of ten kernels, each layer around modules of two kernels,
     /// each kernel in an operator with parts. 0.001 + 0.1 + 0.5 + 1 + 3.18 ranges a kernel.
-    fn step(&mut self, first: i64, kernels: i64) -> rusqlite::Result<()> {
+    fn insert_step(&mut self, first: i64, kernels: i64) -> rusqlite::Result<()> {
         let thread = PROCESS_GLOBAL_ID | (100 + first / KERNELS_PER_STEP % HOST_THREADS);
         let time = |kernel: i64| kernel * 10_000;
-        self.range(time(first), time(first + kernels), 0, thread)?;
+        self.insert_range(time(first), time(first + kernels), 0, thread)?;
         for kernel in first..first + kernels {
             let start = time(kernel);
             if kernel % 10 == 0 {
-                self.range(start, time(kernel + 10) - 1, 1 + kernel / 10 % 32, thread)?;
+                self.insert_range(start, time(kernel + 10) - 1, 1 + kernel / 10 % 32, thread)?;
             }
             if kernel % 2 == 0 {
-                self.range(start + 1, time(kernel + 2) - 2, 40 + kernel / 2 % 100, thread)?;
+                self.insert_range(start + 1, time(kernel + 2) - 2, 40 + kernel / 2 % 100, thread)?;
             }
             let name = 150 + kernel % 200;
-            self.range(start + 10, start + 9000, name, thread)?;
-            self.range(start + 20, start + 1000, name + 1, thread)?;
-            self.range(start + 2000, start + 6000, name + 2, thread)?;
-            self.range(start + 6500, start + 8000, name + 3, thread)?;
+            self.insert_range(start + 10, start + 9000, name, thread)?;
+            self.insert_range(start + 20, start + 1000, name + 1, thread)?;
+            self.insert_range(start + 2000, start + 6000, name + 2, thread)?;
+            self.insert_range(start + 6500, start + 8000, name + 3, thread)?;
             if kernel % 100 < 18 {
-                self.range(start + 8100, start + 8200, name + 4, thread)?;
+                self.insert_range(start + 8100, start + 8200, name + 4, thread)?;
             }
             self.call.execute(params![start + 2500, start + 5500, thread, kernel + 1, 1])?;
             if kernel % 100 < 87 {
@@ -136,7 +136,13 @@ impl InsertStatements<'_> {
         Ok(())
     }
 
-    fn range(&mut self, start: i64, end: i64, name: i64, thread: i64) -> rusqlite::Result<()> {
+    fn insert_range(
+        &mut self,
+        start: i64,
+        end: i64,
+        name: i64,
+        thread: i64,
+    ) -> rusqlite::Result<()> {
         self.ranges += 1;
         let own = self.unique && self.ranges % 3 == 0;
         let text = own.then(|| format!("range {name}, op_id = {}", self.ranges));

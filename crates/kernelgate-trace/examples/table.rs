@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p kernelgate-trace --example table -- TRACE REPORT [streamed]`
 //!
-//! With `streamed`, ranges and calls are not kept. On standard error: seconds for reading and for summing, and the table's rows.
+//! With `streamed`, ranges and calls are not kept. On standard error: seconds for reading and for
+//! summing, and the table's rows.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let Some(report) = StatsReport::report_from_name(name) else {
+    let Some(report) = StatsReport::from_name(name) else {
         eprintln!("error: no table is called {name}");
         return ExitCode::from(2);
     };
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
         eprintln!("{name}: {seconds:.2} s, {} rows", table.rows.len());
         return ExitCode::SUCCESS;
     }
-    let trace = match read::open_trace_file(path.as_ref(), &report.columns()) {
+    let trace = match read::open_trace_file(path.as_ref(), &report.wanted_parts()) {
         Ok(trace) => trace,
         Err(error) => {
             eprintln!("error: failed to {error}");
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
         }
     };
     let read = start.elapsed();
-    let table = stats::table(&trace, report);
+    let table = stats::make_table(&trace, report);
     let all = start.elapsed();
     print!("{}", table.to_csv());
     eprintln!(

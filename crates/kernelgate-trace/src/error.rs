@@ -58,7 +58,7 @@ impl TraceError {
         Self::Broken { path: path.to_owned(), reason: reason.to_string() }
     }
 
-    pub(crate) fn failed_conversion(path: &Path, reason: impl ToString) -> TraceError {
+    pub(crate) fn conversion_error(path: &Path, reason: impl ToString) -> TraceError {
         Self::Convert { path: path.to_owned(), reason: reason.to_string() }
     }
 }

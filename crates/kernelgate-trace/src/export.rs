@@ -36,7 +36,7 @@ pub fn write_perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
     let lanes = StreamTracks::assign_tracks(trace);
     write_track_names(trace, &lanes, &mut events)?;
     write_host_events(trace, &mut events)?;
-    gpu(trace, &lanes, &mut events)?;
+    write_gpu_events(trace, &lanes, &mut events)?;
     writeln!(events.out, "\n]}}")?;
     events.out.flush()
 }
@@ -236,13 +236,13 @@ fn write_host_events<W: Write>(
     Ok(())
 }
 
-fn gpu<W: Write>(
+fn write_gpu_events<W: Write>(
     trace: &Trace,
     lanes: &StreamTracks,
     events: &mut JsonEventWriter<'_, W>,
 ) -> io::Result<()> {
     let all = AllOperations::new(trace);
-    let launches = TraceLaunches::join_launches(trace);
+    let launches = TraceLaunches::join_operations_with_calls(trace);
     let tracks: Vec<i64> = (0u32..)
         .take(trace.places.len())
         .map(|place| FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, place))
@@ -294,7 +294,7 @@ fn operation_fields(
     id: OperationId,
 ) -> (&'static str, String, String) {
     let mut arguments = String::new();
-    match all.part(id) {
+    match all.kind_and_row(id) {
         (OperationKind::Kernel, row) => {
             if let Some(shape) = trace.kernels.shape.get(row) {
                 let shape = &trace.shapes[shape as usize];

@@ -38,7 +38,7 @@ impl ExitReason {
     pub const BROKEN_PIPE_EXIT_CODE: i32 = 141;
 
     /// The exit that a code stands for; absent for the code of a signal or of another program.
-    pub const fn exit_from_code(code: i32) -> Option<Self> {
+    pub const fn from_code(code: i32) -> Option<ExitReason> {
         match code {
             0 => Some(Self::Fine),
             1 => Some(Self::Regression),

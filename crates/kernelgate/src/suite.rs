@@ -17,7 +17,8 @@ use kernelgate_cuda::driver::memory::persistence;
 pub struct ScanAlongAxes {
     /// Lines of [`axis::expand_points`].
     pub lines: &'static [&'static str],
-    /// Implementations that compute them by default: the best, and one to compare it with.
+    /// Implementations that compute the points of the scan by default: the best one, and one to
+    /// compare it with.
     pub rows: &'static [&'static str],
 }
 
@@ -73,7 +74,7 @@ pub trait BoundProblem {
     ///
     /// # Errors
     /// Fails if the device or a kernel fails, or memory is short.
-    fn prepare(
+    fn prepare_implementation(
         &self,
         index: usize,
         inputs: Arc<Tensors>,
@@ -222,7 +223,7 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for BoundWorkload<P,
         self.row(index).device_bytes(&self.problem)
     }
 
-    fn prepare(
+    fn prepare_implementation(
         &self,
         index: usize,
         inputs: Arc<Tensors>,

@@ -46,7 +46,7 @@ impl RecordedIntervalSummary {
     }
 
     /// Sums a recorded activity whose kernels are ordered by their start.
-    pub fn summary_of_activity(activity: &RecordedActivity) -> Self {
+    pub fn from_activity(activity: &RecordedActivity) -> RecordedIntervalSummary {
         let mut kernels: BTreeMap<&str, KernelTimeSum> = BTreeMap::new();
         let (mut busy_ns, mut busy_until) = (0, 0);
         for record in &activity.kernels {
@@ -111,7 +111,7 @@ impl HostPhaseTime {
     }
 
     /// Sums durations in nanoseconds, at least one, during which the process used this CPU time.
-    pub fn phase_time_of_durations(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
+    pub fn from_durations(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> HostPhaseTime {
         let total_ns: f64 = elapsed_ns.iter().sum();
         Self {
             name: name.to_owned(),
@@ -133,7 +133,7 @@ mod tests {
     fn overlap_counts_once_in_busy_and_in_full_in_totals() {
         let record =
             |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
-        let summary = RecordedIntervalSummary::summary_of_activity(&RecordedActivity {
+        let summary = RecordedIntervalSummary::from_activity(&RecordedActivity {
             names: vec!["a".to_owned(), "b".to_owned()],
             kernels: vec![
                 record(0, 100, 200),
@@ -151,15 +151,14 @@ mod tests {
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(
-            RecordedIntervalSummary::summary_of_activity(&RecordedActivity::default()),
+            RecordedIntervalSummary::from_activity(&RecordedActivity::default()),
             RecordedIntervalSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
         );
     }
 
     #[test]
     fn a_phase_has_its_extremes_and_its_threads() {
-        let phase =
-            HostPhaseTime::phase_time_of_durations("launch", &[10.0, 30.0, 20.0], Some(90.0));
+        let phase = HostPhaseTime::from_durations("launch", &[10.0, 30.0, 20.0], Some(90.0));
         assert_eq!((phase.count, phase.total_ns), (3, 60.0));
         assert_eq!((phase.shortest_ns, phase.longest_ns), (10.0, 30.0));
         assert_eq!(phase.busy_threads, Some(1.5));

@@ -13,10 +13,11 @@ pub const A: f32 = 2.5;
 /// Threads of a block.
 pub const UNITS: u32 = 256;
 
-/// A header that the text includes and NVRTC does not find: it has the contents built in.
+/// A header that the kernel text includes but NVRTC does not find; NVRTC has its contents built in.
 pub const HEADERS: &[(&str, &str)] = &[("cuda_runtime.h", "")];
 
-/// The last argument of every kernel: the address of lengths and scalars, of which this has none.
+/// The last argument of every CubeCL kernel: the address of lengths and scalars; this kernel has
+/// none, so it is 0.
 pub const NO_INFO: u64 = 0;
 
 #[cube(launch)]

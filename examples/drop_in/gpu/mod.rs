@@ -25,7 +25,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The one of this thread.
+    /// Returns the GPU of the calling thread.
     pub fn get() -> &'static Self {
         thread_local!(static GPU: &'static Gpu = Box::leak(Box::new(Gpu::open())));
         GPU.with(|gpu| *gpu)

@@ -4,7 +4,9 @@
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
-use super::blocks::{KEYS_PER_TILE, QUERIES_PER_BLOCK, SCORES_PER_TILE, gemm, matrix};
+use super::blocks::{
+    KEYS_PER_TILE, QUERIES_PER_BLOCK, SCORES_PER_TILE, matrix, single_thread_gemm,
+};
 use super::forward;
 use super::rows::{RowInnerProducts, ScoreGradientRows, ScoreTile};
 use crate::attention::definition::Attention;
@@ -22,13 +24,13 @@ impl SavedForward {
     pub(super) fn new(attention: &Attention, inputs: &Tensors) -> Self {
         let rows = attention.b * attention.h * attention.s;
         let mut saved = Self { out: vec![0.0; rows * attention.d], normalisers: vec![0.0; rows] };
-        forward::launch(attention, inputs, &mut saved.out, &mut saved.normalisers);
+        forward::compute_attention(attention, inputs, &mut saved.out, &mut saved.normalisers);
         saved
     }
 }
 
 /// Computes `grad_q` `[b, h, s, d]`, `grad_k` and `grad_v` `[b, h_kv, s, d]` on all threads.
-pub(super) fn launch(
+pub(super) fn compute_attention_gradients(
     attention: &Attention,
     inputs: &Tensors,
     saved: &SavedForward,
@@ -36,7 +38,7 @@ pub(super) fn launch(
 ) {
     let Attention { s, d, .. } = *attention;
     let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
-    let share = attention.share();
+    let share = attention.heads_per_key_head();
     let mut slices = outputs.iter_mut().map(|(name, tensor)| match tensor.tensor_data_mut() {
         // The gradient is split into one chunk for each key head.
         TensorData::F32(values) => {
@@ -106,8 +108,8 @@ impl HeadInputs<'_> {
             let [k, v] = [self.k, self.v].map(|x| matrix(&x[key * d..], tile.keys, d));
             let [p, grad_scores] =
                 [&mut p, &mut grad_scores].map(|x| &mut x[..tile.queries * tile.keys]);
-            gemm(p, Accum::Replace, q, k.transpose(), 1.0);
-            gemm(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
+            single_thread_gemm(p, Accum::Replace, q, k.transpose(), 1.0);
+            single_thread_gemm(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
             let (normalisers, means) = (&self.normalisers[tile.query..], &means[tile.hidden..]);
             arch.dispatch(ScoreGradientRows {
                 tile: &tile,
@@ -118,10 +120,22 @@ impl HeadInputs<'_> {
             });
             let [p, grad_scores] = [p, grad_scores].map(|x| matrix(x, tile.queries, tile.keys));
             let keys = key * d..(key + tile.keys) * d;
-            gemm(&mut grad_v[keys.clone()], Accum::Add, p.transpose(), grad_out, 1.0);
-            gemm(&mut grad_k[keys], Accum::Add, grad_scores.transpose(), q, tile.scale);
+            single_thread_gemm(&mut grad_v[keys.clone()], Accum::Add, p.transpose(), grad_out, 1.0);
+            single_thread_gemm(
+                &mut grad_k[keys],
+                Accum::Add,
+                grad_scores.transpose(),
+                q,
+                tile.scale,
+            );
             let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
-            gemm(&mut grad_q[tile.hidden * d..], accumulate, grad_scores, k, tile.scale);
+            single_thread_gemm(
+                &mut grad_q[tile.hidden * d..],
+                accumulate,
+                grad_scores,
+                k,
+                tile.scale,
+            );
         }
     }
 }

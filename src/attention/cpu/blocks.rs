@@ -17,7 +17,7 @@ pub fn matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
 }
 
 /// Computes `out = factor · a b`, or adds it to `out`, on the calling thread.
-pub fn gemm(
+pub fn single_thread_gemm(
     out: &mut [f32],
     accumulate: Accum,
     a: MatRef<'_, f32>,

@@ -4,7 +4,9 @@
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
-use super::blocks::{KEYS_PER_TILE, QUERIES_PER_BLOCK, SCORES_PER_TILE, gemm, matrix};
+use super::blocks::{
+    KEYS_PER_TILE, QUERIES_PER_BLOCK, SCORES_PER_TILE, matrix, single_thread_gemm,
+};
 use super::rows::{FinishSoftmaxRows, OnlineSoftmaxRows, ScoreTile, UpdateSoftmaxTile};
 use crate::attention::definition::Attention;
 use crate::parallel;
@@ -12,7 +14,7 @@ use kernelgate::workload::Tensors;
 
 /// Computes `out` `[b, h, s, d]` and `normalisers` `[b, h, s]`. The backward pass needs the
 /// normalisers: log2 of each row's `Σ exp(score)`.
-pub(super) fn launch(
+pub(super) fn compute_attention(
     attention: &Attention,
     inputs: &Tensors,
     out: &mut [f32],
@@ -32,7 +34,8 @@ pub(super) fn launch(
     });
     parallel::for_each_task(blocks.collect(), &|_, (head, first, out, normalisers)| {
         let q = &q[head * s * d..][..s * d];
-        let [k, v] = [k, v].map(|x| &x[head / attention.share() * keys * d..][..keys * d]);
+        let [k, v] =
+            [k, v].map(|x| &x[head / attention.heads_per_key_head() * keys * d..][..keys * d]);
         attend_queries(attention, first, [q, k, v], out, normalisers);
     });
 }
@@ -54,10 +57,10 @@ fn attend_queries(
         let q = matrix(&q[tile.query * d..], tile.queries, d);
         let (k, v) = (matrix(&k[key * d..], tile.keys, d), matrix(&v[key * d..], tile.keys, d));
         let (scores, out) = (&mut scores[..tile.queries * tile.keys], &mut out[tile.hidden * d..]);
-        gemm(scores, Accum::Replace, q, k.transpose(), 1.0);
+        single_thread_gemm(scores, Accum::Replace, q, k.transpose(), 1.0);
         arch.dispatch(UpdateSoftmaxTile { online: &mut online, tile: &tile, scores, out });
         let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
-        gemm(out, accumulate, matrix(scores, tile.queries, tile.keys), v, 1.0);
+        single_thread_gemm(out, accumulate, matrix(scores, tile.queries, tile.keys), v, 1.0);
     }
     arch.dispatch(FinishSoftmaxRows { online: &online, out, normalisers });
 }

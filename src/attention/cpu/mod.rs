@@ -17,11 +17,11 @@ use pulp::Arch;
 use crate::attention::components::{self, ScoresProblem, ValuesProblem};
 use crate::attention::definition::AttentionForward;
 use crate::attention::gradients::AttentionBackward;
-use blocks::{for_row_blocks, gemm, matrix};
+use blocks::{for_row_blocks, matrix, single_thread_gemm};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-pub use ring::ROWS as RING;
+pub use ring::RING_ROWS as RING;
 use rows::RowSoftmax;
 
 /// CPU implementations of attention forward.
@@ -29,13 +29,13 @@ pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
     name: "cpu",
     about: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are \
             skipped",
-    supports: |problem| f32_only(problem.attention.dtype),
+    supports: |problem| check_is_f32(problem.attention.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let outputs = Tensors::new().with_output("out", attention.shape(), Dtype::F32);
         let mut normalisers = vec![0.0; attention.b * attention.h * attention.s];
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            forward::launch(&attention, inputs, outputs.f32_mut("out"), &mut normalisers)
+            forward::compute_attention(&attention, inputs, outputs.f32_mut("out"), &mut normalisers)
         })
     }),
 }];
@@ -45,7 +45,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
     name: "cpu",
     about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a \
             head of keys a task",
-    supports: |problem| f32_only(problem.attention.dtype),
+    supports: |problem| check_is_f32(problem.attention.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let mut outputs = Tensors::new();
@@ -55,7 +55,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
         }
         let saved = backward::SavedForward::new(&attention, &inputs);
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            backward::launch(&attention, inputs, &saved, outputs)
+            backward::compute_attention_gradients(&attention, inputs, &saved, outputs)
         });
         // The saved outputs of the forward pass are functions of the other inputs.
         task.reading(&["grad_out"])
@@ -66,7 +66,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
 pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",
-    supports: |problem| f32_only(problem.shape.dtype),
+    supports: |problem| check_is_f32(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let scale = 1.0 / (shape.d as f32).sqrt();
@@ -77,7 +77,7 @@ pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
                 let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
                 for_row_blocks(outputs.f32_mut("scores"), s, s, &|head, row, scores| {
                     let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
-                    gemm(
+                    single_thread_gemm(
                         scores,
                         Accum::Replace,
                         matrix(&q[row * d..], rows, d),
@@ -94,7 +94,7 @@ pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
 pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementation {
     name: "cpu",
     about: "three passes over a row in L1, SIMD over keys",
-    supports: |problem| f32_only(problem.shape.dtype),
+    supports: |problem| check_is_f32(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         CpuTask::new(
@@ -118,7 +118,7 @@ pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementat
 pub const VALUES: &[Implementation<ValuesProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",
-    supports: |problem| f32_only(problem.shape.dtype),
+    supports: |problem| check_is_f32(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         CpuTask::new(
@@ -128,14 +128,14 @@ pub const VALUES: &[Implementation<ValuesProblem>] = &[Implementation {
                 let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
                 for_row_blocks(outputs.f32_mut("out"), s, d, &|head, row, out| {
                     let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));
-                    gemm(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
+                    single_thread_gemm(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
                 });
             },
         )
     }),
 }];
 
-fn f32_only(dtype: Dtype) -> Result<(), String> {
+fn check_is_f32(dtype: Dtype) -> Result<(), String> {
     if dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
 }
 

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{f32_only, forward};
+use super::{check_is_f32, forward};
 use crate::attention::definition::Attention;
 use crate::attention::ring::{K, OUT, Q, RingProblem, RingStep, V};
 use kernelgate::backend::cpu::CpuTask;
@@ -13,14 +13,14 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
 /// CPU implementations of attention forward over several GPUs.
-pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
+pub const RING_ROWS: &[Implementation<RingProblem>] = &[Implementation {
     name: "cpu",
     about: "each GPU's steps in their order, merged by the rows' sums of exponentials",
-    supports: |problem| f32_only(problem.attention.dtype),
-    prepare: Prepare::Cpu(prepare),
+    supports: |problem| check_is_f32(problem.attention.dtype),
+    prepare: Prepare::Cpu(prepare_ring_attention),
 }];
 
-fn prepare(problem: &RingProblem, inputs: Arc<Tensors>) -> CpuTask {
+fn prepare_ring_attention(problem: &RingProblem, inputs: Arc<Tensors>) -> CpuTask {
     let ring = *problem;
     let mut outputs = Tensors::new();
     for name in &OUT[..ring.gpus] {
@@ -30,14 +30,17 @@ fn prepare(problem: &RingProblem, inputs: Arc<Tensors>) -> CpuTask {
         for (rank, name) in OUT.iter().enumerate().take(ring.gpus) {
             let out = outputs.f32_mut(name);
             out.fill(0.0);
-            let mut merged =
-                MergedRingOutputs { ring: &ring, out, sums: vec![f32::NEG_INFINITY; rows(&ring)] };
-            ring.steps(rank).iter().for_each(|step| merged.add(rank, step, inputs));
+            let mut merged = MergedRingOutputs {
+                ring: &ring,
+                out,
+                sums: vec![f32::NEG_INFINITY; query_rows_of_gpu(&ring)],
+            };
+            ring.ring_steps(rank).iter().for_each(|step| merged.add(rank, step, inputs));
         }
     })
 }
 
-const fn rows(ring: &RingProblem) -> usize {
+const fn query_rows_of_gpu(ring: &RingProblem) -> usize {
     ring.attention.h * ring.gpu_positions()
 }
 
@@ -71,7 +74,7 @@ impl MergedRingOutputs<'_> {
         operands.insert("v", part_of(V[step.keys_of], &step.keys));
         let part = Attention { s: queries, keys, causal: step.causal, ..self.ring.attention };
         let (mut out, mut sums) = (vec![0.0; h * queries * d], vec![0.0; h * queries]);
-        forward::launch(&part, &operands, &mut out, &mut sums);
+        forward::compute_attention(&part, &operands, &mut out, &mut sums);
         for (row, (part, sum)) in out.chunks(d).zip(sums).enumerate() {
             let at = row / queries * self.ring.gpu_positions() + step.queries.start + row % queries;
             let before = self.sums[at];
@@ -97,7 +100,7 @@ mod tests {
             [(1, 64, true), (2, 128, false), (2, 64, true), (4, 64, false), (8, 64, true)]
         {
             check_row_against_reference(
-                &ROWS[0],
+                &RING_ROWS[0],
                 &RingProblem::new(gpus, 3, 208, d, causal, Dtype::F32),
             );
         }

@@ -30,7 +30,7 @@ fn check<P: Problem>(
 }
 
 /// Problem in f32 with d = 64 from the extents b, h and s.
-fn f32([b, h, s]: [usize; 3], causal: bool) -> Attention {
+fn f32_problem([b, h, s]: [usize; 3], causal: bool) -> Attention {
     let dtype = Dtype::F32;
     Attention { b, h, h_kv: h, s, keys: s, d: 64, causal, dtype, outliers: false }
 }
@@ -55,7 +55,7 @@ fn check_both_directions(
 fn agrees_with_the_reference_at_odd_shapes() {
     for s in [1, 7, 65, 129, 200, 300] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            check_both_directions(Attention { d, ..f32([2, 3, s], causal) }, |_| (), None);
+            check_both_directions(Attention { d, ..f32_problem([2, 3, s], causal) }, |_| (), None);
         }
     }
 }
@@ -64,7 +64,7 @@ fn agrees_with_the_reference_at_odd_shapes() {
 fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() {
     for (h_kv, s, keys) in [(1, 1, 129), (2, 63, 300), (3, 300, 301), (2, 257, 130)] {
         for causal in [false, true] {
-            let attention = Attention { h_kv, keys, ..f32([2, 6, s], causal && keys > s) };
+            let attention = Attention { h_kv, keys, ..f32_problem([2, 6, s], causal && keys > s) };
             let problem = AttentionForward { attention };
             let result = check(&problem, FORWARD, problem.inputs(11), problem.tolerance());
             assert!(result.is_ok(), "{attention:?}: {}", result.unwrap_err());
@@ -76,7 +76,11 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
 fn gradients_of_grouped_heads_agree_with_the_reference() {
     for (h_kv, s) in [(1, 1), (2, 129), (3, 300)] {
         for causal in [false, true] {
-            check_both_directions(Attention { h_kv, ..f32([2, 6, s], causal) }, |_| (), None);
+            check_both_directions(
+                Attention { h_kv, ..f32_problem([2, 6, s], causal) },
+                |_| (),
+                None,
+            );
         }
     }
 }
@@ -85,7 +89,7 @@ fn gradients_of_grouped_heads_agree_with_the_reference() {
 fn agrees_with_the_reference_on_outliers() {
     for causal in [false, true] {
         check_both_directions(
-            Attention { outliers: true, ..f32([1, 4, 333], causal) },
+            Attention { outliers: true, ..f32_problem([1, 4, 333], causal) },
             |_| (),
             None,
         );
@@ -105,7 +109,7 @@ fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
     // almost vanish, down to rounding.
     for (causal, error) in [(false, 1e-2), (true, 1e-1)] {
         check_both_directions(
-            f32([1, 4, 200], causal),
+            f32_problem([1, 4, 200], causal),
             large,
             Some(Tolerance { max_error: error, relative_l2: error }),
         );
@@ -123,7 +127,7 @@ fn a_maximum_that_grows_in_every_tile_is_followed() {
     };
     for causal in [false, true] {
         check_both_directions(
-            f32([1, 2, 300], causal),
+            f32_problem([1, 2, 300], causal),
             growing,
             Some(Tolerance { max_error: 2e-5, relative_l2: 2e-5 }),
         );

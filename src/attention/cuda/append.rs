@@ -5,8 +5,8 @@ use super::call::{
     AttentionTechnique, BackwardAddresses, ForwardAddresses, QueryGradientSumOrder,
     ScratchAddresses,
 };
-use super::launches::{Backward, Forward};
-use super::layout::{BackwardLayout, ForwardLayout, Shape};
+use super::launches::{BackwardCall, ForwardCall};
+use super::layout::{AttentionShape, BackwardLayout, ForwardLayout};
 use kernelgate::backend::program::{Lane, MemoryPurpose, Pointer, Program};
 
 /// Pointers to the tensors of an attention forward.
@@ -58,12 +58,16 @@ pub struct ScratchPointers {
 
 impl ScratchPointers {
     /// Declares the regions `attention_scratch` and `attention_zeros`, large enough for any device.
-    pub fn declare(program: &mut Program, shape: &Shape) -> Self {
-        let bytes = Backward::max_scratch_bytes(shape);
+    pub fn declare_scratch_regions(program: &mut Program, shape: &AttentionShape) -> Self {
+        let bytes = BackwardCall::max_scratch_bytes(shape);
         let zeroed = bytes.zeroed as usize;
         Self {
-            any: program.scratch("attention_scratch", MemoryPurpose::Workspace, bytes.any as usize),
-            zeroed: program.packed(
+            any: program.add_scratch(
+                "attention_scratch",
+                MemoryPurpose::Workspace,
+                bytes.any as usize,
+            ),
+            zeroed: program.add_packed(
                 "attention_zeros",
                 MemoryPurpose::Workspace,
                 zeroed,
@@ -75,9 +79,9 @@ impl ScratchPointers {
 
 /// Appends an attention forward to the program's first lane, by the fastest technique of the device
 /// that loads the program.
-pub fn append_forward(
+pub fn append_attention_forward(
     program: &mut Program,
-    shape: &Shape,
+    shape: &AttentionShape,
     layout: &ForwardLayout,
     pointers: &ForwardPointers,
 ) {
@@ -86,20 +90,20 @@ pub fn append_forward(
     let all: Vec<Pointer> = [q, k, v, out].into_iter().chain(lse).collect();
     program.call(Lane::MAIN_LANE, &all, move |site| {
         let technique = AttentionTechnique::fastest_on_device(site.device, &shape)?;
-        let forward = Forward::new(site.device, &shape, &layout, technique)?;
+        let forward = ForwardCall::new(site.device, &shape, &layout, technique)?;
         let (&[q, k, v, out], lse) =
             site.addresses.split_first_chunk().expect("an address a pointer");
         let lse = lse.first().copied();
-        let launches = forward.launches(&ForwardAddresses { q, k, v, out, lse })?;
+        let launches = forward.prepare_launches(&ForwardAddresses { q, k, v, out, lse })?;
         Ok(Box::new(move || launches.launch()))
     });
 }
 
 /// Appends an attention backward to the program's first lane, by the fastest technique of the
 /// device that loads the program.
-pub fn append_backward(
+pub fn append_attention_backward(
     program: &mut Program,
-    shape: &Shape,
+    shape: &AttentionShape,
     layout: &BackwardLayout,
     order: QueryGradientSumOrder,
     pointers: &BackwardPointers,
@@ -111,11 +115,11 @@ pub fn append_backward(
     let all = [&tensors[..], &[scratch.any, scratch.zeroed]].concat();
     program.call(Lane::MAIN_LANE, &all, move |site| {
         let technique = AttentionTechnique::fastest_on_device(site.device, &shape)?;
-        let backward = Backward::new(site.device, &shape, &layout, technique, order)?;
+        let backward = BackwardCall::new(site.device, &shape, &layout, technique, order)?;
         let [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, any, zeroed] =
             site.addresses.try_into().expect("an address a pointer");
         let addresses = BackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v };
-        let launches = backward.launches(&addresses, &ScratchAddresses { any, zeroed })?;
+        let launches = backward.prepare_launches(&addresses, &ScratchAddresses { any, zeroed })?;
         Ok(Box::new(move || launches.launch()))
     });
 }
@@ -126,34 +130,34 @@ mod tests {
     use crate::attention::cuda::tests::bf16_attention;
     use crate::attention::definition::Attention;
     use crate::attention::gradients::AttentionBackward;
-    use crate::gpu_tests::gpu;
-    use kernelgate::backend::program::{Capture, Step};
+    use crate::gpu_tests::lock_first_gpu;
+    use kernelgate::backend::program::{Capture, ProgramStep};
     use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
 
     /// Program of an attention forward and its backward over dense tensors.
     fn attention_training_step(attention: &Attention, order: QueryGradientSumOrder) -> Program {
         let mut program = Program::new();
-        let shape = Shape::from(attention);
+        let shape = AttentionShape::from(attention);
         let layout = ForwardLayout::strides_of_bhsd(&shape);
         let bytes = |extents: [usize; 4]| 2 * extents.iter().product::<usize>();
         let (queries, keys) = (attention.shape(), attention.key_value_shape());
         let [q, k, v, grad_out] = [("q", queries), ("k", keys), ("v", keys), ("grad_out", queries)]
-            .map(|(name, extents)| program.input(name, MemoryPurpose::Inputs, bytes(extents)));
-        let out = program.scratch("out", MemoryPurpose::Activations, bytes(queries));
-        let lse = program.scratch(
+            .map(|(name, extents)| program.add_input(name, MemoryPurpose::Inputs, bytes(extents)));
+        let out = program.add_scratch("out", MemoryPurpose::Activations, bytes(queries));
+        let lse = program.add_scratch(
             "lse",
             MemoryPurpose::Activations,
             4 * bytes(queries) / (2 * attention.d),
         );
         let [grad_q, grad_k, grad_v] = [("grad_q", queries), ("grad_k", keys), ("grad_v", keys)]
-            .map(|(name, extents)| program.output(name, extents, attention.output_dtype_of()));
-        let scratch = ScratchPointers::declare(&mut program, &shape);
+            .map(|(name, extents)| program.add_output(name, extents, attention.output_dtype_of()));
+        let scratch = ScratchPointers::declare_scratch_regions(&mut program, &shape);
         let forward = ForwardPointers { q, k, v, out, lse: Some(lse) };
-        append_forward(&mut program, &shape, &layout, &forward);
+        append_attention_forward(&mut program, &shape, &layout, &forward);
         let backward =
             BackwardPointers { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, scratch };
-        append_backward(
+        append_attention_backward(
             &mut program,
             &shape,
             &BackwardLayout::gradients_like_tensors(layout),
@@ -169,10 +173,10 @@ mod tests {
         let program = attention_training_step(&attention, QueryGradientSumOrder::Any);
         assert_eq!(program.check(), Ok(()));
         assert_eq!(
-            program.steps().iter().filter(|step| matches!(step, Step::Call { .. })).count(),
+            program.steps().iter().filter(|step| matches!(step, ProgramStep::Call { .. })).count(),
             2
         );
-        let scratch = Backward::max_scratch_bytes(&Shape::from(&attention));
+        let scratch = BackwardCall::max_scratch_bytes(&AttentionShape::from(&attention));
         let tensors = 8 * (2 * 4 * 100 * 128 * 2);
         let lse = 2 * 4 * 100 * 4;
         assert_eq!(program.device_bytes(), tensors + lse + scratch.any + scratch.zeroed);
@@ -180,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_captured_training_step_agrees_with_the_reference() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let wgmma = device.facts().arch == "sm_90a";
         for (h_kv, order) in [
             (6, QueryGradientSumOrder::Any),
@@ -195,7 +199,7 @@ mod tests {
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(28);
             let program = attention_training_step(&attention, order);
-            let mut task = program.task(&device, &inputs, Capture::Graph).unwrap();
+            let mut task = program.into_task(&device, &inputs, Capture::Graph).unwrap();
             let expected = problem.reference(&inputs);
             for launch in 1..=2 {
                 let result = launch_and_verify(&mut task, &expected, problem.tolerance());

@@ -17,8 +17,8 @@ pub enum AttentionTechnique {
 /// Order in which the gradient of the queries is summed over key blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryGradientSumOrder {
-    /// Any order: low bits of the gradient may differ between launches. For grouped heads this is
-    /// also true of the gradients of keys and values.
+    /// Addends may be summed in any order, so low bits of the gradient may differ between launches.
+    /// For grouped heads this is also true of the gradients of keys and values.
     Any,
     /// A fixed order, so that all gradients are bitwise equal in every launch. Only
     /// [`AttentionTechnique::FlashWgmma`] supports it.
@@ -31,7 +31,7 @@ pub struct AttentionScratchBytes {
     /// Bytes that every run of the launches writes before it reads them.
     pub any: u64,
     /// Bytes of scratch memory that must be zero before the first launch. Every run of the launches
-    /// leaves them zero, so that consecutive layers can share them.
+    /// leaves these bytes zero, so that consecutive layers can share them.
     pub zeroed: u64,
 }
 
@@ -46,7 +46,7 @@ pub struct ScratchAddresses {
 }
 
 /// One launch, and the name of the range in which profilers show it.
-pub struct Step {
+pub struct LaunchStep {
     /// Name of the range.
     pub range: &'static str,
     /// Launch with its arguments.
@@ -55,14 +55,14 @@ pub struct Step {
 
 /// Launches in order, to be enqueued on one stream or as consecutive nodes of a graph.
 pub struct OrderedLaunches {
-    steps: Vec<Step>,
+    steps: Vec<LaunchStep>,
     /// Lists of query tiles in device memory, which the launches read.
     tables: Vec<DeviceBuffer>,
 }
 
 impl OrderedLaunches {
     pub(super) fn new(steps: impl IntoIterator<Item = (&'static str, PreparedLaunch)>) -> Self {
-        let steps = steps.into_iter().map(|(range, launch)| Step { range, launch }).collect();
+        let steps = steps.into_iter().map(|(range, launch)| LaunchStep { range, launch }).collect();
         Self { steps, tables: Vec::new() }
     }
 
@@ -71,7 +71,7 @@ impl OrderedLaunches {
     }
 
     /// Returns the launches of the attention call in order.
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[LaunchStep] {
         &self.steps
     }
 

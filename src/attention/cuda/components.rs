@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::cublaslt;
-use super::launch::{Extents, element, kernel, upload_inputs};
+use super::launch::{Extents, attention_kernel, element_macro, upload_inputs};
 use crate::attention::components::{ScoresProblem, SoftmaxProblem, ValuesProblem};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -26,9 +26,18 @@ const NAIVE_TILE_SIDE: usize = 16;
 /// First of the three kernels of `forward_naive`: the scores.
 pub const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE_SIDE)],
-    ..kernel("attention/forward_naive", "attention_forward_naive_scores", THREADS, |extents| {
-        [extents.s.div_ceil(NAIVE_TILE_SIDE), extents.s.div_ceil(NAIVE_TILE_SIDE), extents.heads]
-    })
+    ..attention_kernel(
+        "attention/forward_naive",
+        "attention_forward_naive_scores",
+        THREADS,
+        |extents| {
+            [
+                extents.s.div_ceil(NAIVE_TILE_SIDE),
+                extents.s.div_ceil(NAIVE_TILE_SIDE),
+                extents.heads,
+            ]
+        },
+    )
 };
 pub const NAIVE_SOFTMAX: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_naive_softmax",
@@ -45,16 +54,18 @@ pub const NAIVE_VALUES: KernelSpec<Extents> = KernelSpec {
 const KEYS_PER_LOAD: usize = 4;
 
 /// Maximum number of keys in a row, which a warp holds in registers: 32 scores a lane.
-const MAX_KEYS: usize = 1024;
+const MAX_SOFTMAX_KEYS: usize = 1024;
 
 const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     // The softmax kernel has no head dimension and no mask, so the element type is its only macro.
-    defines: |extents| vec![element(extents)],
-    constants: |_| vec![("THREADS", THREADS), ("PACKET", KEYS_PER_LOAD), ("MAX_KEYS", MAX_KEYS)],
+    defines: |extents| vec![element_macro(extents)],
+    constants: |_| {
+        vec![("THREADS", THREADS), ("PACKET", KEYS_PER_LOAD), ("MAX_KEYS", MAX_SOFTMAX_KEYS)]
+    },
     variants: || {
         [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::self_attention_extents(1, 4, dtype)).to_vec()
     },
-    ..kernel(
+    ..attention_kernel(
         "attention/softmax_vectorized",
         "attention_softmax_vectorized",
         THREADS,
@@ -69,15 +80,18 @@ pub const SCORES_ROWS: &[Implementation<ScoresProblem>] = &[
         name: "cuda/naive",
         about: "the first launch of forward's cuda/naive",
         supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SCORES]),
-        prepare: Prepare::CudaWithin { device_bytes: scores_device_bytes, prepare: scores },
+        prepare: Prepare::CudaWithin {
+            device_bytes: scores_device_bytes,
+            prepare: prepare_scores_task,
+        },
     },
     Implementation {
         name: "cuda/cublaslt",
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
-        supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
+        supports: |problem| cublaslt::check_cublaslt_support(&Extents::from(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| scores_device_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
-            prepare: cublaslt::scores,
+            prepare: cublaslt::scores_gemm_task,
         },
     },
 ];
@@ -88,7 +102,10 @@ pub const SOFTMAX: &[Implementation<SoftmaxProblem>] = &[
         name: "cuda/naive",
         about: "the second launch of forward's cuda/naive: a block a row, three passes over it",
         supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SOFTMAX]),
-        prepare: Prepare::CudaWithin { device_bytes: softmax_device_bytes, prepare: softmax },
+        prepare: Prepare::CudaWithin {
+            device_bytes: softmax_device_bytes,
+            prepare: prepare_softmax_task,
+        },
     },
     Implementation {
         name: "cuda/vectorized",
@@ -97,7 +114,9 @@ pub const SOFTMAX: &[Implementation<SoftmaxProblem>] = &[
             let extents = Extents::from(&problem.shape);
             extents.supported_with_scores(&[SOFTMAX_VECTORIZED])?;
             match extents.s {
-                s if s > MAX_KEYS => Err(format!("holds rows of up to {MAX_KEYS} keys")),
+                s if s > MAX_SOFTMAX_KEYS => {
+                    Err(format!("holds rows of up to {MAX_SOFTMAX_KEYS} keys"))
+                }
                 s if s % KEYS_PER_LOAD != 0 => {
                     Err(format!("loads {KEYS_PER_LOAD} keys at once, which {s} is no multiple of"))
                 }
@@ -117,15 +136,18 @@ pub const VALUES_ROWS: &[Implementation<ValuesProblem>] = &[
         name: "cuda/naive",
         about: "the third launch of forward's cuda/naive",
         supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_VALUES]),
-        prepare: Prepare::CudaWithin { device_bytes: values_device_bytes, prepare: values },
+        prepare: Prepare::CudaWithin {
+            device_bytes: values_device_bytes,
+            prepare: prepare_values_task,
+        },
     },
     Implementation {
         name: "cuda/cublaslt",
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
-        supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
+        supports: |problem| cublaslt::check_cublaslt_support(&Extents::from(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| values_device_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
-            prepare: cublaslt::values,
+            prepare: cublaslt::values_gemm_task,
         },
     },
 ];
@@ -147,13 +169,13 @@ fn values_device_bytes(problem: &ValuesProblem) -> u64 {
     2 * extents.query_key_pairs() + 2 * extents.vector_bytes()
 }
 
-fn scores(
+fn prepare_scores_task(
     problem: &ScoresProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
-    let kernel = NAIVE_SCORES.load(device, &extents)?;
+    let kernel = NAIVE_SCORES.compile_and_load(device, &extents)?;
     let [q, k] = upload_inputs(device, inputs, ["q", "k"])?;
     Ok(CudaTask::new(
         device,
@@ -162,18 +184,18 @@ fn scores(
         move |outputs| {
             let [q, k] = [&q, &k].map(KernelArgument::from);
             let arguments = [q, k, outputs[0].argument(), extents.sequence_length_argument()];
-            within_range("scores", || kernel.launch(&arguments))
+            within_range("scores", || kernel.launch_with(&arguments))
         },
     ))
 }
 
-fn softmax(
+fn prepare_softmax_task(
     problem: &SoftmaxProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let no_logsumexp = |_: &Extents| KernelArgument::Address(0);
-    softmax_task(problem, inputs, device, &NAIVE_SOFTMAX, no_logsumexp)
+    softmax_launch_task(problem, inputs, device, &NAIVE_SOFTMAX, no_logsumexp)
 }
 
 fn prepare_softmax_vectorized(
@@ -181,12 +203,12 @@ fn prepare_softmax_vectorized(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let rows = |extents: &Extents| KernelArgument::I64(extents.rows() as i64);
-    softmax_task(problem, inputs, device, &SOFTMAX_VECTORIZED, rows)
+    let rows = |extents: &Extents| KernelArgument::I64(extents.query_rows() as i64);
+    softmax_launch_task(problem, inputs, device, &SOFTMAX_VECTORIZED, rows)
 }
 
 /// Launches of a softmax kernel; the rows differ in its third argument.
-fn softmax_task(
+fn softmax_launch_task(
     problem: &SoftmaxProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
@@ -194,7 +216,7 @@ fn softmax_task(
     third: fn(&Extents) -> KernelArgument,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
-    let kernel = kernel.load(device, &extents)?;
+    let kernel = kernel.compile_and_load(device, &extents)?;
     let [scores] = upload_inputs(device, inputs, ["scores"])?;
     let probabilities =
         Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
@@ -209,18 +231,18 @@ fn softmax_task(
                 third(&extents),
                 extents.sequence_length_argument(),
             ];
-            within_range("softmax", || kernel.launch(&arguments))
+            within_range("softmax", || kernel.launch_with(&arguments))
         },
     ))
 }
 
-fn values(
+fn prepare_values_task(
     problem: &ValuesProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
-    let kernel = NAIVE_VALUES.load(device, &extents)?;
+    let kernel = NAIVE_VALUES.compile_and_load(device, &extents)?;
     let [probabilities, v] = upload_inputs(device, inputs, ["probabilities", "v"])?;
     Ok(CudaTask::new(
         device,
@@ -230,7 +252,7 @@ fn values(
             let [probabilities, v] = [&probabilities, &v].map(KernelArgument::from);
             let arguments =
                 [probabilities, v, outputs[0].argument(), extents.sequence_length_argument()];
-            within_range("values", || kernel.launch(&arguments))
+            within_range("values", || kernel.launch_with(&arguments))
         },
     ))
 }

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use super::backward::saved_forward::save_forward_outputs;
-use super::backward::{gradients, tensor_bytes_of_backward};
+use super::backward::{allocate_gradients, tensor_bytes_of_backward};
 use super::forward::fused_device_bytes;
 use super::forward::mma::FLASH_MMA_KERNEL;
-use super::launch::{Extents, output, qkv, upload_inputs};
+use super::launch::{Extents, allocate_output, qkv, upload_inputs};
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
@@ -32,8 +32,8 @@ const LAST_VERSION_WITHOUT_TAILS: usize = 91_500;
 pub const FORWARD: Implementation<AttentionForward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused attention, by its own heuristic: the peer",
-    supports: |problem| supported(&problem.attention),
-    prepare: Prepare::CudaWithin { device_bytes: fused_device_bytes, prepare: forward },
+    supports: |problem| check_cudnn_support(&problem.attention),
+    prepare: Prepare::CudaWithin { device_bytes: fused_device_bytes, prepare: cudnn_forward_task },
 };
 
 /// Row of attention backward by cuDNN.
@@ -41,10 +41,13 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused gradients, by its own heuristic: the peer",
     supports: |problem| {
-        supported(&problem.attention)?;
+        check_cudnn_support(&problem.attention)?;
         Extents::from(&problem.attention).check_equal_rows_and_heads()
     },
-    prepare: Prepare::CudaWithin { device_bytes: cudnn_backward_bytes, prepare: backward },
+    prepare: Prepare::CudaWithin {
+        device_bytes: cudnn_backward_bytes,
+        prepare: cudnn_backward_task,
+    },
 };
 
 /// Bytes of the fp32 row sums, of the fp32 accumulator of dq, and of the buffers that every
@@ -55,17 +58,17 @@ fn cudnn_backward_bytes(problem: &AttentionBackward) -> u64 {
 }
 
 fn row_sum_bytes(extents: &Extents) -> u64 {
-    4 * extents.rows()
+    4 * extents.query_rows()
 }
 
 fn dq_accumulator_bytes(extents: &Extents) -> u64 {
-    4 * extents.rows() * extents.d as u64
+    4 * extents.query_rows() * extents.d as u64
 }
 
-/// Checks whether cuDNN is loaded and may support the problem. Whether it supports the problem is
-/// known only when the plan is built.
-fn supported(attention: &Attention) -> Result<(), String> {
-    Extents::from(attention).supported(&[FLASH_MMA_KERNEL])?;
+/// Checks whether cuDNN is loaded and may support the problem. Whether cuDNN supports the problem
+/// is known only when the plan is built.
+fn check_cudnn_support(attention: &Attention) -> Result<(), String> {
+    Extents::from(attention).check_support(&[FLASH_MMA_KERNEL])?;
     if attention.keys == 1 {
         Err("needs more than one key".to_owned())
     } else if attention.keys_before_first_query() > 0 {
@@ -75,34 +78,34 @@ fn supported(attention: &Attention) -> Result<(), String> {
     }
 }
 
-fn forward(
+fn cudnn_forward_task(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let graph = ForwardGraph::new(&problem.attention)?;
     let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
-    let out = output(device, "out", &problem.attention)?;
+    let out = allocate_output(device, "out", &problem.attention)?;
     let memory = [
         (graph.q, q.address()),
         (graph.k, k.address()),
         (graph.v, v.address()),
         (graph.out, out.address()),
     ];
-    let plan = graph.graph.plan(device, &memory)?;
+    let plan = graph.graph.into_execution_plan(device, &memory)?;
     Ok(CudaTask::new(device, qkv([&q, &k, &v]), vec![out], move |_| {
         let _alive = (&q, &k, &v);
-        within_range("forward", || plan.launch())
+        within_range("forward", || plan.launch_plan())
     }))
 }
 
-fn backward(
+fn cudnn_backward_task(
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    if api::version()? <= LAST_VERSION_WITHOUT_TAILS && extents.s % 128 != 0 {
+    if api::cudnn_version()? <= LAST_VERSION_WITHOUT_TAILS && extents.s % 128 != 0 {
         return Err(CudnnRefusal(
             "cuDNN after 9.15 is needed where 128 does not divide s".to_owned(),
         )
@@ -110,9 +113,9 @@ fn backward(
     }
     let graph = BackwardGraph::new(&problem.attention)?;
     let saved = save_forward_outputs(&problem.attention, inputs, device)?;
-    let sums = super::launch::scratch(device, row_sum_bytes(&extents))?;
-    let accumulator = super::launch::scratch(device, dq_accumulator_bytes(&extents))?;
-    let outputs = gradients(device, &problem.attention)?;
+    let sums = super::launch::allocate_scratch(device, row_sum_bytes(&extents))?;
+    let accumulator = super::launch::allocate_scratch(device, dq_accumulator_bytes(&extents))?;
+    let outputs = allocate_gradients(device, &problem.attention)?;
     let memory = [
         (graph.q, saved.q.address()),
         (graph.k, saved.k.address()),
@@ -126,12 +129,12 @@ fn backward(
         (graph.grad_k, outputs[1].address()),
         (graph.grad_v, outputs[2].address()),
     ];
-    let plan = graph.graph.plan(device, &memory)?;
+    let plan = graph.graph.into_execution_plan(device, &memory)?;
     let inputs = saved.inputs_of_every_launch();
     let alive: (_, [DeviceBuffer; 2]) = (saved, [sums, accumulator]);
     Ok(CudaTask::new(device, inputs, outputs, move |_| {
         let _alive = &alive;
-        within_range("backward", || plan.launch())
+        within_range("backward", || plan.launch_plan())
     }))
 }
 
@@ -155,12 +158,10 @@ impl CudnnShapes {
     fn new(attention: &Attention) -> Self {
         let [b, h, s, d] = attention.shape().map(|extent| extent as i64);
         Self {
-            vectors: TensorLayout::contiguous_layout([b, h, s, d]),
-            keys: TensorLayout::contiguous_layout(
-                attention.key_value_shape().map(|extent| extent as i64),
-            ),
-            pairs: TensorLayout::contiguous_layout([b, h, s, attention.keys as i64]),
-            rows: TensorLayout::contiguous_layout([b, h, s, 1]),
+            vectors: TensorLayout::contiguous([b, h, s, d]),
+            keys: TensorLayout::contiguous(attention.key_value_shape().map(|extent| extent as i64)),
+            pairs: TensorLayout::contiguous([b, h, s, attention.keys as i64]),
+            rows: TensorLayout::contiguous([b, h, s, 1]),
             stored: if attention.dtype == Dtype::F16 {
                 CudnnDataType::F16
             } else {
@@ -179,8 +180,8 @@ impl CudnnShapes {
         a: GraphTensor,
         b: GraphTensor,
     ) -> Result<GraphTensor, CudnnRefusal> {
-        let scores = graph.between(self.pairs, CudnnDataType::F32)?;
-        graph.matmul(a, b, scores)?;
+        let scores = graph.add_virtual_tensor(self.pairs, CudnnDataType::F32)?;
+        graph.add_matmul(a, b, scores)?;
         Ok(scores)
     }
 
@@ -193,11 +194,11 @@ impl CudnnShapes {
         if !self.causal {
             return Ok(x);
         }
-        let query = graph.between(self.pairs, CudnnDataType::I32)?;
+        let query = graph.add_virtual_tensor(self.pairs, CudnnDataType::I32)?;
         graph.index(2, x, query)?;
-        let key = graph.between(self.pairs, CudnnDataType::I32)?;
+        let key = graph.add_virtual_tensor(self.pairs, CudnnDataType::I32)?;
         graph.index(3, x, key)?;
-        let seen = graph.between(self.pairs, CudnnDataType::Boolean)?;
+        let seen = graph.add_virtual_tensor(self.pairs, CudnnDataType::Boolean)?;
         graph.add_greater_or_equal(query, key, seen)?;
         let hidden = graph.add_scalar_tensor(f32::NEG_INFINITY)?;
         pointwise_in_fp32(graph, CudnnPointwiseMode::Select, &[x, hidden, seen], self.pairs)
@@ -211,8 +212,8 @@ fn pointwise_in_fp32(
     inputs: &[GraphTensor],
     layout: TensorLayout,
 ) -> Result<GraphTensor, CudnnRefusal> {
-    let y = graph.between(layout, CudnnDataType::F32)?;
-    graph.pointwise(mode, inputs, y)?;
+    let y = graph.add_virtual_tensor(layout, CudnnDataType::F32)?;
+    graph.add_pointwise(mode, inputs, y)?;
     Ok(y)
 }
 
@@ -230,10 +231,10 @@ impl ForwardGraph {
         let shapes = CudnnShapes::new(attention);
         let mut graph = CudnnOperationGraph::default();
         let g = &mut graph;
-        let q = g.memory(shapes.vectors, shapes.stored)?;
-        let k = g.memory(shapes.keys.transposed_layout(), shapes.stored)?;
-        let v = g.memory(shapes.keys, shapes.stored)?;
-        let out = g.memory(shapes.vectors, shapes.stored)?;
+        let q = g.add_memory_tensor(shapes.vectors, shapes.stored)?;
+        let k = g.add_memory_tensor(shapes.keys.transposed_layout(), shapes.stored)?;
+        let v = g.add_memory_tensor(shapes.keys, shapes.stored)?;
+        let out = g.add_memory_tensor(shapes.vectors, shapes.stored)?;
 
         let scores = shapes.inner_products(g, q, k)?;
         let scale = g.add_scalar_tensor(shapes.scale)?;
@@ -241,20 +242,20 @@ impl ForwardGraph {
             pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[scores, scale], shapes.pairs)?;
         let scores = shapes.mask_scores(g, scores)?;
 
-        let top = g.between(shapes.rows, CudnnDataType::F32)?;
-        g.reduce(OperationDescriptor::Maximum, scores, top)?;
+        let top = g.add_virtual_tensor(shapes.rows, CudnnDataType::F32)?;
+        g.add_reduction(OperationDescriptor::Maximum, scores, top)?;
         let below =
             pointwise_in_fp32(g, CudnnPointwiseMode::Subtract, &[scores, top], shapes.pairs)?;
         let weights =
             pointwise_in_fp32(g, CudnnPointwiseMode::Exponential, &[below], shapes.pairs)?;
-        let sum = g.between(shapes.rows, CudnnDataType::F32)?;
-        g.reduce(OperationDescriptor::Add, weights, sum)?;
+        let sum = g.add_virtual_tensor(shapes.rows, CudnnDataType::F32)?;
+        g.add_reduction(OperationDescriptor::Add, weights, sum)?;
         // The log-sum-exp is part of the pattern that the engine matches, even if it is not needed.
         let logarithm = pointwise_in_fp32(g, CudnnPointwiseMode::Logarithm, &[sum], shapes.rows)?;
         pointwise_in_fp32(g, CudnnPointwiseMode::Add, &[top, logarithm], shapes.rows)?;
-        let probabilities = g.between(shapes.pairs, shapes.stored)?;
-        g.pointwise(CudnnPointwiseMode::Divide, &[weights, sum], probabilities)?;
-        g.matmul(probabilities, v, out)?;
+        let probabilities = g.add_virtual_tensor(shapes.pairs, shapes.stored)?;
+        g.add_pointwise(CudnnPointwiseMode::Divide, &[weights, sum], probabilities)?;
+        g.add_matmul(probabilities, v, out)?;
         Ok(Self { graph, q, k, v, out })
     }
 }
@@ -281,23 +282,27 @@ impl BackwardGraph {
         let CudnnShapes { vectors, pairs, rows, stored, .. } = shapes;
         let mut graph = CudnnOperationGraph::default();
         let g = &mut graph;
-        let q = g.memory(vectors, stored)?;
-        let k = g.memory(vectors.transposed_layout(), stored)?;
-        let v = g.memory(vectors.transposed_layout(), stored)?;
-        let [grad_out, out] = [g.memory(vectors, stored)?, g.memory(vectors, stored)?];
-        let lse = g.memory(rows, CudnnDataType::F32)?;
-        let sums = g.memory(rows, CudnnDataType::F32)?;
-        let accumulator = g.memory(vectors, CudnnDataType::F32)?;
-        let [grad_q, grad_k, grad_v] =
-            [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
+        let q = g.add_memory_tensor(vectors, stored)?;
+        let k = g.add_memory_tensor(vectors.transposed_layout(), stored)?;
+        let v = g.add_memory_tensor(vectors.transposed_layout(), stored)?;
+        let [grad_out, out] =
+            [g.add_memory_tensor(vectors, stored)?, g.add_memory_tensor(vectors, stored)?];
+        let lse = g.add_memory_tensor(rows, CudnnDataType::F32)?;
+        let sums = g.add_memory_tensor(rows, CudnnDataType::F32)?;
+        let accumulator = g.add_memory_tensor(vectors, CudnnDataType::F32)?;
+        let [grad_q, grad_k, grad_v] = [
+            g.add_memory_tensor(vectors, stored)?,
+            g.add_memory_tensor(vectors, stored)?,
+            g.add_memory_tensor(vectors, stored)?,
+        ];
 
         // Row sums of dout · out. The factor of one stands in the place of a dropout scale.
         let product =
             pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[grad_out, out], vectors)?;
-        let sum = g.between(rows, CudnnDataType::F32)?;
-        g.reduce(OperationDescriptor::Add, product, sum)?;
+        let sum = g.add_virtual_tensor(rows, CudnnDataType::F32)?;
+        g.add_reduction(OperationDescriptor::Add, product, sum)?;
         let one = g.add_scalar_tensor(1.0)?;
-        g.pointwise(CudnnPointwiseMode::Multiply, &[sum, one], sums)?;
+        g.add_pointwise(CudnnPointwiseMode::Multiply, &[sum, one], sums)?;
 
         // Operations of this part: P = exp(q kᵀ · scale - lse); dv = Pᵀ dout.
         let scale = g.add_scalar_tensor(shapes.scale)?;
@@ -306,9 +311,9 @@ impl BackwardGraph {
         let below = pointwise_in_fp32(g, CudnnPointwiseMode::Subtract, &[scores, lse], pairs)?;
         let below = shapes.mask_scores(g, below)?;
         let probabilities = pointwise_in_fp32(g, CudnnPointwiseMode::Exponential, &[below], pairs)?;
-        let transposed = g.between(pairs.transposed_layout(), stored)?;
+        let transposed = g.add_virtual_tensor(pairs.transposed_layout(), stored)?;
         g.add_reshape(probabilities, transposed)?;
-        g.matmul(transposed, grad_out, grad_v)?;
+        g.add_matmul(transposed, grad_out, grad_v)?;
 
         // Operations of this part: dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
         let grad = shapes.inner_products(g, grad_out, v)?;
@@ -316,15 +321,15 @@ impl BackwardGraph {
         let grad =
             pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[grad, probabilities], pairs)?;
         let grad = pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[grad, scale], pairs)?;
-        let transposed = g.between(pairs.transposed_layout(), stored)?;
+        let transposed = g.add_virtual_tensor(pairs.transposed_layout(), stored)?;
         g.add_reshape(grad, transposed)?;
-        g.matmul(transposed, q, grad_k)?;
+        g.add_matmul(transposed, q, grad_k)?;
 
         // Operation of this part: dq = dS k, summed in fp32 in memory.
-        let keys = g.between(vectors, CudnnDataType::F32)?;
+        let keys = g.add_virtual_tensor(vectors, CudnnDataType::F32)?;
         g.add_reshape(k, keys)?;
-        g.matmul(grad, keys, accumulator)?;
-        g.pointwise(CudnnPointwiseMode::Identity, &[accumulator], grad_q)?;
+        g.add_matmul(grad, keys, accumulator)?;
+        g.add_pointwise(CudnnPointwiseMode::Identity, &[accumulator], grad_q)?;
         Ok(Self { graph, q, k, v, grad_out, out, lse, sums, accumulator, grad_q, grad_k, grad_v })
     }
 }
@@ -335,7 +340,7 @@ mod tests {
 
     #[test]
     fn graphs_are_accepted_by_the_library() {
-        if let Err(refusal) = api::version() {
+        if let Err(refusal) = api::cudnn_version() {
             eprintln!("skipped: {refusal}");
             return;
         }
@@ -347,11 +352,11 @@ mod tests {
                 };
                 // The test runs without a device: it checks that every operation, and the whole
                 // graph, is well-formed.
-                let forward =
-                    ForwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));
+                let forward = ForwardGraph::new(&attention)
+                    .and_then(|made| made.graph.operation_graph(None).map(drop));
                 assert_eq!(forward, Ok(()), "{attention:?}");
                 let backward = BackwardGraph::new(&attention)
-                    .and_then(|made| made.graph.whole(None).map(drop));
+                    .and_then(|made| made.graph.operation_graph(None).map(drop));
                 assert_eq!(backward, Ok(()), "{attention:?}");
             }
         }

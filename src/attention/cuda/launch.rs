@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::layout::{RowStrides, Shape, Strides};
+use super::layout::{AttentionShape, RowStrides, Strides};
 use crate::attention::components;
 use crate::attention::definition::Attention;
 use crate::kernel_files::kernel_file;
@@ -45,7 +45,7 @@ pub struct Extents {
 
 impl From<&Attention> for Extents {
     fn from(attention: &Attention) -> Self {
-        Self::new(&Shape::from(attention), None)
+        Self::new(&AttentionShape::from(attention), None)
     }
 }
 
@@ -59,31 +59,35 @@ impl From<&components::ComponentShape> for Extents {
 
 /// Declares a kernel of the family, with the macros of `kernels/attention/shape.cuh` and a build
 /// for each of their values.
-pub const fn kernel(
+pub const fn attention_kernel(
     file: &'static str,
     symbol: &'static str,
     threads: usize,
     blocks: fn(&Extents) -> [usize; 3],
 ) -> KernelSpec<Extents> {
-    KernelSpec { defines, variants, ..KernelSpec::new(kernel_file(file), symbol, threads, blocks) }
+    KernelSpec {
+        defines: shape_macros,
+        variants: extents_of_builds,
+        ..KernelSpec::new(kernel_file(file), symbol, threads, blocks)
+    }
 }
 
 /// Values of the macros of `kernels/attention/shape.cuh`.
-pub fn defines(extents: &Extents) -> Vec<String> {
+pub fn shape_macros(extents: &Extents) -> Vec<String> {
     vec![
-        element(extents),
+        element_macro(extents),
         format!("HEAD_DIM={}", extents.d),
         format!("CAUSAL={}", u8::from(extents.causal)),
     ]
 }
 
 /// The macro that selects the element type.
-pub fn element(extents: &Extents) -> String {
+pub fn element_macro(extents: &Extents) -> String {
     if extents.dtype == Dtype::F16 { "DTYPE=F16" } else { "DTYPE=Bf16" }.to_owned()
 }
 
 /// Extents of every build of a kernel.
-fn variants() -> Vec<Extents> {
+fn extents_of_builds() -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
@@ -93,13 +97,13 @@ fn variants() -> Vec<Extents> {
     variants
 }
 
-/// [`defines`] and, if tensors have strides, the macros of the row strides that the kernels' loops
-/// read.
+/// [`shape_macros`] and, if tensors have strides, the macros of the row strides that the kernels'
+/// loops read.
 pub fn strided_defines(
     extents: &Extents,
     rows: fn(&RowStrides) -> [(&'static str, u64); 2],
 ) -> Vec<String> {
-    let mut all = defines(extents);
+    let mut all = shape_macros(extents);
     if let Some(strides) = &extents.rows {
         all.push("STRIDED=1".to_owned());
         all.extend(rows(strides).map(|(name, stride)| format!("{name}={stride}")));
@@ -117,13 +121,14 @@ pub fn strided_variants() -> Vec<Extents> {
         rows,
         ..Extents::self_attention_extents(16, 1, Dtype::Bf16)
     };
-    variants().into_iter().chain([strided]).collect()
+    extents_of_builds().into_iter().chain([strided]).collect()
 }
 
 impl Extents {
     /// Extents of a shape, with the row strides if any tensor is not dense `[b, h, s, d]`.
-    pub fn new(shape: &Shape, rows: Option<RowStrides>) -> Self {
-        let Shape { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *shape;
+    pub fn new(shape: &AttentionShape, rows: Option<RowStrides>) -> Self {
+        let AttentionShape { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } =
+            *shape;
         Self {
             batch,
             heads: batch * heads,
@@ -154,7 +159,7 @@ impl Extents {
 
     /// Bytes of the queries, or of any tensor of their shape.
     pub const fn vector_bytes(&self) -> u64 {
-        self.rows() * self.d as u64 * ELEMENT_BYTES
+        self.query_rows() * self.d as u64 * ELEMENT_BYTES
     }
 
     /// Number of key-value heads of all sequences.
@@ -168,17 +173,17 @@ impl Extents {
     }
 
     /// Number of queries of all heads.
-    pub const fn rows(&self) -> u64 {
+    pub const fn query_rows(&self) -> u64 {
         (self.heads * self.s) as u64
     }
 
     /// Number of query-key pairs of all heads, with those that the mask hides.
     pub const fn query_key_pairs(&self) -> u64 {
-        self.rows() * self.keys as u64
+        self.query_rows() * self.keys as u64
     }
 
     /// Checks whether the kernels support these extents.
-    pub fn supported(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
+    pub fn check_support(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         if !matches!(self.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err("computes bf16 and f16 only".to_owned());
         }
@@ -189,17 +194,17 @@ impl Extents {
     pub fn fits_index_and_grid_limits(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         let counted =
             [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
-        if counted && kernels.iter().all(|kernel| kernel.shape(self).is_ok()) {
+        if counted && kernels.iter().all(|kernel| kernel.launch_for(self).is_ok()) {
             Ok(())
         } else {
             Err("needs more blocks than a grid holds".to_owned())
         }
     }
 
-    /// [`Self::supported`] for kernels that need equal numbers of query and key heads, and of
+    /// [`Self::check_support`] for kernels that need equal numbers of query and key heads, and of
     /// queries and keys.
-    pub fn supported_alike(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        self.supported(kernels)?;
+    pub fn check_ungrouped_support(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
+        self.check_support(kernels)?;
         self.check_equal_rows_and_heads()
     }
 
@@ -212,9 +217,9 @@ impl Extents {
         }
     }
 
-    /// [`Self::supported_alike`] for kernels that keep the scores in device memory.
+    /// [`Self::check_ungrouped_support`] for kernels that keep the scores in device memory.
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        self.supported_alike(kernels)?;
+        self.check_ungrouped_support(kernels)?;
         let bytes = 4 * self.query_key_pairs();
         if bytes <= MAX_SCORE_MATRIX_BYTES {
             return Ok(());
@@ -285,12 +290,12 @@ fn tensor_boxes_of(
 }
 
 /// Allocates scratch memory of `bytes` bytes.
-pub fn scratch(device: &Device, bytes: u64) -> Result<DeviceBuffer, BackendError> {
+pub fn allocate_scratch(device: &Device, bytes: u64) -> Result<DeviceBuffer, BackendError> {
     device.allocate(usize::try_from(bytes).expect("more memory than a process addresses"))
 }
 
 /// Allocates an output of the problem's shape.
-pub fn output(
+pub fn allocate_output(
     device: &Device,
     name: &'static str,
     attention: &Attention,

@@ -1,8 +1,8 @@
 //! Attention over tensors of the caller: launches from a device, a shape, layouts and addresses.
 //!
-//! [`Forward`] and [`Backward`] choose and load kernels once for all layers of a shape. The method
-//! `launches` of both types receives the addresses of one layer. Memory for tensors and scratch,
-//! and techniques other than the two for 16-bit training, are excluded on purpose.
+//! [`ForwardCall`] and [`BackwardCall`] choose and load kernels once for all layers of a shape. The
+//! method `launches` of both types receives the addresses of one layer. Memory for tensors and
+//! scratch, and techniques other than the two for 16-bit training, are excluded on purpose.
 
 use std::sync::Arc;
 
@@ -13,13 +13,18 @@ use super::call::{
 };
 use super::forward::{mma as forward_mma, wgmma as forward_wgmma};
 use super::launch::Extents;
-use super::layout::{BackwardLayout, ForwardLayout, Shape, UnsupportedAttention, check_addresses};
+use super::layout::{
+    AttentionShape, BackwardLayout, ForwardLayout, UnsupportedAttention, check_addresses,
+};
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::Device;
 
 impl AttentionTechnique {
     /// The fastest technique for a shape that the device can run.
-    pub fn fastest_on_device(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
+    pub fn fastest_on_device(
+        device: &Device,
+        shape: &AttentionShape,
+    ) -> Result<Self, BackendError> {
         let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let unmet = forward_wgmma::FLASH_WGMMA_KERNEL.unmet_requirement_for(
             &Extents::new(shape, None),
@@ -31,22 +36,22 @@ impl AttentionTechnique {
 }
 
 /// Attention forward, `softmax(q kᵀ / sqrt(d)) v`, of one shape and layout on a device.
-pub struct Forward {
+pub struct ForwardCall {
     device: Arc<Device>,
-    shape: Shape,
+    shape: AttentionShape,
     layout: ForwardLayout,
     technique: AttentionTechnique,
 }
 
-impl Forward {
+impl ForwardCall {
     /// Compiles and loads the kernel.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] with the text of an [`UnsupportedAttention`], or if the device cannot
-    /// run the kernel; others when it does not compile or load.
+    /// [`BackendError::Unsupported`] with the text of an [`UnsupportedAttention`], or if the device
+    /// cannot run the kernel; others when it does not compile or load.
     pub fn new(
         device: &Arc<Device>,
-        shape: &Shape,
+        shape: &AttentionShape,
         layout: &ForwardLayout,
         technique: AttentionTechnique,
     ) -> Result<Self, BackendError> {
@@ -55,9 +60,11 @@ impl Forward {
             Self { device: Arc::clone(device), shape: *shape, layout: *layout, technique };
         let extents = Extents::new(shape, layout.rows(shape));
         match technique {
-            AttentionTechnique::FlashMma => forward_mma::FLASH_MMA_KERNEL.load(device, &extents)?,
+            AttentionTechnique::FlashMma => {
+                forward_mma::FLASH_MMA_KERNEL.compile_and_load(device, &extents)?
+            }
             AttentionTechnique::FlashWgmma => {
-                forward_wgmma::FLASH_WGMMA_KERNEL.load(device, &extents)?
+                forward_wgmma::FLASH_WGMMA_KERNEL.compile_and_load(device, &extents)?
             }
         };
         Ok(forward)
@@ -68,17 +75,20 @@ impl Forward {
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if an address is not a multiple of 16; others when
     /// device memory is short.
-    pub fn launches(&self, addresses: &ForwardAddresses) -> Result<OrderedLaunches, BackendError> {
+    pub fn prepare_launches(
+        &self,
+        addresses: &ForwardAddresses,
+    ) -> Result<OrderedLaunches, BackendError> {
         let Self { device, shape, layout, .. } = self;
         let ForwardAddresses { q, k, v, out, .. } = *addresses;
         check_addresses(&[("q", q), ("k", k), ("v", v), ("out", out)])?;
         let extents = Extents::new(shape, layout.rows(shape));
         match self.technique {
             AttentionTechnique::FlashMma => {
-                forward_mma::launches(device, &extents, layout, addresses)
+                forward_mma::prepare_flash_mma_launch(device, &extents, layout, addresses)
             }
             AttentionTechnique::FlashWgmma => {
-                forward_wgmma::launches(device, &extents, layout, addresses)
+                forward_wgmma::prepare_flash_wgmma_launch(device, &extents, layout, addresses)
             }
         }
     }
@@ -86,25 +96,25 @@ impl Forward {
 
 /// Attention backward, the gradients of queries, keys and values, of one shape and layout on a
 /// device.
-pub struct Backward {
+pub struct BackwardCall {
     device: Arc<Device>,
-    shape: Shape,
+    shape: AttentionShape,
     layout: BackwardLayout,
-    kernels: Kernels,
+    kernels: BackwardKernels,
 }
 
 /// Choice of the kernels of an attention backward, by technique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kernels {
+enum BackwardKernels {
     Mma(backward_mma::QueryStages),
     Wgmma(backward_wgmma::BackwardBlockWork),
 }
 
-impl Backward {
+impl BackwardCall {
     /// Compiles and loads the kernels of the backward.
     pub fn new(
         device: &Arc<Device>,
-        shape: &Shape,
+        shape: &AttentionShape,
         layout: &BackwardLayout,
         technique: AttentionTechnique,
         order: QueryGradientSumOrder,
@@ -112,14 +122,14 @@ impl Backward {
         layout.check(shape)?;
         let extents = Extents::new(shape, layout.rows(shape));
         let kernels = match technique {
-            AttentionTechnique::FlashMma => {
-                Kernels::Mma(backward_mma::QueryStages::choose_for_device(device, &extents)?)
-            }
-            AttentionTechnique::FlashWgmma => {
-                Kernels::Wgmma(backward_wgmma::BackwardBlockWork::fastest_kernels_of_device(
+            AttentionTechnique::FlashMma => BackwardKernels::Mma(
+                backward_mma::QueryStages::choose_for_device(device, &extents)?,
+            ),
+            AttentionTechnique::FlashWgmma => BackwardKernels::Wgmma(
+                backward_wgmma::BackwardBlockWork::fastest_kernels_of_device(
                     device, &extents, order,
-                ))
-            }
+                ),
+            ),
         };
         Self::load_with_kernels(device, shape, layout, kernels, order)
     }
@@ -128,7 +138,7 @@ impl Backward {
     #[cfg(test)]
     pub(super) fn flash_wgmma_with_blocks(
         device: &Arc<Device>,
-        shape: &Shape,
+        shape: &AttentionShape,
         layout: &BackwardLayout,
         blocks: backward_wgmma::BackwardBlockWork,
     ) -> Result<Self, BackendError> {
@@ -136,22 +146,22 @@ impl Backward {
             device,
             shape,
             layout,
-            Kernels::Wgmma(blocks),
+            BackwardKernels::Wgmma(blocks),
             QueryGradientSumOrder::Any,
         )
     }
 
     fn load_with_kernels(
         device: &Arc<Device>,
-        shape: &Shape,
+        shape: &AttentionShape,
         layout: &BackwardLayout,
-        kernels: Kernels,
+        kernels: BackwardKernels,
         order: QueryGradientSumOrder,
     ) -> Result<Self, BackendError> {
         let extents = Extents::new(shape, layout.rows(shape));
         match kernels {
-            Kernels::Mma(stages) => {
-                let Shape { heads, key_heads, .. } = *shape;
+            BackwardKernels::Mma(stages) => {
+                let AttentionShape { heads, key_heads, .. } = *shape;
                 if heads != key_heads {
                     return Err(UnsupportedAttention::GroupedGradients { heads, key_heads }.into());
                 }
@@ -160,7 +170,7 @@ impl Backward {
                 }
                 backward_mma::load_backward_kernels(device, &extents, stages)?;
             }
-            Kernels::Wgmma(blocks) => {
+            BackwardKernels::Wgmma(blocks) => {
                 backward_wgmma::load_backward_kernels(device, &extents, blocks)?;
             }
         }
@@ -169,7 +179,7 @@ impl Backward {
 
     /// Bytes of scratch memory that are enough for any device and technique: at least
     /// [`Self::scratch_bytes`].
-    pub fn max_scratch_bytes(shape: &Shape) -> AttentionScratchBytes {
+    pub fn max_scratch_bytes(shape: &AttentionShape) -> AttentionScratchBytes {
         let extents = Extents::new(shape, None);
         let one_head = backward_wgmma::BackwardBlockWork::OfKeys {
             heads: 1,
@@ -190,14 +200,14 @@ impl Backward {
             any: backward_mma::row_statistics_bytes(&extents)
                 + backward_mma::dq_sum_bytes(&extents),
             zeroed: match self.kernels {
-                Kernels::Mma(_) => 0,
-                Kernels::Wgmma(blocks) => backward_wgmma::bytes_to_zero(&extents, blocks),
+                BackwardKernels::Mma(_) => 0,
+                BackwardKernels::Wgmma(blocks) => backward_wgmma::bytes_to_zero(&extents, blocks),
             },
         }
     }
 
     /// Prepares the backward's launches over the tensors at these addresses.
-    pub fn launches(
+    pub fn prepare_launches(
         &self,
         addresses: &BackwardAddresses,
         scratch: &ScratchAddresses,
@@ -211,8 +221,12 @@ impl Backward {
         let call =
             backward_mma::PendingLaunches { device, extents: &extents, layout, addresses, scratch };
         match self.kernels {
-            Kernels::Mma(stages) => backward_mma::launches(&call, stages),
-            Kernels::Wgmma(blocks) => backward_wgmma::launches(&call, blocks),
+            BackwardKernels::Mma(stages) => {
+                backward_mma::prepare_mma_backward_launches(&call, stages)
+            }
+            BackwardKernels::Wgmma(blocks) => {
+                backward_wgmma::prepare_wgmma_backward_launches(&call, blocks)
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use kernelgate_cuda::COPY_ALIGNMENT;
 
 /// Sizes, mask and dtype of one attention call.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
+pub struct AttentionShape {
     /// Sequences.
     pub batch: usize,
     /// Heads of queries of a sequence.
@@ -19,9 +19,10 @@ pub struct Shape {
     pub queries: usize,
     /// Keys of a head.
     pub keys: usize,
-    /// Elements of a row: 64 or 128; other head dimensions are declined. To compute a smaller one,
-    /// pad the rows of q, k and v with zeros and multiply q by `sqrt(padded / head_dim)`, and the
-    /// gradient of q by the same factor: scores are divided by the root of the padded dimension.
+    /// Elements of a row: 64 or 128; other head dimensions are declined. To compute a smaller head
+    /// dimension, pad the rows of q, k and v with zeros and multiply q by `sqrt(padded /
+    /// head_dim)`, and the gradient of q by the same factor: scores are divided by the root of the
+    /// padded dimension.
     pub head_dim: usize,
     /// Whether the last query sees all keys and each earlier query one key less than the next.
     pub causal: bool,
@@ -29,7 +30,7 @@ pub struct Shape {
     pub dtype: Dtype,
 }
 
-impl From<&Attention> for Shape {
+impl From<&Attention> for AttentionShape {
     fn from(attention: &Attention) -> Self {
         let Attention { b, h, h_kv, s, keys, d, causal, dtype, .. } = *attention;
         let (batch, heads, key_heads, queries, head_dim) = (b, h, h_kv, s, d);
@@ -37,7 +38,7 @@ impl From<&Attention> for Shape {
     }
 }
 
-impl Shape {
+impl AttentionShape {
     /// Checks whether there are kernels for the shape.
     pub fn check(&self) -> Result<(), UnsupportedAttention> {
         let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
@@ -99,13 +100,13 @@ pub struct Strides {
 impl Strides {
     /// Strides of a dense tensor `[b, h, s, d]`, from its numbers of heads, rows of a head and
     /// elements of a row.
-    pub const fn strides_of_bhsd(heads: usize, rows: usize, row: usize) -> Self {
+    pub const fn dense_bhsd(heads: usize, rows: usize, row: usize) -> Strides {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
         Self { batch: heads * rows * row, head: rows * row, row }
     }
 
     /// Strides of a dense tensor `[b, s, h, d]`.
-    pub const fn strides_of_bshd(heads: usize, rows: usize, row: usize) -> Self {
+    pub const fn dense_bshd(heads: usize, rows: usize, row: usize) -> Strides {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
         Self { batch: rows * heads * row, head: row, row: heads * row }
     }
@@ -117,7 +118,7 @@ impl Strides {
 
     /// Whether the strides are those of a dense tensor `[b, h, s, d]` of that shape.
     fn is_dense(&self, [_, heads, rows, row]: [usize; 4]) -> bool {
-        *self == Self::strides_of_bhsd(heads, rows, row)
+        *self == Self::dense_bhsd(heads, rows, row)
     }
 
     /// Checks that 16-byte copies can read the rows of a tensor of 16-bit elements, and that rows
@@ -177,28 +178,31 @@ pub struct ForwardLayout {
 
 impl ForwardLayout {
     /// Layout with every tensor dense as `[b, h, s, d]` and lse as `[b, h, s]`.
-    pub fn strides_of_bhsd(shape: &Shape) -> Self {
-        Self::layout_from_axis_order(shape, Strides::strides_of_bhsd)
+    pub fn strides_of_bhsd(shape: &AttentionShape) -> Self {
+        Self::layout_from_axis_order(shape, Strides::dense_bhsd)
     }
 
     /// Layout with every tensor dense as `[b, s, h, d]` and lse as `[b, h, s]`.
-    pub fn strides_of_bshd(shape: &Shape) -> Self {
+    pub fn strides_of_bshd(shape: &AttentionShape) -> Self {
         Self {
             lse: Self::strides_of_bhsd(shape).lse,
-            ..Self::layout_from_axis_order(shape, Strides::strides_of_bshd)
+            ..Self::layout_from_axis_order(shape, Strides::dense_bshd)
         }
     }
 
     /// Builds a layout by applying `strides` to the heads, rows and elements of each tensor.
-    fn layout_from_axis_order(shape: &Shape, strides: fn(usize, usize, usize) -> Strides) -> Self {
-        let Shape { heads, key_heads, queries, keys, head_dim, .. } = *shape;
+    fn layout_from_axis_order(
+        shape: &AttentionShape,
+        strides: fn(usize, usize, usize) -> Strides,
+    ) -> Self {
+        let AttentionShape { heads, key_heads, queries, keys, head_dim, .. } = *shape;
         let like_queries = strides(heads, queries, head_dim);
         let like_keys = strides(key_heads, keys, head_dim);
         let lse = strides(heads, queries, 1);
         Self { q: like_queries, k: like_keys, v: like_keys, out: like_queries, lse }
     }
 
-    pub(super) fn check(&self, shape: &Shape) -> Result<(), UnsupportedAttention> {
+    pub(super) fn check(&self, shape: &AttentionShape) -> Result<(), UnsupportedAttention> {
         shape.check()?;
         let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         self.q.check("q", queries)?;
@@ -209,7 +213,7 @@ impl ForwardLayout {
     }
 
     /// Row strides of the tensors; `None` if every tensor is dense `[b, h, s, d]`.
-    pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
+    pub(super) fn rows(&self, shape: &AttentionShape) -> Option<RowStrides> {
         let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         let dense = self.q.is_dense(queries)
             && self.k.is_dense(keys)
@@ -244,7 +248,7 @@ impl BackwardLayout {
         Self { forward, grad_out: out, grad_q: q, grad_k: k, grad_v: v }
     }
 
-    pub(super) fn check(&self, shape: &Shape) -> Result<(), UnsupportedAttention> {
+    pub(super) fn check(&self, shape: &AttentionShape) -> Result<(), UnsupportedAttention> {
         shape.check_gradients_supported()?;
         self.forward.check(shape)?;
         let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
@@ -255,7 +259,7 @@ impl BackwardLayout {
     }
 
     /// Row strides of the tensors; `None` if every tensor is dense `[b, h, s, d]`.
-    pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
+    pub(super) fn rows(&self, shape: &AttentionShape) -> Option<RowStrides> {
         let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         let dense = self.forward.rows(shape).is_none()
             && self.grad_out.is_dense(queries)

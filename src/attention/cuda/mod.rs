@@ -2,9 +2,9 @@
 //! the tensor cores.
 //!
 //! Each kernel's file under `kernels/attention` explains its computation, thread mapping and bound.
-//! `forward` and `backward` are the ladders; [`Forward`] and [`Backward`] launch the fast kernels
-//! over a network's own tensors. All work except the launches is done while a case is prepared. The
-//! dtype f32 is excluded on purpose: no kernel here computes it.
+//! `forward` and `backward` are the ladders; [`ForwardCall`] and [`BackwardCall`] launch the fast
+//! kernels over a network's own tensors. All work except the launches is done while a case is
+//! prepared. The dtype f32 is excluded on purpose: no kernel here computes it.
 
 mod append;
 mod backward;
@@ -24,25 +24,29 @@ use kernelgate::backend::Implementation;
 use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
 pub use append::{
-    BackwardPointers, ForwardPointers, ScratchPointers, append_backward, append_forward,
+    BackwardPointers, ForwardPointers, ScratchPointers, append_attention_backward,
+    append_attention_forward,
 };
 pub use call::{
-    AttentionScratchBytes, AttentionTechnique, BackwardAddresses, ForwardAddresses,
-    OrderedLaunches, QueryGradientSumOrder, ScratchAddresses, Step,
+    AttentionScratchBytes, AttentionTechnique, BackwardAddresses, ForwardAddresses, LaunchStep,
+    OrderedLaunches, QueryGradientSumOrder, ScratchAddresses,
 };
 pub use components::{SCORES_ROWS, SOFTMAX, VALUES_ROWS};
-pub use launches::{Backward, Forward};
-pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, UnsupportedAttention};
-pub use ring::ROWS as RING;
+pub use launches::{BackwardCall, ForwardCall};
+pub use layout::{AttentionShape, BackwardLayout, ForwardLayout, Strides, UnsupportedAttention};
+pub use ring::RING_ROWS as RING;
 
 /// Rows of the forward ladder and the row of the library.
-pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
+pub fn forward_rows() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
     let wgmma = [&forward::FLASH_WGMMA_ROW, &forward::wgmma::FLASH_WGMMA_FP8_ROW];
-    forward::FORWARD_LADDER.iter().chain(wgmma).chain([&forward::decode::ROW, &cudnn::FORWARD])
+    forward::FORWARD_LADDER
+        .iter()
+        .chain(wgmma)
+        .chain([&forward::decode::FLASH_DECODE_ROW, &cudnn::FORWARD])
 }
 
 /// Rows of the backward ladder and the row of the library.
-pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
+pub fn backward_rows() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
     backward::BACKWARD_LADDER.iter().chain([
         &backward::WGMMA_ROW,
         &backward::FIXED_ORDER_ROW,

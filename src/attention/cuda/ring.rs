@@ -9,9 +9,9 @@
 use std::sync::Arc;
 
 use super::call::{AttentionTechnique, ForwardAddresses, OrderedLaunches};
-use super::launch::{ELEMENT_BYTES, Extents, defines, scratch, upload_inputs};
-use super::launches::Forward;
-use super::layout::{ForwardLayout, Shape, Strides};
+use super::launch::{ELEMENT_BYTES, Extents, allocate_scratch, shape_macros, upload_inputs};
+use super::launches::ForwardCall;
+use super::layout::{AttentionShape, ForwardLayout, Strides};
 use crate::attention::ring::{K, OUT, Q, RingProblem, RingStep, V};
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::cuda::{CudaTask, Input, Output};
@@ -27,15 +27,15 @@ use kernelgate_cuda::{
 pub const KERNELS: &[KernelSpec<RingProblem>] = &[BARRIER_KERNEL, MERGE_KERNEL];
 
 /// Rows of attention forward over several GPUs.
-pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
+pub const RING_ROWS: &[Implementation<RingProblem>] = &[Implementation {
     name: "cuda/ring",
     about: "the fastest forward on the keys of one GPU after the other, which a copy engine \
             fetches meanwhile; results merged by the rows' sums of exponentials",
     supports: |problem| {
-        Extents::from(&problem.attention).supported(&[])?;
-        MERGE_KERNEL.shape(problem).map(|_| ()).map_err(|error| error.to_string())
+        Extents::from(&problem.attention).check_support(&[])?;
+        MERGE_KERNEL.launch_for(problem).map(|_| ()).map_err(|error| error.to_string())
     },
-    prepare: Prepare::CudaSet { device_bytes, prepare },
+    prepare: Prepare::CudaSet { device_bytes, prepare: prepare_ring_attention },
 }];
 
 const MERGE_THREADS: usize = 256;
@@ -46,7 +46,7 @@ const FETCH_BUFFERS: usize = 2;
 
 const BARRIER_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     defines: |ring| vec![format!("GPUS={}", ring.gpus)],
-    variants: || variants().into_iter().take(1).collect(),
+    variants: || problems_of_builds().into_iter().take(1).collect(),
     ..KernelSpec::new(kernel_file("attention/ring_barrier"), "attention_ring_barrier", 32, |_| {
         [1, 1, 1]
     })
@@ -55,50 +55,50 @@ const BARRIER_KERNEL: KernelSpec<RingProblem> = KernelSpec {
 const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     defines: |ring| {
         let full = Extents { causal: false, ..Extents::from(&ring.attention) };
-        defines(&full).into_iter().chain([format!("GPUS={}", ring.gpus)]).collect()
+        shape_macros(&full).into_iter().chain([format!("GPUS={}", ring.gpus)]).collect()
     },
     constants: |_| vec![("THREADS", MERGE_THREADS)],
-    variants,
+    variants: problems_of_builds,
     ..KernelSpec::new(
         kernel_file("attention/ring_merge"),
         "attention_ring_merge",
         MERGE_THREADS,
         |ring| {
-            let packets = rows(ring) * ring.attention.d / ELEMENTS_PER_MERGE_THREAD;
+            let packets = query_rows_of_gpu(ring) * ring.attention.d / ELEMENTS_PER_MERGE_THREAD;
             [packets.div_ceil(MERGE_THREADS), 1, 1]
         },
     )
 };
 
 /// Builds for each head dimension over two GPUs, and for the larger one over eight.
-fn variants() -> Vec<RingProblem> {
+fn problems_of_builds() -> Vec<RingProblem> {
     let ring = |gpus, d| RingProblem::new(gpus, 1, 16 * gpus, d, false, Dtype::Bf16);
     vec![ring(2, 64), ring(2, 128), ring(8, 128)]
 }
 
 /// Number of queries of one GPU, of all heads.
-const fn rows(ring: &RingProblem) -> usize {
+const fn query_rows_of_gpu(ring: &RingProblem) -> usize {
     ring.attention.h * ring.gpu_positions()
 }
 
 /// Bytes of the queries of one GPU; its keys, values and outputs have the same size.
 const fn queries_bytes_per_gpu(ring: &RingProblem) -> u64 {
-    (rows(ring) * ring.attention.d) as u64 * ELEMENT_BYTES
+    (query_rows_of_gpu(ring) * ring.attention.d) as u64 * ELEMENT_BYTES
 }
 
 /// Number of buffers for fetched keys and values; zero on one GPU.
-fn fetched_places(ring: &RingProblem) -> usize {
+fn fetch_buffer_count(ring: &RingProblem) -> usize {
     FETCH_BUFFERS.min(ring.gpus - 1)
 }
 
 /// Bytes of memory on one GPU.
 fn device_bytes(ring: &RingProblem) -> u64 {
     let merged = if ring.gpus > 1 { ring.gpus as u64 } else { 0 };
-    let vectors = 4 + 2 * fetched_places(ring) as u64 + merged;
-    vectors * queries_bytes_per_gpu(ring) + merged * 4 * rows(ring) as u64
+    let vectors = 4 + 2 * fetch_buffer_count(ring) as u64 + merged;
+    vectors * queries_bytes_per_gpu(ring) + merged * 4 * query_rows_of_gpu(ring) as u64
 }
 
-fn prepare(
+fn prepare_ring_attention(
     ring: &RingProblem,
     inputs: &Tensors,
     devices: &Devices,
@@ -118,7 +118,7 @@ fn prepare(
             barrier.as_ref().map_or(Ok(()), at)
         };
         meet(0)?;
-        set.for_each_device(|rank, _| ranks[rank].launch())?;
+        set.for_each_device(|rank, _| ranks[rank].enqueue_ring_and_merge())?;
         meet(1)
     }))
 }
@@ -139,7 +139,7 @@ impl GpuBarrier {
         let addresses: Vec<u64> = flags.iter().map(DeviceBuffer::address).collect();
         let mut ranks = Vec::new();
         devices.for_each_device(|_, device| {
-            let kernel = BARRIER_KERNEL.load(device, ring)?;
+            let kernel = BARRIER_KERNEL.compile_and_load(device, ring)?;
             let table = device.upload(bytemuck::cast_slice(&addresses))?;
             ranks.push((kernel, table, device.upload(&[0; 4 * 2])?));
             Ok(())
@@ -155,7 +155,7 @@ impl GpuBarrier {
             KernelArgument::I32(rank as i32),
             KernelArgument::I32(which),
         ];
-        within_range("barrier", || kernel.launch(&arguments))
+        within_range("barrier", || kernel.launch_with(&arguments))
     }
 }
 
@@ -223,14 +223,14 @@ impl RingRank {
         let merge = (ring.gpus > 1).then(|| MergeStep::new(ring, rank, device, out)).transpose()?;
         let place = |_| {
             Ok([
-                scratch(device, queries_bytes_per_gpu(ring))?,
-                scratch(device, queries_bytes_per_gpu(ring))?,
+                allocate_scratch(device, queries_bytes_per_gpu(ring))?,
+                allocate_scratch(device, queries_bytes_per_gpu(ring))?,
             ])
         };
         let places: Vec<[DeviceBuffer; 2]> =
-            (0..fetched_places(ring)).map(place).collect::<Result<_, BackendError>>()?;
+            (0..fetch_buffer_count(ring)).map(place).collect::<Result<_, BackendError>>()?;
         let (mut steps, mut fetches) = (Vec::new(), Vec::new());
-        for (number, step) in ring.steps(rank).iter().enumerate() {
+        for (number, step) in ring.ring_steps(rank).iter().enumerate() {
             let [k, v] = match number {
                 0 => [own_k, own_v],
                 later => {
@@ -242,12 +242,12 @@ impl RingRank {
                 }
             };
             let (out, lse) = match &merge {
-                Some(merge) => merge.part(ring, number),
+                Some(merge) => merge.partial_result_addresses(ring, number),
                 None => (out, None),
             };
             let [q, k, v] = [q, k, v].map(DeviceBuffer::address);
             let whole = ForwardAddresses { q, k, v, out, lse };
-            steps.push(attend(ring, step, device, &whole)?);
+            steps.push(prepare_step_launch(ring, step, device, &whole)?);
         }
         let copies = device.create_stream()?;
         let joined = JoinedStreams::new(device, copies.cu_stream())?;
@@ -255,38 +255,38 @@ impl RingRank {
     }
 
     /// Enqueues the steps, each concurrently with the copies for the next one, and the merge.
-    fn launch(&self) -> Result<(), BackendError> {
+    fn enqueue_ring_and_merge(&self) -> Result<(), BackendError> {
         for (number, step) in self.steps.iter().enumerate() {
             match self.fetches.get(number) {
-                Some(next) => self.joined.around(|| {
+                Some(next) => self.joined.enqueue_between(|| {
                     next.enqueue_barrier(&self.copies)?;
                     step.launch()
                 })?,
                 None => step.launch()?,
             }
         }
-        self.merge.as_ref().map_or(Ok(()), MergeStep::launch)
+        self.merge.as_ref().map_or(Ok(()), MergeStep::enqueue_merge)
     }
 }
 
 /// Prepares the launch of a step over the tensors of a GPU's positions at these addresses.
-fn attend(
+fn prepare_step_launch(
     ring: &RingProblem,
     step: &RingStep,
     device: &Arc<Device>,
     whole: &ForwardAddresses,
 ) -> Result<OrderedLaunches, BackendError> {
     let (h, d, all) = (ring.attention.h, ring.attention.d, ring.gpu_positions());
-    let shape = Shape {
+    let shape = AttentionShape {
         queries: step.queries.len(),
         keys: step.keys.len(),
         causal: step.causal,
-        ..Shape::from(&ring.attention)
+        ..AttentionShape::from(&ring.attention)
     };
-    let vectors = Strides::strides_of_bhsd(h, all, d);
-    let lse = Strides::strides_of_bhsd(h, all, 1);
+    let vectors = Strides::dense_bhsd(h, all, d);
+    let lse = Strides::dense_bhsd(h, all, 1);
     let layout = ForwardLayout { q: vectors, k: vectors, v: vectors, out: vectors, lse };
-    let forward = Forward::new(
+    let forward = ForwardCall::new(
         device,
         &shape,
         &layout,
@@ -294,7 +294,7 @@ fn attend(
     )?;
     let row = d as u64 * ELEMENT_BYTES;
     let (query, key) = (step.queries.start as u64, step.keys.start as u64);
-    forward.launches(&ForwardAddresses {
+    forward.prepare_launches(&ForwardAddresses {
         q: whole.q + query * row,
         k: whole.k + key * row,
         v: whole.v + key * row,
@@ -323,24 +323,24 @@ impl MergeStep {
     ) -> Result<Self, BackendError> {
         let gpus = ring.gpus as u64;
         Ok(Self {
-            kernel: MERGE_KERNEL.load(device, ring)?,
-            parts: scratch(device, gpus * queries_bytes_per_gpu(ring))?,
-            lse: scratch(device, gpus * 4 * rows(ring) as u64)?,
+            kernel: MERGE_KERNEL.compile_and_load(device, ring)?,
+            parts: allocate_scratch(device, gpus * queries_bytes_per_gpu(ring))?,
+            lse: allocate_scratch(device, gpus * 4 * query_rows_of_gpu(ring) as u64)?,
             out,
-            rows: rows(ring) as i32,
+            rows: query_rows_of_gpu(ring) as i32,
             positions: ring.gpu_positions() as i32,
             first: ring.steps_of_first_half(rank) as i32,
         })
     }
 
     /// Addresses of the output and lse of step `number`.
-    fn part(&self, ring: &RingProblem, number: usize) -> (u64, Option<u64>) {
+    fn partial_result_addresses(&self, ring: &RingProblem, number: usize) -> (u64, Option<u64>) {
         let number = number as u64;
-        let lse = self.lse.address() + number * 4 * rows(ring) as u64;
+        let lse = self.lse.address() + number * 4 * query_rows_of_gpu(ring) as u64;
         (self.parts.address() + number * queries_bytes_per_gpu(ring), Some(lse))
     }
 
-    fn launch(&self) -> Result<(), BackendError> {
+    fn enqueue_merge(&self) -> Result<(), BackendError> {
         let Self { rows, positions, first, .. } = *self;
         let arguments = [
             (&self.parts).into(),
@@ -350,20 +350,20 @@ impl MergeStep {
             KernelArgument::I32(positions),
             KernelArgument::I32(first),
         ];
-        within_range("merge", || self.kernel.launch(&arguments))
+        within_range("merge", || self.kernel.launch_with(&arguments))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu_tests::gpu;
+    use crate::gpu_tests::lock_first_gpu;
     use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::DeviceOptions;
     use kernelgate_cuda::testing::second_gpu_for_test;
 
-    fn problems() -> impl Iterator<Item = RingProblem> {
+    fn ring_problems() -> impl Iterator<Item = RingProblem> {
         [2, 4, 8].into_iter().flat_map(|gpus| {
             [(64, false), (64, true), (128, false), (128, true)].into_iter().flat_map(
                 move |(d, causal)| {
@@ -396,14 +396,14 @@ mod tests {
     /// waits.
     #[test]
     fn parts_of_up_to_eight_gpus_agree_with_the_reference_on_one() {
-        let Some((device, _alone)) = gpu() else { return };
-        for ring in problems().chain([RingProblem::new(1, 3, 208, 64, true, Dtype::Bf16)]) {
+        let Some((device, _alone)) = lock_first_gpu() else { return };
+        for ring in ring_problems().chain([RingProblem::new(1, 3, 208, 64, true, Dtype::Bf16)]) {
             let inputs = ring.inputs(9);
             let on = vec![Arc::clone(&device); ring.gpus];
             let RingParts { inputs: named, outputs, ranks } =
                 RingParts::new(&ring, &inputs, &on).unwrap();
             let mut task = CudaTask::new(&device, named, outputs, move |_| {
-                ranks.iter().try_for_each(RingRank::launch)
+                ranks.iter().try_for_each(RingRank::enqueue_ring_and_merge)
             });
             check(&mut task, &ring, &inputs);
         }
@@ -411,20 +411,20 @@ mod tests {
 
     #[test]
     fn the_row_agrees_with_the_reference_on_the_gpus_there_are() {
-        let Some((_first, _alone)) = gpu() else { return };
+        let Some((_first, _alone)) = lock_first_gpu() else { return };
         if second_gpu_for_test().is_none() {
             return;
         }
-        let options = DeviceOptions::options_from_environment();
+        let options = DeviceOptions::from_environment();
         for gpus in [2, 4, 8] {
             let ordinals = Devices::in_launch_order(0..gpus).unwrap();
             let Ok(devices) = ordinals.open(&options) else {
                 eprintln!("skipped: fewer than {gpus} GPUs");
                 continue;
             };
-            for ring in problems().filter(|ring| ring.gpus == gpus) {
+            for ring in ring_problems().filter(|ring| ring.gpus == gpus) {
                 let inputs = ring.inputs(9);
-                match ROWS[0].prepare_on(&ring, &inputs, &devices) {
+                match RING_ROWS[0].prepare_on(&ring, &inputs, &devices) {
                     Ok(mut task) => check(&mut task, &ring, &inputs),
                     Err(BackendError::Unsupported(why)) => eprintln!("skipped: {why}"),
                     Err(error) => panic!("{ring:?}: {error}"),

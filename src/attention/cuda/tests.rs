@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::*;
 use crate::attention::components::{self, ScoresProblem, SoftmaxProblem, ValuesProblem};
 use crate::attention::definition::Attention;
-use crate::gpu_tests::{gpu, prepare};
+use crate::gpu_tests::{lock_first_gpu, prepare_row};
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{Executable, Prepare};
 use kernelgate::verify::{compare_outputs, launch_and_verify};
@@ -29,7 +29,7 @@ fn check<P: Problem>(
     let expected = problem.reference(&inputs);
     let mut verified = 0;
     for row in rows.into_iter().filter(|row| wanted(row.name) && (row.supports)(problem).is_ok()) {
-        let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
+        let Some(mut task) = prepare_row(row, problem, &inputs, device) else { continue };
         // Each row is launched twice, because a launch must not depend on the outputs of the
         // previous one.
         for launch in 1..=2 {
@@ -61,14 +61,14 @@ fn rows_have_distinct_names_and_decline_f32() {
         assert_eq!(names.len(), rows.len());
         for row in rows {
             assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
-            let computed = if row.name == FP8 { "fp8" } else { "bf16 and f16" };
+            let computed = if row.name == FP8_ROW { "fp8" } else { "bf16 and f16" };
             let reason = format!("computes {computed} only");
             assert_eq!((row.supports)(problem), Err(reason), "{}", row.name);
         }
     }
     let attention = Attention { dtype: Dtype::F32, ..bf16_attention(1, 2, 100, 64, false) };
-    row_names(forward(), &AttentionForward { attention });
-    row_names(backward(), &AttentionBackward { attention });
+    row_names(forward_rows(), &AttentionForward { attention });
+    row_names(backward_rows(), &AttentionBackward { attention });
     let shape = components::ComponentShape { b: 1, h: 2, s: 100, d: 64, dtype: Dtype::F32 };
     row_names(SCORES_ROWS, &ScoresProblem { shape });
     row_names(SOFTMAX, &SoftmaxProblem { shape: components::ComponentShape { d: 1, ..shape } });
@@ -79,7 +79,7 @@ fn rows_have_distinct_names_and_decline_f32() {
 fn long_sequences_leave_the_rungs_that_hold_scores() {
     let running = |s| {
         let problem = AttentionForward { attention: bf16_attention(16_384 / s, 16, s, 128, false) };
-        forward()
+        forward_rows()
             .filter(|row| (row.supports)(&problem).is_ok())
             .map(|row| row.name)
             .collect::<Vec<_>>()
@@ -96,7 +96,7 @@ fn long_sequences_leave_the_rungs_that_hold_scores() {
 
 #[test]
 fn declared_memory_is_what_the_shapes_say() {
-    fn declared<P: 'static>(
+    fn declared_bytes<P: 'static>(
         rows: impl IntoIterator<Item = &'static Implementation<P>>,
         name: &str,
         problem: &P,
@@ -111,29 +111,32 @@ fn declared_memory_is_what_the_shapes_say() {
     let attention = bf16_attention(2, 3, 100, 128, true);
     let (vectors, pairs, rows, padded) = (6 * 100 * 128 * 2, 6 * 100 * 100, 6 * 100, 6 * 160);
     assert_eq!(
-        declared(forward(), "cuda/naive", &AttentionForward { attention }),
+        declared_bytes(forward_rows(), "cuda/naive", &AttentionForward { attention }),
         4 * vectors + 6 * pairs
     );
     assert_eq!(
-        declared(forward(), "cuda/tiled", &AttentionForward { attention }),
+        declared_bytes(forward_rows(), "cuda/tiled", &AttentionForward { attention }),
         4 * vectors + 4 * pairs
     );
-    assert_eq!(declared(forward(), "cuda/flash_mma", &AttentionForward { attention }), 4 * vectors);
     assert_eq!(
-        declared(backward(), "cuda/naive", &AttentionBackward { attention }),
+        declared_bytes(forward_rows(), "cuda/flash_mma", &AttentionForward { attention }),
+        4 * vectors
+    );
+    assert_eq!(
+        declared_bytes(backward_rows(), "cuda/naive", &AttentionBackward { attention }),
         8 * vectors + 8 * rows + 8 * pairs
     );
     assert_eq!(
-        declared(backward(), "cuda/flash_mma", &AttentionBackward { attention }),
+        declared_bytes(backward_rows(), "cuda/flash_mma", &AttentionBackward { attention }),
         8 * vectors + 4 * rows + 8 * padded + 4 * padded * 128
     );
     let shape = components::ComponentShape { b: 2, h: 3, s: 100, d: 128, dtype: Dtype::Bf16 };
     assert_eq!(
-        declared(SCORES_ROWS, "cuda/naive", &ScoresProblem { shape }),
+        declared_bytes(SCORES_ROWS, "cuda/naive", &ScoresProblem { shape }),
         2 * vectors + 4 * pairs
     );
     assert_eq!(
-        declared(
+        declared_bytes(
             SOFTMAX,
             "cuda/naive",
             &SoftmaxProblem { shape: components::ComponentShape { d: 1, ..shape } }
@@ -141,7 +144,7 @@ fn declared_memory_is_what_the_shapes_say() {
         6 * pairs
     );
     assert_eq!(
-        declared(VALUES_ROWS, "cuda/naive", &ValuesProblem { shape }),
+        declared_bytes(VALUES_ROWS, "cuda/naive", &ValuesProblem { shape }),
         2 * vectors + 2 * pairs
     );
 }
@@ -149,12 +152,12 @@ fn declared_memory_is_what_the_shapes_say() {
 /// Name of the library's row, which is tested separately: its errors must not hide the results of
 /// our rows.
 const LIBRARY_ROW: &str = "cuda/cudnn";
-const FP8: &str = "cuda/flash_wgmma_fp8";
-const DETERMINISTIC: &str = "cuda/flash_wgmma_deterministic";
+const FP8_ROW: &str = "cuda/flash_wgmma_fp8";
+const DETERMINISTIC_ROW: &str = "cuda/flash_wgmma_deterministic";
 
 #[test]
 fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let (rungs, backward_rungs) = if device.facts().arch == "sm_90a" { (5, 4) } else { (4, 2) };
     for s in [1, 7, 65, 129, 200, 333] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
@@ -165,7 +168,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                 let name = format!("{attention:?}");
                 assert_eq!(
                     check(
-                        forward(),
+                        forward_rows(),
                         |row| row != LIBRARY_ROW,
                         &AttentionForward { attention },
                         &device,
@@ -176,7 +179,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                 );
                 assert_eq!(
                     check(
-                        backward(),
+                        backward_rows(),
                         |row| row != LIBRARY_ROW,
                         &AttentionBackward { attention },
                         &device,
@@ -191,7 +194,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
 
 #[test]
 fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let expected = usize::from(device.facts().arch == "sm_90a");
     // Sequence lengths around the rows of warpgroups, tiles and key blocks, some with several tiles
     // for each multiprocessor; many short heads, each of which is one tile.
@@ -204,12 +207,15 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
                 let name = format!("{attention:?}");
                 let selected = |row: &str| row == "cuda/flash_wgmma";
                 let problem = AttentionForward { attention };
-                assert_eq!(check(forward(), selected, &problem, &device, &name), expected);
+                assert_eq!(check(forward_rows(), selected, &problem, &device, &name), expected);
                 // The fp64 gradients of the longest sequence would take minutes.
                 if s <= 1000 {
                     let problem = AttentionBackward { attention };
-                    let selected = |row: &str| selected(row) || row == DETERMINISTIC;
-                    assert_eq!(check(backward(), selected, &problem, &device, &name), 2 * expected);
+                    let selected = |row: &str| selected(row) || row == DETERMINISTIC_ROW;
+                    assert_eq!(
+                        check(backward_rows(), selected, &problem, &device, &name),
+                        2 * expected
+                    );
                 }
             }
         }
@@ -218,11 +224,11 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
 
 #[test]
 fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let flash = 1 + usize::from(device.facts().arch == "sm_90a");
     // Numbers of query heads, key heads, queries and keys: one row in a tile and many, one block a
-    // head and several, tiles whose last keys only some queries see, keys that are not a multiple of a
-    // tile.
+    // head and several, tiles whose last keys only some queries see, keys that are not a multiple
+    // of a tile.
     for (h, h_kv, s, keys) in [
         (8, 1, 1, 63),
         (32, 8, 1, 8191),
@@ -243,7 +249,7 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
                     Attention { h_kv, keys, dtype, ..bf16_attention(2, h, s, d, causal) };
                 let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
                 assert_eq!(
-                    check(forward(), |row| row != LIBRARY_ROW, &problem, &device, &name),
+                    check(forward_rows(), |row| row != LIBRARY_ROW, &problem, &device, &name),
                     flash + usize::from(s <= 64)
                 );
             }
@@ -253,7 +259,7 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
 
 #[test]
 fn gradients_of_grouped_heads_agree_with_the_reference() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let expected = 2 * usize::from(device.facts().arch == "sm_90a");
     // One key block a head and several; steps over one query head and over many.
     for (h, h_kv, s) in [(8, 1, 1), (6, 2, 63), (8, 2, 129), (6, 3, 1000)] {
@@ -261,7 +267,7 @@ fn gradients_of_grouped_heads_agree_with_the_reference() {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let attention = Attention { h_kv, dtype, ..bf16_attention(2, h, s, d, causal) };
                 let (problem, name) = (AttentionBackward { attention }, format!("{attention:?}"));
-                assert_eq!(check(backward(), |_| true, &problem, &device, &name), expected);
+                assert_eq!(check(backward_rows(), |_| true, &problem, &device, &name), expected);
             }
         }
     }
@@ -269,7 +275,7 @@ fn gradients_of_grouped_heads_agree_with_the_reference() {
 
 #[test]
 fn fp8_agrees_with_the_reference_of_what_was_rounded() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let expected = usize::from(device.facts().arch == "sm_90a");
     for (h, s) in [(3, 1), (3, 63), (3, 97), (3, 193), (150, 321), (5, 1000), (1, 8191)] {
         for (causal, outliers) in [(false, false), (true, false), (false, true)] {
@@ -277,19 +283,19 @@ fn fp8_agrees_with_the_reference_of_what_was_rounded() {
                 Attention { dtype: Dtype::Fp8, outliers, ..bf16_attention(2, h, s, 128, causal) };
             let problem = AttentionForward { attention };
             let name = format!("{attention:?}");
-            assert_eq!(check(forward(), |_| true, &problem, &device, &name), expected);
+            assert_eq!(check(forward_rows(), |_| true, &problem, &device, &name), expected);
         }
     }
 }
 
 #[test]
 fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let mut verified = 0;
     for (s, keys) in [(1, 512), (128, 256), (256, 256)] {
         let attention = Attention { h_kv: 2, keys, ..bf16_attention(2, 8, s, 128, false) };
         let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
-        verified += check(forward(), |row| row == LIBRARY_ROW, &problem, &device, &name);
+        verified += check(forward_rows(), |row| row == LIBRARY_ROW, &problem, &device, &name);
     }
     for s in [128, 200, 384] {
         for (d, causal, dtype) in [
@@ -301,14 +307,14 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
             let attention = Attention { dtype, ..bf16_attention(2, 3, s, d, causal) };
             let name = format!("{attention:?}");
             verified += check(
-                forward(),
+                forward_rows(),
                 |row| row == LIBRARY_ROW,
                 &AttentionForward { attention },
                 &device,
                 &name,
             );
             verified += check(
-                backward(),
+                backward_rows(),
                 |row| row == LIBRARY_ROW,
                 &AttentionBackward { attention },
                 &device,
@@ -321,7 +327,7 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
 
 #[test]
 fn the_three_steps_agree_with_the_reference() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for s in [1, 7, 65, 200] {
         for (d, dtype) in [(64, Dtype::Bf16), (128, Dtype::F16)] {
             let shape = components::ComponentShape { b: 2, h: 3, s, d, dtype };
@@ -343,7 +349,7 @@ fn the_three_steps_agree_with_the_reference() {
 }
 
 /// Maximum of |out - ref| divided by the maximum of |ref|, for each reference.
-fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
+fn relative_errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
     let any = Tolerance { max_error: f64::MAX, relative_l2: f64::MAX };
     task.launch().unwrap();
     task.synchronize().unwrap();
@@ -381,11 +387,13 @@ fn check_error_gate<P: Problem>(
     let naive = rows.next().expect("a first rung");
     let inputs = problem.inputs(22);
     let expected = problem.reference(&inputs);
-    let naive =
-        errors(&mut prepare(naive, problem, &inputs, device).expect("an own kernel"), &expected);
+    let naive = relative_errors(
+        &mut prepare_row(naive, problem, &inputs, device).expect("an own kernel"),
+        &expected,
+    );
     for row in rows.filter(|row| row.name != LIBRARY_ROW && (row.supports)(problem).is_ok()) {
-        let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
-        let found = errors(&mut task, &expected);
+        let Some(mut task) = prepare_row(row, problem, &inputs, device) else { continue };
+        let found = relative_errors(&mut task, &expected);
         for ((found, naive), expected) in found.iter().zip(&naive).zip(&expected) {
             let allowed = factor * naive + 2.0 * two_roundings_error(expected);
             assert!(
@@ -400,7 +408,7 @@ fn check_error_gate<P: Problem>(
 
 #[test]
 fn every_rung_passes_flash_attentions_gate() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (s, d, causal, outliers) in [
         (512, 64, false, false),
         (500, 128, true, false),
@@ -409,8 +417,8 @@ fn every_rung_passes_flash_attentions_gate() {
         (64, 128, false, true),
     ] {
         let attention = Attention { outliers, ..bf16_attention(1, 4, s, d, causal) };
-        check_error_gate(forward(), &AttentionForward { attention }, 2.0, &device);
-        check_error_gate(backward(), &AttentionBackward { attention }, 3.0, &device);
+        check_error_gate(forward_rows(), &AttentionForward { attention }, 2.0, &device);
+        check_error_gate(backward_rows(), &AttentionBackward { attention }, 3.0, &device);
     }
 }
 
@@ -425,7 +433,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
         if (row.supports)(problem).is_err() {
             return Vec::new();
         }
-        let Some(mut task) = prepare(row, problem, &problem.inputs(23), device) else {
+        let Some(mut task) = prepare_row(row, problem, &problem.inputs(23), device) else {
             return Vec::new();
         };
         let mut launch = || {
@@ -447,16 +455,16 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
     }
     /// Rows that add to grad_q in the order in which blocks reach it.
     const ATOMIC_ROWS: [&str; 2] = ["cuda/flash_mma", "cuda/flash_wgmma"];
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let attention = bf16_attention(1, 16, 1000, 128, false);
     let fp8 = Attention { dtype: Dtype::Fp8, ..attention };
     let forward = [attention, fp8].into_iter().flat_map(|attention| {
         let problem = AttentionForward { attention };
-        forward()
+        forward_rows()
             .map(|row| (row.name, outputs_with_differing_bits(row, &problem, &device)))
             .collect::<Vec<_>>()
     });
-    let backward = backward().map(|row| {
+    let backward = backward_rows().map(|row| {
         (row.name, outputs_with_differing_bits(row, &AttentionBackward { attention }, &device))
     });
     for (name, differing) in forward.chain(backward) {
@@ -474,7 +482,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
 
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
-    fn used_rows<P: Problem>(
+    fn check_used_memory_of_rows<P: Problem>(
         rows: impl IntoIterator<Item = &'static Implementation<P>>,
         problem: &P,
         device: &Arc<Device>,
@@ -487,11 +495,11 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
             let free = || memory::memory_after_launches(device).unwrap().0 as f64;
             // The row is prepared once before the measurement, so that modules and the pool's own
             // overhead are not counted.
-            if prepare(row, problem, &inputs, device).is_none() {
+            if prepare_row(row, problem, &inputs, device).is_none() {
                 continue;
             }
             let before = free();
-            let task = prepare(row, problem, &inputs, device);
+            let task = prepare_row(row, problem, &inputs, device);
             let used = before - free();
             drop(task);
             let declared = device_bytes(problem) as f64;
@@ -506,8 +514,8 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
             );
         }
     }
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let attention = bf16_attention(16, 16, 1024, 128, false);
-    used_rows(forward(), &AttentionForward { attention }, &device);
-    used_rows(backward(), &AttentionBackward { attention }, &device);
+    check_used_memory_of_rows(forward_rows(), &AttentionForward { attention }, &device);
+    check_used_memory_of_rows(backward_rows(), &AttentionBackward { attention }, &device);
 }

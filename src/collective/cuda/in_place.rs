@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::sums::MAX_WAITING_BLOCKS;
-use super::two_shot::{FLAG_BYTES, PACKET_BYTES, TWO_SHOT_KERNEL, part};
+use super::two_shot::{FLAG_BYTES, PACKET_BYTES, TWO_SHOT_KERNEL, packets_per_gpu};
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::program::{EnqueueFunction, ForeignLaunchSite};
@@ -19,7 +19,7 @@ const CONCURRENT_BLOCKS: usize = 8;
 
 /// Build of the kernel of `two_shot` with fewer blocks.
 const TWO_SHOT_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpec {
-    blocks: |problem| [part(problem).div_ceil(512).clamp(1, CONCURRENT_BLOCKS), 1, 1],
+    blocks: |problem| [packets_per_gpu(problem).div_ceil(512).clamp(1, CONCURRENT_BLOCKS), 1, 1],
     ..TWO_SHOT_KERNEL
 };
 
@@ -40,27 +40,29 @@ pub struct InPlaceSum {
 impl InPlaceSum {
     /// Allocates a sum of f32 messages of `bytes` bytes over `gpus` GPUs.
     pub fn new(gpus: usize, bytes: usize) -> Rc<Self> {
-        let elements = Self::rounded(gpus, bytes) / Dtype::F32.bytes();
+        let elements = Self::buffer_bytes(gpus, bytes) / Dtype::F32.bytes();
         let problem =
             ExchangeProblem { kind: ExchangeKind::AllReduce, gpus, elements, dtype: Dtype::F32 };
         Rc::new(Self { problem, ranks: RefCell::default() })
     }
 
     /// Size of the buffer for a message of `bytes` bytes, rounded up to whole packets for each GPU.
-    pub const fn rounded(gpus: usize, bytes: usize) -> usize {
+    pub const fn buffer_bytes(gpus: usize, bytes: usize) -> usize {
         bytes.next_multiple_of(PACKET_BYTES * gpus)
     }
 
     /// Step of the next GPU, over the message at the given address. The GPUs must call this in the
     /// order of their ranks.
-    pub fn step(
+    pub fn enqueue_step_of_next_gpu(
         self: &Rc<Self>,
     ) -> impl FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError> + 'static {
         let sum = Rc::clone(self);
         move |at| {
             let rank = sum.ranks.borrow().len();
-            let (gpus, count) = (sum.problem.gpus, part(&sum.problem));
-            let kernel = TWO_SHOT_FEWER_BLOCKS.load(at.device, &sum.problem)?.on_stream(at.stream);
+            let (gpus, count) = (sum.problem.gpus, packets_per_gpu(&sum.problem));
+            let kernel = TWO_SHOT_FEWER_BLOCKS
+                .compile_and_load(at.device, &sum.problem)?
+                .on_stream(at.stream);
             let flags = at.device.upload(&vec![0; FLAG_BYTES * gpus])?;
             let alone = |address: u64| at.device.upload(bytemuck::cast_slice(&vec![address; gpus]));
             let (summed, tables) =
@@ -72,7 +74,7 @@ impl InPlaceSum {
             Ok(Box::new(move || {
                 // Peers write flags into the memory of all ranks, so it must stay allocated.
                 let _kept = &sum;
-                kernel.launch(&[
+                kernel.launch_with(&[
                     (&memory).into(),
                     (&memory).into(),
                     (&peers).into(),

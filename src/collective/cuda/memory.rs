@@ -8,7 +8,7 @@ use kernelgate_cuda::Devices;
 
 /// Bytes of device memory that the messages take on one GPU.
 pub fn message_bytes_per_gpu(problem: &ExchangeProblem) -> u64 {
-    2 * problem.bytes() as u64
+    2 * problem.message_bytes() as u64
 }
 
 /// Input and output buffers by rank; `None` for a GPU without one.
@@ -28,7 +28,7 @@ impl MessageBuffers {
             let upload = |_| device.upload(inputs.tensor(INPUT_NAMES[rank]).as_bytes());
             messages.inputs.push(problem.input_elements(rank).map(upload).transpose()?);
             let output = |len| Output::new(device, OUTPUT_NAMES[rank], [len], problem.dtype);
-            messages.outputs.push(problem.output(rank).map(output).transpose()?);
+            messages.outputs.push(problem.output_elements(rank).map(output).transpose()?);
             Ok(())
         })?;
         Ok(messages)
@@ -45,7 +45,7 @@ impl MessageBuffers {
     }
 
     /// Task whose launch enqueues the exchange on the streams of all GPUs.
-    pub fn task(
+    pub fn into_exchange_task(
         self,
         devices: &Devices,
         mut launch: impl FnMut() -> Result<(), BackendError> + 'static,

@@ -23,7 +23,7 @@ const NCCL_ROW: Implementation<ExchangeProblem> = Implementation {
     supports: |_| Ok(()),
     prepare: Prepare::CudaSet {
         device_bytes: memory::message_bytes_per_gpu,
-        prepare: nccl::prepare,
+        prepare: nccl::prepare_nccl_exchange,
     },
 };
 
@@ -35,19 +35,19 @@ pub const ALL_REDUCE: &[Implementation<ExchangeProblem>] = &[
     Implementation {
         name: "cuda/one_shot",
         about: "every GPU stores its message into the memory of all, each word with a flag",
-        supports: one_shot::supports,
+        supports: one_shot::check_message_size,
         prepare: Prepare::CudaSet {
             device_bytes: one_shot::device_bytes,
-            prepare: one_shot::prepare,
+            prepare: one_shot::prepare_one_shot_sum,
         },
     },
     Implementation {
         name: "cuda/two_shot",
         about: "every GPU sums its part from the memory of all, and stores it into that of all",
-        supports: two_shot::supports,
+        supports: two_shot::check_message_size,
         prepare: Prepare::CudaSet {
             device_bytes: memory::message_bytes_per_gpu,
-            prepare: two_shot::prepare,
+            prepare: two_shot::prepare_two_shot_sum,
         },
     },
     NCCL_ROW,

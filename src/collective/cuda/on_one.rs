@@ -3,15 +3,15 @@
 
 use super::one_shot::{ONE_SHOT_KERNEL, packets_of_message};
 use super::sums::MAX_WAITING_BLOCKS;
-use super::two_shot::{FLAG_BYTES, TWO_SHOT_KERNEL, part};
+use super::two_shot::{FLAG_BYTES, TWO_SHOT_KERNEL, packets_per_gpu};
 use crate::collective::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
-use crate::gpu_tests::gpu;
+use crate::gpu_tests::lock_first_gpu;
 use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors};
 use kernelgate_cuda::{Device, DeviceBuffer, KernelArgument};
 
 /// Messages with an odd number of packets for one block, and with more packets than all blocks have
 /// threads.
-fn problems() -> impl Iterator<Item = ExchangeProblem> {
+fn exchange_problems() -> impl Iterator<Item = ExchangeProblem> {
     [(11 * 32, Dtype::F32), (11 * 32, Dtype::Bf16), (600_032, Dtype::Bf16), (600_032, Dtype::F32)]
         .into_iter()
         .map(|(bytes, dtype)| {
@@ -50,8 +50,8 @@ fn check(problem: &ExchangeProblem, expected: &[Expected], rank: usize, output: 
 
 #[test]
 fn one_shot_sums_packets_that_are_there() {
-    let Some((device, _alone)) = gpu() else { return };
-    for problem in problems() {
+    let Some((device, _alone)) = lock_first_gpu() else { return };
+    for problem in exchange_problems() {
         let (inputs, count) = (problem.inputs(3), packets_of_message(&problem));
         let expected = problem.reference(&inputs);
         let messages = upload_messages(&device, &inputs);
@@ -65,9 +65,9 @@ fn one_shot_sums_packets_that_are_there() {
                 packet.copy_from_slice(&[pair[0], 1, pair[1], 1]);
             }
             let staging = device.upload(bytemuck::cast_slice(&staged)).unwrap();
-            let output = device.allocate(problem.bytes()).unwrap();
+            let output = device.allocate(problem.message_bytes()).unwrap();
             let epochs = device.upload(&[0; 4 * MAX_WAITING_BLOCKS]).unwrap();
-            let kernel = ONE_SHOT_KERNEL.load(&device, &problem).unwrap();
+            let kernel = ONE_SHOT_KERNEL.compile_and_load(&device, &problem).unwrap();
             let staged = address_table(&device, [staging.address(); 2]);
             let arguments = [
                 (&messages[rank]).into(),
@@ -77,7 +77,7 @@ fn one_shot_sums_packets_that_are_there() {
                 KernelArgument::I32(rank as i32),
                 KernelArgument::I32(count as i32),
             ];
-            kernel.launch(&arguments).unwrap();
+            kernel.launch_with(&arguments).unwrap();
             check(&problem, &expected, rank, &output);
         }
     }
@@ -85,15 +85,15 @@ fn one_shot_sums_packets_that_are_there() {
 
 #[test]
 fn two_shot_sums_parts_where_no_flag_is_missing() {
-    let Some((device, _alone)) = gpu() else { return };
-    for problem in problems() {
+    let Some((device, _alone)) = lock_first_gpu() else { return };
+    for problem in exchange_problems() {
         let inputs = problem.inputs(4);
         let expected = problem.reference(&inputs);
         let messages = upload_messages(&device, &inputs);
-        let outputs = [0, 1].map(|_| device.allocate(problem.bytes()).unwrap());
+        let outputs = [0, 1].map(|_| device.allocate(problem.message_bytes()).unwrap());
         let [x, y] = [&messages, &outputs]
             .map(|buffers| address_table(&device, [buffers[0].address(), buffers[1].address()]));
-        let kernel = TWO_SHOT_KERNEL.load(&device, &problem).unwrap();
+        let kernel = TWO_SHOT_KERNEL.compile_and_load(&device, &problem).unwrap();
         for rank in [0, 1] {
             let flags = vec![1u32; FLAG_BYTES / 4 * problem.gpus];
             let flags = device.upload(bytemuck::cast_slice(&flags)).unwrap();
@@ -105,9 +105,9 @@ fn two_shot_sums_parts_where_no_flag_is_missing() {
                 (&flag_table).into(),
                 (&epochs).into(),
                 KernelArgument::I32(rank),
-                KernelArgument::I64(part(&problem) as i64),
+                KernelArgument::I64(packets_per_gpu(&problem) as i64),
             ];
-            kernel.launch(&arguments).unwrap();
+            kernel.launch_with(&arguments).unwrap();
             device.synchronize().unwrap();
         }
         for (rank, output) in outputs.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! An all-reduce in one step: every GPU stores its whole message into the memory of all other GPUs.
 
 use super::memory::{MessageBuffers, message_bytes_per_gpu};
-use super::sums::{self, MAX_WAITING_BLOCKS, Sum};
+use super::sums::{self, MAX_WAITING_BLOCKS, SumExchange};
 use crate::collective::definition::ExchangeProblem;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
@@ -17,13 +17,13 @@ const THREADS: usize = 256;
 const PACKET_PAYLOAD_BYTES: usize = 8;
 const PACKET_BYTES: usize = 16;
 /// Maximum number of bytes of a message.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Kernel of the one-step sum.
 pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
-    defines: sums::defines,
+    defines: sums::sum_macros,
     constants: |_| vec![("THREADS", THREADS)],
-    variants: sums::variants,
+    variants: sums::problems_of_builds,
     ..KernelSpec::new(
         kernel_file("collective/all_reduce_one_shot"),
         "collective_all_reduce_one_shot",
@@ -36,7 +36,7 @@ pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
 
 /// Number of packets of a message.
 pub const fn packets_of_message(problem: &ExchangeProblem) -> usize {
-    problem.bytes() / PACKET_PAYLOAD_BYTES
+    problem.message_bytes() / PACKET_PAYLOAD_BYTES
 }
 
 /// Bytes of both halves of the buffer for the packets of every GPU.
@@ -50,18 +50,18 @@ pub fn device_bytes(problem: &ExchangeProblem) -> u64 {
 }
 
 /// Checks that messages are short and consist of whole packets.
-pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
-    if problem.bytes() > MOST_BYTES {
-        return Err(format!("sums messages of at most {MOST_BYTES} bytes"));
+pub fn check_message_size(problem: &ExchangeProblem) -> Result<(), String> {
+    if problem.message_bytes() > MAX_MESSAGE_BYTES {
+        return Err(format!("sums messages of at most {MAX_MESSAGE_BYTES} bytes"));
     }
-    if !problem.bytes().is_multiple_of(PACKET_PAYLOAD_BYTES) {
+    if !problem.message_bytes().is_multiple_of(PACKET_PAYLOAD_BYTES) {
         return Err(format!("sums messages of a multiple of {PACKET_PAYLOAD_BYTES} bytes"));
     }
     Ok(())
 }
 
 /// Allocates the messages and the packet buffers on the GPUs.
-pub fn prepare(
+pub fn prepare_one_shot_sum(
     problem: &ExchangeProblem,
     inputs: &Tensors,
     devices: &Devices,
@@ -76,5 +76,10 @@ pub fn prepare(
     };
     let tables = vec![staging.iter().map(DeviceBuffer::address).collect()];
     let packets = KernelArgument::I32(packets_of_message(problem) as i32);
-    Sum { own, tables, packets, shared: staging }.task(&ONE_SHOT_KERNEL, problem, messages, devices)
+    SumExchange { own, tables, packets, shared: staging }.into_sum_task(
+        &ONE_SHOT_KERNEL,
+        problem,
+        messages,
+        devices,
+    )
 }

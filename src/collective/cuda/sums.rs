@@ -12,13 +12,13 @@ use kernelgate_cuda::{Device, DeviceBuffer, Devices, KernelArgument, KernelSpec,
 pub const MAX_WAITING_BLOCKS: usize = 128;
 
 /// Macros of the element type and of the number of GPUs.
-pub fn defines(problem: &ExchangeProblem) -> Vec<String> {
+pub fn sum_macros(problem: &ExchangeProblem) -> Vec<String> {
     let element = if problem.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
     vec![element.to_owned(), format!("GPUS={}", problem.gpus)]
 }
 
 /// Problems of all builds: one for two GPUs of each dtype.
-pub fn variants() -> Vec<ExchangeProblem> {
+pub fn problems_of_builds() -> Vec<ExchangeProblem> {
     let problem =
         |dtype| ExchangeProblem { kind: ExchangeKind::AllReduce, gpus: 2, elements: 1, dtype };
     [Dtype::F32, Dtype::Bf16].map(problem).to_vec()
@@ -38,7 +38,7 @@ pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<DeviceBuffe
 
 /// Arguments of a sum's launch on every GPU: its own arguments, tables of addresses, counters of
 /// launches by block, the rank, and the number of packets.
-pub struct Sum {
+pub struct SumExchange {
     /// Function that returns the first kernel arguments of a rank.
     pub own: fn(&MessageBuffers, usize) -> Vec<KernelArgument>,
     /// Tables of addresses by rank, in the memory of each GPU.
@@ -55,9 +55,9 @@ struct RankKernel {
     _memory: Vec<DeviceBuffer>,
 }
 
-impl Sum {
+impl SumExchange {
     /// Loads the kernel of the sum on every GPU.
-    pub fn task(
+    pub fn into_sum_task(
         self,
         spec: &KernelSpec<ExchangeProblem>,
         problem: &ExchangeProblem,
@@ -66,17 +66,22 @@ impl Sum {
     ) -> Result<CudaTask, BackendError> {
         let mut ranks = Vec::new();
         devices.for_each_device(|rank, device| {
-            ranks.push(self.rank_kernel(spec.load(device, problem)?, &messages, device, rank)?);
+            ranks.push(self.kernel_of_rank(
+                spec.compile_and_load(device, problem)?,
+                &messages,
+                device,
+                rank,
+            )?);
             device.synchronize()
         })?;
         let (set, shared) = (devices.clone(), self.shared);
-        Ok(messages.task(devices, move || {
+        Ok(messages.into_exchange_task(devices, move || {
             let _kept = &shared;
-            set.for_each_device(|rank, _| ranks[rank].kernel.launch(&ranks[rank].arguments))
+            set.for_each_device(|rank, _| ranks[rank].kernel.launch_with(&ranks[rank].arguments))
         }))
     }
 
-    fn rank_kernel(
+    fn kernel_of_rank(
         &self,
         kernel: LoadedKernel,
         messages: &MessageBuffers,

@@ -2,7 +2,7 @@
 //! outputs.
 
 use super::memory::MessageBuffers;
-use super::sums::{self, MAX_WAITING_BLOCKS, Sum};
+use super::sums::{self, MAX_WAITING_BLOCKS, SumExchange};
 use crate::collective::definition::ExchangeProblem;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
@@ -23,35 +23,41 @@ pub const FLAG_BYTES: usize = 4 * 2 * MAX_WAITING_BLOCKS;
 /// Kernel of the two-step sum. Each GPU's part of the message is summed by as many blocks as its
 /// size needs.
 pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
-    defines: sums::defines,
+    defines: sums::sum_macros,
     constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", PACKETS_AT_ONCE)],
-    variants: sums::variants,
+    variants: sums::problems_of_builds,
     ..KernelSpec::new(
         kernel_file("collective/all_reduce_two_shot"),
         "collective_all_reduce_two_shot",
         THREADS,
         |problem| {
-            [part(problem).div_ceil(THREADS * PACKETS_AT_ONCE).clamp(1, MAX_WAITING_BLOCKS), 1, 1]
+            [
+                packets_per_gpu(problem)
+                    .div_ceil(THREADS * PACKETS_AT_ONCE)
+                    .clamp(1, MAX_WAITING_BLOCKS),
+                1,
+                1,
+            ]
         },
     )
 };
 
 /// Number of packets that one GPU sums in the two-step sum.
-pub const fn part(problem: &ExchangeProblem) -> usize {
-    problem.bytes() / (PACKET_BYTES * problem.gpus)
+pub const fn packets_per_gpu(problem: &ExchangeProblem) -> usize {
+    problem.message_bytes() / (PACKET_BYTES * problem.gpus)
 }
 
 /// Checks that messages have whole packets for each GPU.
-pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
+pub fn check_message_size(problem: &ExchangeProblem) -> Result<(), String> {
     let unit = PACKET_BYTES * problem.gpus;
-    match problem.bytes().is_multiple_of(unit) {
+    match problem.message_bytes().is_multiple_of(unit) {
         true => Ok(()),
         false => Err(format!("sums messages of a multiple of {unit} bytes")),
     }
 }
 
 /// Allocates the messages, and the flags by which blocks wait for their peers.
-pub fn prepare(
+pub fn prepare_two_shot_sum(
     problem: &ExchangeProblem,
     inputs: &Tensors,
     devices: &Devices,
@@ -61,7 +67,7 @@ pub fn prepare(
     let flags = sums::zeroed_on_each(devices, FLAG_BYTES * problem.gpus)?;
     let flag_addresses = flags.iter().map(DeviceBuffer::address).collect();
     let tables = vec![messages.input_addresses(), messages.output_addresses(), flag_addresses];
-    let packets = KernelArgument::I64(part(problem) as i64);
-    let sum = Sum { own: |_, _| Vec::new(), tables, packets, shared: flags };
-    sum.task(&TWO_SHOT_KERNEL, problem, messages, devices)
+    let packets = KernelArgument::I64(packets_per_gpu(problem) as i64);
+    let sum = SumExchange { own: |_, _| Vec::new(), tables, packets, shared: flags };
+    sum.into_sum_task(&TWO_SHOT_KERNEL, problem, messages, devices)
 }

@@ -17,7 +17,7 @@ pub struct CpuStyle<'a> {
 
 impl<'a> CpuStyle<'a> {
     /// Splits a style row `[3W]` into scale, shift and gate.
-    pub fn style_from_row(row: &'a [f32]) -> Self {
+    pub fn from_row(row: &'a [f32]) -> CpuStyle<'a> {
         let width = row.len() / 3;
         Self { scale: &row[..width], shift: &row[width..2 * width], gate: &row[2 * width..] }
     }
@@ -35,7 +35,7 @@ pub fn ada_rms(y: &mut [f32], x: &[f32], style: &CpuStyle) {
 
 /// Rotates the pairs `(i, i + E/2)` of one head by the angles of its position (RoPE).
 #[inline(always)]
-pub fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+pub fn apply_rope_to_head(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = x.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);

@@ -7,10 +7,11 @@ use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 use pulp::Arch;
 
 use super::element::{
-    CpuStyle, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled,
+    CpuStyle, ada_rms, add, add_gated, apply_rope_to_head, gelu_times, silu_biased,
+    softmax_unscaled,
 };
 use crate::denoise::definition::ActionExpertShape;
-use crate::denoise::model::Model;
+use crate::denoise::model::ExpertModel;
 use crate::parallel;
 use kernelgate::backend::cpu::available_threads;
 use kernelgate::workload::Tensors;
@@ -62,7 +63,10 @@ impl CpuExpert {
     /// Allocates the memory for velocities at `times` different times.
     pub fn new(shape: &ActionExpertShape, inputs: Arc<Tensors>, times: usize) -> Self {
         let ActionExpertShape {
-            model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, ..
+            model: ExpertModel { width, depth, mlp, heads, head_dim, .. },
+            s,
+            p,
+            ..
         } = *shape;
         let half = head_dim / 2;
         // Angles are computed in fp64: at positions near 1000, f32 would lose three digits.
@@ -96,7 +100,7 @@ impl CpuExpert {
         let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.times);
         assert_eq!(times.len(), n, "as many times as allocated");
         for (row, &t) in self.embedding.chunks_mut(width).zip(times) {
-            embed(row, t);
+            write_time_embedding(row, t);
         }
         linear_layer(
             &mut self.hidden,
@@ -127,7 +131,7 @@ impl CpuExpert {
                 mutable_matrix_rows(styles, n),
                 Accum::Replace,
                 cond,
-                weights(inputs, name, layer),
+                weight_matrix(inputs, name, layer),
                 1.0,
             );
             Arch::new().dispatch(|| styles.chunks_mut(3 * width).for_each(|row| add(row, bias)));
@@ -139,28 +143,23 @@ impl CpuExpert {
         let (depth, s) = (self.shape.model.depth, self.shape.s);
         linear_layer(&mut self.h, x, s, &self.inputs, ["action_in", "action_in_bias"], add);
         for layer in 0..depth {
-            self.norm(2 * layer, time);
+            self.normalize_hidden_state(2 * layer, time);
             self.project_queries_keys_values(layer);
-            self.attend(layer);
+            self.compute_layer_attention(layer);
             self.add_branch_to_residual(LayerBranch::Attention, layer, time);
-            self.norm(2 * layer + 1, time);
+            self.normalize_hidden_state(2 * layer + 1, time);
             self.gate_and_up_projections(layer);
             self.add_branch_to_residual(LayerBranch::FeedForward, layer, time);
         }
-        self.norm(2 * depth, time);
+        self.normalize_hidden_state(2 * depth, time);
         linear_layer(v, &self.y, s, &self.inputs, ["action_out", "action_out_bias"], add);
     }
 
     /// Computes `y = adaRMS(h)` with style number `site`.
-    fn norm(&mut self, site: usize, time: usize) {
+    fn normalize_hidden_state(&mut self, site: usize, time: usize) {
         let width = self.shape.model.width;
-        let style = CpuStyle::style_from_row(style_row_of_site(
-            &self.styles,
-            site,
-            time,
-            self.times,
-            width,
-        ));
+        let style =
+            CpuStyle::from_row(style_row_of_site(&self.styles, site, time, self.times, width));
         let h = &self.h;
         parallel::for_each_chunk(&mut self.y, NORM_ROWS_PER_TASK * width, &|piece, y| {
             let rows =
@@ -174,22 +173,22 @@ impl CpuExpert {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, matrix_of_rows(&self.y, self.shape.s));
         let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
         let [q, k, v] = outputs.map(|(name, output)| {
-            column_blocks(mutable_matrix_rows(output, s), weights(inputs, name, layer))
+            column_blocks(mutable_matrix_rows(output, s), weight_matrix(inputs, name, layer))
         });
         parallel::for_each_task(q.chain(k).chain(v).collect(), &|_, (output, w)| {
             multiply_f32(output, Accum::Replace, y, w, 1.0);
         });
-        let Model { head_dim, .. } = self.shape.model;
+        let ExpertModel { head_dim, .. } = self.shape.model;
         let half = head_dim / 2;
         let rows =
             self.k.chunks_mut(head_dim).zip(self.cos.chunks(half)).zip(self.sin.chunks(half));
-        Arch::new().dispatch(|| rows.for_each(|((k, cos), sin)| rope(k, cos, sin)));
+        Arch::new().dispatch(|| rows.for_each(|((k, cos), sin)| apply_rope_to_head(k, cos, sin)));
     }
 
     /// Computes `attended = softmax(q·kᵀ/√E)·v`, with the query rows of all heads in one GEMM,
     /// because all heads share one set of keys and values.
-    fn attend(&mut self, layer: usize) {
-        let ActionExpertShape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
+    fn compute_layer_attention(&mut self, layer: usize) {
+        let ActionExpertShape { model: ExpertModel { heads, head_dim, .. }, s, p, .. } = self.shape;
         let (context, half) = (self.shape.visible_tokens(), head_dim / 2);
         let cached = |name| {
             let rows = &self.inputs.f32(name)[layer * p * head_dim..][..p * head_dim];
@@ -215,7 +214,7 @@ impl CpuExpert {
             Arch::new().dispatch(|| {
                 for (row, q) in q.chunks_mut(head_dim).enumerate() {
                     let from = angles(row);
-                    rope(q, &cos[from..from + half], &sin[from..from + half]);
+                    apply_rope_to_head(q, &cos[from..from + half], &sin[from..from + half]);
                 }
             });
             let (prefix, suffix) = mutable_matrix_rows(scores, rows).split_at_col_mut(p);
@@ -249,10 +248,12 @@ impl CpuExpert {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, matrix_of_rows(&self.y, self.shape.s));
         let gate = column_blocks(
             mutable_matrix_rows(&mut self.gate, s),
-            weights(inputs, "gate_proj", layer),
+            weight_matrix(inputs, "gate_proj", layer),
         );
-        let up =
-            column_blocks(mutable_matrix_rows(&mut self.up, s), weights(inputs, "up_proj", layer));
+        let up = column_blocks(
+            mutable_matrix_rows(&mut self.up, s),
+            weight_matrix(inputs, "up_proj", layer),
+        );
         parallel::for_each_task(
             gate.zip(up).collect(),
             &|_, ((mut gate, gate_w), (mut up, up_w)): (ColumnBlock, ColumnBlock)| {
@@ -274,7 +275,7 @@ impl CpuExpert {
     /// style.
     fn add_branch_to_residual(&mut self, branch: LayerBranch, layer: usize, time: usize) {
         let (s, width) = (self.shape.s, self.shape.model.width);
-        let style = CpuStyle::style_from_row(style_row_of_site(
+        let style = CpuStyle::from_row(style_row_of_site(
             &self.styles,
             2 * layer + branch as usize,
             time,
@@ -286,7 +287,7 @@ impl CpuExpert {
             LayerBranch::FeedForward => ("down_proj", &self.gate),
         };
         let input = matrix_of_rows(input, s);
-        let w = weights(&self.inputs, name, layer);
+        let w = weight_matrix(&self.inputs, name, layer);
         let block = columns_per_task_block(width);
         let h = blocks_of_columns(mutable_matrix_rows(&mut self.h, s), block);
         let tasks = column_blocks(mutable_matrix_rows(&mut self.y, s), w).zip(h).collect();
@@ -311,7 +312,7 @@ impl CpuExpert {
 
 /// Computes the time embedding `[sin(2πt/period), cos(2πt/period)]` with periods from 4e-3 to 4.
 /// Angles reach 1600, so they are fp64 and rounded once.
-fn embed(row: &mut [f32], t: f64) {
+fn write_time_embedding(row: &mut [f32], t: f64) {
     let (sines, cosines) = row.split_at_mut(row.len() / 2);
     let last = (sines.len() - 1).max(1) as f64;
     for (i, (sine, cosine)) in sines.iter_mut().zip(cosines).enumerate() {
@@ -341,7 +342,7 @@ fn linear_layer(
     [w, bias]: [&str; 2],
     finish: impl Fn(&mut [f32], &[f32]) + Sync,
 ) {
-    let (w, bias) = (weights(inputs, w, 0), inputs.f32(bias));
+    let (w, bias) = (weight_matrix(inputs, w, 0), inputs.f32(bias));
     let bias = bias.chunks(columns_per_task_block(bias.len()));
     let tasks = column_blocks(mutable_matrix_rows(y, rows), w).zip(bias).collect();
     parallel::for_each_task(tasks, &|_, ((mut y, w), bias): (ColumnBlock, &[f32])| {
@@ -352,7 +353,7 @@ fn linear_layer(
 }
 
 /// Returns matrix number `layer` of a stack `[layers, in, out]`, or the single matrix `[in, out]`.
-fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32> {
+fn weight_matrix<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32> {
     let &[.., rows, columns] = inputs.tensor(name).shape() else {
         unreachable!("`{name}` is a matrix")
     };
@@ -366,8 +367,8 @@ fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32>
 /// Number of weight columns in the block of one CPU task. Each thread gets several tasks, a task
 /// has whole tiles of `faer`'s AVX-512 kernel, and a block's rows stay close together in memory.
 fn columns_per_task_block(columns: usize) -> usize {
-    const TILE: usize = 96;
-    columns.div_ceil(4 * available_threads()).next_multiple_of(TILE).min(3 * TILE)
+    const TILE_COLUMNS: usize = 96;
+    columns.div_ceil(4 * available_threads()).next_multiple_of(TILE_COLUMNS).min(3 * TILE_COLUMNS)
 }
 
 /// Columns of an output, and the weight columns from which they are computed.

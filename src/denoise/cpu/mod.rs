@@ -24,7 +24,7 @@ pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
     name: "cpu",
     about: "column blocks of weights over threads, heads packed into one attention GEMM, norm \
             and activation fused",
-    supports: |problem| supports(&problem.expert),
+    supports: |problem| check_dtype_support(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
         let outputs =
             Tensors::new().with_output("velocity", [problem.expert.s, ACTION_COLUMNS], Dtype::F32);
@@ -43,7 +43,7 @@ pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
 pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     name: "cpu",
     about: "the step of `cpu`, with the styles of all steps computed first",
-    supports: |problem| supports(&problem.expert),
+    supports: |problem| check_dtype_support(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
         let outputs =
             Tensors::new().with_output("actions", [problem.expert.s, ACTION_COLUMNS], Dtype::F32);
@@ -68,7 +68,7 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     }),
 }];
 
-fn supports(shape: &ActionExpertShape) -> Result<(), String> {
+fn check_dtype_support(shape: &ActionExpertShape) -> Result<(), String> {
     match (shape.dtype, shape.weights) {
         (Dtype::F32, _) | (_, WeightFormat::Fp8 | WeightFormat::Int4) => Ok(()),
         _ => Err("computes f32 only".to_owned()),
@@ -80,7 +80,7 @@ fn inputs_in_f32(shape: &ActionExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensor
     match shape.weights {
         WeightFormat::Same => inputs.clone(),
         WeightFormat::Fp8 | WeightFormat::Int4 => {
-            Arc::new(widen_to_f32(&shape.effective_inputs(inputs)))
+            Arc::new(widen_to_f32(&shape.dequantised_inputs(inputs)))
         }
     }
 }

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
-use super::element::{CpuStyle, ada_rms, rope, softmax_unscaled};
+use super::element::{CpuStyle, ada_rms, apply_rope_to_head, softmax_unscaled};
 use super::*;
-use crate::denoise::model::{Model, TINY_MODEL};
+use crate::denoise::model::{ExpertModel, TINY_MODEL};
 use crate::denoise::reference;
 use kernelgate::backend::Executable;
 use kernelgate::verify::{OutputComparison, compare_outputs, launch_and_verify};
@@ -10,13 +10,14 @@ use kernelgate::workload::{Problem, Tolerance, random};
 
 /// Model whose extents are not multiples of a vector or of a block of columns: several blocks, the
 /// last one short.
-const ODD: Model = Model { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
+const ODD_SIZED_MODEL: ExpertModel =
+    ExpertModel { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
 
-fn shape(model: Model, s: usize, p: usize) -> ActionExpertShape {
+fn shape(model: ExpertModel, s: usize, p: usize) -> ActionExpertShape {
     ActionExpertShape { model, s, p, dtype: Dtype::F32, weights: WeightFormat::Same }
 }
 
-fn task<P: Problem>(
+fn cpu_task<P: Problem>(
     implementation: &Implementation<P>,
     problem: &P,
     inputs: &Arc<Tensors>,
@@ -33,8 +34,12 @@ fn check<P: Problem>(
 ) -> OutputComparison {
     let inputs = Arc::new(inputs);
     let expected = problem.reference(&inputs);
-    launch_and_verify(&mut task(implementation, problem, &inputs), &expected, problem.tolerance())
-        .unwrap()
+    launch_and_verify(
+        &mut cpu_task(implementation, problem, &inputs),
+        &expected,
+        problem.tolerance(),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -46,8 +51,8 @@ fn steps_are_those_of_the_reference() {
         (TINY_MODEL, 1, 968),
         (TINY_MODEL, 50, 1),
         (TINY_MODEL, 3, 0),
-        (ODD, 7, 13),
-        (ODD, 33, 130),
+        (ODD_SIZED_MODEL, 7, 13),
+        (ODD_SIZED_MODEL, 33, 130),
     ] {
         let problem = DenoiseStep { expert: shape(model, s, p) };
         for t in [0.7f32, 1.0, 0.1] {
@@ -68,7 +73,7 @@ fn loops_are_those_of_the_reference() {
         (TINY_MODEL, 7, 13, 3),
         (TINY_MODEL, 50, 968, 10),
         (TINY_MODEL, 3, 0, 2),
-        (ODD, 7, 13, 10),
+        (ODD_SIZED_MODEL, 7, 13, 10),
     ] {
         let problem = DenoiseLoop { expert: shape(model, s, p), steps };
         let comparison = check(&LOOP[0], &problem, problem.inputs(1));
@@ -83,7 +88,7 @@ fn loops_are_those_of_the_reference() {
 #[test]
 fn a_second_launch_gives_the_same_bits() {
     let problem = DenoiseLoop { expert: shape(TINY_MODEL, 7, 13), steps: 3 };
-    let mut task = task(&LOOP[0], &problem, &Arc::new(problem.inputs(1)));
+    let mut task = cpu_task(&LOOP[0], &problem, &Arc::new(problem.inputs(1)));
     let mut launch = || {
         task.poison_outputs().unwrap();
         task.launch().unwrap();
@@ -99,7 +104,7 @@ fn a_loop_without_velocity_returns_the_noise() {
     inputs.f32_mut("action_out").fill(0.0);
     inputs.f32_mut("action_out_bias").fill(0.0);
     let noise = inputs.f32("x").to_vec();
-    let mut task = task(&LOOP[0], &problem, &Arc::new(inputs));
+    let mut task = cpu_task(&LOOP[0], &problem, &Arc::new(inputs));
     task.launch().unwrap();
     assert_eq!(task.outputs().unwrap().f32("actions"), noise);
 }
@@ -110,7 +115,7 @@ fn not_a_number_in_a_weight_reaches_the_output() {
     for name in ["k_cache", "gate_proj", "style1_bias", "time_in"] {
         let mut inputs = problem.inputs(1);
         inputs.f32_mut(name)[0] = f32::NAN;
-        let mut task = task(&STEP[0], &problem, &Arc::new(inputs));
+        let mut task = cpu_task(&STEP[0], &problem, &Arc::new(inputs));
         task.launch().unwrap();
         assert!(task.outputs().unwrap().f32("velocity").iter().any(|x| x.is_nan()), "{name}");
     }
@@ -125,7 +130,7 @@ fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses()
 
     let problem = DenoiseLoop { expert, steps: 3 };
     let inputs = Arc::new(problem.inputs(1));
-    let mut task = task(&LOOP[0], &problem, &inputs);
+    let mut task = cpu_task(&LOOP[0], &problem, &inputs);
     let own =
         launch_and_verify(&mut task, &problem.reference(&inputs), problem.tolerance()).unwrap();
     assert!(own.errors.relative_l2 < 2e-6, "{own:?}");
@@ -162,7 +167,7 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
     for len in [2, 10, 64, 130, 1018] {
         let (x, row) =
             (random::normal_values(1, "x", len), random::normal_values(1, "style", 3 * len));
-        let style = CpuStyle::style_from_row(&row);
+        let style = CpuStyle::from_row(&row);
         let mut y = vec![0.0; len];
         ada_rms(&mut y, &x, &style);
         let (scale, shift, gate) = (wide(style.scale), wide(style.shift), wide(style.gate));
@@ -177,15 +182,15 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
         let mut scores: Vec<f32> = x.iter().map(|x| 10.0 * x).collect();
         let mut expected = wide(&scores);
         let inverse_sum = softmax_unscaled(&mut scores);
-        reference::softmax(&mut expected, 1.0);
+        reference::scaled_softmax_in_place(&mut expected, 1.0);
         near(&scores.iter().map(|x| x * inverse_sum).collect::<Vec<_>>(), &expected);
 
         let angle = |i: usize| 3.0 / 1e4f64.powf(i as f64 / (len / 2) as f64);
         let [cos, sin] = [f64::cos, f64::sin]
             .map(|f| (0..len / 2).map(|i| f(angle(i)) as f32).collect::<Vec<_>>());
         let (mut turned, mut expected) = (x.clone(), wide(&x));
-        rope(&mut turned, &cos, &sin);
-        reference::rope(&mut expected, len, |_| 3);
+        apply_rope_to_head(&mut turned, &cos, &sin);
+        reference::apply_rope_to_rows(&mut expected, len, |_| 3);
         near(&turned, &expected);
     }
 }

@@ -76,7 +76,7 @@ where
                     launches, as eager frameworks are",
             supports: |problem| ExpertRun::from(problem).check_per_op_supported(),
             prepare: Prepare::Program(
-                |problem| per_op::program(&ExpertRun::from(problem)),
+                |problem| per_op::per_op_program(&ExpertRun::from(problem)),
                 Capture::Stream,
             ),
         },
@@ -102,7 +102,7 @@ where
                 ExpertRun::from(problem).captured_loop().and_then(|run| run.check_fused_supported())
             },
             prepare: Prepare::Program(
-                |problem| fused::program(&ExpertRun::from(problem)),
+                |problem| fused::serial_launch_program(&ExpertRun::from(problem)),
                 Capture::Graph,
             ),
         },
@@ -123,12 +123,12 @@ where
             about: "all steps in one persistent kernel: weights are prefetched throughout, \
                     activations cross five grid barriers a layer",
             supports: |problem| {
-                ExpertRun::from(problem)
-                    .captured_loop()
-                    .and_then(|run| run.supported().and_then(|()| persistent::supported(&run)))
+                ExpertRun::from(problem).captured_loop().and_then(|run| {
+                    run.check_is_bf16().and_then(|()| persistent::check_model_and_space(&run))
+                })
             },
             prepare: Prepare::Program(
-                |problem| persistent::program(&ExpertRun::from(problem)),
+                |problem| persistent::programmatic_launch_program(&ExpertRun::from(problem)),
                 Capture::Graph,
             ),
         },

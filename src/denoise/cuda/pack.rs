@@ -12,9 +12,9 @@ mod codes;
 
 use super::writer::NamedRegion;
 use crate::denoise::definition::WeightFormat;
-use crate::denoise::fp8::{Fp8, quantize};
+use crate::denoise::fp8::{Fp8Matrix, quantize_to_fp8};
 use crate::denoise::int4::{self, Int4Matrix};
-use crate::denoise::model::Model;
+use crate::denoise::model::ExpertModel;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
 
@@ -75,7 +75,7 @@ enum PackedMemoryLayout {
 
 /// Packings of a model for the persistent kernel: the GEMMs of a layer as panels in the format
 /// `weights`, all other GEMMs as tiles.
-pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<PackedMatrix> {
+pub fn persistent_packings(model: &ExpertModel, weights: WeightFormat) -> Vec<PackedMatrix> {
     let mut packings = packings_of_model(model);
     for packing in &mut packings {
         if LAYER_GEMMS.contains(&packing.name) {
@@ -95,8 +95,8 @@ const STYLE_GEMMS: [&str; 3] = ["style1", "style2", "final_style"];
 const LAYER_GEMMS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
 
 /// Packings of all weights of a model for the fused kernels.
-pub fn packings_of_model(model: &Model) -> Vec<PackedMatrix> {
-    let Model { width, depth: layers, mlp, heads, head_dim, .. } = *model;
+pub fn packings_of_model(model: &ExpertModel) -> Vec<PackedMatrix> {
+    let ExpertModel { width, depth: layers, mlp, heads, head_dim, .. } = *model;
     let queries = heads * head_dim;
     let plain = |name, inputs, depth, columns, split, layers| PackedMatrix {
         name,
@@ -174,7 +174,7 @@ impl PackedMatrix {
     }
 
     /// Packs the tensors and returns the packed bytes.
-    pub fn pack(&self, tensors: &Tensors) -> Vec<u8> {
+    pub fn pack_tensors(&self, tensors: &Tensors) -> Vec<u8> {
         let inputs: Vec<&[u8]> =
             self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
         match self.layout {
@@ -183,7 +183,7 @@ impl PackedMatrix {
                 self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE_COLUMNS))
             }
             PackedMemoryLayout::Panels => self.pack_panels(&inputs),
-            PackedMemoryLayout::Codes => self.pack_codes(tensors),
+            PackedMemoryLayout::Codes => self.pack_int4_codes(tensors),
             PackedMemoryLayout::Int4Codes => self.pack_int4(tensors),
         }
     }
@@ -247,12 +247,12 @@ impl PackedMatrix {
         packed
     }
 
-    fn pack_codes(&self, tensors: &Tensors) -> Vec<u8> {
+    fn pack_int4_codes(&self, tensors: &Tensors) -> Vec<u8> {
         const { assert!(codes::UNIT_COLUMNS == CHUNK_COLUMNS && codes::UNIT_DEPTH == TILE_COLUMNS) };
-        let inputs: Vec<Fp8> =
-            self.inputs.iter().map(|name| quantize(tensors.tensor(name))).collect();
+        let inputs: Vec<Fp8Matrix> =
+            self.inputs.iter().map(|name| quantize_to_fp8(tensors.tensor(name))).collect();
         self.pack_units(codes::FP8_UNIT_BYTES, |layer, row, input, first, to| {
-            let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
+            let (Fp8Matrix { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
             let row = layer * self.depth + row;
             let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK_COLUMNS];
             codes::pack_fp8_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK_COLUMNS]);
@@ -260,12 +260,12 @@ impl PackedMatrix {
     }
 
     fn pack_int4(&self, tensors: &Tensors) -> Vec<u8> {
-        const { assert!(int4::GROUP.is_multiple_of(TILE_COLUMNS)) };
+        const { assert!(int4::SCALE_GROUP.is_multiple_of(TILE_COLUMNS)) };
         let inputs: Vec<Int4Matrix> =
-            self.inputs.iter().map(|name| int4::quantize(tensors.tensor(name))).collect();
+            self.inputs.iter().map(|name| int4::quantize_to_int4(tensors.tensor(name))).collect();
         self.pack_units(codes::INT4_UNIT_BYTES, |layer, row, input, first, to| {
             let (Int4Matrix { codes, scales }, columns) = (&inputs[input], self.columns[input]);
-            let group = layer * int4::groups(self.depth) + row / int4::GROUP;
+            let group = layer * int4::groups_per_column(self.depth) + row / int4::SCALE_GROUP;
             let row = layer * self.depth + row;
             let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK_COLUMNS];
             codes::pack_int4_unit(to, of_k, &scales[group * columns + first..][..CHUNK_COLUMNS]);
@@ -330,7 +330,7 @@ const fn offset_in_fragment(row: usize, k: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::denoise::fp8::dequantized;
+    use crate::denoise::fp8::dequantized_tensor;
     use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
     use half::bf16;
 
@@ -445,18 +445,18 @@ mod tests {
     #[test]
     fn every_int4_decodes_to_its_value_where_the_kernel_looks_for_it() {
         // A group of 128 k is two panels, and the width of a layer ends with half a group.
-        let model = Model { head_dim: 32, width: 192, mlp: 256, ..TINY_MODEL };
+        let model = ExpertModel { head_dim: 32, width: 192, mlp: 256, ..TINY_MODEL };
         let mut tensors = Tensors::new();
-        for spec in model.tensors(1, 1, Dtype::Bf16) {
+        for spec in model.input_tensors(1, 1, Dtype::Bf16) {
             tensors.insert(spec.name, spec.draw_tensor(4));
         }
         let packings = persistent_packings(&model, WeightFormat::Int4);
         let coded = |packing: &&PackedMatrix| packing.layout == PackedMemoryLayout::Int4Codes;
         assert_eq!(packings.iter().filter(coded).count(), LAYER_GEMMS.len());
         for packing in packings.iter().filter(coded) {
-            let packed = packing.pack(&tensors);
+            let packed = packing.pack_tensors(&tensors);
             assert_eq!(packed.len(), packing.region_of_packing().1);
-            let exact = |name: &&str| int4::dequantized(tensors.tensor(name));
+            let exact = |name: &&str| int4::dequantized_tensor(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) =
                 (packing.depth / TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
@@ -490,16 +490,16 @@ mod tests {
     #[test]
     fn every_code_decodes_to_its_value_where_the_kernel_looks_for_it() {
         // Every depth k of this model is a multiple of a panel.
-        let model = Model { head_dim: 32, ..TINY_MODEL };
+        let model = ExpertModel { head_dim: 32, ..TINY_MODEL };
         let mut tensors = Tensors::new();
-        for spec in model.tensors(1, 1, Dtype::Bf16) {
+        for spec in model.input_tensors(1, 1, Dtype::Bf16) {
             tensors.insert(spec.name, spec.draw_tensor(3));
         }
         let coded = |packing: &PackedMatrix| packing.layout == PackedMemoryLayout::Codes;
         for packing in persistent_packings(&model, WeightFormat::Fp8).into_iter().filter(coded) {
-            let packed = packing.pack(&tensors);
+            let packed = packing.pack_tensors(&tensors);
             assert_eq!(packed.len(), packing.region_of_packing().1);
-            let exact = |name: &&str| dequantized(tensors.tensor(name));
+            let exact = |name: &&str| dequantized_tensor(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) =
                 (packing.depth / TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);

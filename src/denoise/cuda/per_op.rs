@@ -5,12 +5,12 @@
 
 mod memory;
 
-use super::row::{LaunchItems, THREADS, a_row_a_block, kernel};
+use super::row::{LaunchItems, THREADS, a_row_a_block, denoise_kernel};
 use super::run::ExpertRun;
 use super::writer::ExpertWriter;
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::int4;
-use crate::denoise::model::{ACTION_COLUMNS, Model};
+use crate::denoise::model::{ACTION_COLUMNS, ExpertModel};
 use kernelgate::backend::program::{
     Lane, NULL, Operand, Operands, Pointer, Program, int, int_operands, long_operand,
 };
@@ -19,7 +19,8 @@ use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
 use memory::{
-    encoded_layer, layer_rows_and_columns, padded, program_with_regions, quantised_matrix,
+    codes_and_scales_of_layer, layer_rows_and_columns, padded_key_count, program_with_regions,
+    quantised_matrix,
 };
 
 /// Number of neighbouring elements that a thread of most kernels handles; every extent of a model
@@ -53,11 +54,11 @@ pub const EMBED_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
             ("THREADS", THREADS),
             ("PACKET", PACKET_ELEMENTS),
             ("ACTION", ACTION_COLUMNS),
-            ("INT4_GROUP", int4::GROUP),
+            ("INT4_GROUP", int4::SCALE_GROUP),
         ]
     },
-    ..kernel("denoise/per_op", "denoise_per_op_embed", |items| {
-        [embed_blocks(&items.model) * items.items, 1, items.layers]
+    ..denoise_kernel("denoise/per_op", "denoise_per_op_embed", |items| {
+        [embed_blocks_per_row(&items.model) * items.items, 1, items.layers]
     })
 };
 
@@ -100,13 +101,13 @@ const ACTION_OUT_KERNEL: KernelSpec<LaunchItems> =
     KernelSpec { symbol: "denoise_per_op_action_out", ..NORM_KERNEL };
 
 /// Number of blocks of `denoise_per_op_embed` for each row.
-pub const fn embed_blocks(model: &Model) -> usize {
+pub const fn embed_blocks_per_row(model: &ExpertModel) -> usize {
     (model.width / 2).div_ceil(THREADS)
 }
 
 /// Program that launches all operations one after the other.
-pub fn program(run: &ExpertRun) -> Program {
-    write(PerOpWriter { writer: program_with_regions(run), side: None })
+pub fn per_op_program(run: &ExpertRun) -> Program {
+    write_per_op_program(PerOpWriter { writer: program_with_regions(run), side: None })
 }
 
 /// Program in which independent GEMMs run concurrently, on parallel graph branches, and every
@@ -116,11 +117,11 @@ pub fn concurrent_launches(run: &ExpertRun) -> Program {
     writer.programmatic = true;
     let [styles, one, two] = [(); 3].map(|()| writer.program.lane());
     let side = Some(ConcurrentGemmLanes { styles, gemms: [one, two] });
-    write(PerOpWriter { writer, side })
+    write_per_op_program(PerOpWriter { writer, side })
 }
 
-fn write(mut pass: PerOpWriter) -> Program {
-    pass.whole();
+fn write_per_op_program(mut pass: PerOpWriter) -> Program {
+    pass.write_loop_or_step();
     pass.writer.program
 }
 
@@ -144,43 +145,52 @@ impl PerOpWriter<'_> {
         self.writer.at(name)
     }
 
-    fn launch(&mut self, kernel: &KernelSpec<LaunchItems>, items: usize, arguments: impl Operands) {
-        self.writer.launch(kernel, items, arguments);
+    fn add_launch(
+        &mut self,
+        kernel: &KernelSpec<LaunchItems>,
+        items: usize,
+        arguments: impl Operands,
+    ) {
+        self.writer.add_launch(kernel, items, arguments);
     }
 
-    fn begin_range(&mut self, name: String) {
-        self.writer.program.begin(name);
+    fn begin_program_range(&mut self, name: String) {
+        self.writer.program.begin_range(name);
     }
 
-    fn end(&mut self) {
-        self.writer.program.end();
+    fn end_program_range(&mut self) {
+        self.writer.program.end_range();
     }
 
-    fn whole(&mut self) {
+    fn write_loop_or_step(&mut self) {
         let (x, output) = (self.at("x"), self.writer.velocity_output());
         if !self.writer.run.looped {
-            return self.step(0, x, output);
+            return self.write_denoising_step(0, x, output);
         }
         let actions = self.writer.run.shape.s * ACTION_COLUMNS;
-        self.begin_range("Denoise_Full_Loop".to_owned());
-        self.launch(&COPY_KERNEL, actions, (x, output, long_operand(actions)));
+        self.begin_program_range("Denoise_Full_Loop".to_owned());
+        self.add_launch(&COPY_KERNEL, actions, (x, output, long_operand(actions)));
         let dt = (-1.0 / self.writer.run.steps as f64) as f32;
         let velocities = self.at("velocities");
         for step in 0..self.writer.run.steps {
-            self.step(step, output, velocities);
-            self.launch(&EULER_KERNEL, actions, (output, velocities, dt, long_operand(actions)));
+            self.write_denoising_step(step, output, velocities);
+            self.add_launch(
+                &EULER_KERNEL,
+                actions,
+                (output, velocities, dt, long_operand(actions)),
+            );
         }
-        self.end();
+        self.end_program_range();
     }
 
     /// Writes the launches that compute the velocity of the actions `x`.
-    fn step(&mut self, step: usize, x: Operand, velocity: Operand) {
+    fn write_denoising_step(&mut self, step: usize, x: Operand, velocity: Operand) {
         let shape = self.writer.run.shape;
-        let Model { width, depth, head_dim, .. } = shape.model;
+        let ExpertModel { width, depth, head_dim, .. } = shape.model;
         let s = shape.s;
-        self.begin_range(format!("Denoise_Step_{step}"));
+        self.begin_program_range(format!("Denoise_Step_{step}"));
 
-        self.begin_range(format!("Step_{step}/Time_Embed"));
+        self.begin_program_range(format!("Step_{step}/Time_Embed"));
         let times = match self.writer.run.looped {
             true => {
                 let times = self.writer.program.at("times");
@@ -188,87 +198,93 @@ impl PerOpWriter<'_> {
             }
             false => [self.at("t"), NULL],
         };
-        let sizes = int_operands([width, embed_blocks(&shape.model), 0]);
-        self.launch(&EMBED_KERNEL, 1, (times, "embedding", sizes));
+        let sizes = int_operands([width, embed_blocks_per_row(&shape.model), 0]);
+        self.add_launch(&EMBED_KERNEL, 1, (times, "embedding", sizes));
         let [time_in, time_out] = ["time_in", "time_out"].map(|name| self.writer.program.at(name));
-        self.gemm([1, width, width], "embedding", time_in, "time_hidden");
-        self.bias("time_hidden", "time_in_bias", 1, true);
-        self.gemm([1, width, width], "time_hidden", time_out, "cond");
-        self.bias("cond", "time_out_bias", 1, true);
+        self.write_gemm([1, width, width], "embedding", time_in, "time_hidden");
+        self.write_bias_add("time_hidden", "time_in_bias", 1, true);
+        self.write_gemm([1, width, width], "time_hidden", time_out, "cond");
+        self.write_bias_add("cond", "time_out_bias", 1, true);
         if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
             self.writer.program.wait(styles, Lane::MAIN_LANE);
             self.compute_style(styles, 0);
         }
-        self.end();
+        self.end_program_range();
 
-        self.begin_range(format!("Step_{step}/Action_Proj_In"));
-        self.launch(&CAST_KERNEL, s * ACTION_COLUMNS, (x, "x16", long_operand(s * ACTION_COLUMNS)));
+        self.begin_program_range(format!("Step_{step}/Action_Proj_In"));
+        self.add_launch(
+            &CAST_KERNEL,
+            s * ACTION_COLUMNS,
+            (x, "x16", long_operand(s * ACTION_COLUMNS)),
+        );
         let action_in = self.writer.program.at("action_in");
-        self.gemm([s, width, ACTION_COLUMNS], "x16", action_in, "h");
-        self.bias("h", "action_in_bias", s, false);
-        self.end();
+        self.write_gemm([s, width, ACTION_COLUMNS], "x16", action_in, "h");
+        self.write_bias_add("h", "action_in_bias", s, false);
+        self.end_program_range();
 
         // The suffix attends to every key, so only the positions are prepared, as angles.
-        self.begin_range(format!("Step_{step}/Mask_Prep"));
-        self.launch(
+        self.begin_program_range(format!("Step_{step}/Mask_Prep"));
+        self.add_launch(
             &ANGLES_KERNEL,
             s * head_dim / 2,
             ("angles", int_operands([shape.p, s, head_dim])),
         );
-        self.end();
+        self.end_program_range();
 
         for layer in 0..depth {
-            self.layer(step, layer);
+            self.write_layer_launches(step, layer);
         }
 
-        self.begin_range(format!("Step_{step}/Final_Norm"));
-        self.norm(2 * depth, self.writer.program.at("final_style_bias"), true);
-        self.end();
-        self.begin_range(format!("Step_{step}/Action_Proj_Out"));
+        self.begin_program_range(format!("Step_{step}/Final_Norm"));
+        self.write_ada_rms_norm(2 * depth, self.writer.program.at("final_style_bias"), true);
+        self.end_program_range();
+        self.begin_program_range(format!("Step_{step}/Action_Proj_Out"));
         let arguments = ("exact", "action_out", "action_out_bias", velocity, int(width));
-        self.launch(&ACTION_OUT_KERNEL, s, arguments);
-        self.end();
-        self.end();
+        self.add_launch(&ACTION_OUT_KERNEL, s, arguments);
+        self.end_program_range();
+        self.end_program_range();
     }
 
-    fn layer(&mut self, step: usize, layer: usize) {
+    fn write_layer_launches(&mut self, step: usize, layer: usize) {
         let shape = self.writer.run.shape;
-        let Model { width, mlp, heads, head_dim, .. } = shape.model;
-        let (s, context, keys) = (shape.s, shape.visible_tokens(), padded(shape.visible_tokens()));
+        let ExpertModel { width, mlp, heads, head_dim, .. } = shape.model;
+        let (s, context, keys) =
+            (shape.s, shape.visible_tokens(), padded_key_count(shape.visible_tokens()));
         let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
         let [style1_bias, style2_bias] =
-            ["style1_bias", "style2_bias"].map(|name| self.writer.layer(name, layer));
-        self.begin_range(format!("Step_{step}/Layer_{layer}"));
+            ["style1_bias", "style2_bias"].map(|name| self.writer.layer_pointer(name, layer));
+        self.begin_program_range(format!("Step_{step}/Layer_{layer}"));
 
-        self.begin_range(phase("LN"));
-        self.norm(2 * layer, style1_bias, false);
-        self.end();
+        self.begin_program_range(phase("LN"));
+        self.write_ada_rms_norm(2 * layer, style1_bias, false);
+        self.end_program_range();
 
-        self.begin_range(phase("QKV_Proj"));
-        let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|name| self.matrix(name, layer));
+        self.begin_program_range(phase("QKV_Proj"));
+        let [q, k, v] =
+            ["q_proj", "k_proj", "v_proj"].map(|name| self.bf16_matrix_pointer(name, layer));
         self.concurrent_gemms([s, head_dim, width], "y", &[(k, "k"), (v, "v")]);
-        self.gemm([s, heads * head_dim, width], "y", q, "q");
+        self.write_gemm([s, heads * head_dim, width], "y", q, "q");
         self.wait_for_concurrent(2);
-        self.end();
+        self.end_program_range();
 
-        self.begin_range(phase("RoPE"));
+        self.begin_program_range(phase("RoPE"));
         let pairs = s * (heads + 1) * head_dim / 2;
-        self.launch(
+        self.add_launch(
             &ROPE_KERNEL,
             pairs / PACKET_ELEMENTS,
             ("q", "k", "angles", int_operands([s, heads, head_dim])),
         );
-        self.end();
+        self.end_program_range();
 
-        self.begin_range(phase("KV_Concat"));
+        self.begin_program_range(phase("KV_Concat"));
         let packets = head_dim / PACKET_ELEMENTS;
-        let caches = ["k_cache", "v_cache"].map(|name| self.writer.layer(name, layer));
+        let caches = ["k_cache", "v_cache"].map(|name| self.writer.layer_pointer(name, layer));
         let rows = ("k", "v", "keys", "values");
         let sizes = int_operands([shape.p, s, keys, packets]);
-        self.launch(&CONCAT_KERNEL, keys * packets, (caches, rows, sizes));
-        self.end();
+        self.add_launch(&CONCAT_KERNEL, keys * packets, (caches, rows, sizes));
+        self.end_program_range();
 
-        self.begin_range(phase("Attn"));
+        self.begin_program_range(phase("Attn"));
         let spec = GemmSpec {
             b_transposed: true,
             ..GemmSpec::new(s * heads, keys, head_dim, MatrixDtype::Bf16, MatrixDtype::F32)
@@ -277,53 +293,53 @@ impl PerOpWriter<'_> {
         self.add_gemm_in_lane(Lane::MAIN_LANE, spec, "q", all_keys, "scores");
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         let arguments = ("scores", "probabilities", int_operands([context, keys]), scale);
-        self.launch(&SOFTMAX_KERNEL, s * heads, arguments);
-        self.gemm([s * heads, head_dim, keys], "probabilities", values, "attended");
-        self.end();
+        self.add_launch(&SOFTMAX_KERNEL, s * heads, arguments);
+        self.write_gemm([s * heads, head_dim, keys], "probabilities", values, "attended");
+        self.end_program_range();
 
-        self.begin_range(phase("O_Proj"));
-        let o = self.matrix("o_proj", layer);
-        self.gemm([s, width, heads * head_dim], "attended", o, "branch");
-        self.end();
-        self.begin_range(phase("Res1"));
+        self.begin_program_range(phase("O_Proj"));
+        let o = self.bf16_matrix_pointer("o_proj", layer);
+        self.write_gemm([s, width, heads * head_dim], "attended", o, "branch");
+        self.end_program_range();
+        self.begin_program_range(phase("Res1"));
         self.add_gated_residual(2 * layer, style1_bias);
-        self.end();
+        self.end_program_range();
 
-        self.begin_range(phase("PostLN"));
-        self.norm(2 * layer + 1, style2_bias, false);
-        self.end();
-        self.begin_range(phase("MLP"));
+        self.begin_program_range(phase("PostLN"));
+        self.write_ada_rms_norm(2 * layer + 1, style2_bias, false);
+        self.end_program_range();
+        self.begin_program_range(phase("MLP"));
         let [gate, up, down] =
-            ["gate_proj", "up_proj", "down_proj"].map(|name| self.matrix(name, layer));
+            ["gate_proj", "up_proj", "down_proj"].map(|name| self.bf16_matrix_pointer(name, layer));
         self.concurrent_gemms([s, mlp, width], "y", &[(up, "ups")]);
-        self.gemm([s, mlp, width], "y", gate, "gates");
+        self.write_gemm([s, mlp, width], "y", gate, "gates");
         self.wait_for_concurrent(1);
         let packets = s * mlp / PACKET_ELEMENTS;
-        self.launch(&GELU_KERNEL, packets, ("gates", "ups", int(packets)));
-        self.gemm([s, width, mlp], "gates", down, "branch");
-        self.end();
-        self.begin_range(phase("Res2"));
+        self.add_launch(&GELU_KERNEL, packets, ("gates", "ups", int(packets)));
+        self.write_gemm([s, width, mlp], "gates", down, "branch");
+        self.end_program_range();
+        self.begin_program_range(phase("Res2"));
         self.add_gated_residual(2 * layer + 1, style2_bias);
-        self.end();
+        self.end_program_range();
 
-        self.end();
+        self.end_program_range();
     }
 
     /// Pointer to a layer's matrix in bf16; if it is stored as codes, a launch dequantises it
     /// first.
-    fn matrix(&mut self, name: &'static str, layer: usize) -> Pointer {
+    fn bf16_matrix_pointer(&mut self, name: &'static str, layer: usize) -> Pointer {
         let Some(matrix) =
             quantised_matrix(self.writer.run).iter().find(|matrix| matrix.name == name)
         else {
-            return self.writer.layer(name, layer);
+            return self.writer.layer_pointer(name, layer);
         };
         let [rows, columns] = layer_rows_and_columns(self.writer.run, name);
         let packets = rows * columns / PACKET_ELEMENTS;
-        let encoded = encoded_layer(&self.writer, matrix, layer);
+        let encoded = codes_and_scales_of_layer(&self.writer, matrix, layer);
         let values = self.writer.program.at(matrix.values);
         let int4 = self.writer.run.shape.weights == WeightFormat::Int4;
         let kernel = if int4 { &DEQUANTIZE_INT4_KERNEL } else { &DEQUANTIZE_KERNEL };
-        self.launch(kernel, packets, (encoded, values, int_operands([columns, packets])));
+        self.add_launch(kernel, packets, (encoded, values, int_operands([columns, packets])));
         values
     }
 
@@ -335,13 +351,13 @@ impl PerOpWriter<'_> {
 
     /// Computes the style of norm number `index` in a lane, if the loop has such a norm.
     fn compute_style(&mut self, lane: Lane, index: usize) {
-        let Model { width, depth, .. } = self.writer.run.shape.model;
+        let ExpertModel { width, depth, .. } = self.writer.run.shape.model;
         let weights = match index {
             index if index > 2 * depth => return,
             index if index == 2 * depth => self.writer.program.at("final_style"),
             index => {
                 let name = if index.is_multiple_of(2) { "style1" } else { "style2" };
-                self.writer.layer(name, index / 2)
+                self.writer.layer_pointer(name, index / 2)
             }
         };
         let spec = GemmSpec::new(1, 3 * width, width, MatrixDtype::Bf16, MatrixDtype::F32);
@@ -351,13 +367,13 @@ impl PerOpWriter<'_> {
 
     /// Writes the launches of adaRMS of h: style, norm and modulation. The result goes to `y`, or
     /// in fp32 to `exact`.
-    fn norm(&mut self, index: usize, bias: Pointer, exact: bool) {
-        let Model { width, .. } = self.writer.run.shape.model;
+    fn write_ada_rms_norm(&mut self, index: usize, bias: Pointer, exact: bool) {
+        let ExpertModel { width, .. } = self.writer.run.shape.model;
         let s = self.writer.run.shape.s;
         if self.side.is_none() {
             self.compute_style(Lane::MAIN_LANE, index);
         }
-        self.launch(&NORM_KERNEL, s, ("h", "normed", int(width)));
+        self.add_launch(&NORM_KERNEL, s, ("h", "normed", int(width)));
         if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
             // The first lane waits for this style; the next style is computed concurrently with
             // later steps.
@@ -371,7 +387,7 @@ impl PerOpWriter<'_> {
         };
         let style = self.address_of_style(index);
         let arguments = ("normed", style, bias, result, int_operands([width, packets]));
-        self.launch(&MODULATE_KERNEL, packets, arguments);
+        self.add_launch(&MODULATE_KERNEL, packets, arguments);
     }
 
     /// Adds the gated branch, h += gate·branch, with the gate of the style of norm number `index`.
@@ -380,19 +396,19 @@ impl PerOpWriter<'_> {
         let packets = s * width / PACKET_ELEMENTS;
         let arguments =
             ("h", "branch", self.address_of_style(index), bias, int_operands([width, packets]));
-        self.launch(&RESIDUAL_KERNEL, packets, arguments);
+        self.add_launch(&RESIDUAL_KERNEL, packets, arguments);
     }
 
     /// Adds the bias to rows of the width, x += bias, followed by SiLU if `silu`.
-    fn bias(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
+    fn write_bias_add(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
         let width = self.writer.run.shape.model.width;
         let packets = rows * width / PACKET_ELEMENTS;
         let sizes = int_operands([width, packets, usize::from(silu)]);
-        self.launch(&BIAS_KERNEL, packets, (x, bias, sizes));
+        self.add_launch(&BIAS_KERNEL, packets, (x, bias, sizes));
     }
 
     /// Writes a GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
-    fn gemm(&mut self, [rows, columns, depth]: [usize; 3], x: &str, w: Pointer, y: &str) {
+    fn write_gemm(&mut self, [rows, columns, depth]: [usize; 3], x: &str, w: Pointer, y: &str) {
         let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16);
         self.add_gemm_in_lane(Lane::MAIN_LANE, spec, x, w, y);
     }

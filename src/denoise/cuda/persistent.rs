@@ -4,11 +4,11 @@
 
 use super::fused::{self, CACHE_INPUTS};
 use super::pack::{MAX_PERSISTENT_KEYS, pack_cache, persistent_packings};
-use super::row::{LaunchItems, fused_model_macro, model_kernel, with_model};
+use super::row::{LaunchItems, fused_model_macro, kernel_compiled_per_model, model_macros_and};
 use super::run::ExpertRun;
 use super::writer::{ExpertWriter, NamedRegion};
 use crate::denoise::definition::WeightFormat;
-use crate::denoise::model::{Model, PI05_MODEL};
+use crate::denoise::model::{ExpertModel, PI05_MODEL};
 use kernelgate::backend::program::{MemoryPurpose, Program, int_operands};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
@@ -34,21 +34,21 @@ const THREADS: usize = 384;
 const SHARED_BYTES: usize = 231_424;
 
 const PERSISTENT_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    constants: |items| persistent_constants(items, THREADS, 16),
+    constants: |items| persistent_kernel_macros(items, THREADS, 16),
     threads: THREADS,
     shared_bytes: |_| SHARED_BYTES,
     cluster: Some(BLOCKS_PER_CLUSTER),
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || vec![LaunchItems { model: PI05_MODEL, items: 1, layers: 1 }],
-    stages: STAGES,
-    ..model_kernel("denoise/persistent", "denoise_persistent", |_| {
+    stages: TIMER_STAGES,
+    ..kernel_compiled_per_model("denoise/persistent", "denoise_persistent", |_| {
         [CLUSTER_COUNT * BLOCKS_PER_CLUSTER, 1, 1]
     })
 };
 
 /// Names of the stages of the kernel's timer, in the order of the kernel's enum `Stage`.
-const STAGES: &[&str] = &[
+const TIMER_STAGES: &[&str] = &[
     "before the first layer",
     "qkv: waits for x",
     "qkv: multiplies",
@@ -70,14 +70,14 @@ const STAGES: &[&str] = &[
 
 /// Build for quantised weights in fp8, which a fourth warpgroup decodes.
 const PERSISTENT_FP8_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: with_fp8,
-    constants: |items| persistent_constants(items, THREADS_WITH_DECODERS, 8),
+    defines: defines_with_fp8_weights,
+    constants: |items| persistent_kernel_macros(items, THREADS_WITH_DECODERS, 8),
     threads: THREADS_WITH_DECODERS,
     ..PERSISTENT_KERNEL
 };
 const PERSISTENT_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: with_int4,
-    constants: |items| persistent_constants(items, THREADS_WITH_DECODERS, 4),
+    defines: defines_with_int4_weights,
+    constants: |items| persistent_kernel_macros(items, THREADS_WITH_DECODERS, 4),
     ..PERSISTENT_FP8_KERNEL
 };
 const THREADS_WITH_DECODERS: usize = THREADS + 128;
@@ -90,22 +90,24 @@ const STYLES_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
 };
 /// Kernel that computes the terms which the norms' shifts add to the columns of later GEMMs.
 const SHIFTS_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    constants: |items| streamed_constants(items, 16),
+    constants: |items| streamed_kernel_macros(items, 16),
     threads: STREAMED_THREADS,
     shared_bytes: |_| shifts_shared_bytes(16),
     requires: RequiredArchitecture::AtLeast(90),
     variants: PERSISTENT_KERNEL.variants,
-    ..model_kernel("denoise/streamed_rows", "denoise_streamed_shifts", |_| [STREAMED_BLOCKS, 1, 1])
+    ..kernel_compiled_per_model("denoise/streamed_rows", "denoise_streamed_shifts", |_| {
+        [STREAMED_BLOCKS, 1, 1]
+    })
 };
 const SHIFTS_FP8_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: with_fp8,
-    constants: |items| streamed_constants(items, 8),
+    defines: defines_with_fp8_weights,
+    constants: |items| streamed_kernel_macros(items, 8),
     shared_bytes: |_| shifts_shared_bytes(8),
     ..SHIFTS_KERNEL
 };
 const SHIFTS_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: with_int4,
-    constants: |items| streamed_constants(items, 4),
+    defines: defines_with_int4_weights,
+    constants: |items| streamed_kernel_macros(items, 4),
     shared_bytes: |_| shifts_shared_bytes(4),
     ..SHIFTS_KERNEL
 };
@@ -140,7 +142,7 @@ const fn shifts_shared_bytes(weight_bits: usize) -> usize {
     2 * STREAMED_X_BYTES + shift_weight_slots(weight_bits) * weight_piece_bytes(weight_bits)
 }
 
-fn streamed_constants(items: &LaunchItems, weight_bits: usize) -> Vec<(&'static str, usize)> {
+fn streamed_kernel_macros(items: &LaunchItems, weight_bits: usize) -> Vec<(&'static str, usize)> {
     let own = [
         ("THREADS", STREAMED_THREADS),
         ("WEIGHT_BITS", weight_bits),
@@ -148,18 +150,18 @@ fn streamed_constants(items: &LaunchItems, weight_bits: usize) -> Vec<(&'static 
         ("SHIFTS_SLOTS", shift_weight_slots(weight_bits)),
         ("SHIFTS_SHARED_BYTES", shifts_shared_bytes(weight_bits)),
     ];
-    with_model(items, &own)
+    model_macros_and(items, &own)
 }
 
-fn with_fp8(items: &LaunchItems) -> Vec<String> {
+fn defines_with_fp8_weights(items: &LaunchItems) -> Vec<String> {
     [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
 }
 
-fn with_int4(items: &LaunchItems) -> Vec<String> {
+fn defines_with_int4_weights(items: &LaunchItems) -> Vec<String> {
     [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
 }
 
-fn persistent_constants(
+fn persistent_kernel_macros(
     items: &LaunchItems,
     threads: usize,
     weight_bits: usize,
@@ -173,12 +175,12 @@ fn persistent_constants(
         ("MAX_KEYS", MAX_PERSISTENT_KEYS),
         ("SHARED_BYTES", SHARED_BYTES),
     ];
-    with_model(items, &own)
+    model_macros_and(items, &own)
 }
 
 /// Checks that the kernel is compiled for the model and has space for the rows and keys. Whether
 /// all blocks are resident on a device at once is checked when the kernel is loaded.
-pub fn supported(run: &ExpertRun) -> Result<(), String> {
+pub fn check_model_and_space(run: &ExpertRun) -> Result<(), String> {
     let shape = &run.shape;
     if fused_model_macro(&shape.model) != fused_model_macro(&PI05_MODEL) {
         return Err("not compiled for this model".to_owned());
@@ -195,12 +197,12 @@ pub fn supported(run: &ExpertRun) -> Result<(), String> {
 }
 
 /// Regions of scratch memory: everything but inputs and output.
-fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
-    let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
+fn scratch_regions(run: &ExpertRun) -> Vec<NamedRegion> {
+    let ExpertModel { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
     let rows = |columns: usize| MAX_TILE_ROWS * columns * bf16;
     let queries = heads * head_dim;
-    let mut regions = fused::scratch(run);
+    let mut regions = fused::scratch_regions(run);
     regions.retain(|(name, _)| !["squares", "q", "attended", "hidden"].contains(name));
     regions.extend([
         ("shift_qkv", depth * run.steps * (queries + 2 * head_dim) * f32),
@@ -218,22 +220,22 @@ fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
 
 /// Creates a program with every memory region of this run.
 fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
-    let Model { depth, head_dim, .. } = run.shape.model;
+    let ExpertModel { depth, head_dim, .. } = run.shape.model;
     let mut writer =
         fused::program_with_regions(run, persistent_packings(&run.shape.model, run.shape.weights));
     let bytes = depth * MAX_PERSISTENT_KEYS * head_dim * Dtype::Bf16.bytes();
     for (name, input) in ["keys", "values"].into_iter().zip(CACHE_INPUTS) {
-        writer.program.packed(name, MemoryPurpose::Inputs, bytes, move |inputs| {
+        writer.program.add_packed(name, MemoryPurpose::Inputs, bytes, move |inputs| {
             let cache = inputs.tensor(input).as_bytes();
             pack_cache(cache, depth, head_dim, name == "values")
         });
     }
-    writer.scratch(MemoryPurpose::Activations, scratch(run));
+    writer.declare_scratch_regions(MemoryPurpose::Activations, scratch_regions(run));
     writer
 }
 
 /// Program whose launches all use programmatic dependent launch (PDL).
-pub fn program(run: &ExpertRun) -> Program {
+pub fn programmatic_launch_program(run: &ExpertRun) -> Program {
     let (kernel, shifts_kernel) = match run.shape.weights {
         WeightFormat::Same => (&PERSISTENT_KERNEL, &SHIFTS_KERNEL),
         WeightFormat::Fp8 => (&PERSISTENT_FP8_KERNEL, &SHIFTS_FP8_KERNEL),
@@ -242,8 +244,8 @@ pub fn program(run: &ExpertRun) -> Program {
     let mut writer = program_with_regions(run);
     writer.programmatic = true;
     let sizes = int_operands([run.shape.model.depth, run.steps]);
-    writer.program.begin("Prepare");
-    fused::write_conditioning(&mut writer);
+    writer.program.begin_range("Prepare");
+    fused::write_time_conditioning(&mut writer);
     let styles = [
         "cond",
         "style1",
@@ -256,12 +258,12 @@ pub fn program(run: &ExpertRun) -> Program {
         "styles2",
         "final_styles",
     ];
-    writer.launch(&STYLES_KERNEL, 1, (styles, sizes));
-    fused::begin(&mut writer);
+    writer.add_launch(&STYLES_KERNEL, 1, (styles, sizes));
+    fused::write_initial_residual_launch(&mut writer);
     let shifts =
         ["styles1", "styles2", "qkv_proj", "gate_up_proj", "shift_qkv", "shift_gate_up", "arrived"];
-    writer.launch(shifts_kernel, 1, (shifts, sizes));
-    writer.program.end();
+    writer.add_launch(shifts_kernel, 1, (shifts, sizes));
+    writer.program.end_range();
     let layers = [
         "h",
         "qkv_proj",
@@ -277,11 +279,11 @@ pub fn program(run: &ExpertRun) -> Program {
     let activations =
         ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
     let actions = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
-    let result = fused::result_arguments(&writer);
+    let result = fused::velocity_state_and_dt(&writer);
     let extents = int_operands([run.shape.s, run.shape.p]);
     let arguments = (layers, activations, actions, result, extents, sizes);
-    writer.program.begin("Denoise_Full_Loop");
-    writer.launch(kernel, run.shape.s, arguments);
-    writer.program.end();
+    writer.program.begin_range("Denoise_Full_Loop");
+    writer.add_launch(kernel, run.shape.s, arguments);
+    writer.program.end_range();
     writer.program
 }

@@ -36,12 +36,12 @@ impl From<&DenoiseLoop> for ExpertRun {
 impl ExpertRun {
     /// Checks that the kernels of single operations support the run.
     pub fn check_per_op_supported(&self) -> Result<(), String> {
-        self.supported()
+        self.check_is_bf16()
     }
 
     /// Checks that the fused kernels are compiled for the run's model.
     pub fn check_fused_supported(&self) -> Result<(), String> {
-        self.supported()?;
+        self.check_is_bf16()?;
         if self.shape.weights != WeightFormat::Same {
             return Err("takes bf16 weights only".to_owned());
         }
@@ -50,7 +50,7 @@ impl ExpertRun {
             .ok_or_else(|| "not compiled for this model".to_owned())
     }
 
-    pub fn supported(&self) -> Result<(), String> {
+    pub fn check_is_bf16(&self) -> Result<(), String> {
         if self.shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
     }
 
@@ -64,7 +64,7 @@ impl ExpertRun {
     }
 
     /// Name and extents of the output.
-    pub fn output(&self) -> (&'static str, [usize; 2]) {
+    pub fn output_name_and_extents(&self) -> (&'static str, [usize; 2]) {
         (if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION_COLUMNS])
     }
 }

@@ -8,34 +8,34 @@ use std::sync::Arc;
 
 use super::*;
 use crate::denoise::definition::{ActionExpertShape, WeightFormat};
-use crate::denoise::model::{Model, PI05_MODEL, TINY_MODEL};
-use crate::gpu_tests::{gpu, prepare};
+use crate::denoise::model::{ExpertModel, PI05_MODEL, TINY_MODEL};
+use crate::gpu_tests::{lock_first_gpu, prepare_row};
 use crate::kernel_tests::check_program_launches;
 use kernelgate::backend::Executable;
-use kernelgate::backend::program::{KeptL2Lines, KernelLaunch, Program, Step};
+use kernelgate::backend::program::{KeptL2Lines, KernelLaunch, Program, ProgramStep};
 use kernelgate::verify::{OutputComparison, launch_and_verify};
 use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
 
 /// Model that runs every kernel of the full model in a fraction of its time.
-const SHALLOW_MODEL: Model = Model { name: "shallow", depth: 2, ..PI05_MODEL };
+const SHALLOW_MODEL: ExpertModel = ExpertModel { name: "shallow", depth: 2, ..PI05_MODEL };
 
-fn shape(model: Model, s: usize, p: usize) -> ActionExpertShape {
+fn shape(model: ExpertModel, s: usize, p: usize) -> ActionExpertShape {
     ActionExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Same }
 }
 
-fn denoise_loop_of(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
+fn denoise_loop_of(model: ExpertModel, s: usize, p: usize, steps: usize) -> DenoiseLoop {
     DenoiseLoop { expert: shape(model, s, p), steps }
 }
 
 /// Sets the weights of a problem to fp8.
-fn in_fp8(problem: DenoiseLoop) -> DenoiseLoop {
+fn with_fp8_weights(problem: DenoiseLoop) -> DenoiseLoop {
     with_weights(problem, WeightFormat::Fp8)
 }
 
 /// Sets the weights of a problem to int4.
-fn in_int4(problem: DenoiseLoop) -> DenoiseLoop {
+fn with_int4_weights(problem: DenoiseLoop) -> DenoiseLoop {
     with_weights(problem, WeightFormat::Int4)
 }
 
@@ -64,7 +64,7 @@ fn check<P: Problem>(
     let mut found = Vec::new();
     for row in rows {
         assert_eq!((row.supports)(problem), Ok(()), "{}", row.name);
-        let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
+        let Some(mut task) = prepare_row(row, problem, &inputs, device) else { continue };
         for launch in 1..=2 {
             match launch_and_verify(&mut task, &expected, problem.tolerance()) {
                 Ok(comparison) => found.push((row.name, comparison)),
@@ -99,7 +99,7 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
     assert!(
         reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned()))
     );
-    let other = DenoiseStep { expert: shape(Model { mlp: 192, ..TINY_MODEL }, 7, 13) };
+    let other = DenoiseStep { expert: shape(ExpertModel { mlp: 192, ..TINY_MODEL }, 7, 13) };
     assert_eq!((STEP[0].supports)(&other), Ok(()));
     assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
     assert_eq!((STEP[2].supports)(&DenoiseStep { expert: shape(SHALLOW_MODEL, 7, 13) }), Ok(()));
@@ -159,11 +159,11 @@ fn declared_memory_is_what_the_shapes_say() {
     // A unit of 8 columns and 64 of k has codes and 8 bf16 factors in place of 512 bf16 weights.
     let full = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     assert_eq!(
-        declared(&LOOP[5], &full) - declared(&LOOP[5], &in_fp8(full)),
+        declared(&LOOP[5], &full) - declared(&LOOP[5], &with_fp8_weights(full)),
         PI05_MODEL.layer_weight_elements() / 512 * (1024 - 528)
     );
     assert_eq!(
-        declared(&LOOP[5], &full) - declared(&LOOP[5], &in_int4(full)),
+        declared(&LOOP[5], &full) - declared(&LOOP[5], &with_int4_weights(full)),
         PI05_MODEL.layer_weight_elements() / 512 * (1024 - 272)
     );
     // Nearly all memory of the full loop is its 879 MB of weights and caches.
@@ -177,18 +177,18 @@ fn declared_memory_is_what_the_shapes_say() {
 /// kept in L2, persistent.
 fn programs_of_run(run: &ExpertRun) -> [Program; 5] {
     [
-        per_op::program,
+        per_op::per_op_program,
         per_op::concurrent_launches,
-        fused::program,
+        fused::serial_launch_program,
         fused::launches_keeping_l2,
-        persistent::program,
+        persistent::programmatic_launch_program,
     ]
     .map(|write| write(run))
 }
 
 fn kernel_launches_of(program: &Program) -> impl Iterator<Item = &KernelLaunch> {
     program.steps().iter().filter_map(|step| match step {
-        Step::Launch(launch) => Some(launch),
+        ProgramStep::Launch(launch) => Some(launch),
         _ => None,
     })
 }
@@ -198,8 +198,8 @@ fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
     for run in [
         ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW_MODEL, 50, 968) }),
         ExpertRun::from(&denoise_loop_of(TINY_MODEL, 7, 13, 3)),
-        ExpertRun::from(&in_fp8(denoise_loop_of(TINY_MODEL, 7, 13, 3))),
-        ExpertRun::from(&in_int4(denoise_loop_of(TINY_MODEL, 7, 13, 3))),
+        ExpertRun::from(&with_fp8_weights(denoise_loop_of(TINY_MODEL, 7, 13, 3))),
+        ExpertRun::from(&with_int4_weights(denoise_loop_of(TINY_MODEL, 7, 13, 3))),
     ] {
         for program in programs_of_run(&run) {
             assert_eq!(program.check(), Ok(()));
@@ -211,13 +211,13 @@ fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
 #[test]
 fn uploads_are_as_large_as_declared() {
     let plain = denoise_loop_of(SHALLOW_MODEL, 50, 968, 2);
-    for problem in [plain, in_fp8(plain), in_int4(plain)] {
+    for problem in [plain, with_fp8_weights(plain), with_int4_weights(plain)] {
         let inputs = problem.inputs(1);
         for row in supporting_rows(LOOP, &problem) {
             let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
             let program = write(&problem);
             for (region, _) in program.regions() {
-                let uploaded = program.uploaded(program.at(region), &inputs);
+                let uploaded = program.uploaded_bytes(program.at(region), &inputs);
                 assert!(uploaded.is_ok(), "{}: {}", row.name, uploaded.unwrap_err());
             }
         }
@@ -243,7 +243,7 @@ fn programs_have_the_launches_and_ranges_of_the_model() {
         .steps()
         .iter()
         .filter_map(|step| match step {
-            Step::Begin(name) => Some(name.as_str()),
+            ProgramStep::Begin(name) => Some(name.as_str()),
             _ => None,
         })
         .collect();
@@ -283,7 +283,7 @@ fn attention_keeps_the_caches_until_the_last_step() {
 
 #[test]
 fn every_rung_agrees_with_the_reference_on_the_small_model() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (s, p) in
         [(1, 1), (7, 13), (16, 100), (50, 968), (33, 1200), (64, 64), (65, 31), (130, 2100)]
     {
@@ -303,7 +303,7 @@ fn every_rung_agrees_with_the_reference_on_the_small_model() {
 
 #[test]
 fn every_rung_agrees_with_the_reference_at_the_full_width() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (s, p) in [(50, 968), (10, 712), (1, 1), (67, 1500)] {
         let problem = DenoiseStep { expert: shape(SHALLOW_MODEL, s, p) };
         let rows = supporting_rows(STEP, &problem);
@@ -320,7 +320,7 @@ fn every_rung_agrees_with_the_reference_at_the_full_width() {
 
 #[test]
 fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     // Horizons and prefixes: all rows and all keys; the rows of one block of eight and one more; a
     // prefix that ends within sixteen keys, or before all keys of some blocks.
     for (s, p) in
@@ -335,7 +335,7 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
     }
     // Numbers of layers: one, and odd ones; more steps than a tile of shifts has rows.
     for (depth, steps) in [(1, 1), (1, 2), (3, 5), (1, 37)] {
-        let model = Model { depth, ..SHALLOW_MODEL };
+        let model = ExpertModel { depth, ..SHALLOW_MODEL };
         check(
             &LOOP[5..],
             &denoise_loop_of(model, 50, 968, steps),
@@ -356,19 +356,19 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
 
 #[test]
 fn the_full_step_agrees_with_the_reference() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     check(STEP, &DenoiseStep { expert: shape(PI05_MODEL, 50, 968) }, &device, "pi05 s=50 p=968");
 }
 
 #[test]
 fn a_loop_without_velocity_returns_the_noise() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = denoise_loop_of(TINY_MODEL, 7, 13, 10);
     let mut inputs = problem.inputs(1);
     inputs.tensor_mut("action_out").as_bytes_mut().fill(0);
     inputs.f32_mut("action_out_bias").fill(0.0);
     for row in supporting_rows(LOOP, &problem) {
-        let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+        let Some(mut task) = prepare_row(row, &problem, &inputs, &device) else { continue };
         task.launch().unwrap();
         assert_eq!(task.outputs().unwrap().f32("actions"), inputs.f32("x"), "{}", row.name);
     }
@@ -376,12 +376,12 @@ fn a_loop_without_velocity_returns_the_noise() {
 
 #[test]
 fn fused_launches_repeat_bit_by_bit() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = denoise_loop_of(SHALLOW_MODEL, 50, 968, 10);
     let inputs = problem.inputs(23);
     let mut kinds = Vec::new();
     for row in LOOP {
-        let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+        let Some(mut task) = prepare_row(row, &problem, &inputs, &device) else { continue };
         let mut launch = || {
             task.poison_outputs().unwrap();
             task.launch().unwrap();
@@ -402,11 +402,11 @@ fn fused_launches_repeat_bit_by_bit() {
 
 #[test]
 fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let plain = denoise_loop_of(SHALLOW_MODEL, 50, 968, 2);
-    for problem in [plain, in_fp8(plain), in_int4(plain)] {
+    for problem in [plain, with_fp8_weights(plain), with_int4_weights(plain)] {
         let inputs = problem.inputs(25);
-        let Some(mut task) = prepare(&LOOP[5], &problem, &inputs, &device) else { return };
+        let Some(mut task) = prepare_row(&LOOP[5], &problem, &inputs, &device) else { return };
         let mut launch = || {
             task.poison_outputs().unwrap();
             task.launch().unwrap();
@@ -423,18 +423,18 @@ fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
 
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     let inputs = problem.inputs(24);
     for row in LOOP {
         let free = || memory::memory_after_launches(&device).unwrap().0 as f64;
         // The row is prepared once before the measurement, so that modules and the pool's own
         // overhead are not counted.
-        if prepare(row, &problem, &inputs, &device).is_none() {
+        if prepare_row(row, &problem, &inputs, &device).is_none() {
             continue;
         }
         let before = free();
-        let task = prepare(row, &problem, &inputs, &device);
+        let task = prepare_row(row, &problem, &inputs, &device);
         let used = before - free();
         drop(task);
         let declared = row.device_bytes(&problem).unwrap() as f64;

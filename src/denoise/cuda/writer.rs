@@ -32,11 +32,11 @@ impl<'a> ExpertWriter<'a> {
     pub fn new(run: &'a ExpertRun, packed: &[&str]) -> Self {
         let mut program = Program::new();
         let shape = &run.shape;
-        let specs = shape.model.tensors(shape.s, shape.p, shape.dtype);
+        let specs = shape.model.input_tensors(shape.s, shape.p, shape.dtype);
         for spec in specs.iter().filter(|spec| !packed.contains(&spec.name)) {
             let bytes = spec.bytes() as usize;
             match spec.name {
-                NOISE_INPUT => program.input(NOISE_INPUT, MemoryPurpose::Inputs, bytes),
+                NOISE_INPUT => program.add_input(NOISE_INPUT, MemoryPurpose::Inputs, bytes),
                 name if name.ends_with("_cache") => {
                     program.add_loaded_input(name, MemoryPurpose::Inputs, bytes)
                 }
@@ -45,25 +45,28 @@ impl<'a> ExpertWriter<'a> {
         }
         let steps = run.steps;
         if run.looped {
-            program.packed("times", MemoryPurpose::Inputs, steps * Dtype::F64.bytes(), move |_| {
-                bytemuck::cast_slice(&times(steps)).to_vec()
-            });
+            program.add_packed(
+                "times",
+                MemoryPurpose::Inputs,
+                steps * Dtype::F64.bytes(),
+                move |_| bytemuck::cast_slice(&denoising_times(steps)).to_vec(),
+            );
         } else {
             program.add_loaded_input("t", MemoryPurpose::Inputs, Dtype::F32.bytes());
         }
-        let (name, extents) = run.output();
-        program.output(name, extents, Dtype::F32);
+        let (name, extents) = run.output_name_and_extents();
+        program.add_output(name, extents, Dtype::F32);
         Self { run, program, programmatic: false }
     }
 
     /// Declares regions of scratch memory.
-    pub fn scratch(
+    pub fn declare_scratch_regions(
         &mut self,
         purpose: MemoryPurpose,
         regions: impl IntoIterator<Item = NamedRegion>,
     ) {
         for (name, bytes) in regions {
-            self.program.scratch(name, purpose, bytes);
+            self.program.add_scratch(name, purpose, bytes);
         }
     }
 
@@ -74,17 +77,17 @@ impl<'a> ExpertWriter<'a> {
 
     /// Returns the output as an operand of a launch.
     pub fn velocity_output(&self) -> Operand {
-        self.at(self.run.output().0)
+        self.at(self.run.output_name_and_extents().0)
     }
 
     /// Returns the start of a layer's part of a stacked region.
-    pub fn layer(&self, name: &str, layer: usize) -> Pointer {
+    pub fn layer_pointer(&self, name: &str, layer: usize) -> Pointer {
         let layer_bytes = self.program.bytes(name) / self.run.shape.model.depth;
         self.program.at(name).offset_by(layer * layer_bytes)
     }
 
     /// Adds the launch of a kernel over `items` items.
-    pub fn launch(
+    pub fn add_launch(
         &mut self,
         kernel: &KernelSpec<LaunchItems>,
         items: usize,
@@ -103,13 +106,13 @@ impl<'a> ExpertWriter<'a> {
         arguments: impl Operands,
     ) -> KernelLaunch {
         let items = LaunchItems { model: self.run.shape.model, items, layers };
-        let launch = self.program.kernel(kernel, &items, arguments);
+        let launch = self.program.kernel_launch(kernel, &items, arguments);
         if self.programmatic { launch.programmatic() } else { launch }
     }
 }
 
 /// Times of a loop: 1 first, then each lower by `1/steps`.
-fn times(steps: usize) -> Vec<f64> {
+fn denoising_times(steps: usize) -> Vec<f64> {
     let dt = -1.0 / steps as f64;
     let mut t = 1.0;
     (0..steps)
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn times_begin_at_one_and_stop_before_zero() {
-        let times = times(10);
+        let times = denoising_times(10);
         assert_eq!((times.len(), times[0]), (10, 1.0));
         assert!((times[9] - 0.1).abs() < 1e-12);
     }

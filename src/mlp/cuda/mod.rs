@@ -3,8 +3,8 @@
 
 mod per_op;
 
-use super::definition::{Backward, Forward};
-use super::shape::Shape;
+use super::definition::{MlpBackward, MlpForward};
+use super::shape::MlpShape;
 use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::Dtype;
@@ -16,11 +16,11 @@ pub fn kernels() -> Vec<ListedKernel> {
 }
 
 /// Ladder of the perceptron's forward pass.
-pub const FORWARD: &[Implementation<Forward>] = &[
+pub const FORWARD: &[Implementation<MlpForward>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, GEMMs by cuBLASLt",
-        supports: |problem| requires_bf16(&problem.shape),
+        supports: |problem| check_is_bf16(&problem.shape),
         prepare: Prepare::Program(
             |problem| per_op::forward_program(&problem.shape),
             Capture::Stream,
@@ -29,7 +29,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| requires_bf16(&problem.shape),
+        supports: |problem| check_is_bf16(&problem.shape),
         prepare: Prepare::Program(
             |problem| per_op::forward_program(&problem.shape),
             Capture::Graph,
@@ -38,11 +38,11 @@ pub const FORWARD: &[Implementation<Forward>] = &[
 ];
 
 /// Ladder of the perceptron's backward pass.
-pub const BACKWARD: &[Implementation<Backward>] = &[
+pub const BACKWARD: &[Implementation<MlpBackward>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
-        supports: |problem| requires_bf16(&problem.shape),
+        supports: |problem| check_is_bf16(&problem.shape),
         prepare: Prepare::Program(
             |problem| per_op::backward_program(&problem.shape),
             Capture::Stream,
@@ -51,7 +51,7 @@ pub const BACKWARD: &[Implementation<Backward>] = &[
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| requires_bf16(&problem.shape),
+        supports: |problem| check_is_bf16(&problem.shape),
         prepare: Prepare::Program(
             |problem| per_op::backward_program(&problem.shape),
             Capture::Graph,
@@ -59,7 +59,7 @@ pub const BACKWARD: &[Implementation<Backward>] = &[
     },
 ];
 
-fn requires_bf16(shape: &Shape) -> Result<(), String> {
+fn check_is_bf16(shape: &MlpShape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
 }
 
@@ -68,13 +68,13 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    use crate::gpu_tests::{gpu, prepare};
+    use crate::gpu_tests::{lock_first_gpu, prepare_row};
     use crate::kernel_tests::check_program_launches;
     use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::Device;
 
-    const TEST_SHAPE: Shape = Shape { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
+    const TEST_SHAPE: MlpShape = MlpShape { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
 
     #[test]
     fn launches_have_the_arguments_of_their_kernels() {
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn declared_memory_is_every_region_and_the_workspace() {
-        let inputs = Backward { shape: TEST_SHAPE }.inputs(1);
+        let inputs = MlpBackward { shape: TEST_SHAPE }.inputs(1);
         let program = per_op::backward_program(&TEST_SHAPE);
         for (name, bytes) in program.regions().filter(|(name, _)| inputs.get(name).is_some()) {
             assert_eq!(inputs.tensor(name).bytes(), bytes, "{name}");
@@ -97,16 +97,20 @@ mod tests {
 
     #[test]
     fn rows_agree_with_the_reference_on_a_gpu() {
-        let Some((device, _alone)) = gpu() else { return };
-        agree(FORWARD, &Forward { shape: TEST_SHAPE }, &device);
-        agree(BACKWARD, &Backward { shape: TEST_SHAPE }, &device);
+        let Some((device, _alone)) = lock_first_gpu() else { return };
+        check_rows_against_reference(FORWARD, &MlpForward { shape: TEST_SHAPE }, &device);
+        check_rows_against_reference(BACKWARD, &MlpBackward { shape: TEST_SHAPE }, &device);
     }
 
-    fn agree<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Device>) {
+    fn check_rows_against_reference<P: Problem>(
+        rows: &[Implementation<P>],
+        problem: &P,
+        device: &Arc<Device>,
+    ) {
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
         for row in rows {
-            let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
+            let Some(mut task) = prepare_row(row, problem, &inputs, device) else { continue };
             let found = launch_and_verify(&mut task, &expected, problem.tolerance());
             assert!(found.is_ok(), "{}: {found:?}", row.name);
         }

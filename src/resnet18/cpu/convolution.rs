@@ -68,7 +68,7 @@ fn gather_rows<T: ConvolutionInput>(
     }
 }
 
-fn matrix(values: &[f32], columns: usize) -> MatRef<'_, f32> {
+fn view(values: &[f32], columns: usize) -> MatRef<'_, f32> {
     MatRef::from_row_major_slice(values, values.len() / columns, columns)
 }
 
@@ -79,17 +79,17 @@ fn weight_columns_of_taps<'a>(
     taps: &Range<usize>,
 ) -> MatRef<'a, f32> {
     let channels = conv.window.input.channels;
-    matrix(weight, conv.filter_elements()).subcols(taps.start * channels, taps.len() * channels)
+    view(weight, conv.filter_elements()).subcols(taps.start * channels, taps.len() * channels)
 }
 
-fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, factor: f32) {
+fn multiply(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, factor: f32) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
     multiply_f32(out, accumulate, a, b, factor);
 }
 
 /// Computes `factor·conv(input)` and writes it to the output frames `[frames, side, side, out]`, or
 /// adds it to them.
-pub fn convolve<T: ConvolutionInput>(
+pub fn convolve_into<T: ConvolutionInput>(
     conv: &ConvolutionLayer,
     weight: &[f32],
     input: &[T],
@@ -98,14 +98,14 @@ pub fn convolve<T: ConvolutionInput>(
     output: &mut [f32],
 ) {
     let window = &conv.window;
-    let taps = window.live_taps();
+    let taps = window.taps_that_read_pixels();
     let task = frames_per_task(window, input.len() / window.input.elements());
     let parts = input.chunks(task * window.input.elements());
     let tasks = output.chunks_mut(task * window.output.elements()).zip(parts).collect();
     parallel::for_each_task_with_scratch(tasks, &|rows, _, (output, input)| {
         gather_rows(window, input, taps.clone(), rows);
-        let x = matrix(rows, taps.len() * window.input.channels);
-        gemm(
+        let x = view(rows, taps.len() * window.input.channels);
+        multiply(
             output,
             accumulate,
             x,
@@ -125,7 +125,7 @@ pub fn add_input_gradient(
     input: &mut [f32],
 ) {
     let window = &conv.window;
-    let (taps, channels) = (window.live_taps(), window.input.channels);
+    let (taps, channels) = (window.taps_that_read_pixels(), window.input.channels);
     let task = frames_per_task(window, output.len() / window.output.elements());
     let width = taps.len() * channels;
     let parts = output.chunks(task * window.output.elements());
@@ -133,9 +133,9 @@ pub fn add_input_gradient(
     parallel::for_each_task_with_scratch(
         tasks,
         &|rows, _, (input, output): (&mut [f32], &[f32])| {
-            let g = matrix(output, window.output.channels);
+            let g = view(output, window.output.channels);
             rows.resize(g.nrows() * width, 0.0);
-            gemm(rows, Accum::Replace, g, weight_columns_of_taps(conv, weight, &taps), factor);
+            multiply(rows, Accum::Replace, g, weight_columns_of_taps(conv, weight, &taps), factor);
             let frames = rows.chunks(window.output.pixel_count() * width);
             for (rows, input) in frames.zip(input.chunks_mut(window.input.elements())) {
                 for (pixel, row) in rows.chunks(width).enumerate() {
@@ -161,7 +161,7 @@ pub fn convolution_weight_gradient<T: ConvolutionInput>(
 ) {
     let window = &conv.window;
     let (filters, channels) = (window.output.channels, window.input.channels);
-    let taps = window.live_taps();
+    let taps = window.taps_that_read_pixels();
     let group = MIN_GATHERED_COLUMNS.div_ceil(channels);
     let of_group = |first: usize| first..(first + group).min(taps.end);
     let mut tasks: Vec<(Range<usize>, usize, Vec<f32>)> = taps
@@ -183,8 +183,8 @@ pub fn convolution_weight_gradient<T: ConvolutionInput>(
             let outputs = output.chunks(frames * window.output.elements());
             for (input, output) in input.chunks(frames * window.input.elements()).zip(outputs) {
                 gather_rows(window, input, taps.clone(), rows);
-                let g = matrix(output, filters).subcols(filter, height).transpose();
-                gemm(part, Accum::Add, g, matrix(rows, width), factor);
+                let g = view(output, filters).subcols(filter, height).transpose();
+                multiply(part, Accum::Add, g, view(rows, width), factor);
             }
         },
     );

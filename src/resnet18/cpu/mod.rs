@@ -21,10 +21,11 @@ pub const INFERENCE: &[Implementation<Inference>] = &[Implementation {
     about: "gathered rows times filters in f32, a layer at a time, the stem once an image",
     supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let outputs = Tensors::new().with_output("logits", problem.shape.logits(), Dtype::F32);
+        let outputs =
+            Tensors::new().with_output("logits", problem.shape.logits_shape(), Dtype::F32);
         let mut network = CpuNetwork::new(&problem.shape);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            network.forward(inputs, outputs.f32_mut("logits"));
+            network.compute_logits(inputs, outputs.f32_mut("logits"));
         })
     }),
 }];
@@ -37,11 +38,13 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let rows = inputs.tensor("parameters").shape().to_vec();
         let outputs = Tensors::new()
-            .with_output("logits", problem.shape.logits(), Dtype::F32)
+            .with_output("logits", problem.shape.logits_shape(), Dtype::F32)
             .with_output("loss", [1], Dtype::F32)
             .with_output("new_parameters", rows.clone(), Dtype::F32)
             .with_output("new_momentum", rows, Dtype::F32);
         let mut network = CpuNetwork::new(&problem.shape);
-        CpuTask::new(inputs, outputs, move |inputs, outputs| network.train(inputs, outputs))
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            network.run_training_step(inputs, outputs)
+        })
     }),
 }];

@@ -2,12 +2,12 @@
 
 use kernelgate_numerics::gemm::Accum;
 
-use super::convolution::{add_input_gradient, convolution_weight_gradient, convolve};
-use super::pooling::{PooledSpikes, pool, pool_gradient};
+use super::convolution::{add_input_gradient, convolution_weight_gradient, convolve_into};
+use super::pooling::{PooledSpikes, pool_gradient, pool_spikes};
 use crate::parallel;
-use crate::resnet18::breakdown::stage_parts;
+use crate::resnet18::breakdown::stage_range_name;
 use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18};
 use crate::st_bif::cpu;
 use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
@@ -20,7 +20,7 @@ const ELEMENTS_PER_TASK: usize = 1 << 14;
 /// launch.
 pub struct CpuNetwork {
     shape: NetworkShape,
-    network: Network,
+    network: ResNet18,
     theta: f32,
     neuron: NeuronParameters,
     /// Currents of each layer of neurons, `[T, N]`.
@@ -37,8 +37,8 @@ pub struct CpuNetwork {
 impl CpuNetwork {
     /// Allocates the state for the shape's numbers of images and time steps.
     pub fn new(shape: &NetworkShape) -> Self {
-        let network = shape.sizes.network();
-        let neurons = network.neurons();
+        let network = shape.sizes.build_network();
+        let neurons = network.neuron_layer_extents();
         let currents = |len: usize| Tensor::zeroed([shape.t, shape.b * len], Dtype::F32);
         Self {
             shape: *shape,
@@ -51,20 +51,20 @@ impl CpuNetwork {
                 .collect(),
             pooled: Vec::new(),
             pooled_spikes: Vec::new(),
-            features: vec![0.0; shape.b * network.last_frame().channels],
+            features: vec![0.0; shape.b * network.last_map().channels],
             gradient: Vec::new(),
             network,
         }
     }
 
     /// Computes the logits `[B, 10]` of the images.
-    pub fn forward(&mut self, inputs: &Tensors, logits: &mut [f32]) {
+    pub fn compute_logits(&mut self, inputs: &Tensors, logits: &mut [f32]) {
         let _pass =
             [RangeGuard::new("Model_Forward_Pass"), RangeGuard::new("Model_Compute_All_Layers")];
         let (images, parameters) = (inputs.f32("images"), inputs.f32("parameters"));
-        within_range("Conv1_Block", || self.stem(images, parameters));
+        within_range("Conv1_Block", || self.compute_stem(images, parameters));
         if let Some(window) = &self.network.pool {
-            self.pooled = pool(window, &self.spikes[0], self.shape.t);
+            self.pooled = pool_spikes(window, &self.spikes[0], self.shape.t);
             let size = window.output.elements();
             self.pooled_spikes.clear();
             for t in 0..self.shape.t {
@@ -74,11 +74,11 @@ impl CpuNetwork {
             }
         }
         for (number, blocks) in self.block_numbers_by_stage().into_iter().enumerate() {
-            within_range(&stage_parts(number), || {
-                blocks.for_each(|block| self.block(block, parameters))
+            within_range(&stage_range_name(number), || {
+                blocks.for_each(|block| self.compute_residual_block(block, parameters))
             });
         }
-        within_range("Final_Layers", || self.classify(parameters, logits));
+        within_range("Final_Layers", || self.compute_classifier(parameters, logits));
     }
 
     /// Indices of the residual blocks in each stage.
@@ -88,12 +88,12 @@ impl CpuNetwork {
     }
 
     /// Computes the stem: its convolution once, and its currents in every fed time step.
-    fn stem(&mut self, images: &[f32], parameters: &[f32]) {
+    fn compute_stem(&mut self, images: &[f32], parameters: &[f32]) {
         let stem = &self.network.stem;
-        let currents = values(&mut self.currents[0]);
+        let currents = f32_values_mut(&mut self.currents[0]);
         let (once, rest) = currents.split_at_mut(self.shape.b * stem.window.output.elements());
-        convolve(stem, weight(stem, parameters), images, 1.0, Accum::Replace, once);
-        let (channels, steps) = (stem.window.output.channels, self.shape.steps() as f32);
+        convolve_into(stem, weight(stem, parameters), images, 1.0, Accum::Replace, once);
+        let (channels, steps) = (stem.window.output.channels, self.shape.spread_steps() as f32);
         let bias = &parameters[stem.first_bias_element()..][..channels];
         parallel::for_each_chunk(once, stem.window.output.elements(), &|_, image| {
             for pixel in image.chunks_mut(channels) {
@@ -103,18 +103,22 @@ impl CpuNetwork {
             }
         });
         for (t, step) in rest.chunks_mut(once.len()).enumerate() {
-            if t + 1 < self.shape.fed() { step.copy_from_slice(once) } else { step.fill(0.0) }
+            if t + 1 < self.shape.fed_time_steps() {
+                step.copy_from_slice(once)
+            } else {
+                step.fill(0.0)
+            }
         }
-        cpu::forward(self.neuron, &self.currents[0], &mut self.spikes[0]);
+        cpu::compute_spikes(self.neuron, &self.currents[0], &mut self.spikes[0]);
     }
 
-    fn block(&mut self, number: usize, parameters: &[f32]) {
+    fn compute_residual_block(&mut self, number: usize, parameters: &[f32]) {
         let block = &self.network.blocks[number];
         let (shape, theta) = (&self.shape, self.theta);
         let (first, second) = (2 * number + 1, 2 * number + 2);
-        let input = input_of(number, &self.pooled_spikes, &self.spikes);
-        let currents = values(&mut self.currents[first]);
-        convolve(
+        let input = block_input_spikes(number, &self.pooled_spikes, &self.spikes);
+        let currents = f32_values_mut(&mut self.currents[first]);
+        convolve_into(
             &block.first,
             weight(&block.first, parameters),
             input,
@@ -123,12 +127,12 @@ impl CpuNetwork {
             currents,
         );
         add_bias(shape, &block.first, parameters, currents);
-        cpu::forward(self.neuron, &self.currents[first], &mut self.spikes[first]);
+        cpu::compute_spikes(self.neuron, &self.currents[first], &mut self.spikes[first]);
 
-        let input = input_of(number, &self.pooled_spikes, &self.spikes);
-        let currents = values(&mut self.currents[second]);
+        let input = block_input_spikes(number, &self.pooled_spikes, &self.spikes);
+        let currents = f32_values_mut(&mut self.currents[second]);
         let hidden = &self.spikes[first];
-        convolve(
+        convolve_into(
             &block.second,
             weight(&block.second, parameters),
             hidden,
@@ -139,7 +143,7 @@ impl CpuNetwork {
         add_bias(shape, &block.second, parameters, currents);
         match &block.shortcut {
             Some(conv) => {
-                convolve(conv, weight(conv, parameters), input, theta, Accum::Add, currents);
+                convolve_into(conv, weight(conv, parameters), input, theta, Accum::Add, currents);
                 add_bias(shape, conv, parameters, currents);
             }
             None => {
@@ -149,11 +153,11 @@ impl CpuNetwork {
                 });
             }
         }
-        cpu::forward(self.neuron, &self.currents[second], &mut self.spikes[second]);
+        cpu::compute_spikes(self.neuron, &self.currents[second], &mut self.spikes[second]);
     }
 
-    fn classify(&mut self, parameters: &[f32], logits: &mut [f32]) {
-        let map = self.network.last_frame();
+    fn compute_classifier(&mut self, parameters: &[f32], logits: &mut [f32]) {
+        let map = self.network.last_map();
         let (width, b) = (map.channels, self.shape.b);
         let mut sums = vec![0i32; b * width];
         let last = self.spikes.last().expect("there are neurons");
@@ -177,18 +181,18 @@ impl CpuNetwork {
 
     /// Fraction of a bias that the existing time steps feed into the neurons.
     fn fed_bias_fraction(&self) -> f32 {
-        self.shape.fed() as f32 / self.shape.steps() as f32
+        self.shape.fed_time_steps() as f32 / self.shape.spread_steps() as f32
     }
 
     /// Runs one training step of SGD and writes all outputs.
-    pub fn train(&mut self, inputs: &Tensors, outputs: &mut Tensors) {
-        self.forward(inputs, outputs.f32_mut("logits"));
+    pub fn run_training_step(&mut self, inputs: &Tensors, outputs: &mut Tensors) {
+        self.compute_logits(inputs, outputs.f32_mut("logits"));
         let labels = inputs.tensor("labels").to_f64(0, self.shape.b);
         let (loss, logits) = cross_entropy(outputs.f32("logits"), &labels);
         outputs.f32_mut("loss")[0] = loss;
         self.gradient.resize(self.network.parameters, 0.0);
         let mut gradient = std::mem::take(&mut self.gradient);
-        within_range("Backward", || self.backward(inputs, &logits, &mut gradient));
+        within_range("Backward", || self.compute_gradients(inputs, &logits, &mut gradient));
         let _step = RangeGuard::new("Optimizer");
         let old = inputs.f32("momentum");
         parallel::for_each_chunk(
@@ -206,7 +210,7 @@ impl CpuNetwork {
         self.gradient = gradient;
         let mut new = outputs.take("new_parameters").expect("an output");
         let (old, momentum) = (inputs.f32("parameters"), outputs.f32("new_momentum"));
-        parallel::for_each_chunk(values(&mut new), ELEMENTS_PER_TASK, &|piece, new| {
+        parallel::for_each_chunk(f32_values_mut(&mut new), ELEMENTS_PER_TASK, &|piece, new| {
             let (old, m) =
                 (&old[piece * ELEMENTS_PER_TASK..], &momentum[piece * ELEMENTS_PER_TASK..]);
             let pairs = new.iter_mut().zip(old).zip(m);
@@ -215,35 +219,35 @@ impl CpuNetwork {
         outputs.insert("new_parameters", new);
     }
 
-    fn backward(&self, inputs: &Tensors, logits: &[f32], gradient: &mut [f32]) {
+    fn compute_gradients(&self, inputs: &Tensors, logits: &[f32], gradient: &mut [f32]) {
         let parameters = inputs.f32("parameters");
         let mut spikes = within_range("Final_Layers", || {
             self.classifier_gradients(parameters, logits, gradient)
         });
         for (number, blocks) in self.block_numbers_by_stage().into_iter().enumerate().rev() {
-            let _stage = RangeGuard::new(&stage_parts(number));
+            let _stage = RangeGuard::new(&stage_range_name(number));
             for block in blocks.rev() {
                 spikes = self.block_gradient(block, parameters, spikes, gradient);
             }
         }
         let _stem = RangeGuard::new("Conv1_Block");
         if let Some(window) = &self.network.pool {
-            let mut before = zeros(&self.currents[0]);
-            pool_gradient(window, &self.pooled, spikes.f32s(), values(&mut before));
+            let mut before = f32_zeros_like(&self.currents[0]);
+            pool_gradient(window, &self.pooled, spikes.f32s(), f32_values_mut(&mut before));
             spikes = before;
         }
-        let currents = self.neurons_backward(0, &spikes);
+        let currents = self.backpropagate_neurons(0, &spikes);
         let stem = &self.network.stem;
         let size = self.shape.b * stem.window.output.elements();
         let mut sum = vec![0.0; size];
-        for step in currents.f32s().chunks(size).take(self.shape.fed()) {
+        for step in currents.f32s().chunks(size).take(self.shape.fed_time_steps()) {
             parallel::for_each_chunk(&mut sum, ELEMENTS_PER_TASK, &|piece, sum| {
                 sum.iter_mut()
                     .zip(&step[piece * ELEMENTS_PER_TASK..])
                     .for_each(|(sum, g)| *sum += g);
             });
         }
-        let spread = 1.0 / self.shape.steps() as f32;
+        let spread = 1.0 / self.shape.spread_steps() as f32;
         let weight = &mut gradient[stem.weight..stem.first_bias_element()];
         convolution_weight_gradient(stem, inputs.f32("images"), &sum, spread, weight);
         self.bias_gradient(stem, &currents, gradient);
@@ -256,15 +260,15 @@ impl CpuNetwork {
         logits: &[f32],
         gradient: &mut [f32],
     ) -> Tensor {
-        let map = self.network.last_frame();
+        let map = self.network.last_map();
         let (width, at) = (map.channels, self.network.classifier);
         let weight = &parameters[at..][..CLASS_COUNT * width];
         let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASS_COUNT * width);
         to_weight.fill(0.0);
         to_bias.fill(0.0);
         let scale = self.theta / map.pixel_count() as f32;
-        let mut spikes = zeros(self.currents.last().expect("there are neurons"));
-        let steps = values(&mut spikes);
+        let mut spikes = f32_zeros_like(self.currents.last().expect("there are neurons"));
+        let steps = f32_values_mut(&mut spikes);
         let images = self.features.chunks(width).zip(logits.chunks(CLASS_COUNT));
         for (image, (features, logits)) in images.enumerate() {
             let mut to_features = vec![0.0; width];
@@ -295,8 +299,8 @@ impl CpuNetwork {
     ) -> Tensor {
         let block = &self.network.blocks[number];
         let theta = self.theta;
-        let input = input_of(number, &self.pooled_spikes, &self.spikes);
-        let currents = self.neurons_backward(2 * number + 2, &spikes);
+        let input = block_input_spikes(number, &self.pooled_spikes, &self.spikes);
+        let currents = self.backpropagate_neurons(2 * number + 2, &spikes);
         let add_gradients =
             |conv: &ConvolutionLayer, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
                 let weight = &mut gradient[conv.weight..conv.first_bias_element()];
@@ -304,14 +308,20 @@ impl CpuNetwork {
                 self.bias_gradient(conv, output, gradient);
             };
         add_gradients(&block.second, &self.spikes[2 * number + 1], &currents, gradient);
-        let mut hidden = zeros(&self.currents[2 * number + 1]);
+        let mut hidden = f32_zeros_like(&self.currents[2 * number + 1]);
         let second = weight(&block.second, parameters);
-        add_input_gradient(&block.second, second, currents.f32s(), theta, values(&mut hidden));
-        let inner = self.neurons_backward(2 * number + 1, &hidden);
+        add_input_gradient(
+            &block.second,
+            second,
+            currents.f32s(),
+            theta,
+            f32_values_mut(&mut hidden),
+        );
+        let inner = self.backpropagate_neurons(2 * number + 1, &hidden);
         add_gradients(&block.first, input, &inner, gradient);
 
         let mut before = Tensor::zeroed([self.shape.t, input.len() / self.shape.t], Dtype::F32);
-        let to = values(&mut before);
+        let to = f32_values_mut(&mut before);
         match &block.shortcut {
             Some(conv) => {
                 add_gradients(conv, input, &currents, gradient);
@@ -331,27 +341,32 @@ impl CpuNetwork {
     }
 
     /// Computes the gradient of a layer's input currents from the gradient of its spikes.
-    fn neurons_backward(&self, layer: usize, spikes: &Tensor) -> Tensor {
-        let mut currents = zeros(&self.currents[layer]);
-        cpu::backward(self.neuron, &self.currents[layer], spikes, currents.tensor_data_mut());
+    fn backpropagate_neurons(&self, layer: usize, spikes: &Tensor) -> Tensor {
+        let mut currents = f32_zeros_like(&self.currents[layer]);
+        cpu::current_gradient(
+            self.neuron,
+            &self.currents[layer],
+            spikes,
+            currents.tensor_data_mut(),
+        );
         currents
     }
 
     fn bias_gradient(&self, conv: &ConvolutionLayer, output: &Tensor, gradient: &mut [f32]) {
         let channels = conv.window.output.channels;
-        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
+        let fed = self.shape.fed_time_steps() * self.shape.b * conv.window.output.elements();
         let mut sums = vec![0f64; channels];
         for pixel in output.f32s()[..fed].chunks(channels) {
             sums.iter_mut().zip(pixel).for_each(|(sum, g)| *sum += f64::from(*g));
         }
         let to = &mut gradient[conv.first_bias_element()..][..channels];
-        let steps = self.shape.steps() as f64;
+        let steps = self.shape.spread_steps() as f64;
         to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (sum / steps) as f32);
     }
 }
 
 /// The spikes that are the input of a residual block.
-fn input_of<'a>(number: usize, pooled: &'a [i8], spikes: &'a [Vec<i8>]) -> &'a [i8] {
+fn block_input_spikes<'a>(number: usize, pooled: &'a [i8], spikes: &'a [Vec<i8>]) -> &'a [i8] {
     if number == 0 && !pooled.is_empty() { pooled } else { &spikes[2 * number] }
 }
 
@@ -365,12 +380,12 @@ fn add_bias(
     parameters: &[f32],
     currents: &mut [f32],
 ) {
-    let steps = shape.steps() as f32;
+    let steps = shape.spread_steps() as f32;
     let bias: Vec<f32> = parameters[conv.first_bias_element()..][..conv.window.output.channels]
         .iter()
         .map(|b| b / steps)
         .collect();
-    let fed = shape.fed() * shape.b * conv.window.output.elements();
+    let fed = shape.fed_time_steps() * shape.b * conv.window.output.elements();
     parallel::for_each_chunk(&mut currents[..fed], conv.window.output.elements(), &|_, frame| {
         for pixel in frame.chunks_mut(bias.len()) {
             pixel.iter_mut().zip(&bias).for_each(|(x, b)| *x += b);
@@ -395,16 +410,16 @@ fn cross_entropy(logits: &[f32], labels: &[f64]) -> (f32, Vec<f32>) {
     (loss as f32, gradient)
 }
 
-fn zeros(like: &Tensor) -> Tensor {
+fn f32_zeros_like(like: &Tensor) -> Tensor {
     Tensor::zeroed(like.shape(), Dtype::F32)
 }
 
-fn values(tensor: &mut Tensor) -> &mut [f32] {
+fn f32_values_mut(tensor: &mut Tensor) -> &mut [f32] {
     let TensorData::F32(values) = tensor.tensor_data_mut() else { unreachable!("made as f32") };
     values
 }
 
-/// Reads a tensor of f32 as a slice; [`values`] is the counterpart that writes.
+/// Reads a tensor of f32 as a slice; [`f32_values_mut`] is the counterpart that writes.
 trait F32Reader {
     fn f32s(&self) -> &[f32];
 }

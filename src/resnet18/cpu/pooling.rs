@@ -13,7 +13,7 @@ pub struct PooledSpikes {
 }
 
 /// Pools the spikes `[T, B, input]` of every image.
-pub fn pool(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSpikes> {
+pub fn pool_spikes(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSpikes> {
     let size = window.input.elements();
     let b = spikes.len() / t / size;
     let image = |image: usize| {
@@ -34,7 +34,7 @@ pub fn pool(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSp
         }
         pooled
     };
-    parallel::map(b, &image)
+    parallel::parallel_map(b, &image)
 }
 
 fn first_maximum(window: &ConvolutionWindow, sums: &[i8], at: usize) -> usize {
@@ -73,7 +73,7 @@ pub fn pool_gradient(
         }
         steps
     };
-    let images = parallel::map(b, &image);
+    let images = parallel::parallel_map(b, &image);
     for (frame, to_frame) in gradient.chunks_mut(to).enumerate() {
         to_frame.copy_from_slice(&images[frame % b][frame / b * to..][..to]);
     }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::resnet18::network::{NetworkSizes, NetworkStem};
-use crate::resnet18::reference::Reference;
+use crate::resnet18::reference::NetworkReference;
 use crate::resnet18::{DrawDistribution, NetworkShape};
 use kernelgate::backend::Executable;
 use kernelgate::verify::{compare_outputs, launch_and_verify};
@@ -14,26 +14,30 @@ fn shape(stem: NetworkStem, b: usize, t: usize, level: usize) -> NetworkShape {
     NetworkShape { sizes, b, t, level, draw: DrawDistribution::Dyadic, dtype: Dtype::F32 }
 }
 
-const SHAPES: [(NetworkStem, usize, usize, usize); 4] = [
+const TEST_SHAPES: [(NetworkStem, usize, usize, usize); 4] = [
     (NetworkStem::ImageNet, 3, 5, 8),
     (NetworkStem::Cifar, 2, 4, 4),
     (NetworkStem::ImageNet, 1, 4, 16),
     (NetworkStem::Cifar, 5, 1, 8),
 ];
 
-fn task<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: Tensors) -> CpuTask {
+fn cpu_task<P: Problem>(
+    implementation: &Implementation<P>,
+    problem: &P,
+    inputs: Tensors,
+) -> CpuTask {
     let Prepare::Cpu(prepare) = implementation.prepare else { panic!("a CPU row") };
     prepare(problem, Arc::new(inputs))
 }
 
 #[test]
 fn spikes_of_every_layer_are_those_of_the_reference() {
-    for (stem, b, t, level) in SHAPES {
+    for (stem, b, t, level) in TEST_SHAPES {
         let shape = shape(stem, b, t, level);
         let inputs = Inference { shape }.inputs(2);
-        let expected = Reference::new(&shape, &inputs).forward(&inputs);
+        let expected = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
         let mut network = CpuNetwork::new(&shape);
-        network.forward(&inputs, &mut vec![0.0; 10 * b]);
+        network.compute_logits(&inputs, &mut vec![0.0; 10 * b]);
         for (number, layer) in expected.layers.iter().enumerate() {
             assert!(network.spikes[number] == layer.spikes, "{stem:?} b={b} t={t} layer {number}");
         }
@@ -56,13 +60,14 @@ fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
     let (mut by_rounding, mut by_nudging, mut all) = (0, 0, 0);
     for seed in 1..=4 {
         let inputs = problem.inputs(seed);
-        let expected = Reference::new(&shape, &inputs).forward(&inputs);
+        let expected = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
         let moved = |inputs: &Tensors| {
             let mut network = CpuNetwork::new(&shape);
             let mut logits = vec![0.0; shape.b * 10];
-            network.forward(inputs, &mut logits);
-            let outputs = Tensors::new().with("logits", shape.logits(), logits);
-            let reference = vec![Expected::all("logits", shape.logits(), expected.logits.clone())];
+            network.compute_logits(inputs, &mut logits);
+            let outputs = Tensors::new().with("logits", shape.logits_shape(), logits);
+            let reference =
+                vec![Expected::all("logits", shape.logits_shape(), expected.logits.clone())];
             let comparison = compare_outputs(&outputs, &reference, problem.tolerance()).unwrap();
             let layers = expected.layers.iter().zip(&network.spikes);
             let moved = layers
@@ -98,36 +103,36 @@ fn agreement_of_spikes_with_the_reference_by_layer() {
     let problem = Inference { shape };
     problem.check().unwrap();
     let inputs = problem.inputs(1);
-    let reference = Reference::new(&shape, &inputs);
-    let expected = reference.forward(&inputs);
+    let reference = NetworkReference::new(&shape, &inputs);
+    let expected = reference.compute_forward_pass(&inputs);
     let mut network = CpuNetwork::new(&shape);
-    network.forward(&inputs, &mut vec![0.0; shape.b * 10]);
+    network.compute_logits(&inputs, &mut vec![0.0; shape.b * 10]);
     let blocks = reference.network.blocks.iter();
     let names = blocks.flat_map(|block| [&*block.first.name, &*block.second.name]);
     let names = std::iter::once("conv1").chain(names);
     let (mut agreeing, mut all) = (0, 0);
     for ((name, layer), spikes) in names.zip(&expected.layers).zip(&network.spikes) {
         let same = layer.spikes.iter().zip(spikes).filter(|(a, b)| a == b).count();
-        eprintln!("{name}: {:.4} % of {} spikes", percent_of(same, spikes.len()), spikes.len());
+        eprintln!("{name}: {:.4} % of {} spikes", percentage(same, spikes.len()), spikes.len());
         (agreeing, all) = (agreeing + same, all + spikes.len());
     }
-    eprintln!("all: {:.4} % of {all} spikes", percent_of(agreeing, all));
+    eprintln!("all: {:.4} % of {all} spikes", percentage(agreeing, all));
     assert_eq!(network.spikes.len(), 17);
-    assert!(percent_of(agreeing, all) > 99.9);
+    assert!(percentage(agreeing, all) > 99.9);
 }
 
-fn percent_of(part: usize, of: usize) -> f64 {
+fn percentage(part: usize, of: usize) -> f64 {
     100.0 * part as f64 / of as f64
 }
 
 #[test]
 fn logits_and_training_steps_are_those_of_the_reference() {
-    for (stem, b, t, level) in SHAPES {
+    for (stem, b, t, level) in TEST_SHAPES {
         let inference = Inference { shape: shape(stem, b, t, level) };
         let inputs = inference.inputs(2);
         let expected = inference.reference(&inputs);
         launch_and_verify(
-            &mut task(&INFERENCE[0], &inference, inputs),
+            &mut cpu_task(&INFERENCE[0], &inference, inputs),
             &expected,
             inference.tolerance(),
         )
@@ -137,7 +142,7 @@ fn logits_and_training_steps_are_those_of_the_reference() {
         let inputs = step.inputs(2);
         let expected = step.reference(&inputs);
         let comparison = launch_and_verify(
-            &mut task(&TRAIN_STEP[0], &step, inputs),
+            &mut cpu_task(&TRAIN_STEP[0], &step, inputs),
             &expected,
             step.tolerance(),
         );
@@ -167,7 +172,7 @@ fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsew
         let nudged = inputs.f32("images").iter().zip(signs).map(|(x, s)| x * (1.0 + s * nudge));
         let nudged = nudged.collect::<Vec<f32>>();
         let images = inputs.tensor("images").shape().to_vec();
-        let mut launched = task(&TRAIN_STEP[0], &step, inputs.with("images", images, nudged));
+        let mut launched = cpu_task(&TRAIN_STEP[0], &step, inputs.with("images", images, nudged));
         let found = launch_and_verify(&mut launched, &expected, step.tolerance());
         eprintln!("seed {seed}, nudged by {nudge:e}: {found:?}");
         assert_eq!(found.is_ok(), fits, "seed {seed}, nudged by {nudge:e}: {found:?}");
@@ -183,8 +188,8 @@ fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
     let bf16 = NetworkShape { dtype: Dtype::Bf16, ..step.shape };
     let normal = NetworkShape { draw: DrawDistribution::Normal, ..step.shape };
     let tolerances = [bf16, normal].map(|shape| TrainStep { shape }.tolerance());
-    let mut launched = task(&TRAIN_STEP[0], &step, inputs.clone());
-    let layout = step.shape.sizes.network().layout();
+    let mut launched = cpu_task(&TRAIN_STEP[0], &step, inputs.clone());
+    let layout = step.shape.sizes.build_network().parameter_layout();
     for (name, first, len) in layout {
         launched.launch().unwrap();
         let mut outputs = launched.outputs().unwrap().clone();

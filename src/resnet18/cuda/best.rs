@@ -3,7 +3,7 @@
 //! the neurons with the pooling.
 
 use super::fused::{
-    ActivationRegion, Forward, MergedLayers, activation_regions, classifier_parameters,
+    ActivationRegion, FusedForward, MergedLayers, activation_regions, classifier_parameters,
     currents_region_name, declare_activations, neuron_launch_arguments,
 };
 use super::per_op::{POOLED_TAPS, block_input_name, declare_images_and_logits, layer_spikes_name};
@@ -16,7 +16,7 @@ use super::weights::{
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{
-    CLASS_COUNT, ConvolutionLayer, Map, Network, NetworkStem, ResidualBlock,
+    CLASS_COUNT, ConvolutionLayer, FeatureMap, NetworkStem, ResNet18, ResidualBlock,
 };
 use kernelgate::backend::program::{
     MemoryPurpose, NULL, Operand, Pointer, Program, TableWord, int_operands, long_operand,
@@ -46,7 +46,8 @@ const STEM_THREADS: usize = 128;
 const FRAGMENT_BYTES: usize = FIRST_LAYER_CHANNELS * 7 * 8 * 4 * 2;
 
 /// Launches of `best` that replace the launches of single layers.
-pub const MERGED_LAYERS: MergedLayers = MergedLayers { stem, layers: launch_layers };
+pub const MERGED_LAYERS: MergedLayers =
+    MergedLayers { stem: write_stem_launch, layers: launch_layers };
 
 const LAYERS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
@@ -64,7 +65,7 @@ const LAYERS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || [4, 8, 16].map(|steps| TileGrid { steps, blocks: [BLOCKS_PER_GROUP, 1] }).to_vec(),
-    stages: STAGES,
+    stages: TIMER_STAGES,
     ..KernelSpec::new(kernel_file("resnet18/best"), "resnet18_best_layers", THREADS, |grid| {
         [grid.blocks[0], 1, 1]
     })
@@ -81,7 +82,7 @@ const STEM_NEURONS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
 
 /// Names of the kernel's timer stages, in the order of their numbers in the kernel. The wait for
 /// spikes of other blocks counts as time of the layer that waits.
-const STAGES: &[&str] = &[
+const TIMER_STAGES: &[&str] = &[
     "start",
     "stem: images",
     "stem: convolution",
@@ -117,8 +118,8 @@ const STEM_FRAGMENTS: &str = "best_stem.fragments";
 const STEM_EXCHANGE_WORDS: &str = "best_stem_sent";
 
 /// Checks that the kernel is compiled for a shape.
-pub fn supported(shape: &NetworkShape) -> Result<(), String> {
-    tiles::supported(shape)?;
+pub fn check_compiled(shape: &NetworkShape) -> Result<(), String> {
+    tiles::check_compiled(shape)?;
     let sizes = shape.sizes;
     if sizes.stem != NetworkStem::ImageNet
         || sizes.width != FIRST_LAYER_CHANNELS
@@ -136,11 +137,11 @@ fn image_groups(shape: &NetworkShape) -> usize {
 
 /// Declares the regions of weights in tiles, which a training step packs: of all convolutions but
 /// the stem's.
-pub fn declare_weight_tiles(program: &mut Program, network: &Network) {
+pub fn declare_weight_tiles(program: &mut Program, network: &ResNet18) {
     for conv in network.block_convolutions().skip(1) {
         let elements = conv.window.output.channels * weight_columns(network, conv);
         let bytes = elements * Dtype::Bf16.bytes();
-        program.scratch(tiled_weight_region_name(conv), MemoryPurpose::Weights, bytes);
+        program.add_scratch(tiled_weight_region_name(conv), MemoryPurpose::Weights, bytes);
     }
 }
 
@@ -149,7 +150,7 @@ pub fn declare_weight_tiles(program: &mut Program, network: &Network) {
 pub fn declare_layer_lists(
     program: &mut Program,
     shape: &NetworkShape,
-    network: &Network,
+    network: &ResNet18,
     training: bool,
 ) {
     let outputs = layers_with_blocks(network).map(|(conv, _)| conv.window.output.elements());
@@ -165,18 +166,18 @@ pub fn declare_layer_lists(
         zeroed_region(program, STEM_EXCHANGE_WORDS, words * size_of::<u64>());
     }
     let list = layer_list_words(program, shape, network, training, sent);
-    program.table(LAYER_LIST, MemoryPurpose::Workspace, list);
+    program.add_table(LAYER_LIST, MemoryPurpose::Workspace, list);
 }
 
 fn zeroed_region(program: &mut Program, name: &'static str, bytes: usize) -> Pointer {
-    program.packed(name, MemoryPurpose::Workspace, bytes, move |_| vec![0; bytes])
+    program.add_packed(name, MemoryPurpose::Workspace, bytes, move |_| vec![0; bytes])
 }
 
 /// Writes the list of layers that the kernel reads: eight words for each layer.
 fn layer_list_words(
     program: &Program,
     shape: &NetworkShape,
-    network: &Network,
+    network: &ResNet18,
     training: bool,
     mut sent: Pointer,
 ) -> Vec<TableWord> {
@@ -194,9 +195,9 @@ fn layer_list_words(
         let second = number % 2 == 1;
         let shortcut = block.shortcut.as_ref().filter(|_| second);
         list.extend([
-            weight(program, conv),
+            weight_tile_pointer(program, conv),
             bias(conv),
-            shortcut.map_or(NULL_WORD, |conv| weight(program, conv)),
+            shortcut.map_or(NULL_WORD, |conv| weight_tile_pointer(program, conv)),
             shortcut.map_or(NULL_WORD, bias),
             kept(&layer_spikes_name(number + 1)),
             if training { kept(&currents_region_name(number + 1)) } else { NULL_WORD },
@@ -211,16 +212,16 @@ fn layer_list_words(
 
 /// The layers' convolutions, each with its residual block.
 fn layers_with_blocks(
-    network: &Network,
+    network: &ResNet18,
 ) -> impl Iterator<Item = (&ConvolutionLayer, &ResidualBlock)> {
     network.blocks.iter().flat_map(|block| [(&block.first, block), (&block.second, block)])
 }
 
 /// Pointer to the tiles of a weight from tap 0 on. Taps before the first live one are neither
 /// stored nor read.
-fn weight(program: &Program, conv: &ConvolutionLayer) -> TableWord {
+fn weight_tile_pointer(program: &Program, conv: &ConvolutionLayer) -> TableWord {
     const FILTERS_PER_TILE: usize = 32;
-    let before = conv.window.live_taps().start * conv.window.input.channels;
+    let before = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
     program
         .at(&tiled_weight_region_name(conv))
         .address_before(before * FILTERS_PER_TILE * Dtype::Bf16.bytes())
@@ -232,11 +233,11 @@ fn weight(program: &Program, conv: &ConvolutionLayer) -> TableWord {
 /// in training only.
 pub fn regions_written_forward(
     shape: &NetworkShape,
-    network: &Network,
+    network: &ResNet18,
     training: bool,
     keep: bool,
 ) -> Vec<ActivationRegion> {
-    let layers = 0..if keep { 1 } else { network.neurons().len() };
+    let layers = 0..if keep { 1 } else { network.neuron_layer_extents().len() };
     let mut dropped: Vec<_> = layers.map(layer_spikes_name).collect();
     if !training {
         dropped.push(currents_region_name(0));
@@ -250,41 +251,44 @@ pub fn regions_written_forward(
 }
 
 /// Program of ResNet-18 inference that stores no spikes of layers.
-pub fn program(shape: &NetworkShape) -> Program {
+pub fn inference_program(shape: &NetworkShape) -> Program {
     inference_launches(shape, false)
 }
 
 /// Program of ResNet-18 inference; `keep` decides whether the spikes of all layers are stored.
 pub fn inference_launches(shape: &NetworkShape, keep: bool) -> Program {
-    let network = shape.sizes.network();
+    let network = shape.sizes.build_network();
     let mut program = Program::new();
     let logits = declare_images_and_logits(&mut program, shape);
-    declare_packed(&mut program, shape, &network);
+    declare_packed_parameters(&mut program, shape, &network);
     declare_activations(&mut program, regions_written_forward(shape, &network, false, keep));
     declare_layer_lists(&mut program, shape, &network, false);
     let forward =
-        Forward { shape, network: &network, training: false, merged: Some(&MERGED_LAYERS) };
-    forward.whole(&mut program, logits.into());
+        FusedForward { shape, network: &network, training: false, merged: Some(&MERGED_LAYERS) };
+    forward.add_forward_pass(&mut program, logits.into());
     program
 }
 
 /// Declares parameters in the kernel's layouts: weights in tiles, those of the stem as fragments.
-fn declare_packed(program: &mut Program, shape: &NetworkShape, network: &Network) {
+fn declare_packed_parameters(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
     for PackedRegion { name, bytes, part } in packed_regions(shape, network) {
         let conv = network.block_convolutions().find(|conv| weight_region_name(conv) == name);
         let Some(conv) = conv else {
-            program.packed(name, MemoryPurpose::Weights, bytes, move |inputs| {
+            program.add_packed(name, MemoryPurpose::Weights, bytes, move |inputs| {
                 part.packed_bytes(inputs)
             });
             continue;
         };
         let columns = weight_columns(network, conv);
         if conv.weight == network.stem.weight {
-            program.packed(STEM_FRAGMENTS, MemoryPurpose::Weights, FRAGMENT_BYTES, move |inputs| {
-                stem_weight_fragments(&part.packed_bytes(inputs), columns)
-            });
+            program.add_packed(
+                STEM_FRAGMENTS,
+                MemoryPurpose::Weights,
+                FRAGMENT_BYTES,
+                move |inputs| stem_weight_fragments(&part.packed_bytes(inputs), columns),
+            );
         } else {
-            program.packed(
+            program.add_packed(
                 tiled_weight_region_name(conv),
                 MemoryPurpose::Weights,
                 bytes,
@@ -295,28 +299,28 @@ fn declare_packed(program: &mut Program, shape: &NetworkShape, network: &Network
 }
 
 /// Writes the launch of the stem's neurons and the pooling.
-fn stem(forward: &Forward, program: &mut Program) {
+fn write_stem_launch(forward: &FusedForward, program: &mut Program) {
     let (shape, network) = (forward.shape, forward.network);
     let Some(pool) = &network.pool else { return };
     let outputs = shape.b * pool.output.elements();
-    let Map { side, channels } = pool.input;
+    let FeatureMap { side, channels } = pool.input;
     let arguments = (
-        (&currents_region_name(0), forward.bias(program, &network.stem)),
+        (&currents_region_name(0), forward.bias_address(program, &network.stem)),
         ("pooled", forward.training_region_or_null(program, POOLED_TAPS), long_operand(outputs)),
-        int_operands([side, channels, pool.output.side, shape.fed()]),
-        shape.steps() as f32,
+        int_operands([side, channels, pool.output.side, shape.fed_time_steps()]),
+        shape.spread_steps() as f32,
         neuron_launch_arguments(shape),
     );
     let grid = TileGrid { steps: shape.t, blocks: [outputs.div_ceil(2 * STEM_THREADS), 1] };
-    let launch = program.kernel(&STEM_NEURONS_KERNEL, &grid, arguments);
+    let launch = program.kernel_launch(&STEM_NEURONS_KERNEL, &grid, arguments);
     program.add(launch.programmatic());
 }
 
 /// Adds the launch that computes all layers to the program. With a null address of the logits the
 /// launch ends before the classifier.
-fn launch_layers(forward: &Forward, program: &mut Program, logits: Operand) {
+fn launch_layers(forward: &FusedForward, program: &mut Program, logits: Operand) {
     let (shape, network) = (forward.shape, forward.network);
-    let map = network.last_frame();
+    let map = network.last_map();
     debug_assert_eq!(layers_with_blocks(network).count(), LAYERS_AFTER_POOLING);
     let at = |name: &str| Operand::from(program.at(name));
     let stem = match forward.training {
@@ -324,7 +328,7 @@ fn launch_layers(forward: &Forward, program: &mut Program, logits: Operand) {
         false => [
             at("images"),
             at(STEM_FRAGMENTS),
-            forward.bias(program, &network.stem),
+            forward.bias_address(program, &network.stem),
             at(STEM_EXCHANGE_WORDS),
         ],
     };
@@ -334,14 +338,14 @@ fn launch_layers(forward: &Forward, program: &mut Program, logits: Operand) {
     };
     let scale = (shape.neuron().threshold / map.pixel_count() as f64) as f32;
     let arguments = (
-        (LAYER_LIST, stem, shape.steps() as f32),
+        (LAYER_LIST, stem, shape.spread_steps() as f32),
         program.find(&block_input_name(network, 0)).map_or(NULL, Operand::from),
         (classifier, logits, ROUND_COUNTERS),
-        int_operands([shape.b, CLASS_COUNT, shape.fed()]),
-        if forward.training { shape.steps() as f32 } else { 1.0 },
+        int_operands([shape.b, CLASS_COUNT, shape.fed_time_steps()]),
+        if forward.training { shape.spread_steps() as f32 } else { 1.0 },
         neuron_launch_arguments(shape),
-        (scale, shape.fed() as f32),
+        (scale, shape.fed_time_steps() as f32),
     );
     let grid = TileGrid { steps: shape.t, blocks: [image_groups(shape) * BLOCKS_PER_GROUP, 1] };
-    program.launch(&LAYERS_KERNEL, &grid, arguments);
+    program.add_launch(&LAYERS_KERNEL, &grid, arguments);
 }

@@ -6,14 +6,14 @@ use super::per_op::{
     POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name, declare_images_and_logits,
     gather_images, launch_stem_gemm, layer_spikes_name,
 };
-use super::tiles::{THREADS, TILE, TileGrid, tiled, wide_build, wide_is_faster};
+use super::tiles::{THREADS, TILE_SIDE, TileGrid, four_group_build, tiled_kernel, wide_is_faster};
 use super::weights::{
     bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
     weight_region_name,
 };
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network, ResidualBlock};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18, ResidualBlock};
 use kernelgate::backend::program::{
     MemoryPurpose, NULL, Operand, Program, int, int_operands, long_operand,
 };
@@ -25,8 +25,8 @@ pub const KERNELS: &[KernelSpec<TileGrid>] =
     &[LAYER_KERNEL, WIDE_LAYER_KERNEL, STEM_KERNEL, POOL_KERNEL, CLASSIFIER_TAIL];
 
 const LAYER_KERNEL: KernelSpec<TileGrid> =
-    tiled(kernel_file("resnet18/fused"), "resnet18_fused_block");
-const WIDE_LAYER_KERNEL: KernelSpec<TileGrid> = wide_build(LAYER_KERNEL);
+    tiled_kernel(kernel_file("resnet18/fused"), "resnet18_fused_block");
+const WIDE_LAYER_KERNEL: KernelSpec<TileGrid> = four_group_build(LAYER_KERNEL);
 const STEM_KERNEL: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..LAYER_KERNEL };
 const POOL_KERNEL: KernelSpec<TileGrid> =
@@ -40,10 +40,10 @@ pub type ActivationRegion = (String, usize);
 /// Regions that a forward pass writes, and regions that only a backward pass needs.
 pub fn activation_regions(
     shape: &NetworkShape,
-    network: &Network,
+    network: &ResNet18,
     training: bool,
 ) -> Vec<ActivationRegion> {
-    let maps = network.neurons();
+    let maps = network.neuron_layer_extents();
     let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
     let f32s = |name: String, count: usize| (name, count * Dtype::F32.bytes());
     let mut regions = vec![f32s(currents_region_name(0), shape.b * maps[0].elements())];
@@ -67,21 +67,21 @@ pub fn activation_regions(
 /// Declares regions of activations.
 pub fn declare_activations(program: &mut Program, regions: Vec<ActivationRegion>) {
     for (name, bytes) in regions {
-        program.scratch(name, MemoryPurpose::Activations, bytes);
+        program.add_scratch(name, MemoryPurpose::Activations, bytes);
     }
 }
 
 /// Declares the region of the operand of the stem's GEMM.
-pub fn declare_stem_operand(program: &mut Program, shape: &NetworkShape, network: &Network) {
+pub fn declare_stem_operand(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
     let rows = shape.b * network.stem.window.output.pixel_count();
     let bytes = rows * padded_stem_columns(network) * Dtype::Bf16.bytes();
-    program.scratch("operand", MemoryPurpose::Workspace, bytes);
+    program.add_scratch("operand", MemoryPurpose::Workspace, bytes);
 }
 
-/// Name of the region of a layer's currents. For the stem it holds the convolution without bias,
-/// once for each image.
+/// Name of the region of a layer's currents. For the stem the region holds the convolution without
+/// bias, once for each image.
 pub fn currents_region_name(layer: usize) -> String {
-    SavedForwardRegions::Currents.currents(layer)
+    SavedForwardRegions::Currents.currents_region_name(layer)
 }
 
 /// Name of the region of the gradient of a layer's currents, in bf16; the stem's gradient is summed
@@ -91,40 +91,40 @@ pub fn currents_gradient_name(layer: usize) -> String {
 }
 
 /// Program of ResNet-18 inference.
-pub fn program(shape: &NetworkShape) -> Program {
-    let network = shape.sizes.network();
+pub fn inference_program(shape: &NetworkShape) -> Program {
+    let network = shape.sizes.build_network();
     let mut program = Program::new();
     let logits = declare_images_and_logits(&mut program, shape);
     declare_packed_parameters(&mut program, shape, &network);
     declare_stem_operand(&mut program, shape, &network);
     declare_activations(&mut program, activation_regions(shape, &network, false));
-    let forward = Forward { shape, network: &network, training: false, merged: None };
-    forward.whole(&mut program, logits.into());
+    let forward = FusedForward { shape, network: &network, training: false, merged: None };
+    forward.add_forward_pass(&mut program, logits.into());
     program
 }
 
 /// Launches that replace the launches of single layers.
 pub struct MergedLayers {
     /// Launches the stem's neurons with the pooling, in training.
-    pub stem: fn(&Forward, &mut Program),
+    pub stem: fn(&FusedForward, &mut Program),
     /// Adds a launch of all layers after the pooling. The launch includes the stem in inference,
     /// and the classifier if the address of the logits is not null.
-    pub layers: fn(&Forward, &mut Program, Operand),
+    pub layers: fn(&FusedForward, &mut Program, Operand),
 }
 
 /// Writes the launches of a forward pass.
-pub struct Forward<'a> {
+pub struct FusedForward<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
     /// Layers of the network.
-    pub network: &'a Network,
+    pub network: &'a ResNet18,
     /// Whether a backward pass follows and biases are unpacked parameters.
     pub training: bool,
     /// Launches that compute several layers at once, if the row has them.
     pub merged: Option<&'static MergedLayers>,
 }
 
-impl Forward<'_> {
+impl FusedForward<'_> {
     /// Address of a region that only a training step declares; otherwise null.
     pub fn training_region_or_null(&self, program: &Program, name: &str) -> Operand {
         if self.training { program.at(name).into() } else { NULL }
@@ -132,7 +132,7 @@ impl Forward<'_> {
 
     /// Address of a convolution's bias. The packed biases are divided by the number of time steps,
     /// except the stem's bias.
-    pub fn bias(&self, program: &Program, conv: &ConvolutionLayer) -> Operand {
+    pub fn bias_address(&self, program: &Program, conv: &ConvolutionLayer) -> Operand {
         match self.training {
             true => training_parameter(program, conv.first_bias_element()),
             false => program.at(&bias_share_region_name(conv)).into(),
@@ -140,9 +140,9 @@ impl Forward<'_> {
     }
 
     /// Launch grid over the tiles of a map.
-    pub fn tiles(&self, pixels: usize, channels: usize) -> TileGrid {
-        let groups = self.shape.b.div_ceil(TILE / self.shape.t);
-        TileGrid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE] }
+    pub fn tile_grid(&self, pixels: usize, channels: usize) -> TileGrid {
+        let groups = self.shape.b.div_ceil(TILE_SIDE / self.shape.t);
+        TileGrid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE_SIDE] }
     }
 
     /// Launch grid over this number of elements, two elements for each thread.
@@ -151,21 +151,21 @@ impl Forward<'_> {
     }
 
     /// Adds the whole forward pass, from images to logits, to the program.
-    pub fn whole(&self, program: &mut Program, logits: Operand) {
+    pub fn add_forward_pass(&self, program: &mut Program, logits: Operand) {
         let (network, images) = (self.network, self.shape.b);
         let stem = self.training || self.merged.is_none();
-        program.begin("Main_Inference_Timing_Run");
+        program.begin_range("Main_Inference_Timing_Run");
         program.in_range("Input_Reshaping", |program| {
             if stem {
                 let columns = padded_stem_columns(network);
                 gather_images(program, &network.stem, images, columns, "images");
             }
         });
-        program.begin("Model_Forward_Pass");
-        program.begin("Model_Compute_All_Layers");
+        program.begin_range("Model_Forward_Pass");
+        program.begin_range("Model_Compute_All_Layers");
         program.in_range("Conv1_Block", |program| {
             if stem {
-                self.stem(program);
+                self.add_stem(program);
             }
         });
         match self.merged {
@@ -173,7 +173,7 @@ impl Forward<'_> {
                 (merged.layers)(self, program, if self.training { NULL } else { logits });
             }
             None => {
-                self.pool(program);
+                self.add_pooling(program);
                 self.stage_launches(program);
             }
         }
@@ -182,7 +182,7 @@ impl Forward<'_> {
                 self.launch_classifier(program, logits);
             }
         });
-        (0..3).for_each(|_| program.end());
+        (0..3).for_each(|_| program.end_range());
     }
 
     /// Adds all residual blocks to the program, one launch for each layer.
@@ -190,13 +190,17 @@ impl Forward<'_> {
         for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
             program.in_range(STAGE_RANGES[stage], |program| {
                 for (number, block) in blocks.iter().enumerate() {
-                    self.block(program, stage * self.shape.sizes.blocks + number, block);
+                    self.add_residual_block(
+                        program,
+                        stage * self.shape.sizes.blocks + number,
+                        block,
+                    );
                 }
             });
         }
     }
 
-    fn stem(&self, program: &mut Program) {
+    fn add_stem(&self, program: &mut Program) {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, padded_stem_columns(network));
         launch_stem_gemm(program, conv, shape.b, columns, &currents_region_name(0));
@@ -207,16 +211,16 @@ impl Forward<'_> {
         let neurons = shape.b * map.elements();
         let (currents, spikes) = (currents_region_name(0), layer_spikes_name(0));
         let arguments = (
-            (&currents, self.bias(program, conv), &spikes, long_operand(neurons)),
-            int_operands([map.channels, shape.fed()]),
-            shape.steps() as f32,
+            (&currents, self.bias_address(program, conv), &spikes, long_operand(neurons)),
+            int_operands([map.channels, shape.fed_time_steps()]),
+            shape.spread_steps() as f32,
             neuron_launch_arguments(shape),
         );
-        let launch = program.kernel(&STEM_KERNEL, &self.grid_of_pairs(neurons), arguments);
+        let launch = program.kernel_launch(&STEM_KERNEL, &self.grid_of_pairs(neurons), arguments);
         program.add(launch.programmatic());
     }
 
-    fn pool(&self, program: &mut Program) {
+    fn add_pooling(&self, program: &mut Program) {
         let Some(pool) = &self.network.pool else { return };
         let outputs = self.shape.b * pool.output.elements();
         let inputs = self.shape.b * pool.input.elements();
@@ -225,16 +229,17 @@ impl Forward<'_> {
             (long_operand(outputs), long_operand(inputs)),
             int_operands([pool.input.side, pool.input.channels, pool.output.side]),
         );
-        let launch =
-            program.kernel(&POOL_KERNEL, &self.grid_of_pairs(outputs), arguments).programmatic();
+        let launch = program
+            .kernel_launch(&POOL_KERNEL, &self.grid_of_pairs(outputs), arguments)
+            .programmatic();
         program.in_range("MaxPool", |program| program.add(launch));
     }
 
-    fn block(&self, program: &mut Program, number: usize, block: &ResidualBlock) {
+    fn add_residual_block(&self, program: &mut Program, number: usize, block: &ResidualBlock) {
         let input = block_input_name(self.network, number);
         let (hidden, output) = (2 * number + 1, 2 * number + 2);
-        self.layer(program, &block.first, &input, None, hidden);
-        self.layer(
+        self.add_convolution_and_neurons(program, &block.first, &input, None, hidden);
+        self.add_convolution_and_neurons(
             program,
             &block.second,
             &layer_spikes_name(hidden),
@@ -245,7 +250,7 @@ impl Forward<'_> {
 
     /// Adds a convolution with its neurons to the program. At the end of a block, which reads
     /// `input`, the residual is added.
-    fn layer(
+    fn add_convolution_and_neurons(
         &self,
         program: &mut Program,
         conv: &ConvolutionLayer,
@@ -259,7 +264,7 @@ impl Forward<'_> {
             Some((conv, input)) => {
                 let ConvolutionLayer { window, .. } = conv;
                 let sizes = [window.input.side, window.input.channels, window.stride];
-                ([program.at(input).into(), weight(program, conv)], sizes)
+                ([program.at(input).into(), weight_address(program, conv)], sizes)
             }
             None => ([NULL; 2], [0; 3]),
         };
@@ -268,22 +273,22 @@ impl Forward<'_> {
         let input = [window.input.side, window.input.channels, window.kernel, window.stride];
         let output = [window.output.side, window.output.channels];
         let arguments = (
-            (from, weight(program, conv), int(columns), int_operands(input)),
+            (from, weight_address(program, conv), int(columns), int_operands(input)),
             (second, int_operands(sizes)),
             identity.map_or(NULL, |(_, input)| program.at(input).into()),
-            self.bias(program, conv),
-            shortcut.map_or(NULL, |(conv, _)| self.bias(program, conv)),
+            self.bias_address(program, conv),
+            shortcut.map_or(NULL, |(conv, _)| self.bias_address(program, conv)),
             (
                 &layer_spikes_name(to),
                 self.training_region_or_null(program, &currents_region_name(to)),
             ),
-            (int(shape.b), int_operands(output), int(shape.fed())),
-            if self.training { shape.steps() as f32 } else { 1.0 },
+            (int(shape.b), int_operands(output), int(shape.fed_time_steps())),
+            if self.training { shape.spread_steps() as f32 } else { 1.0 },
             neuron_launch_arguments(shape),
         );
-        let grid = self.tiles(window.output.pixel_count(), window.output.channels);
+        let grid = self.tile_grid(window.output.pixel_count(), window.output.channels);
         let launch = program
-            .kernel(&LAYER_KERNEL, &grid, arguments)
+            .kernel_launch(&LAYER_KERNEL, &grid, arguments)
             .or(&WIDE_LAYER_KERNEL, &grid, wide_is_faster(&WIDE_LAYER_KERNEL, grid))
             .programmatic();
         program.in_range(&conv.name, |program| program.add(launch));
@@ -293,15 +298,15 @@ impl Forward<'_> {
     /// currents.
     fn launch_classifier(&self, program: &mut Program, logits: Operand) {
         let (shape, network) = (self.shape, self.network);
-        let map = network.last_frame();
+        let map = network.last_map();
         let last = 2 * network.blocks.len();
         let (weight, bias, share) = if self.training {
-            let share = shape.fed() as f32 / shape.steps() as f32;
+            let share = shape.fed_time_steps() as f32 / shape.spread_steps() as f32;
             let [weight, bias] = classifier_parameters(program, network);
             (weight, bias, share)
         } else {
             let [weight, bias] = ["fc.weight", "fc.bias"].map(|name| program.at(name).into());
-            (weight, bias, shape.fed() as f32)
+            (weight, bias, shape.fed_time_steps() as f32)
         };
         let trained = |name: &str| self.training_region_or_null(program, name);
         let scale = (shape.neuron().threshold / map.pixel_count() as f64) as f32;
@@ -314,7 +319,7 @@ impl Forward<'_> {
             neuron_launch_arguments(shape),
         );
         let grid = TileGrid { steps: shape.t, blocks: [shape.b, 1] };
-        let launch = program.kernel(&CLASSIFIER_TAIL, &grid, arguments);
+        let launch = program.kernel_launch(&CLASSIFIER_TAIL, &grid, arguments);
         program.add(launch.programmatic());
     }
 }
@@ -325,15 +330,15 @@ pub fn training_parameter(program: &Program, index: usize) -> Operand {
 }
 
 /// Addresses of the classifier's weight and bias in a training step.
-pub fn classifier_parameters(program: &Program, network: &Network) -> [Operand; 2] {
-    let bias = network.classifier + CLASS_COUNT * network.last_frame().channels;
+pub fn classifier_parameters(program: &Program, network: &ResNet18) -> [Operand; 2] {
+    let bias = network.classifier + CLASS_COUNT * network.last_map().channels;
     [network.classifier, bias].map(|index| training_parameter(program, index))
 }
 
 /// Address of a convolution's weight from tap 0 on. Taps before the first live one are neither
 /// stored nor read.
-pub fn weight(program: &Program, conv: &ConvolutionLayer) -> Operand {
-    let before = conv.window.live_taps().start * conv.window.input.channels;
+pub fn weight_address(program: &Program, conv: &ConvolutionLayer) -> Operand {
+    let before = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
     program.at(&weight_region_name(conv)).address_before(before * Dtype::Bf16.bytes()).into()
 }
 

@@ -6,13 +6,15 @@ use std::collections::BTreeMap;
 
 use super::fused::currents_gradient_name;
 use super::per_op::{block_input_name, layer_spikes_name};
-use super::tiles::{THREADS_PER_GROUP, TILE};
+use super::tiles::{THREADS_PER_GROUP, TILE_SIDE};
 use super::weights::{
     padded_stem_columns, tiled_weight_region_name, weight_columns, weight_region_name,
 };
 use crate::collective::InPlaceSum;
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Map, Network, ResidualBlock};
+use crate::resnet18::network::{
+    CLASS_COUNT, ConvolutionLayer, FeatureMap, ResNet18, ResidualBlock,
+};
 use kernelgate::backend::program::{MemoryPurpose, Pointer, Program, TableWord};
 use kernelgate::workload::Dtype;
 
@@ -59,9 +61,9 @@ pub struct GradientBuckets {
 
 impl GradientBuckets {
     /// Divides the gradients of a network into buckets, padded for this number of GPUs.
-    pub fn new(network: &Network, blocks_a_stage: usize, gpus: usize) -> Self {
+    pub fn new(network: &ResNet18, blocks_a_stage: usize, gpus: usize) -> Self {
         let mut all = Self { bytes: vec![0; GRADIENT_BUCKETS], places: BTreeMap::new() };
-        all.add(0, network.classifier, CLASS_COUNT * (network.last_frame().channels + 1));
+        all.add(0, network.classifier, CLASS_COUNT * (network.last_map().channels + 1));
         let stages = network.blocks.chunks(blocks_a_stage).rev().enumerate();
         for (after, blocks) in stages {
             let bucket = after.min(GRADIENT_BUCKETS - 1);
@@ -73,7 +75,7 @@ impl GradientBuckets {
         let filters = network.stem.window.output.channels;
         let elements = filters * (weight_columns(network, &network.stem) + 1);
         all.add(GRADIENT_BUCKETS - 1, network.stem.weight, elements);
-        all.bytes.iter_mut().for_each(|bytes| *bytes = InPlaceSum::rounded(gpus, *bytes));
+        all.bytes.iter_mut().for_each(|bytes| *bytes = InPlaceSum::buffer_bytes(gpus, *bytes));
         all
     }
 
@@ -84,7 +86,7 @@ impl GradientBuckets {
     }
 
     /// Size of each gradient bucket in bytes.
-    pub fn bytes(&self) -> &[usize] {
+    pub fn bucket_bytes(&self) -> &[usize] {
         &self.bytes
     }
 
@@ -94,14 +96,14 @@ impl GradientBuckets {
     }
 
     /// Declares the memory regions of all gradient buckets.
-    pub fn declare(&self, program: &mut Program) {
+    pub fn declare_bucket_regions(&self, program: &mut Program) {
         for (bucket, bytes) in self.bytes.iter().enumerate() {
-            program.scratch(Self::region_name(bucket), MemoryPurpose::Gradients, *bytes);
+            program.add_scratch(Self::region_name(bucket), MemoryPurpose::Gradients, *bytes);
         }
     }
 
     /// Bucket of a weight's gradient and its address, by the index of the weight's first element.
-    pub fn place(&self, program: &Program, element: usize) -> (usize, Pointer) {
+    pub fn bucket_and_address(&self, program: &Program, element: usize) -> (usize, Pointer) {
         let (bucket, offset) = self.places[&element];
         (bucket, program.at(&Self::region_name(bucket)).offset_by(offset))
     }
@@ -113,7 +115,7 @@ impl GradientBuckets {
 pub struct JobLists {
     pack: JobList,
     gradients: Vec<JobList>,
-    /// Jobs that sum the parts of gradients; they exist only with buckets.
+    /// Jobs that sum the parts of gradients; these jobs exist only with buckets.
     sums: Vec<JobList>,
     /// SGD updates after all buckets but the last one, and after the last one.
     sgd: [JobList; 2],
@@ -125,7 +127,7 @@ impl JobLists {
     /// GPU has, for the mean over images.
     pub fn new(
         shape: &NetworkShape,
-        network: &Network,
+        network: &ResNet18,
         program: &Program,
         buckets: Option<&GradientBuckets>,
         mean: f32,
@@ -133,30 +135,31 @@ impl JobLists {
         let lists =
             || (0..buckets.map_or(1, |_| GRADIENT_BUCKETS)).map(|_| JobList::default()).collect();
         let mut all = Self { gradients: lists(), sums: lists(), ..Self::default() };
-        for (conv, reads) in convolutions(shape, network) {
-            all.convolution(shape, network, conv, reads, program, (buckets, mean));
+        for (conv, reads) in convolutions_with_frames(shape, network) {
+            all.add_convolution_jobs(shape, network, conv, reads, program, (buckets, mean));
         }
-        let weights = CLASS_COUNT * network.last_frame().channels;
+        let weights = CLASS_COUNT * network.last_map().channels;
         let behind = network.parameters - network.classifier - weights;
-        let share = shape.fed() as f32 / shape.steps() as f32;
+        let share = shape.fed_time_steps() as f32 / shape.spread_steps() as f32;
         let [weight, bias] = classifier_gradient_pointers(network, program, buckets);
-        all.update(0, network.classifier, weight, 1, [1, weights, 0, weights], mean);
+        all.add_sgd_job(0, network.classifier, weight, 1, [1, weights, 0, weights], mean);
         let at = network.classifier + weights;
-        all.update(0, at, bias, 1, [1, behind, 0, CLASS_COUNT], share * mean);
+        all.add_sgd_job(0, at, bias, 1, [1, behind, 0, CLASS_COUNT], share * mean);
         all
     }
 
-    fn convolution(
+    fn add_convolution_jobs(
         &mut self,
         shape: &NetworkShape,
-        network: &Network,
+        network: &ResNet18,
         conv: &ConvolutionLayer,
         reads: SummedFrames,
         program: &Program,
         (buckets, mean): (Option<&GradientBuckets>, f32),
     ) {
         let filters = conv.window.output.channels;
-        let (first_tap, columns) = (conv.window.live_taps().start, weight_columns(network, conv));
+        let (first_tap, columns) =
+            (conv.window.taps_that_read_pixels().start, weight_columns(network, conv));
         let first = first_tap * conv.window.input.channels;
         let elements = filters * columns;
         let from = program.at("parameters").offset_by(conv.weight * Dtype::F32.bytes());
@@ -164,11 +167,12 @@ impl JobLists {
             .find(&tiled_weight_region_name(conv))
             .map_or(TableWord::Value(0), TableWord::Pointer);
         let packed = [from.into(), program.at(&weight_region_name(conv)).into(), tiles];
-        let fields = size_words([elements, conv.filter_elements(), first, columns]);
+        let fields = extents_as_words([elements, conv.filter_elements(), first, columns]);
         self.pack.push_job(elements.div_ceil(ELEMENTS_PER_BLOCK), packed.into_iter().chain(fields));
 
-        let parts = gradient_parts(shape, network, conv);
-        let (bucket, whole) = match buckets.map(|all| all.place(program, conv.weight)) {
+        let parts = parts_of_weight_gradient(shape, network, conv);
+        let (bucket, whole) = match buckets.map(|all| all.bucket_and_address(program, conv.weight))
+        {
             Some((bucket, whole)) => (bucket, Some(whole)),
             None => (0, None),
         };
@@ -177,7 +181,7 @@ impl JobLists {
             whole.filter(|_| parts == 1).unwrap_or_else(|| program.at(&gradient_parts_name(conv)));
         let SummedFrames { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
         let out_side = conv.window.output.side;
-        let fields = size_words([
+        let fields = extents_as_words([
             parts,
             steps,
             shape.b,
@@ -193,23 +197,23 @@ impl JobLists {
         ]);
         let pointers = [program.at(&currents_gradient_name(layer)), program.at(&frames), sums]
             .map(TableWord::Pointer);
-        let blocks = (columns / TILE + 1) * (filters / TILE) * parts;
+        let blocks = (columns / TILE_SIDE + 1) * (filters / TILE_SIDE) * parts;
         self.gradients[bucket].push_job(blocks, pointers.into_iter().chain(fields));
 
-        let spread = 1.0 / shape.steps() as f32;
+        let spread = 1.0 / shape.spread_steps() as f32;
         let stem = conv.weight == network.stem.weight;
         let factor = mean * if stem { spread } else { shape.neuron().threshold as f32 };
         let biases =
             |from: Pointer, parts: usize| from.offset_by(parts * elements * Dtype::F32.bytes());
         let (from, left) = match whole.filter(|_| parts > 1) {
             Some(whole) => {
-                self.sum(bucket, sums, whole, parts, elements);
-                self.sum(bucket, biases(sums, parts), biases(whole, 1), parts, filters);
+                self.add_sum_job(bucket, sums, whole, parts, elements);
+                self.add_sum_job(bucket, biases(sums, parts), biases(whole, 1), parts, filters);
                 (whole, 1)
             }
             None => (sums, parts),
         };
-        self.update(
+        self.add_sgd_job(
             bucket,
             conv.weight,
             from,
@@ -218,7 +222,7 @@ impl JobLists {
             factor,
         );
         let sizes = [1, filters, 0, filters];
-        self.update(
+        self.add_sgd_job(
             bucket,
             conv.first_bias_element(),
             biases(from, left),
@@ -229,14 +233,21 @@ impl JobLists {
     }
 
     /// Adds the job that sums the parts of a gradient.
-    fn sum(&mut self, bucket: usize, parts: Pointer, to: Pointer, count: usize, elements: usize) {
+    fn add_sum_job(
+        &mut self,
+        bucket: usize,
+        parts: Pointer,
+        to: Pointer,
+        count: usize,
+        elements: usize,
+    ) {
         let fields = [parts, to].map(TableWord::Pointer).into_iter();
-        let fields = fields.chain(size_words([count, elements, elements]));
+        let fields = fields.chain(extents_as_words([count, elements, elements]));
         self.sums[bucket].push_job(elements.div_ceil(ELEMENTS_PER_BLOCK), fields);
     }
 
     /// Adds the SGD job of a parameter `[rows, depth]` whose gradient has only a range of columns.
-    fn update(
+    fn add_sgd_job(
         &mut self,
         bucket: usize,
         element: usize,
@@ -246,9 +257,9 @@ impl JobLists {
         factor: f32,
     ) {
         let elements = rows * depth;
-        let fields = size_words([element, elements])
+        let fields = extents_as_words([element, elements])
             .chain([gradient.into()])
-            .chain(size_words([parts, rows * columns, depth, first, columns]))
+            .chain(extents_as_words([parts, rows * columns, depth, first, columns]))
             .chain([TableWord::Value(i64::from(factor.to_bits()))]);
         let last = usize::from(bucket + 1 == GRADIENT_BUCKETS);
         self.sgd[last].push_job(elements.div_ceil(ELEMENTS_PER_BLOCK), fields);
@@ -270,39 +281,40 @@ impl JobLists {
     }
 
     /// Number of blocks of a kernel; 0 without jobs.
-    pub fn blocks(&self, name: &str) -> usize {
+    pub fn block_count(&self, name: &str) -> usize {
         self.lists_by_name()
             .find(|(known, _)| known == name)
             .map_or(0, |(_, list)| list.owners.len())
     }
 
     /// Names of the two regions of a list: the jobs, and the job of each block.
-    pub fn regions(name: &str) -> [String; 2] {
+    pub fn job_list_region_names(name: &str) -> [String; 2] {
         [format!("{name}_jobs"), format!("{name}_owners")]
     }
 
     /// Declares the regions of all job lists in the program.
-    pub fn declare(&self, program: &mut Program) {
+    pub fn declare_job_regions(&self, program: &mut Program) {
         for (name, list) in self.lists_by_name() {
-            let [jobs, owners] = Self::regions(&name);
-            program.table(jobs, MemoryPurpose::Workspace, list.jobs.clone());
+            let [jobs, owners] = Self::job_list_region_names(&name);
+            program.add_table(jobs, MemoryPurpose::Workspace, list.jobs.clone());
             let bytes = bytemuck::cast_slice(&list.owners).to_vec();
-            program.packed(owners, MemoryPurpose::Workspace, bytes.len(), move |_| bytes.clone());
+            program
+                .add_packed(owners, MemoryPurpose::Workspace, bytes.len(), move |_| bytes.clone());
         }
     }
 }
 
 /// Addresses of the gradients of the classifier's weight and bias.
 pub fn classifier_gradient_pointers(
-    network: &Network,
+    network: &ResNet18,
     program: &Program,
     buckets: Option<&GradientBuckets>,
 ) -> [Pointer; 2] {
     let Some(buckets) = buckets else {
         return ["fc.weight_gradient", "fc.bias_gradient"].map(|name| program.at(name));
     };
-    let (_, weight) = buckets.place(program, network.classifier);
-    [weight, weight.offset_by(CLASS_COUNT * network.last_frame().channels * Dtype::F32.bytes())]
+    let (_, weight) = buckets.bucket_and_address(program, network.classifier);
+    [weight, weight.offset_by(CLASS_COUNT * network.last_map().channels * Dtype::F32.bytes())]
 }
 
 /// Declares the regions for the parts of all gradients; with buckets, only of gradients with
@@ -310,17 +322,17 @@ pub fn classifier_gradient_pointers(
 pub fn declare_gradient_parts(
     program: &mut Program,
     shape: &NetworkShape,
-    network: &Network,
+    network: &ResNet18,
     buckets: Option<&GradientBuckets>,
 ) {
     for conv in network.block_convolutions() {
         let filter = weight_columns(network, conv) + 1;
-        let parts = gradient_parts(shape, network, conv);
+        let parts = parts_of_weight_gradient(shape, network, conv);
         if buckets.is_some() && parts == 1 {
             continue;
         }
         let elements = parts * conv.window.output.channels * filter;
-        program.scratch(
+        program.add_scratch(
             gradient_parts_name(conv),
             MemoryPurpose::Gradients,
             elements * Dtype::F32.bytes(),
@@ -329,7 +341,7 @@ pub fn declare_gradient_parts(
 }
 
 /// Converts extents to 64-bit words of a job.
-fn size_words<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = TableWord> {
+fn extents_as_words<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = TableWord> {
     sizes.into_iter().map(|size| TableWord::Value(size as i64))
 }
 
@@ -338,11 +350,16 @@ fn gradient_parts_name(conv: &ConvolutionLayer) -> String {
 }
 
 /// Number of parts in which the gradient of a weight is summed.
-fn gradient_parts(shape: &NetworkShape, network: &Network, conv: &ConvolutionLayer) -> usize {
-    let blocks = weight_columns(network, conv) / TILE * (conv.window.output.channels / TILE);
+fn parts_of_weight_gradient(
+    shape: &NetworkShape,
+    network: &ResNet18,
+    conv: &ConvolutionLayer,
+) -> usize {
+    let blocks =
+        weight_columns(network, conv) / TILE_SIDE * (conv.window.output.channels / TILE_SIDE);
     // Rows of the GEMM are all time steps of an image at a pixel; for the stem a single step.
     let steps = if conv.weight == network.stem.weight { 1 } else { shape.t };
-    let tiles = conv.window.output.pixel_count() * (shape.b * steps).div_ceil(TILE);
+    let tiles = conv.window.output.pixel_count() * (shape.b * steps).div_ceil(TILE_SIDE);
     (tiles / MIN_ROW_TILES_PER_PART).clamp(1, MAX_BLOCKS_PER_WEIGHT.div_ceil(blocks))
 }
 
@@ -353,7 +370,7 @@ struct SummedFrames {
     /// Index of the layer of neurons that receives the convolution's output.
     layer: usize,
     /// Extents of one frame.
-    map: Map,
+    map: FeatureMap,
     steps: usize,
     fed: usize,
     kernel: usize,
@@ -364,12 +381,13 @@ struct SummedFrames {
 /// Every convolution with the frames over which its gradient is summed. The stem's operand is the
 /// same in every time step and was gathered before: for this kernel the stem is a convolution of
 /// one pixel and one time step.
-fn convolutions<'a>(
+fn convolutions_with_frames<'a>(
     shape: &NetworkShape,
-    network: &'a Network,
+    network: &'a ResNet18,
 ) -> Vec<(&'a ConvolutionLayer, SummedFrames)> {
     let stem = &network.stem;
-    let gathered = Map { side: stem.window.output.side, channels: padded_stem_columns(network) };
+    let gathered =
+        FeatureMap { side: stem.window.output.side, channels: padded_stem_columns(network) };
     let operand = SummedFrames {
         frames: "operand".to_owned(),
         layer: 0,
@@ -385,10 +403,10 @@ fn convolutions<'a>(
         layer,
         map: conv.window.input,
         steps: shape.t,
-        fed: shape.fed(),
+        fed: shape.fed_time_steps(),
         kernel: conv.window.kernel,
         stride: conv.window.stride,
-        first_tap: conv.window.live_taps().start,
+        first_tap: conv.window.taps_that_read_pixels().start,
     };
     let mut all = vec![(stem, operand)];
     for (number, block) in network.blocks.iter().enumerate() {

@@ -44,31 +44,45 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         about: "a launch an operation from the host, neurons a launch a time step: bound by \
                 launches, as eager frameworks are",
         supports: |problem| requires_bf16_network(&problem.shape),
-        prepare: Prepare::Program(|problem| per_op::program(&problem.shape), Capture::Stream),
+        prepare: Prepare::Program(
+            |problem| per_op::inference_program(&problem.shape),
+            Capture::Stream,
+        ),
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
         supports: |problem| requires_bf16_network(&problem.shape),
-        prepare: Prepare::Program(|problem| per_op::program(&problem.shape), Capture::Graph),
+        prepare: Prepare::Program(
+            |problem| per_op::inference_program(&problem.shape),
+            Capture::Graph,
+        ),
     },
     Implementation {
         name: "cuda/fused",
         about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
                 and neurons of all steps behind it; the stem once an image",
         supports: |problem| {
-            requires_bf16_network(&problem.shape).and_then(|()| tiles::supported(&problem.shape))
+            requires_bf16_network(&problem.shape)
+                .and_then(|()| tiles::check_compiled(&problem.shape))
         },
-        prepare: Prepare::Program(|problem| fused::program(&problem.shape), Capture::Graph),
+        prepare: Prepare::Program(
+            |problem| fused::inference_program(&problem.shape),
+            Capture::Graph,
+        ),
     },
     Implementation {
         name: "cuda/best",
         about: "the network in one launch, in groups of eight blocks that hand packed spikes on; \
                 their weights are on the way ahead of them",
         supports: |problem| {
-            requires_bf16_network(&problem.shape).and_then(|()| best::supported(&problem.shape))
+            requires_bf16_network(&problem.shape)
+                .and_then(|()| best::check_compiled(&problem.shape))
         },
-        prepare: Prepare::Program(|problem| best::program(&problem.shape), Capture::Graph),
+        prepare: Prepare::Program(
+            |problem| best::inference_program(&problem.shape),
+            Capture::Graph,
+        ),
     },
 ];
 
@@ -91,7 +105,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/per_op",
         about: "a launch an operation from the host, neurons forward a launch a time step, \
                 backward by replay",
-        supports: |problem| prepare_train_step(problem, train::supported),
+        supports: |problem| prepare_train_step(problem, train::check_gradient_gemm_support),
         prepare: Prepare::Program(
             |problem| train::train_step_program(&problem.shape),
             Capture::Stream,
@@ -100,7 +114,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| prepare_train_step(problem, train::supported),
+        supports: |problem| prepare_train_step(problem, train::check_gradient_gemm_support),
         prepare: Prepare::Program(
             |problem| train::train_step_program(&problem.shape),
             Capture::Graph,
@@ -110,13 +124,16 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/fused",
         about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
                 weights in one launch, SGD in another; in one graph",
-        supports: |problem| prepare_train_step(problem, tiles::supported),
-        prepare: Prepare::Program(|problem| fused_train::program(&problem.shape), Capture::Graph),
+        supports: |problem| prepare_train_step(problem, tiles::check_compiled),
+        prepare: Prepare::Program(
+            |problem| fused_train::training_program(&problem.shape),
+            Capture::Graph,
+        ),
     },
     Implementation {
         name: "cuda/best",
         about: "fused with all layers of the forward pass behind the pooling in one launch",
-        supports: |problem| prepare_train_step(problem, best::supported),
+        supports: |problem| prepare_train_step(problem, best::check_compiled),
         prepare: Prepare::Program(
             |problem| fused_train::merged_launches(&problem.shape),
             Capture::Graph,
@@ -129,7 +146,7 @@ pub const DATA_PARALLEL: &[Implementation<DataParallel>] = &[Implementation {
     name: "cuda/best",
     about: "best on each GPU; gradients are summed over peer memory in three buckets, beside the \
             backward pass",
-    supports: |problem| prepare_train_step(&problem.step_of_one_gpu(), best::supported),
+    supports: |problem| prepare_train_step(&problem.step_of_one_gpu(), best::check_compiled),
     prepare: Prepare::CudaSet {
         device_bytes: data_parallel::device_bytes_per_gpu,
         prepare: data_parallel::prepare_rank_programs,

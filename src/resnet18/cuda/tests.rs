@@ -4,14 +4,14 @@
 
 use super::per_op::layer_spikes_name;
 use super::*;
-use crate::gpu_tests::{gpu, prepare};
+use crate::gpu_tests::{lock_first_gpu, prepare_row};
 use crate::kernel_tests::check_program_launches;
 use crate::resnet18::DrawDistribution;
 use crate::resnet18::network::{NetworkSizes, NetworkStem};
-use crate::resnet18::reference::Reference;
+use crate::resnet18::reference::NetworkReference;
 use half::bf16;
 use kernelgate::backend::BackendError;
-use kernelgate::backend::program::{Lane, Program, Step};
+use kernelgate::backend::program::{Lane, Program, ProgramStep};
 use kernelgate::verify::{launch_and_verify, repeats_bit_by_bit};
 use kernelgate::workload::Problem;
 use kernelgate_cuda::driver::memory;
@@ -62,14 +62,14 @@ fn programs_by_row(shape: NetworkShape) -> Vec<(&'static str, Program)> {
         let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
         all.push((row.name, write(&training)));
     }
-    if prepare_train_step(&training, best::supported).is_ok() {
+    if prepare_train_step(&training, best::check_compiled).is_ok() {
         let sums = fused_train::gradient_sums_by_bucket(&shape, 2);
         all.push(("data_parallel", fused_train::launches_of_one_gpu(&shape, 2, sums)));
     }
     all
 }
 
-const SHAPES: [(NetworkStem, usize, usize, usize, usize); 5] = [
+const TEST_SHAPES: [(NetworkStem, usize, usize, usize, usize); 5] = [
     (NetworkStem::ImageNet, 64, 8, 8, 8),
     (NetworkStem::ImageNet, 64, 35, 8, 8),
     (NetworkStem::Cifar, 64, 2, 4, 4),
@@ -79,7 +79,7 @@ const SHAPES: [(NetworkStem, usize, usize, usize, usize); 5] = [
 
 #[test]
 fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
-    for (stem, width, b, t, level) in SHAPES {
+    for (stem, width, b, t, level) in TEST_SHAPES {
         for (name, program) in programs_by_row(shape(stem, width, b, t, level)) {
             assert_eq!(program.check(), Ok(()), "{name}");
             check_program_launches(&program);
@@ -93,7 +93,7 @@ fn the_backward_pass_over_gpus_waits_for_the_last_gradients_only() {
     let sums = fused_train::gradient_sums_by_bucket(&shape, 2);
     let program = fused_train::launches_of_one_gpu(&shape, 2, sums);
     let launches = program.steps().iter().filter_map(|step| match step {
-        Step::Launch(launch) => Some(launch),
+        ProgramStep::Launch(launch) => Some(launch),
         _ => None,
     });
     let in_main_lane: Vec<bool> = launches
@@ -105,12 +105,12 @@ fn the_backward_pass_over_gpus_waits_for_the_last_gradients_only() {
 
 #[test]
 fn uploads_are_as_large_as_declared() {
-    for (stem, width, b, t, level) in SHAPES {
+    for (stem, width, b, t, level) in TEST_SHAPES {
         let shape = shape(stem, width, b, t, level);
         let inputs = TrainStep { shape }.inputs(1);
         for (name, program) in programs_by_row(shape) {
             for (region, _) in program.regions() {
-                let uploaded = program.uploaded(program.at(region), &inputs);
+                let uploaded = program.uploaded_bytes(program.at(region), &inputs);
                 assert!(uploaded.is_ok(), "{name}: {}", uploaded.unwrap_err());
             }
         }
@@ -138,7 +138,7 @@ fn tiles_have_swizzled_rows() {
     };
     assert_eq!([0, 128, 4096, 8192].map(at), [(0, 0), (1, 1), (0, 8), (32, 0)]);
     // A frame of one pixel reads one tap of nine.
-    let network = shape(NetworkStem::ImageNet, 8, 1, 4, 8).sizes.network();
+    let network = shape(NetworkStem::ImageNet, 8, 1, 4, 8).sizes.build_network();
     let last = network.blocks.last().unwrap();
     assert_eq!(weights::live_weight_columns(&last.second), last.second.window.input.channels);
 }
@@ -146,7 +146,7 @@ fn tiles_have_swizzled_rows() {
 /// Batches of odd size, both stems, and every number of steps for which there is a build.
 #[test]
 fn every_rung_is_the_reference_bit_for_bit() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (stem, width, b, t, level) in [
         (NetworkStem::ImageNet, 64, 3, 8, 8),
         (NetworkStem::Cifar, 64, 2, 4, 4),
@@ -160,7 +160,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
         let inputs = problem.inputs(2);
         let expected = problem.reference(&inputs);
         for row in INFERENCE.iter().filter(|row| (row.supports)(&problem).is_ok()) {
-            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            let Some(mut task) = prepare_row(row, &problem, &inputs, &device) else { continue };
             let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
             launch_and_verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -171,7 +171,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
 
 #[test]
 fn training_steps_are_those_of_the_reference() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (stem, width, b, t, level) in [
         (NetworkStem::ImageNet, 16, 8, 5, 8),
         (NetworkStem::Cifar, 16, 2, 4, 4),
@@ -184,7 +184,7 @@ fn training_steps_are_those_of_the_reference() {
         let inputs = problem.inputs(2);
         let expected = problem.reference(&inputs);
         for row in TRAIN_STEP.iter().filter(|row| (row.supports)(&problem).is_ok()) {
-            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            let Some(mut task) = prepare_row(row, &problem, &inputs, &device) else { continue };
             let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
             let comparison = launch_and_verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -217,30 +217,30 @@ fn training_over_two_gpus_is_that_of_all_images() {
 
 #[test]
 fn spikes_of_every_layer_are_those_of_the_reference() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let shape = shape(NetworkStem::ImageNet, 64, 3, 8, 8);
     let problem = Inference { shape };
     let inputs = problem.inputs(4);
-    let expected = Reference::new(&shape, &inputs).forward(&inputs);
+    let expected = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
     let per_op: fn(&[u8]) -> Vec<i8> = |bytes| bytemuck::cast_slice(bytes).to_vec();
     let fused: fn(&[u8]) -> Vec<i8> =
         |bytes| bytemuck::cast_slice::<u8, bf16>(bytes).iter().map(|s| s.to_f32() as i8).collect();
     let rows = [
-        (per_op::program(&shape), 1, per_op),
-        (fused::program(&shape), 2, fused),
+        (per_op::inference_program(&shape), 1, per_op),
+        (fused::inference_program(&shape), 2, fused),
         (best::inference_launches(&shape, true), 2, fused),
     ];
     for (row, (program, bytes, read)) in rows.into_iter().enumerate() {
         // The row `best` does not write the spikes of the stem, but the spikes of later layers.
         let first = if row == 2 { 1 } else { 0 };
-        let program = match program.load(&device, &inputs) {
+        let program = match program.load_program(&device, &inputs) {
             Err(BackendError::Unsupported(reason)) => {
                 eprintln!("skipped: {reason}");
                 continue;
             }
             program => program.unwrap(),
         };
-        program.enqueue().unwrap();
+        program.enqueue_program().unwrap();
         device.synchronize().unwrap();
         for (number, layer) in expected.layers.iter().enumerate().skip(first) {
             let buffer = program.buffer_of_pointer(&layer_spikes_name(number)).unwrap();
@@ -259,15 +259,15 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
 
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = Inference { shape: shape(NetworkStem::ImageNet, 64, 32, 8, 8) };
     let inputs = problem.inputs(1);
     let free = || memory::memory_after_launches(&device).unwrap().0 as f64;
     for row in INFERENCE {
         // Memory that stays loaded after the first use is not counted.
-        drop(prepare(row, &problem, &inputs, &device));
+        drop(prepare_row(row, &problem, &inputs, &device));
         let before = free();
-        let Some(task) = prepare(row, &problem, &inputs, &device) else { continue };
+        let Some(task) = prepare_row(row, &problem, &inputs, &device) else { continue };
         let used = before - free();
         drop(task);
         let declared = row.device_bytes(&problem).unwrap() as f64;

@@ -19,14 +19,14 @@ pub const THREADS_PER_GROUP: usize = 128;
 pub const THREADS: usize = 2 * THREADS_PER_GROUP;
 /// Number of rows and of columns of a tile, which is also the number of channels in a step of its
 /// GEMM. A row is one time step of an image at one pixel.
-pub const TILE: usize = 64;
+pub const TILE_SIDE: usize = 64;
 /// Number of steps of a group's GEMM whose operands are in shared memory.
 const STAGES_AHEAD: usize = 3;
 /// Shared memory of a group: stages of two operands in bf16.
-pub const SHARED_BYTES_PER_GROUP: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
+pub const SHARED_BYTES_PER_GROUP: usize = STAGES_AHEAD * 2 * TILE_SIDE * TILE_SIDE * 2;
 
 /// Declares a kernel that is launched over tiles: the common part of all rows of one file.
-pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<TileGrid> {
+pub const fn tiled_kernel(source: Source, symbol: &'static str) -> KernelSpec<TileGrid> {
     KernelSpec {
         defines: |grid| vec![format!("STEPS={}", grid.steps)],
         constants: |_| tile_constants(THREADS),
@@ -38,7 +38,7 @@ pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<TileGrid>
 
 /// Build of a kernel with blocks of four groups, for grids in which every block has a
 /// multiprocessor of its own.
-pub const fn wide_build(narrow: KernelSpec<TileGrid>) -> KernelSpec<TileGrid> {
+pub const fn four_group_build(narrow: KernelSpec<TileGrid>) -> KernelSpec<TileGrid> {
     KernelSpec {
         threads: 2 * THREADS,
         defines: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
@@ -67,16 +67,16 @@ pub fn wide_is_faster(
 
 /// Macros of `tiles.cuh`, for blocks of `threads` threads.
 pub fn tile_constants(threads: usize) -> Vec<(&'static str, usize)> {
-    vec![("THREADS", threads), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
+    vec![("THREADS", threads), ("TILE", TILE_SIDE), ("STAGES", STAGES_AHEAD)]
 }
 
 /// Checks that the kernels are compiled for a shape.
-pub fn supported(shape: &NetworkShape) -> Result<(), String> {
+pub fn check_compiled(shape: &NetworkShape) -> Result<(), String> {
     if ![4, 8, 16].contains(&shape.t) {
         return Err("compiled for 4, 8 and 16 time steps".to_owned());
     }
-    if !shape.sizes.width.is_multiple_of(TILE) {
-        return Err(format!("a width in multiples of {TILE}"));
+    if !shape.sizes.width.is_multiple_of(TILE_SIDE) {
+        return Err(format!("a width in multiples of {TILE_SIDE}"));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! time.
 
 use super::per_op::{
-    Forward, POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name,
+    POOLED_TAPS, PerOpForward, STAGE_RANGES, SavedForwardRegions, block_input_name,
     declare_images_and_logits, declare_scratch, gather_images, layer_spikes_name, window_arguments,
 };
 use super::weights::{
@@ -13,7 +13,7 @@ use super::weights::{
 };
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network, ResidualBlock};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18, ResidualBlock};
 use crate::st_bif::NeuronShape;
 use crate::st_bif::cuda::replay_kernel;
 use kernelgate::backend::program::{
@@ -44,7 +44,7 @@ pub const KERNELS: &[KernelSpec<usize>] = &[
     SCATTER_KERNEL,
     SCALE_KERNEL,
     POOL_KERNEL,
-    SGD,
+    SGD_KERNEL,
 ];
 
 const PACK_KERNEL: KernelSpec<usize> = KernelSpec {
@@ -68,7 +68,7 @@ const SCATTER_KERNEL: KernelSpec<usize> =
 const SCALE_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_scale", ..PACK_KERNEL };
 const POOL_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK_KERNEL };
-const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK_KERNEL };
+const SGD_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK_KERNEL };
 /// Kernel of the loss, which `fused_train` launches too; its parameter is the number of blocks.
 pub const LOSS_KERNEL: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK_KERNEL };
@@ -79,7 +79,7 @@ const SUM_ROWS_KERNEL: KernelSpec<usize> =
 
 /// Checks that the GEMMs of the gradients can be computed: their inner extent is the number of
 /// frames, whose rows must be multiples of 16 bytes.
-pub fn supported(shape: &NetworkShape) -> Result<(), String> {
+pub fn check_gradient_gemm_support(shape: &NetworkShape) -> Result<(), String> {
     if shape.frame_count().is_multiple_of(8) {
         Ok(())
     } else {
@@ -111,42 +111,43 @@ impl TrainingTensors {
     pub fn declare_training_tensors(
         program: &mut Program,
         shape: &NetworkShape,
-        network: &Network,
+        network: &ResNet18,
     ) -> Self {
         let logits = declare_images_and_logits(program, shape);
-        let (rows, bytes) = (shape.rows(network), network.parameters * Dtype::F32.bytes());
+        let (rows, bytes) =
+            (shape.parameter_shape(network), network.parameters * Dtype::F32.bytes());
         Self {
-            labels: program.input("labels", MemoryPurpose::Inputs, shape.b),
-            parameters: program.input("parameters", MemoryPurpose::Weights, bytes),
-            momentum: program.input("momentum", MemoryPurpose::Momentum, bytes),
+            labels: program.add_input("labels", MemoryPurpose::Inputs, shape.b),
+            parameters: program.add_input("parameters", MemoryPurpose::Weights, bytes),
+            momentum: program.add_input("momentum", MemoryPurpose::Momentum, bytes),
             logits,
-            loss: program.output("loss", [1], Dtype::F32),
-            new_parameters: program.output("new_parameters", rows, Dtype::F32),
-            new_momentum: program.output("new_momentum", rows, Dtype::F32),
+            loss: program.add_output("loss", [1], Dtype::F32),
+            new_parameters: program.add_output("new_parameters", rows, Dtype::F32),
+            new_momentum: program.add_output("new_momentum", rows, Dtype::F32),
         }
     }
 }
 
 /// Declares all regions of a training step except inputs and outputs.
-fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network: &Network) {
+fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
     use MemoryPurpose::{Activations, Gradients, Weights, Workspace};
     let frames = shape.frame_count();
-    let maps = network.neurons();
+    let maps = network.neuron_layer_extents();
     let largest = maps.iter().map(|map| map.elements()).max().unwrap_or(0);
     let convs = network.block_convolutions().skip(1);
     let rows = convs.map(|c| frames * c.window.output.pixel_count() * live_weight_columns(c)).max();
     let weights = network
         .block_convolutions()
         .map(|conv| conv.window.output.channels * weight_columns(network, conv));
-    let features = network.last_frame().channels;
+    let features = network.last_map().channels;
     let weight_gradient = weights.max().unwrap_or(0).max(CLASS_COUNT * features);
     for region in packed_regions(shape, network) {
-        program.scratch(region.name, Weights, region.bytes);
+        program.add_scratch(region.name, Weights, region.bytes);
     }
     declare_scratch(program, shape, network, SavedForwardRegions::Currents);
     let bf16s = frames * largest * Dtype::Bf16.bytes();
-    program.scratch("rounded", Workspace, bf16s);
-    program.scratch("transposed", Workspace, bf16s);
+    program.add_scratch("rounded", Workspace, bf16s);
+    program.add_scratch("transposed", Workspace, bf16s);
     for (name, purpose, count) in [
         ("spike_gradient", Gradients, frames * largest),
         ("other_spike_gradient", Gradients, frames * largest),
@@ -159,17 +160,17 @@ fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network
         ("logits_gradient", Gradients, shape.b * CLASS_COUNT),
         ("features", Activations, shape.b * features),
     ] {
-        program.scratch(name, purpose, count * Dtype::F32.bytes());
+        program.add_scratch(name, purpose, count * Dtype::F32.bytes());
     }
 }
 
 /// Program of a training step.
 pub fn train_step_program(shape: &NetworkShape) -> Program {
-    let network = shape.sizes.network();
+    let network = shape.sizes.build_network();
     let mut program = Program::new();
     let tensors = TrainingTensors::declare_training_tensors(&mut program, shape, &network);
     declare_training_tensors(&mut program, shape, &network);
-    let forward = Forward { shape, network: &network, saved: SavedForwardRegions::Currents };
+    let forward = PerOpForward { shape, network: &network, saved: SavedForwardRegions::Currents };
     let theta = shape.neuron().threshold as f32;
     TrainStepWriter { forward, theta, tensors }.write_whole_step(&mut program);
     program
@@ -177,39 +178,41 @@ pub fn train_step_program(shape: &NetworkShape) -> Program {
 
 /// Writes the launches of a training step.
 struct TrainStepWriter<'a> {
-    forward: Forward<'a>,
+    forward: PerOpForward<'a>,
     theta: f32,
     tensors: TrainingTensors,
 }
 
 impl<'a> TrainStepWriter<'a> {
-    fn network(&self) -> &'a Network {
+    fn network_of_forward(&self) -> &'a ResNet18 {
         self.forward.network
     }
 
     fn write_whole_step(&self, program: &mut Program) {
-        program.in_range("Weight_Rounding", |program| self.pack(program));
-        self.forward.whole(program, self.tensors.logits);
-        program.in_range("Backward", |program| self.backward(program));
+        program.in_range("Weight_Rounding", |program| self.add_parameter_packing(program));
+        self.forward.add_forward_pass(program, self.tensors.logits);
+        program.in_range("Backward", |program| self.add_backward_pass(program));
     }
 
-    fn backward(&self, program: &mut Program) {
-        program.in_range("Final_Layers", |program| self.loss(program));
-        (0..self.network().blocks.len()).rev().for_each(|number| self.block(program, number));
-        self.stem(program);
+    fn add_backward_pass(&self, program: &mut Program) {
+        program.in_range("Final_Layers", |program| self.add_loss_and_classifier_step(program));
+        (0..self.network_of_forward().blocks.len())
+            .rev()
+            .for_each(|number| self.add_block_backward(program, number));
+        self.add_stem_backward(program);
     }
 
     /// Rounds and scales the parameters for the forward pass.
-    fn pack(&self, program: &mut Program) {
-        let network = self.network();
-        let steps = self.forward.shape.steps() as f32;
+    fn add_parameter_packing(&self, program: &mut Program) {
+        let network = self.network_of_forward();
+        let steps = self.forward.shape.spread_steps() as f32;
         for conv in network.block_convolutions() {
             let columns = weight_columns(network, conv);
-            let first = conv.window.live_taps().start * conv.window.input.channels;
+            let first = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
             let elements = conv.window.output.channels * columns;
             let from = self.tensors.parameters.offset_by(conv.weight * Dtype::F32.bytes());
             let sizes = int_operands([conv.filter_elements(), first, columns]);
-            program.launch(
+            program.add_launch(
                 &PACK_KERNEL,
                 &elements,
                 (from, &weight_region_name(conv), long_operand(elements), sizes),
@@ -224,7 +227,7 @@ impl<'a> TrainStepWriter<'a> {
                 divisor,
             );
         }
-        let weights = CLASS_COUNT * network.last_frame().channels;
+        let weights = CLASS_COUNT * network.last_map().channels;
         self.divide_over_steps(program, network.classifier, "fc.weight", weights, 1.0);
         self.divide_over_steps(
             program,
@@ -244,17 +247,17 @@ impl<'a> TrainStepWriter<'a> {
         divisor: f32,
     ) {
         let from = self.tensors.parameters.offset_by(from * Dtype::F32.bytes());
-        program.launch(&SHARE_KERNEL, &elements, (from, to, long_operand(elements), divisor));
+        program.add_launch(&SHARE_KERNEL, &elements, (from, to, long_operand(elements), divisor));
     }
 
     /// Adds the loss, the classifier's step, and the gradient of the last spikes.
-    fn loss(&self, program: &mut Program) {
-        let (shape, network) = (self.forward.shape, self.network());
-        let map = network.last_frame();
+    fn add_loss_and_classifier_step(&self, program: &mut Program) {
+        let (shape, network) = (self.forward.shape, self.network_of_forward());
+        let map = network.last_map();
         let (b, channels, at) = (shape.b, map.channels, network.classifier);
         let TrainingTensors { logits, labels, loss, parameters, .. } = self.tensors;
         let gradient = "logits_gradient";
-        program.launch(
+        program.add_launch(
             &LOSS_KERNEL,
             &1,
             (logits, labels, loss, gradient, int_operands([b, CLASS_COUNT])),
@@ -264,7 +267,7 @@ impl<'a> TrainStepWriter<'a> {
         let elements = b * channels;
         let spikes = layer_spikes_name(2 * network.blocks.len());
         let sizes = int_operands([channels, map.pixel_count(), shape.t]);
-        program.launch(
+        program.add_launch(
             &FEATURES_KERNEL,
             &elements,
             (&spikes, "features", long_operand(elements), sizes, scale),
@@ -273,37 +276,43 @@ impl<'a> TrainStepWriter<'a> {
         let weights = CLASS_COUNT * channels;
         let gradients = ("weight_gradient", "bias_gradient", long_operand(weights));
         let arguments = (gradient, "features", gradients, int_operands([b, CLASS_COUNT, channels]));
-        program.launch(&CLASSIFIER_KERNEL, &weights, arguments);
-        let share = shape.fed() as f32 / shape.steps() as f32;
+        program.add_launch(&CLASSIFIER_KERNEL, &weights, arguments);
+        let share = shape.fed_time_steps() as f32 / shape.spread_steps() as f32;
         let behind = network.parameters - at - weights;
-        self.sgd(program, "weight_gradient", at, [1, weights, 0, weights], 1.0);
-        self.sgd(program, "bias_gradient", at + weights, [1, behind, 0, CLASS_COUNT], share);
+        self.add_sgd_update(program, "weight_gradient", at, [1, weights, 0, weights], 1.0);
+        self.add_sgd_update(
+            program,
+            "bias_gradient",
+            at + weights,
+            [1, behind, 0, CLASS_COUNT],
+            share,
+        );
 
         let elements = shape.frame_count() * map.elements();
         let weight = parameters.offset_by(at * Dtype::F32.bytes());
         let sizes = int_operands([b, CLASS_COUNT, channels, map.pixel_count()]);
         let arguments = (gradient, weight, "spike_gradient", long_operand(elements), sizes, scale);
-        program.launch(&LAST_LAYER_KERNEL, &elements, arguments);
+        program.add_launch(&LAST_LAYER_KERNEL, &elements, arguments);
     }
 
     /// Computes the gradient of a block's input spikes from the gradient of its output spikes; both
     /// are in the region `spike_gradient`.
-    fn block(&self, program: &mut Program, number: usize) {
-        let network = self.network();
+    fn add_block_backward(&self, program: &mut Program, number: usize) {
+        let network = self.network_of_forward();
         let block = &network.blocks[number];
         let input = block_input_name(network, number);
         let ResidualBlock { first, second, .. } = block;
         in_layer_range(program, second, |program| {
-            self.neurons_backward(program, 2 * number + 2, "spike_gradient");
+            self.add_neurons_backward(program, 2 * number + 2, "spike_gradient");
             self.round_and_transpose(program, second);
         });
-        self.parameters_of(program, second, &layer_spikes_name(2 * number + 1));
+        self.add_convolution_update(program, second, &layer_spikes_name(2 * number + 1));
         in_layer_range(program, second, |program| {
             self.convolution_input_gradient(program, second, "other_spike_gradient", false);
         });
         match &block.shortcut {
             Some(conv) => {
-                self.parameters_of(program, conv, &input);
+                self.add_convolution_update(program, conv, &input);
                 in_layer_range(program, first, |program| {
                     self.convolution_input_gradient(program, conv, "spike_gradient", false);
                 });
@@ -313,23 +322,23 @@ impl<'a> TrainStepWriter<'a> {
                 let arguments =
                     ("spike_gradient", "current_gradient", long_operand(elements), self.theta);
                 in_layer_range(program, first, |program| {
-                    program.launch(&SCALE_KERNEL, &elements, arguments)
+                    program.add_launch(&SCALE_KERNEL, &elements, arguments)
                 });
             }
         }
         in_layer_range(program, first, |program| {
-            self.neurons_backward(program, 2 * number + 1, "other_spike_gradient");
+            self.add_neurons_backward(program, 2 * number + 1, "other_spike_gradient");
             self.round_and_transpose(program, first);
         });
-        self.parameters_of(program, first, &input);
+        self.add_convolution_update(program, first, &input);
         in_layer_range(program, first, |program| {
             self.convolution_input_gradient(program, first, "spike_gradient", true);
         });
     }
 
     /// Adds the backward pass of the pooling and of the stem to the program.
-    fn stem(&self, program: &mut Program) {
-        let (shape, network) = (self.forward.shape, self.network());
+    fn add_stem_backward(&self, program: &mut Program) {
+        let (shape, network) = (self.forward.shape, self.network_of_forward());
         let stem = &network.stem;
         program.in_range("Conv1_Block", |program| {
             let mut from = "spike_gradient";
@@ -340,28 +349,28 @@ impl<'a> TrainStepWriter<'a> {
                     int_operands([pool.input.side, pool.input.channels, pool.output.side, shape.t]);
                 let pointers = (from, POOLED_TAPS, "other_spike_gradient");
                 let arguments = (pointers, long_operand(elements), long_operand(outputs), sizes);
-                program.launch(&POOL_KERNEL, &elements, arguments);
+                program.add_launch(&POOL_KERNEL, &elements, arguments);
                 from = "other_spike_gradient";
             }
-            self.neurons_backward(program, 0, from);
+            self.add_neurons_backward(program, 0, from);
             self.round_and_transpose(program, stem);
         });
         program.in_range("Weight_Gradients", |program| {
             let (columns, frames) = (padded_stem_columns(network), shape.frame_count());
             gather_images(program, stem, frames, columns, "frames");
         });
-        self.convolution_weight_step(program, stem, 1.0 / shape.steps() as f32);
+        self.convolution_weight_step(program, stem, 1.0 / shape.spread_steps() as f32);
     }
 
     /// Computes `current_gradient` from the gradient of a layer's spikes.
-    fn neurons_backward(&self, program: &mut Program, layer: usize, spikes: &str) {
+    fn add_neurons_backward(&self, program: &mut Program, layer: usize, spikes: &str) {
         let shape = self.forward.shape;
-        let n = shape.b * self.network().neurons()[layer].elements();
+        let n = shape.b * self.network_of_forward().neuron_layer_extents()[layer].elements();
         let neurons = NeuronShape { n, t: shape.t, dtype: Dtype::F32, parameters: shape.neuron() };
         let (kernel, last) = replay_kernel::<Operand>(&neurons);
-        let currents = SavedForwardRegions::Currents.currents(layer);
+        let currents = SavedForwardRegions::Currents.currents_region_name(layer);
         let arguments = (&currents, spikes, NULL, "current_gradient", last);
-        program.launch(&kernel, &neurons, arguments);
+        program.add_launch(&kernel, &neurons, arguments);
     }
 
     /// Rounds the gradient of a convolution's output to bf16, both as it is and transposed.
@@ -370,11 +379,11 @@ impl<'a> TrainStepWriter<'a> {
         let rows = self.forward.shape.frame_count() * conv.window.output.pixel_count();
         let blocks = rows.div_ceil(TILE_SIDE) * channels.div_ceil(TILE_SIDE);
         let regions = ("current_gradient", "rounded", "transposed");
-        program.launch(&ROUND_KERNEL, &blocks, (regions, long_operand(rows), int(channels)));
+        program.add_launch(&ROUND_KERNEL, &blocks, (regions, long_operand(rows), int(channels)));
     }
 
     /// Adds the SGD step of a convolution of spikes, after rounding the gradient of its output.
-    fn parameters_of(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str) {
+    fn add_convolution_update(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str) {
         program.in_range("Weight_Gradients", |program| {
             self.forward.gather_spikes(program, conv, input);
         });
@@ -384,28 +393,28 @@ impl<'a> TrainStepWriter<'a> {
     /// Adds the SGD step of a convolution whose operand is gathered. The convolution's output was
     /// multiplied by `factor`, so its gradient is too.
     fn convolution_weight_step(&self, program: &mut Program, conv: &ConvolutionLayer, factor: f32) {
-        let (shape, network) = (self.forward.shape, self.network());
+        let (shape, network) = (self.forward.shape, self.network_of_forward());
         let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
         let rows = shape.frame_count() * conv.window.output.pixel_count();
         program.in_range("Weight_Gradients", |program| {
             let spec = GemmSpec::new(filters, columns, rows, MatrixDtype::Bf16, MatrixDtype::F32);
-            gemm(program, spec, ["transposed", "operand", "weight_gradient"]);
+            add_gemm_to_program(program, spec, ["transposed", "operand", "weight_gradient"]);
             let tiles = filters.div_ceil(TILE_SIDE);
-            let fed = shape.fed() * shape.b * conv.window.output.pixel_count();
+            let fed = shape.fed_time_steps() * shape.b * conv.window.output.pixel_count();
             for (from, to, rows, splits) in [
                 ("current_gradient", "bias_sums", fed, ROW_SUM_PARTS),
                 ("bias_sums", "bias_gradient", ROW_SUM_PARTS, 1),
             ] {
                 let arguments = (from, to, long_operand(rows), int_operands([filters, splits]));
-                program.launch(&SUM_ROWS_KERNEL, &(tiles * splits), arguments);
+                program.add_launch(&SUM_ROWS_KERNEL, &(tiles * splits), arguments);
             }
         });
-        let first = conv.window.live_taps().start * conv.window.input.channels;
-        let share = 1.0 / shape.steps() as f32;
+        let first = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
+        let share = 1.0 / shape.spread_steps() as f32;
         program.in_range("Optimizer", |program| {
             let sizes = [filters, conv.filter_elements(), first, columns];
-            self.sgd(program, "weight_gradient", conv.weight, sizes, factor);
-            self.sgd(
+            self.add_sgd_update(program, "weight_gradient", conv.weight, sizes, factor);
+            self.add_sgd_update(
                 program,
                 "bias_gradient",
                 conv.first_bias_element(),
@@ -428,19 +437,23 @@ impl<'a> TrainStepWriter<'a> {
         let (frames, columns) = (self.forward.shape.frame_count(), live_weight_columns(conv));
         let (rows, depth) = (frames * window.output.pixel_count(), window.output.channels);
         let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::F32);
-        gemm(program, spec, ["rounded", &weight_region_name(conv), "gathered_gradient"]);
-        let taps = window.live_taps();
+        add_gemm_to_program(
+            program,
+            spec,
+            ["rounded", &weight_region_name(conv), "gathered_gradient"],
+        );
+        let taps = window.taps_that_read_pixels();
         let elements = frames * window.input.elements();
         let taps = int_operands([taps.start, taps.len()]);
         let window = window_arguments(window);
         let sums = (self.theta, int(usize::from(add)));
         let arguments = ("gathered_gradient", to, long_operand(elements), window, taps, sums);
-        program.launch(&SCATTER_KERNEL, &elements, arguments);
+        program.add_launch(&SCATTER_KERNEL, &elements, arguments);
     }
 
     /// Adds the SGD update of a parameter `[filters, depth]` whose gradient has only a range of
     /// columns.
-    fn sgd(
+    fn add_sgd_update(
         &self,
         program: &mut Program,
         gradient: &str,
@@ -457,7 +470,11 @@ impl<'a> TrainStepWriter<'a> {
         let tensors = (old, old_momentum, gradient, new, new_momentum);
         let sizes = int_operands([depth, first, columns, columns]);
         let factors = [factor, SGD_MOMENTUM, LEARNING_RATE];
-        program.launch(&SGD, &elements, (tensors, long_operand(elements), sizes, factors));
+        program.add_launch(
+            &SGD_KERNEL,
+            &elements,
+            (tensors, long_operand(elements), sizes, factors),
+        );
     }
 }
 
@@ -473,7 +490,7 @@ fn in_layer_range(
     program.in_range(*stage, |program| program.in_range(&conv.name, write));
 }
 
-fn gemm(program: &mut Program, spec: GemmSpec, names: [&str; 3]) {
+fn add_gemm_to_program(program: &mut Program, spec: GemmSpec, names: [&str; 3]) {
     let operands = names.map(|name| program.at(name));
     program.gemm(Lane::MAIN_LANE, spec, operands);
 }

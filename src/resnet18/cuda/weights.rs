@@ -4,13 +4,13 @@
 use half::bf16;
 
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18};
 use kernelgate::backend::program::{MemoryPurpose, Program};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Number of columns of the stem's gathered operand: the columns of its filters, rounded up to
 /// tiles of 64.
-pub fn padded_stem_columns(network: &Network) -> usize {
+pub fn padded_stem_columns(network: &ResNet18) -> usize {
     network.stem.filter_elements().next_multiple_of(64)
 }
 
@@ -74,8 +74,8 @@ impl ParameterPart {
 }
 
 /// All regions of packed parameters.
-pub fn packed_regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegion> {
-    let steps = shape.steps() as f32;
+pub fn packed_regions(shape: &NetworkShape, network: &ResNet18) -> Vec<PackedRegion> {
+    let steps = shape.spread_steps() as f32;
     let share = |name: String, at: usize, count: usize, divisor: f32| PackedRegion {
         name,
         bytes: count * Dtype::F32.bytes(),
@@ -84,7 +84,7 @@ pub fn packed_regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegi
     let mut regions = Vec::new();
     for conv in network.block_convolutions() {
         let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
-        let first = conv.window.live_taps().start * conv.window.input.channels;
+        let first = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
         let (at, depth) = (conv.weight, conv.filter_elements());
         regions.push(PackedRegion {
             name: weight_region_name(conv),
@@ -99,7 +99,7 @@ pub fn packed_regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegi
             divisor,
         ));
     }
-    let weights = CLASS_COUNT * network.last_frame().channels;
+    let weights = CLASS_COUNT * network.last_map().channels;
     let at = network.classifier;
     regions.push(share("fc.weight".to_owned(), at, weights, 1.0));
     regions.push(share("fc.bias".to_owned(), at + weights, CLASS_COUNT, steps));
@@ -107,10 +107,11 @@ pub fn packed_regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegi
 }
 
 /// Declares every region of packed parameters, with their contents.
-pub fn declare_packed_parameters(program: &mut Program, shape: &NetworkShape, network: &Network) {
+pub fn declare_packed_parameters(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
     for PackedRegion { name, bytes, part } in packed_regions(shape, network) {
-        program
-            .packed(name, MemoryPurpose::Weights, bytes, move |inputs| part.packed_bytes(inputs));
+        program.add_packed(name, MemoryPurpose::Weights, bytes, move |inputs| {
+            part.packed_bytes(inputs)
+        });
     }
 }
 
@@ -130,16 +131,16 @@ pub fn tiled_weight_region_name(conv: &ConvolutionLayer) -> String {
 /// Rearranges a packed weight into tiles.
 pub fn tiled_weight(weight: &[u8], columns: usize) -> Vec<u8> {
     const FILTERS_PER_TILE: usize = 32;
-    const ROW: usize = 128;
+    const TILE_ROW_BYTES: usize = 128;
     const CHUNK_BYTES: usize = 16;
     let mut tiles = vec![0; weight.len()];
     let row_bytes = columns * Dtype::Bf16.bytes();
     for (number, chunk) in weight.chunks(CHUNK_BYTES).enumerate() {
         let (filter, at) = (number * CHUNK_BYTES / row_bytes, number * CHUNK_BYTES % row_bytes);
-        let tile = filter / FILTERS_PER_TILE * (row_bytes / ROW) + at / ROW;
-        let swizzled = (at % ROW / CHUNK_BYTES) ^ (filter % 8);
-        let to =
-            (tile * FILTERS_PER_TILE + filter % FILTERS_PER_TILE) * ROW + swizzled * CHUNK_BYTES;
+        let tile = filter / FILTERS_PER_TILE * (row_bytes / TILE_ROW_BYTES) + at / TILE_ROW_BYTES;
+        let swizzled = (at % TILE_ROW_BYTES / CHUNK_BYTES) ^ (filter % 8);
+        let to = (tile * FILTERS_PER_TILE + filter % FILTERS_PER_TILE) * TILE_ROW_BYTES
+            + swizzled * CHUNK_BYTES;
         tiles[to..to + CHUNK_BYTES].copy_from_slice(chunk);
     }
     tiles
@@ -171,21 +172,21 @@ pub fn stem_weight_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     bytemuck::cast_slice(&words).to_vec()
 }
 
-/// Name of the region of the bias that each time step adds, `bias/steps`. For the stem it is the
-/// whole bias, because the stem's sum is divided later.
+/// Name of the region of the bias that each time step adds, `bias/steps`. For the stem the packed
+/// bias is the whole bias, because the stem's sum is divided later.
 pub fn bias_share_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.bias", conv.name)
 }
 
 /// Number of columns of a weight's region.
-pub fn weight_columns(network: &Network, conv: &ConvolutionLayer) -> usize {
+pub fn weight_columns(network: &ResNet18, conv: &ConvolutionLayer) -> usize {
     let is_stem = conv.weight == network.stem.weight;
     if is_stem { padded_stem_columns(network) } else { live_weight_columns(conv) }
 }
 
 /// Number of columns of the taps that read a pixel somewhere.
 pub fn live_weight_columns(conv: &ConvolutionLayer) -> usize {
-    conv.window.live_taps().len() * conv.window.input.channels
+    conv.window.taps_that_read_pixels().len() * conv.window.input.channels
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::forward::FUSED;
+use super::forward::FUSED_KERNEL;
 use super::row::{
-    NULL_POINTER, element, neuron_and_step_counts, neuron_variants, parameters, st_bif_kernel,
+    NULL_POINTER, arguments, element_macro, neuron_and_step_counts, neuron_variants, st_bif_kernel,
 };
 use crate::st_bif::definition::{NeuronShape, StBifBackward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
@@ -34,7 +34,7 @@ const MAX_UNROLLED_STEPS: usize = 16;
 
 const REPLAY_BLOCK_THREADS: usize = 128;
 const REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
-    defines: |neurons| vec![element(neurons), format!("STEPS={}", neurons.t)],
+    defines: |neurons| vec![element_macro(neurons), format!("STEPS={}", neurons.t)],
     constants: |neurons| {
         vec![
             ("BLOCK", REPLAY_BLOCK_THREADS),
@@ -108,28 +108,28 @@ fn prepare_saved(
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let (sizes, parameters) =
-        (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
+        (neuron_and_step_counts::<KernelArgument>(neurons), arguments::<KernelArgument>(neurons));
     let membranes = device.allocate(4 * neurons.n * neurons.t)?;
     let tracers = device.allocate(neurons.n * neurons.t)?;
     {
         // The forward pass that saves membranes and tracers is not part of the problem: it runs
         // once, in the preparation.
-        let forward = FUSED.load(device, neurons)?;
+        let forward = FUSED_KERNEL.compile_and_load(device, neurons)?;
         let x = device.upload(inputs.tensor("x").as_bytes())?;
         let spikes = device.allocate(neurons.n * neurons.t)?;
         let pointers = [&x, &spikes, &membranes, &tracers].map(KernelArgument::from);
-        forward.launch(&[&pointers[..], &[NULL_POINTER], &sizes, &parameters].concat())?;
+        forward.launch_with(&[&pointers[..], &[NULL_POINTER], &sizes, &parameters].concat())?;
         device.synchronize()?;
     }
-    let kernel = SAVED_KERNEL.load(device, neurons)?;
+    let kernel = SAVED_KERNEL.compile_and_load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
     // Membranes and tracers are computed from x, so gy is the only input that may change.
     let inputs = cuda::named_inputs([("gy", &gy)]);
-    Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
+    Ok(CudaTask::new(device, inputs, vec![allocate_gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(KernelArgument::from);
         let outputs = [NULL_POINTER, outputs[0].argument()];
         let arguments = [&pointers[..], &outputs, &sizes, &parameters].concat();
-        within_range("backward", || kernel.launch(&arguments))
+        within_range("backward", || kernel.launch_with(&arguments))
     }))
 }
 
@@ -140,20 +140,20 @@ fn prepare_replay(
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let (kernel, last) = replay_kernel::<KernelArgument>(neurons);
-    let kernel = kernel.load(device, neurons)?;
+    let kernel = kernel.compile_and_load(device, neurons)?;
     let (x, gy) = (
         device.upload(inputs.tensor("x").as_bytes())?,
         device.upload(inputs.tensor("gy").as_bytes())?,
     );
     let inputs = cuda::named_inputs([("x", &x), ("gy", &gy)]);
-    Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
+    Ok(CudaTask::new(device, inputs, vec![allocate_gradient(device, neurons)?], move |outputs| {
         let pointers = [
             KernelArgument::from(&x),
             KernelArgument::from(&gy),
             NULL_POINTER,
             outputs[0].argument(),
         ];
-        within_range("backward", || kernel.launch(&[&pointers[..], &last].concat()))
+        within_range("backward", || kernel.launch_with(&[&pointers[..], &last].concat()))
     }))
 }
 
@@ -165,10 +165,10 @@ pub fn replay_kernel<T: From<i64> + From<i32> + From<f32>>(
     let unrolled = neurons.t <= MAX_UNROLLED_STEPS;
     let sizes = neuron_and_step_counts(neurons).into_iter().take(if unrolled { 1 } else { 2 });
     let kernel = if unrolled { REPLAY_KERNEL } else { ANY_REPLAY_KERNEL };
-    (kernel, sizes.chain(parameters(neurons)).collect())
+    (kernel, sizes.chain(arguments(neurons)).collect())
 }
 
-fn gradient(device: &Device, neurons: &NeuronShape) -> Result<Output, BackendError> {
+fn allocate_gradient(device: &Device, neurons: &NeuronShape) -> Result<Output, BackendError> {
     Output::new(device, "gx", [neurons.t, neurons.n], neurons.dtype)
 }
 
@@ -180,7 +180,7 @@ mod tests {
     fn neurons_of_a_thread_follow_the_registers() {
         let neurons = |t, dtype| NeuronShape { n: 5121, t, dtype, ..neuron_variants(&[8])[0] };
         let blocks = |kernel: KernelSpec<NeuronShape>, neurons: &NeuronShape| {
-            kernel.shape(neurons).unwrap().grid[0]
+            kernel.launch_for(neurons).unwrap().grid[0]
         };
         assert_eq!(blocks(REPLAY_KERNEL, &neurons(8, Dtype::F32)), 21);
         assert_eq!(blocks(REPLAY_KERNEL, &neurons(8, Dtype::F16)), 11);

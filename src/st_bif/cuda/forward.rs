@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::row::{NULL_POINTER, element, neuron_and_step_counts, parameters, st_bif_kernel};
+use super::row::{NULL_POINTER, arguments, element_macro, neuron_and_step_counts, st_bif_kernel};
 use crate::parallel;
 use crate::st_bif::definition::{NeuronShape, StBifForward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
@@ -13,7 +13,7 @@ use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// Kernels of the ST-BIF forward pass.
 pub const KERNELS: &[KernelSpec<NeuronShape>] =
-    &[PER_STEP_KERNEL, FUSED, VECTORIZED_KERNEL, PACKED_KERNEL];
+    &[PER_STEP_KERNEL, FUSED_KERNEL, VECTORIZED_KERNEL, PACKED_KERNEL];
 
 /// Threads of a block, for kernels in which a thread computes one neuron.
 const THREADS: usize = 256;
@@ -26,7 +26,7 @@ pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> =
 
 /// Kernel that computes all time steps in one launch. The kernel saves membranes and tracers if it
 /// gets memory for them, for the first rung of the backward pass.
-pub const FUSED: KernelSpec<NeuronShape> =
+pub const FUSED_KERNEL: KernelSpec<NeuronShape> =
     st_bif_kernel("st_bif/forward_fused", "st_bif_forward_fused", THREADS, |neurons| {
         [neurons.n.div_ceil(THREADS), 1, 1]
     });
@@ -63,7 +63,7 @@ fn streaming_defines(neurons: &NeuronShape) -> Vec<String> {
         2 | 3 => Some("CHUNK=2"),
         _ => None,
     };
-    std::iter::once(element(neurons)).chain(chunk.map(str::to_owned)).collect()
+    std::iter::once(element_macro(neurons)).chain(chunk.map(str::to_owned)).collect()
 }
 
 /// Number of neurons that a thread simulates: 16 bytes of input.
@@ -123,11 +123,11 @@ fn prepare_per_step(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = problem.neurons;
-    let kernel = PER_STEP_KERNEL.load(device, &neurons)?;
+    let kernel = PER_STEP_KERNEL.compile_and_load(device, &neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let membrane = device.allocate(4 * neurons.n)?;
     let tracer = device.allocate(4 * neurons.n)?;
-    let parameters = parameters::<KernelArgument>(&neurons);
+    let parameters = arguments::<KernelArgument>(&neurons);
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("x", &x)]),
@@ -137,7 +137,9 @@ fn prepare_per_step(
                 let [x, membrane, tracer] = [&x, &membrane, &tracer].map(KernelArgument::from);
                 let [n, step] = [neurons.n, t].map(|extent| KernelArgument::I64(extent as i64));
                 let own = [x, outputs[0].argument(), membrane, tracer, n, step];
-                within_range("time_step", || kernel.launch(&[&own[..], &parameters].concat()))?;
+                within_range("time_step", || {
+                    kernel.launch_with(&[&own[..], &parameters].concat())
+                })?;
             }
             Ok(())
         },
@@ -150,10 +152,10 @@ fn prepare_fused(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let kernel = FUSED.load(device, neurons)?;
+    let kernel = FUSED_KERNEL.compile_and_load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters) =
-        (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
+        (neuron_and_step_counts::<KernelArgument>(neurons), arguments::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("x", &x)]),
@@ -167,7 +169,7 @@ fn prepare_fused(
                 NULL_POINTER,
             ];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
-            within_range("forward", || kernel.launch(&arguments))
+            within_range("forward", || kernel.launch_with(&arguments))
         },
     ))
 }
@@ -180,10 +182,10 @@ fn prepare_streaming(
     kernel: KernelSpec<NeuronShape>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let kernel = kernel.load(device, neurons)?;
+    let kernel = kernel.compile_and_load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters) =
-        (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
+        (neuron_and_step_counts::<KernelArgument>(neurons), arguments::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("x", &x)]),
@@ -191,7 +193,7 @@ fn prepare_streaming(
         move |outputs| {
             let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL_POINTER];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
-            within_range("forward", || kernel.launch(&arguments))
+            within_range("forward", || kernel.launch_with(&arguments))
         },
     ))
 }
@@ -203,7 +205,7 @@ fn spike_output(
 ) -> Result<Output, BackendError> {
     let shape = [neurons.t, neurons.n];
     if packed {
-        Output::encoded_output(
+        Output::new_encoded(
             device,
             "spikes",
             shape,
@@ -265,7 +267,7 @@ mod tests {
             ..super::super::row::neuron_variants(&[8])[0]
         };
         let blocks = |kernel: KernelSpec<NeuronShape>, neurons: &NeuronShape| {
-            kernel.shape(neurons).unwrap().grid[0]
+            kernel.launch_for(neurons).unwrap().grid[0]
         };
         assert_eq!(blocks(VECTORIZED_KERNEL, &neurons(5121, 8, Dtype::F32)), 11);
         assert_eq!(blocks(PACKED_KERNEL, &neurons(5121, 8, Dtype::F16)), 6);

@@ -11,7 +11,7 @@ mod row;
 pub use backward::{BACKWARD, replay_kernel};
 pub use forward::{FORWARD, PER_STEP_KERNEL};
 use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
-pub use row::parameters;
+pub use row::arguments;
 
 /// All kernels of the ST-BIF family.
 pub fn kernels() -> Vec<ListedKernel> {

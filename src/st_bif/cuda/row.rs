@@ -14,7 +14,7 @@ pub const fn st_bif_kernel(
     blocks: fn(&NeuronShape) -> [usize; 3],
 ) -> KernelSpec<NeuronShape> {
     KernelSpec {
-        defines: |neurons| vec![element(neurons)],
+        defines: |neurons| vec![element_macro(neurons)],
         variants: || neuron_variants(&[8]),
         ..KernelSpec::new(kernel_file(file), symbol, threads, blocks)
     }
@@ -29,7 +29,7 @@ pub fn neuron_variants(steps: &[usize]) -> Vec<NeuronShape> {
 }
 
 /// Macro of `common/element.cuh` that selects the element type.
-pub fn element(neurons: &NeuronShape) -> String {
+pub fn element_macro(neurons: &NeuronShape) -> String {
     let element = match neurons.dtype {
         Dtype::F16 => "ELEMENT_F16",
         Dtype::Bf16 => "ELEMENT_BF16",
@@ -47,7 +47,7 @@ pub fn neuron_and_step_counts<T: From<i64>>(neurons: &NeuronShape) -> [T; 2] {
 }
 
 /// Arguments θ, Tmin, Tmax and p, the last ones of every kernel, for a launch or for a program.
-pub fn parameters<T: From<f32> + From<i32>>(neurons: &NeuronShape) -> [T; 4] {
+pub fn arguments<T: From<f32> + From<i32>>(neurons: &NeuronShape) -> [T; 4] {
     let NeuronParameters { threshold, tracer_min, tracer_max, prefire } = neurons.parameters;
     [(threshold as f32).into(), tracer_min.into(), tracer_max.into(), (prefire as f32).into()]
 }

@@ -14,7 +14,7 @@ const NEURONS_PER_TASK: usize = 4096;
 const MAX_STEPS_IN_I16: usize = i16::MAX as usize;
 
 /// CPU implementations of the firing rate.
-pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
+pub const FIRING_RATE_ROWS: &[Implementation<FiringRate>] = &[Implementation {
     name: "cpu",
     about: "16-bit sums of 4096 neurons in L1, one pass over the spikes",
     supports: |_| Ok(()),
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn it_agrees_with_the_reference_at_odd_sizes() {
-        let Prepare::Cpu(prepare) = CPU[0].prepare else { panic!("a CPU row") };
+        let Prepare::Cpu(prepare) = FIRING_RATE_ROWS[0].prepare else { panic!("a CPU row") };
         for (n, t) in [(1, 1), (7, 3), (4095, 8), (4097, 5), (10_000, 16), (3, 40_000)] {
             let problem = FiringRate { n, t };
             let inputs = problem.inputs(11);

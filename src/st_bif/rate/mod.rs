@@ -3,5 +3,5 @@
 mod cpu;
 mod definition;
 
-pub use cpu::CPU;
+pub use cpu::FIRING_RATE_ROWS;
 pub use definition::{FiringRate, RATE_WORKLOAD};

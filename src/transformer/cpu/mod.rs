@@ -6,9 +6,9 @@ mod backward;
 mod forward;
 mod steps;
 
-use super::definition::{Forward, TrainStep};
+use super::definition::{ModelForward, TrainStep};
 use super::shape::{
-    ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, STATE_OUTPUTS, Shape, WEIGHT_DECAY,
+    ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, LmShape, STATE_OUTPUTS, WEIGHT_DECAY,
 };
 use forward::CpuModel;
 use kernelgate::backend::cpu::CpuTask;
@@ -19,22 +19,22 @@ use kernelgate::workload::{Dtype, Tensors};
 const MAX_CPU_PARAMETERS: usize = 8 << 20;
 
 /// CPU rows of the forward pass.
-pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
+pub const FORWARD: &[Implementation<ModelForward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, the steps between them row by row",
     supports: |problem| check_cpu_supported(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let mut model = CpuModel::new(&shape);
-        let logits = [shape.batch, shape.context, shape.padded()];
+        let logits = [shape.batch, shape.context, shape.padded_vocabulary()];
         let outputs = Tensors::new().with_output("logits", logits, Dtype::F32).with_output(
             "loss",
             [shape.batch, 1],
             Dtype::F32,
         );
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            model.forward(inputs, outputs.f32_mut("logits"));
-            model.losses(inputs, outputs.f32_mut("loss"));
+            model.compute_logits_and_losses(inputs, outputs.f32_mut("logits"));
+            model.compute_sequence_losses(inputs, outputs.f32_mut("loss"));
         })
     }),
 }];
@@ -47,31 +47,31 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let mut model = CpuModel::new(&shape);
-        let mut logits = vec![0.0; shape.tokens() * shape.padded()];
-        let mut gradient = vec![0.0; shape.parameters()];
+        let mut logits = vec![0.0; shape.token_count() * shape.padded_vocabulary()];
+        let mut gradient = vec![0.0; shape.parameter_count()];
         let outputs = STATE_OUTPUTS.into_iter().fold(Tensors::new(), |outputs, name| {
-            outputs.with_output(name, [shape.rows(), shape.d], Dtype::F32)
+            outputs.with_output(name, [shape.arena_rows(), shape.d], Dtype::F32)
         });
         let outputs = outputs.with_output("loss", [shape.batch, 1], Dtype::F32);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            model.forward(inputs, &mut logits);
-            model.losses(inputs, outputs.f32_mut("loss"));
-            model.backward(inputs, &mut logits, &mut gradient);
-            update(inputs, &gradient, outputs);
+            model.compute_logits_and_losses(inputs, &mut logits);
+            model.compute_sequence_losses(inputs, outputs.f32_mut("loss"));
+            model.compute_gradients(inputs, &mut logits, &mut gradient);
+            update_by_adamw(inputs, &gradient, outputs);
         })
     }),
 }];
 
-fn check_cpu_supported(shape: &Shape) -> Result<(), String> {
+fn check_cpu_supported(shape: &LmShape) -> Result<(), String> {
     match shape.dtype {
-        Dtype::F32 if shape.parameters() <= MAX_CPU_PARAMETERS => Ok(()),
+        Dtype::F32 if shape.parameter_count() <= MAX_CPU_PARAMETERS => Ok(()),
         Dtype::F32 => Err("computes models of at most 8 million parameters".to_owned()),
         _ => Err("computes f32 only".to_owned()),
     }
 }
 
 /// Updates the state by a step of AdamW.
-fn update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
+fn update_by_adamw(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
     let [beta_1, beta_2] = [BETA_1, BETA_2].map(|beta| beta as f32);
     let [rest_1, rest_2] = [BETA_1, BETA_2].map(|beta| (1.0 - beta) as f32);
     let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn rows_agree_with_the_reference_at_odd_shapes() {
-        let shape = Shape {
+        let shape = LmShape {
             vocabulary: 101,
             d: 24,
             ff: 40,
@@ -109,8 +109,8 @@ mod tests {
             batch: 2,
             dtype: Dtype::F32,
         };
-        for shape in [shape, Shape { context: 1, batch: 1, vocabulary: 3, ..shape }] {
-            check_row_against_reference(&FORWARD[0], &Forward { shape });
+        for shape in [shape, LmShape { context: 1, batch: 1, vocabulary: 3, ..shape }] {
+            check_row_against_reference(&FORWARD[0], &ModelForward { shape });
             check_row_against_reference(&TRAIN_STEP[0], &TrainStep { shape });
         }
     }

@@ -4,7 +4,7 @@ use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
 
 use crate::math::exp;
 use crate::parallel;
-use crate::transformer::shape::{NORM_EPSILON, ROPE_BASE, Shape};
+use crate::transformer::shape::{LmShape, NORM_EPSILON, ROPE_BASE};
 
 /// Number of elements that one CPU task computes.
 const ELEMENTS_PER_CPU_TASK: usize = 1 << 12;
@@ -43,7 +43,7 @@ pub fn inverse_rms(row: &[f32]) -> f32 {
 }
 
 /// Computes RMSNorm of each row.
-pub fn norm(x: &[f32], gain: &[f32], out: &mut [f32]) {
+pub fn rms_norm(x: &[f32], gain: &[f32], out: &mut [f32]) {
     let d = gain.len();
     each_row(out, d, &|row, out| {
         let x = &x[row * d..][..d];
@@ -81,7 +81,7 @@ pub fn norm_backward(
 }
 
 /// Computes the cosine and sine of every position and pair.
-pub fn rotary_cosines_and_sines(shape: &Shape) -> Vec<[f32; 2]> {
+pub fn rotary_cosines_and_sines(shape: &LmShape) -> Vec<[f32; 2]> {
     let head_dim = shape.head_dim();
     let angle = |position: usize, pair: usize| {
         let (sin, cos) =
@@ -93,7 +93,7 @@ pub fn rotary_cosines_and_sines(shape: &Shape) -> Vec<[f32; 2]> {
 }
 
 /// Rotates queries and keys of `[T, 3·d]`; with `direction` -1 it rotates backwards.
-pub fn rotate(shape: &Shape, table: &[[f32; 2]], qkv: &mut [f32], direction: f32) {
+pub fn rotate(shape: &LmShape, table: &[[f32; 2]], qkv: &mut [f32], direction: f32) {
     let (d, pairs) = (shape.d, shape.head_dim() / 2);
     each_row(qkv, 3 * d, &|token, row| {
         let table = &table[token % shape.context * pairs..][..pairs];

@@ -1,8 +1,8 @@
 //! Each kernel of the language model as a row of its own.
 
 use super::kernels::{adamw, embedding, loss, norm, rope, softmax, swiglu};
-use crate::transformer::components::{Component, ComponentProblem};
-use crate::transformer::shape::Shape;
+use crate::transformer::components::{ComponentProblem, ModelPart};
+use crate::transformer::shape::LmShape;
 use kernelgate::backend::program::{
     Capture, Lane, MemoryPurpose, NULL, Program, int, int_operands, long_operand,
 };
@@ -15,7 +15,7 @@ pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
         about: "the kernel, in a fixed order of additions",
         supports: |_| Ok(()),
         prepare: Prepare::Program(
-            |problem| write(problem, GradientSumOrder::Fixed),
+            |problem| component_program(problem, GradientSumOrder::Fixed),
             Capture::Stream,
         ),
     },
@@ -23,10 +23,13 @@ pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
         name: "cuda/atomic",
         about: "atomic additions to zeros",
         supports: |problem| match problem.component {
-            Component::EmbeddingGradient => Ok(()),
+            ModelPart::EmbeddingGradient => Ok(()),
             _ => Err("has one order of additions".to_owned()),
         },
-        prepare: Prepare::Program(|problem| write(problem, GradientSumOrder::Any), Capture::Stream),
+        prepare: Prepare::Program(
+            |problem| component_program(problem, GradientSumOrder::Any),
+            Capture::Stream,
+        ),
     },
 ];
 
@@ -40,123 +43,135 @@ enum GradientSumOrder {
 /// Writes the launches of one kernel's problem. The function is long because each component has its
 /// own launches.
 #[expect(clippy::too_many_lines)]
-fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
+fn component_program(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
     let shape = &problem.shape;
-    let Shape { d, ff, context, heads, vocabulary, .. } = *shape;
-    let tokens = shape.tokens();
+    let LmShape { d, ff, context, heads, vocabulary, .. } = *shape;
+    let tokens = shape.token_count();
     let mut program = Program::new();
-    for operand in problem.operands() {
-        program.input(operand.name, MemoryPurpose::Inputs, operand.bytes());
+    for operand in problem.input_tensors() {
+        program.add_input(operand.name, MemoryPurpose::Inputs, operand.bytes());
     }
-    for output in problem.outputs() {
-        program.output(output.name, output.extents, output.dtype);
+    for output in problem.output_tensors() {
+        program.add_output(output.name, output.extents, output.dtype);
     }
     let scale = 1.0 / (shape.head_dim() as f32).sqrt();
     let rows = long_operand(shape.batch * heads * context);
     let softmax_extents = (rows, int(context), scale);
     let embedding_extents = (long_operand(tokens), int_operands([d, vocabulary]));
     match problem.component {
-        Component::Embed => {
-            program.launch(
+        ModelPart::Embed => {
+            program.add_launch(
                 &embedding::EMBED_KERNEL,
                 shape,
                 ("tokens", "table", "x", embedding_extents),
             );
         }
-        Component::EmbeddingGradient => {
+        ModelPart::EmbeddingGradient => {
             let arguments = ("tokens", "grad_x", "grad_table", embedding_extents);
             if order == GradientSumOrder::Fixed {
-                program.launch(&embedding::EMBEDDING_GRADIENT_KERNEL, shape, arguments);
+                program.add_launch(&embedding::EMBEDDING_GRADIENT_KERNEL, shape, arguments);
             } else {
                 let (to, bytes) = (program.at("grad_table"), program.bytes("grad_table"));
                 program.fill(Lane::MAIN_LANE, to, bytes, 0);
-                program.launch(&embedding::EMBEDDING_GRADIENT_ATOMIC_KERNEL, shape, arguments);
+                program.add_launch(&embedding::EMBEDDING_GRADIENT_ATOMIC_KERNEL, shape, arguments);
             }
         }
-        Component::Norm => {
-            program.launch(&norm::NORM_KERNEL, shape, ("x", "gain", "y", "inverse", int(d)));
+        ModelPart::Norm => {
+            program.add_launch(&norm::NORM_KERNEL, shape, ("x", "gain", "y", "inverse", int(d)));
         }
-        Component::NormAdd => {
+        ModelPart::NormAdd => {
             let arguments = ("x", "branch", "sum", "gain", "y", "inverse", int(d));
-            program.launch(&norm::NORM_ADD_KERNEL, shape, arguments);
+            program.add_launch(&norm::NORM_ADD_KERNEL, shape, arguments);
         }
-        Component::NormBackward => {
-            let blocks = norm::norm_blocks(shape);
-            program.scratch("partials", MemoryPurpose::Workspace, 4 * blocks * d);
+        ModelPart::NormBackward => {
+            let blocks = norm::norm_backward_blocks(shape);
+            program.add_scratch("partials", MemoryPurpose::Workspace, 4 * blocks * d);
             let inputs = ("x", "inverse", "gain", "grad_y", "residual_gradient");
             let outputs = ("grad_x", "rounded", "partials");
-            program.launch(&norm::BACKWARD, shape, (inputs, outputs, long_operand(tokens), int(d)));
-            let one_gain = Shape { layers: 0, ..*shape };
+            program.add_launch(
+                &norm::NORM_BACKWARD_KERNEL,
+                shape,
+                (inputs, outputs, long_operand(tokens), int(d)),
+            );
+            let one_gain = LmShape { layers: 0, ..*shape };
             let arguments = ("partials", "grad_gain", int_operands([blocks, d]));
-            program.launch(&norm::GAIN_GRADIENT_KERNEL, &one_gain, arguments);
+            program.add_launch(&norm::GAIN_GRADIENT_KERNEL, &one_gain, arguments);
         }
-        Component::Rope => {
+        ModelPart::Rope => {
             let angles = *shape;
-            let table =
-                program.packed("table", MemoryPurpose::Weights, 4 * context * shape.head_dim(), {
+            let table = program.add_packed(
+                "table",
+                MemoryPurpose::Weights,
+                4 * context * shape.head_dim(),
+                {
                     move |_| {
                         rope::rotary_table(&angles).iter().flat_map(|x| x.to_ne_bytes()).collect()
                     }
-                });
+                },
+            );
             let extents = (
                 long_operand(tokens),
                 int_operands([context, heads, shape.head_dim(), 2 * d]),
                 1.0f32,
             );
-            program.launch(&rope::ROPE_KERNEL, shape, ("qkv", table, "rotated", extents));
+            program.add_launch(&rope::ROPE_KERNEL, shape, ("qkv", table, "rotated", extents));
         }
-        Component::Swiglu => {
-            program.launch(
+        ModelPart::Swiglu => {
+            program.add_launch(
                 &swiglu::SWIGLU_KERNEL,
                 shape,
                 ("gate_up", "h", long_operand(tokens), int(ff)),
             );
         }
-        Component::SwigluBackward => {
+        ModelPart::SwigluBackward => {
             let arguments = ("gate_up", "grad_h", "grad_gate_up", long_operand(tokens), int(ff));
-            program.launch(&swiglu::SWIGLU_BACKWARD_KERNEL, shape, arguments);
+            program.add_launch(&swiglu::SWIGLU_BACKWARD_KERNEL, shape, arguments);
         }
-        Component::Softmax | Component::SoftmaxF32 => {
+        ModelPart::Softmax | ModelPart::SoftmaxF32 => {
             let kernel = match problem.component {
-                Component::SoftmaxF32 => &softmax::SOFTMAX_OF_F32_KERNEL,
+                ModelPart::SoftmaxF32 => &softmax::SOFTMAX_OF_F32_KERNEL,
                 _ => &softmax::SOFTMAX_KERNEL,
             };
-            program.launch(kernel, shape, ("scores", "probabilities", softmax_extents));
+            program.add_launch(kernel, shape, ("scores", "probabilities", softmax_extents));
         }
-        Component::SoftmaxBackward | Component::SoftmaxBackwardF32 => {
+        ModelPart::SoftmaxBackward | ModelPart::SoftmaxBackwardF32 => {
             let kernel = match problem.component {
-                Component::SoftmaxBackwardF32 => &softmax::SOFTMAX_BACKWARD_OF_F32_KERNEL,
-                _ => &softmax::BACKWARD,
+                ModelPart::SoftmaxBackwardF32 => &softmax::SOFTMAX_BACKWARD_OF_F32_KERNEL,
+                _ => &softmax::SOFTMAX_BACKWARD_KERNEL,
             };
             let tensors = ("probabilities", "grad_probabilities", "grad_scores");
-            program.launch(kernel, shape, (tensors, softmax_extents));
+            program.add_launch(kernel, shape, (tensors, softmax_extents));
         }
-        Component::Loss | Component::LossForward => {
-            program.scratch("losses", MemoryPurpose::Activations, 4 * tokens);
-            let extents = int_operands([vocabulary, shape.padded()]);
-            if problem.component == Component::Loss {
+        ModelPart::Loss | ModelPart::LossForward => {
+            program.add_scratch("losses", MemoryPurpose::Activations, 4 * tokens);
+            let extents = int_operands([vocabulary, shape.padded_vocabulary()]);
+            if problem.component == ModelPart::Loss {
                 let tensors = ("logits", "targets", "losses", "grad_logits");
-                program.launch(&loss::LOSS_KERNEL, shape, (tensors, extents, 1.0 / tokens as f32));
+                program.add_launch(
+                    &loss::LOSS_KERNEL,
+                    shape,
+                    (tensors, extents, 1.0 / tokens as f32),
+                );
             } else {
-                program.launch(
+                program.add_launch(
                     &loss::LOSS_FORWARD_KERNEL,
                     shape,
                     ("logits", "targets", "losses", extents),
                 );
             }
-            program.launch(&loss::MEAN_LOSS_KERNEL, shape, ("losses", "loss", int(context)));
+            program.add_launch(&loss::MEAN_LOSS_KERNEL, shape, ("losses", "loss", int(context)));
         }
-        Component::AdamW => {
+        ModelPart::AdamW => {
             let state = ["parameters", "first_moments", "second_moments"];
             let gradients = ("f32_gradients", "gradients", "steps");
             let copy = program.find("copy").map_or(NULL, Into::into);
             let extents = (
                 long_operand(shape.first_matrix_row() * d),
-                long_operand(shape.parameters()),
+                long_operand(shape.parameter_count()),
                 adamw::ADAMW_RATES,
             );
             let outputs = (["new_p", "new_m", "new_v"], copy);
-            program.launch(&adamw::ADAMW_KERNEL, shape, (state, gradients, outputs, extents));
+            program.add_launch(&adamw::ADAMW_KERNEL, shape, (state, gradients, outputs, extents));
         }
     }
     program

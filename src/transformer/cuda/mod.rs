@@ -16,40 +16,52 @@ pub use kernels::kernels;
 
 use std::sync::Arc;
 
-use super::definition::{Forward, TrainStep, check_text};
-use super::shape::Shape;
+use super::definition::{ModelForward, TrainStep, check_tokens_and_targets};
+use super::shape::LmShape;
 use crate::attention::cuda::QueryGradientSumOrder;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
-use rung::{Attention, GradientSchedule, RungKernels};
+use rung::{GradientSchedule, RungAttention, RungKernels};
 
-const FUSED: Attention = Attention::Fused(QueryGradientSumOrder::Any);
-const DETERMINISTIC: Attention = Attention::Fused(QueryGradientSumOrder::Fixed);
+const FUSED: RungAttention = RungAttention::Fused(QueryGradientSumOrder::Any);
+const DETERMINISTIC: RungAttention = RungAttention::Fused(QueryGradientSumOrder::Fixed);
 
 /// Ladder of the forward pass.
-pub const FORWARD: &[Implementation<Forward>] = &[
+pub const FORWARD: &[Implementation<ModelForward>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, attention in three with scores in memory",
-        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| unfused(problem).device_bytes(),
+            device_bytes: |problem| unfused_forward(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                task(&problem.shape, unfused(problem), inputs, device, Capture::Stream)
+                program_task(
+                    &problem.shape,
+                    unfused_forward(problem),
+                    inputs,
+                    device,
+                    Capture::Stream,
+                )
             },
         },
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| unfused(problem).device_bytes(),
+            device_bytes: |problem| unfused_forward(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                task(&problem.shape, unfused(problem), inputs, device, Capture::Graph)
+                program_task(
+                    &problem.shape,
+                    unfused_forward(problem),
+                    inputs,
+                    device,
+                    Capture::Graph,
+                )
             },
         },
     },
@@ -57,13 +69,13 @@ pub const FORWARD: &[Implementation<Forward>] = &[
         name: "cuda/fused",
         about: "this suite's attention, residuals added by GEMMs, in one graph; on sm_90a SwiGLU \
                 and rotation in the epilogues of this suite's GEMMs",
-        supports: |problem| FUSED.supports(&problem.shape),
+        supports: |problem| FUSED.check_attention_support(&problem.shape),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| network::forward(&problem.shape, FUSED).device_bytes(),
+            device_bytes: |problem| network::forward_program(&problem.shape, FUSED).device_bytes(),
             prepare: |problem, inputs, device| {
                 let kernels = FUSED.on(device, &problem.shape);
-                let program = network::forward(&problem.shape, kernels);
-                task(&problem.shape, program, inputs, device, Capture::Graph)
+                let program = network::forward_program(&problem.shape, kernels);
+                program_task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
     },
@@ -74,22 +86,22 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, attention in three with scores in memory",
-        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| unfused_step(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                task(&problem.shape, unfused_step(problem), inputs, device, Capture::Stream)
+                program_task(&problem.shape, unfused_step(problem), inputs, device, Capture::Stream)
             },
         },
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| unfused_step(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                task(&problem.shape, unfused_step(problem), inputs, device, Capture::Graph)
+                program_task(&problem.shape, unfused_step(problem), inputs, device, Capture::Graph)
             },
         },
     },
@@ -99,51 +111,55 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
                 the gradients of activations, in one graph; the order of the sums of attention's \
                 gradient is not fixed; on sm_90a SwiGLU, its gradient and rotation in the \
                 epilogues of this suite's GEMMs",
-        supports: |problem| FUSED.supports(&problem.shape),
+        supports: |problem| FUSED.check_attention_support(&problem.shape),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_step(problem, FUSED).device_bytes(),
             prepare: |problem, inputs, device| {
                 let program = fused_step(problem, FUSED.on(device, &problem.shape));
-                task(&problem.shape, program, inputs, device, Capture::Graph)
+                program_task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
     },
     Implementation {
         name: "cuda/fused_deterministic",
         about: "fused with every sum in a fixed order: two runs give the same bits; sm_90a only",
-        supports: |problem| DETERMINISTIC.supports(&problem.shape),
+        supports: |problem| DETERMINISTIC.check_attention_support(&problem.shape),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_step(problem, DETERMINISTIC).device_bytes(),
             prepare: |problem, inputs, device| {
                 let program = fused_step(problem, DETERMINISTIC.on(device, &problem.shape));
-                task(&problem.shape, program, inputs, device, Capture::Graph)
+                program_task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
     },
 ];
 
-fn unfused(problem: &Forward) -> Program {
-    network::forward(&problem.shape, Attention::Unfused)
+fn unfused_forward(problem: &ModelForward) -> Program {
+    network::forward_program(&problem.shape, RungAttention::Unfused)
 }
 
 fn unfused_step(problem: &TrainStep) -> Program {
-    training::step(&problem.shape, Attention::Unfused, GradientSchedule::Serial)
+    training::step_program(&problem.shape, RungAttention::Unfused, GradientSchedule::Serial)
 }
 
 fn fused_step(problem: &TrainStep, kernels: impl Into<RungKernels>) -> Program {
-    training::step(&problem.shape, kernels, GradientSchedule::overlapped(&problem.shape))
+    training::step_program(
+        &problem.shape,
+        kernels,
+        GradientSchedule::overlapped_schedule(&problem.shape),
+    )
 }
 
 /// Loads a program as a task, after checking that its tokens are in the vocabulary.
-fn task(
-    shape: &Shape,
+fn program_task(
+    shape: &LmShape,
     program: Program,
     inputs: &Tensors,
     device: &Arc<Device>,
     capture: Capture,
 ) -> Result<CudaTask, BackendError> {
-    check_text(shape, inputs).map_err(BackendError::Launch)?;
-    program.task(device, inputs, capture)
+    check_tokens_and_targets(shape, inputs).map_err(BackendError::Launch)?;
+    program.into_task(device, inputs, capture)
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use super::kernels::gemm::{self, EpilogueGemm};
 use super::kernels::{embedding, loss, norm, rope, swiglu};
-use super::rung::{Attention, GemmEpilogues, RungKernels};
+use super::rung::{GemmEpilogues, RungAttention, RungKernels};
 use crate::parallel;
-use crate::transformer::shape::{Shape, Weight};
+use crate::transformer::shape::{LmShape, Weight};
 use half::bf16;
 use kernelgate::backend::program::{
     Lane, MemoryPurpose, Operands, Pointer, Program, int, int_operands, long_operand,
@@ -19,13 +19,13 @@ use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec, MatrixDtype};
 
 /// Bytes of an element of the residual stream, and of the state of AdamW.
-pub const F32: usize = Dtype::F32.bytes();
+pub const F32_BYTES: usize = Dtype::F32.bytes();
 
 /// Program of a rung while its launches are added.
-pub struct Network {
+pub struct NetworkProgram {
     pub program: Program,
-    pub shape: Shape,
-    pub attention: Attention,
+    pub shape: LmShape,
+    pub attention: RungAttention,
     products: GemmEpilogues,
     /// Whether a backward pass follows.
     training: bool,
@@ -40,25 +40,26 @@ pub struct Network {
 const LAYER_ALIGNMENT: usize = 256;
 
 /// Program that computes logits and losses.
-pub fn forward(shape: &Shape, kernels: impl Into<RungKernels>) -> Program {
+pub fn forward_program(shape: &LmShape, kernels: impl Into<RungKernels>) -> Program {
     let mut program = Program::new();
-    let bytes = shape.parameters() * shape.dtype.bytes();
-    let weights = program.input("parameters", MemoryPurpose::Weights, bytes);
-    let logits = [shape.batch, shape.context, shape.padded()];
-    program.output("logits", logits, shape.dtype);
-    let mut network = Network::new(program, shape, kernels.into(), weights, false);
-    network.forward(|network| {
-        let sizes = int_operands([network.shape.vocabulary, network.shape.padded()]);
-        network.launch(&loss::LOSS_FORWARD_KERNEL, ("logits", "targets", "token_losses", sizes));
+    let bytes = shape.parameter_count() * shape.dtype.bytes();
+    let weights = program.add_input("parameters", MemoryPurpose::Weights, bytes);
+    let logits = [shape.batch, shape.context, shape.padded_vocabulary()];
+    program.add_output("logits", logits, shape.dtype);
+    let mut network = NetworkProgram::new(program, shape, kernels.into(), weights, false);
+    network.add_forward_pass(|network| {
+        let sizes = int_operands([network.shape.vocabulary, network.shape.padded_vocabulary()]);
+        network
+            .add_launch(&loss::LOSS_FORWARD_KERNEL, ("logits", "targets", "token_losses", sizes));
     });
     network.program
 }
 
-impl Network {
+impl NetworkProgram {
     /// Declares inputs, activations and the loss; `weights` and `logits` must be declared before.
     pub fn new(
         program: Program,
-        shape: &Shape,
+        shape: &LmShape,
         kernels: RungKernels,
         weights: Pointer,
         training: bool,
@@ -66,28 +67,28 @@ impl Network {
         let RungKernels { attention, products } = kernels;
         let (shape, strides) = (*shape, BTreeMap::new());
         let mut network = Self { program, shape, attention, products, training, weights, strides };
-        let Shape { d, ff, layers, .. } = shape;
-        let (tokens, element) = (shape.tokens(), shape.dtype.bytes());
+        let LmShape { d, ff, layers, .. } = shape;
+        let (tokens, element) = (shape.token_count(), shape.dtype.bytes());
         for name in ["tokens", "targets"] {
-            network.program.input(name, MemoryPurpose::Inputs, F32 * tokens);
+            network.program.add_input(name, MemoryPurpose::Inputs, F32_BYTES * tokens);
         }
-        network.program.output("loss", [shape.batch, 1], Dtype::F32);
-        let table = F32 * shape.context * shape.head_dim();
-        network.program.packed("rotations", MemoryPurpose::Weights, table, move |_| {
+        network.program.add_output("loss", [shape.batch, 1], Dtype::F32);
+        let table = F32_BYTES * shape.context * shape.head_dim();
+        network.program.add_packed("rotations", MemoryPurpose::Weights, table, move |_| {
             rope::rotary_table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
         });
-        network.declare_activation("roots", F32 * shape.norm_count() * tokens);
-        network.declare_activation("token_losses", F32 * tokens);
+        network.declare_activation("roots", F32_BYTES * shape.norm_count() * tokens);
+        network.declare_activation("token_losses", F32_BYTES * tokens);
         network.declare_activation("head_input", element * tokens * d);
         let kept = if training { layers } else { 1 };
         // The model's head reads the last residual stream.
         let streams = if training { layers + 1 } else { 1 };
-        network.declare_layers("x", MemoryPurpose::Activations, F32 * tokens * d, streams);
+        network.declare_layers("x", MemoryPurpose::Activations, F32_BYTES * tokens * d, streams);
         for (name, bytes) in [
             ("qkv_input", element * d),
             ("qkv", element * 3 * d),
             ("attended", element * d),
-            ("middle", F32 * d),
+            ("middle", F32_BYTES * d),
             ("mlp_input", element * d),
             ("gate_up", element * 2 * ff),
             ("hidden", element * ff),
@@ -107,18 +108,18 @@ impl Network {
         layers: usize,
     ) {
         let stride = bytes.next_multiple_of(LAYER_ALIGNMENT);
-        self.program.scratch(name, purpose, stride * layers);
+        self.program.add_scratch(name, purpose, stride * layers);
         self.strides.insert(name, stride);
     }
 
     /// Distance in bytes from a layer's tensor to that of the next layer.
-    pub fn stride(&self, name: &str) -> usize {
+    pub fn stride_bytes(&self, name: &str) -> usize {
         *self.strides.get(name).expect("declared for each layer")
     }
 
     /// Declares the region of an activation.
     pub fn declare_activation(&mut self, name: &str, bytes: usize) {
-        self.program.scratch(name.to_owned(), MemoryPurpose::Activations, bytes);
+        self.program.add_scratch(name.to_owned(), MemoryPurpose::Activations, bytes);
     }
 
     /// Whether a backward pass follows.
@@ -129,13 +130,13 @@ impl Network {
     /// Address of an activation of a layer.
     pub fn activation(&self, name: &str, layer: usize) -> Pointer {
         let at = self.program.at(name);
-        if self.training { at.offset_by(layer * self.stride(name)) } else { at }
+        if self.training { at.offset_by(layer * self.stride_bytes(name)) } else { at }
     }
 
     /// Address of a tensor of weights.
     pub fn weight(&self, weight: Weight) -> Pointer {
         let row = self.shape.d * self.shape.dtype.bytes();
-        self.weights.offset_by(self.shape.rows_of(weight).first * row)
+        self.weights.offset_by(self.shape.arena_rows_of_weight(weight).first * row)
     }
 
     /// Address of the gain of a norm.
@@ -145,12 +146,12 @@ impl Network {
 
     /// Address of the inverse root mean squares of a norm.
     pub fn inverse_roots(&self, norm: usize) -> Pointer {
-        self.program.at("roots").offset_by(norm * F32 * self.shape.tokens())
+        self.program.at("roots").offset_by(norm * F32_BYTES * self.shape.token_count())
     }
 
     /// Adds the launch of a kernel with PDL.
-    pub fn launch(&mut self, kernel: &KernelSpec<Shape>, arguments: impl Operands) {
-        let launch = self.program.kernel(kernel, &self.shape, arguments);
+    pub fn add_launch(&mut self, kernel: &KernelSpec<LmShape>, arguments: impl Operands) {
+        let launch = self.program.kernel_launch(kernel, &self.shape, arguments);
         self.program.add(launch.programmatic());
     }
 
@@ -167,7 +168,7 @@ impl Network {
     }
 
     /// Adds a GEMM D = op(A)·op(B).
-    pub fn multiply(&mut self, spec: GemmSpec, operands: [Pointer; 3]) {
+    pub fn add_gemm(&mut self, spec: GemmSpec, operands: [Pointer; 3]) {
         self.program.gemm(Lane::MAIN_LANE, spec, operands);
     }
 
@@ -179,110 +180,113 @@ impl Network {
     }
 
     /// Adds the whole forward pass; `loss` adds the losses of the tokens.
-    pub fn forward(&mut self, loss: impl FnOnce(&mut Self)) {
-        self.program.begin("forward");
-        let Shape { vocabulary, d, layers, .. } = self.shape;
-        let tokens = self.shape.tokens();
+    pub fn add_forward_pass(&mut self, loss: impl FnOnce(&mut Self)) {
+        self.program.begin_range("forward");
+        let LmShape { vocabulary, d, layers, .. } = self.shape;
+        let tokens = self.shape.token_count();
         let (table, x) = (self.weight(Weight::Embedding), self.activation("x", 0));
-        self.program.begin("embedding");
+        self.program.begin_range("embedding");
         let sizes = (long_operand(tokens), int_operands([d, vocabulary]));
-        self.launch(&embedding::EMBED_KERNEL, ("tokens", table, x, sizes));
-        self.program.end();
+        self.add_launch(&embedding::EMBED_KERNEL, ("tokens", table, x, sizes));
+        self.program.end_range();
         for layer in 0..layers {
             self.attention_block(layer);
             self.mlp_block(layer);
         }
-        self.program.begin("head");
+        self.program.begin_range("head");
         let [x, input] = [self.activation("x", layers), self.program.at("head_input")];
-        self.normalize(2 * layers, x, input);
+        self.add_rms_norm(2 * layers, x, input);
         let spec = GemmSpec {
             b_transposed: true,
-            ldd: Some(self.shape.padded()),
+            ldd: Some(self.shape.padded_vocabulary()),
             ..self.gemm_spec(tokens, vocabulary, d)
         };
         let logits = self.program.at("logits");
-        self.multiply(spec, [input, self.weight(Weight::Head), logits]);
-        self.program.end();
-        self.program.begin("cross_entropy");
+        self.add_gemm(spec, [input, self.weight(Weight::Head), logits]);
+        self.program.end_range();
+        self.program.begin_range("cross_entropy");
         loss(self);
         let context = self.shape.context;
-        self.launch(&loss::MEAN_LOSS_KERNEL, ("token_losses", "loss", int(context)));
-        self.program.end();
-        self.program.end();
+        self.add_launch(&loss::MEAN_LOSS_KERNEL, ("token_losses", "loss", int(context)));
+        self.program.end_range();
+        self.program.end_range();
     }
 
-    fn normalize(&mut self, norm: usize, x: Pointer, to: Pointer) {
+    fn add_rms_norm(&mut self, norm: usize, x: Pointer, to: Pointer) {
         let (gain, roots, d) = (self.gain_pointer(norm), self.inverse_roots(norm), self.shape.d);
-        self.launch(&norm::NORM_KERNEL, (x, gain, to, roots, int(d)));
+        self.add_launch(&norm::NORM_KERNEL, (x, gain, to, roots, int(d)));
     }
 
     fn attention_block(&mut self, layer: usize) {
-        let (d, tokens) = (self.shape.d, self.shape.tokens());
-        self.program.begin("attention");
+        let (d, tokens) = (self.shape.d, self.shape.token_count());
+        self.program.begin_range("attention");
         let [x, input, qkv, attended, middle] = ["x", "qkv_input", "qkv", "attended", "middle"]
             .map(|name| self.activation(name, layer));
-        self.normalize(2 * layer, x, input);
-        self.project(layer, input, qkv);
-        self.attend(layer);
+        self.add_rms_norm(2 * layer, x, input);
+        self.add_qkv_projection(layer, input, qkv);
+        self.add_layer_attention(layer);
         let spec = GemmSpec { b_transposed: true, ..self.gemm_spec(tokens, d, d) };
         self.multiply_and_add(spec, [attended, self.weight(Weight::Out(layer)), x, middle]);
-        self.program.end();
+        self.program.end_range();
     }
 
     /// Adds the projection to queries, keys and values of a layer, and their rotation.
-    fn project(&mut self, layer: usize, input: Pointer, qkv: Pointer) {
+    fn add_qkv_projection(&mut self, layer: usize, input: Pointer, qkv: Pointer) {
         let d = self.shape.d;
-        let (tokens, w) = (self.shape.tokens(), self.weight(Weight::Qkv(layer)));
-        if let Some(product) = self.own_product() {
-            let operands = product.rope([input, w, qkv, self.program.at("rotations")]);
-            let launch = self.program.kernel(&gemm::ROPE, &product, operands);
+        let (tokens, w) = (self.shape.token_count(), self.weight(Weight::Qkv(layer)));
+        if let Some(product) = self.epilogue_gemm_if_used() {
+            let operands = product.rope_arguments([input, w, qkv, self.program.at("rotations")]);
+            let launch = self.program.kernel_launch(&gemm::ROPE_GEMM, &product, operands);
             return self.program.add(launch.programmatic());
         }
         let spec = GemmSpec { b_transposed: true, ..self.gemm_spec(tokens, 3 * d, d) };
-        self.multiply(spec, [input, w, qkv]);
-        self.rotate(qkv, 1.0);
+        self.add_gemm(spec, [input, w, qkv]);
+        self.add_rotation(qkv, 1.0);
     }
 
     /// Kernels that replace a GEMM and the kernel after it, if they are used.
-    pub fn own_product(&self) -> Option<EpilogueGemm> {
+    pub fn epilogue_gemm_if_used(&self) -> Option<EpilogueGemm> {
         let GemmEpilogues::WithEpilogues { multiprocessors } = self.products else { return None };
         Some(EpilogueGemm { shape: self.shape, multiprocessors, saved: self.training })
     }
 
     /// Adds the rotation of queries and keys in place, forward or back.
-    pub fn rotate(&mut self, qkv: Pointer, direction: f32) {
-        let Shape { d, heads, context, .. } = self.shape;
+    pub fn add_rotation(&mut self, qkv: Pointer, direction: f32) {
+        let LmShape { d, heads, context, .. } = self.shape;
         let sizes = int_operands([context, heads, self.shape.head_dim(), 3 * d]);
-        let tokens = long_operand(self.shape.tokens());
-        self.launch(&rope::ROPE_KERNEL, (qkv, "rotations", qkv, tokens, sizes, direction));
+        let tokens = long_operand(self.shape.token_count());
+        self.add_launch(&rope::ROPE_KERNEL, (qkv, "rotations", qkv, tokens, sizes, direction));
     }
 
     fn mlp_block(&mut self, layer: usize) {
-        let Shape { d, ff, .. } = self.shape;
-        let tokens = self.shape.tokens();
-        self.program.begin("mlp");
+        let LmShape { d, ff, .. } = self.shape;
+        let tokens = self.shape.token_count();
+        self.program.begin_range("mlp");
         let [middle, input, gate_up, hidden] =
             ["middle", "mlp_input", "gate_up", "hidden"].map(|name| self.activation(name, layer));
         let next = self.activation("x", layer + 1);
-        self.normalize(2 * layer + 1, middle, input);
+        self.add_rms_norm(2 * layer + 1, middle, input);
         let w = self.weight(Weight::GateUp(layer));
-        if let Some(product) = self.own_product() {
-            let operands = product.swiglu([input, w, hidden, gate_up]);
-            let launch = self.program.kernel(&gemm::SWIGLU, &product, operands);
+        if let Some(product) = self.epilogue_gemm_if_used() {
+            let operands = product.swiglu_arguments([input, w, hidden, gate_up]);
+            let launch = self.program.kernel_launch(&gemm::SWIGLU_GEMM, &product, operands);
             self.program.add(launch.programmatic());
         } else {
             let spec = GemmSpec { b_transposed: true, ..self.gemm_spec(tokens, 2 * ff, d) };
-            self.multiply(spec, [input, w, gate_up]);
-            self.launch(&swiglu::SWIGLU_KERNEL, (gate_up, hidden, long_operand(tokens), int(ff)));
+            self.add_gemm(spec, [input, w, gate_up]);
+            self.add_launch(
+                &swiglu::SWIGLU_KERNEL,
+                (gate_up, hidden, long_operand(tokens), int(ff)),
+            );
         }
         let spec = self.gemm_spec(tokens, d, ff);
         self.multiply_and_add(spec, [hidden, self.weight(Weight::Down(layer)), middle, next]);
-        self.program.end();
+        self.program.end_range();
     }
 }
 
 /// Rounds an f32 arena to bf16 and returns the bytes.
-pub fn rounded(parameters: &[f32]) -> Vec<u8> {
+pub fn round_to_bf16_bytes(parameters: &[f32]) -> Vec<u8> {
     const ROUNDED_ELEMENTS_PER_TASK: usize = 1 << 20;
     let mut rounded = vec![0; 2 * parameters.len()];
     parallel::for_each_chunk(&mut rounded, 2 * ROUNDED_ELEMENTS_PER_TASK, &|number, to| {

@@ -3,17 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use super::rung::{Attention, GradientSchedule};
+use super::rung::{GradientSchedule, RungAttention};
 use super::{DETERMINISTIC, FORWARD, FUSED, network, training};
-use crate::gpu_tests::{gpu, prepare};
-use crate::transformer::definition::Forward;
-use crate::transformer::shape::Shape;
+use crate::gpu_tests::{lock_first_gpu, prepare_row};
+use crate::transformer::definition::ModelForward;
+use crate::transformer::shape::LmShape;
 use kernelgate::backend::Executable;
-use kernelgate::backend::program::{Program, Step};
+use kernelgate::backend::program::{Program, ProgramStep};
 use kernelgate::workload::{Dtype, Problem};
 use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
 
-const SMALL: Shape = Shape {
+const SMALL: LmShape = LmShape {
     vocabulary: 333,
     d: 128,
     ff: 200,
@@ -23,15 +23,15 @@ const SMALL: Shape = Shape {
     batch: 2,
     dtype: Dtype::Bf16,
 };
-const PHASES: [&str; 3] = ["forward", "backward", "optimizer"];
+const RANGES_OF_PHASES: [&str; 3] = ["forward", "backward", "optimizer"];
 
 /// Names of the ranges around each command of a program.
-fn paths(program: &Program) -> Vec<Vec<&str>> {
+fn range_names_of_commands(program: &Program) -> Vec<Vec<&str>> {
     let (mut open, mut paths) = (Vec::new(), Vec::new());
     for step in program.steps() {
         match step {
-            Step::Begin(name) => open.push(&**name),
-            Step::End => drop(open.pop()),
+            ProgramStep::Begin(name) => open.push(&**name),
+            ProgramStep::End => drop(open.pop()),
             step if step.is_gpu_command() => paths.push(open.clone()),
             _ => {}
         }
@@ -41,16 +41,17 @@ fn paths(program: &Program) -> Vec<Vec<&str>> {
 
 #[test]
 fn every_command_of_a_step_is_in_one_phase() {
-    for attention in [Attention::Unfused, FUSED, DETERMINISTIC] {
-        for schedule in [GradientSchedule::Serial, GradientSchedule::overlapped(&SMALL)] {
-            let program = training::step(&SMALL, attention, schedule);
+    for attention in [RungAttention::Unfused, FUSED, DETERMINISTIC] {
+        for schedule in [GradientSchedule::Serial, GradientSchedule::overlapped_schedule(&SMALL)] {
+            let program = training::step_program(&SMALL, attention, schedule);
             let mut found = BTreeSet::new();
-            for path in paths(&program) {
-                let phases: Vec<_> = path.iter().filter(|name| PHASES.contains(name)).collect();
+            for path in range_names_of_commands(&program) {
+                let phases: Vec<_> =
+                    path.iter().filter(|name| RANGES_OF_PHASES.contains(name)).collect();
                 assert_eq!(phases.len(), 1, "{path:?}");
                 found.extend(phases.into_iter().copied());
             }
-            assert_eq!(found, BTreeSet::from(PHASES));
+            assert_eq!(found, BTreeSet::from(RANGES_OF_PHASES));
         }
     }
 }
@@ -59,34 +60,35 @@ fn every_command_of_a_step_is_in_one_phase() {
 fn unfused_attention_has_the_ranges_of_the_guide() {
     let ranges = ["computing_attention_scores", "computing_softmax", "final_matmul"];
     let counts = |attention| {
-        let program = network::forward(&SMALL, attention);
-        let paths = paths(&program);
+        let program = network::forward_program(&SMALL, attention);
+        let paths = range_names_of_commands(&program);
         ranges.map(|range| paths.iter().filter(|path| path.last() == Some(&range)).count())
     };
     // Each layer has a GEMM for every sequence.
-    assert_eq!(counts(Attention::Unfused), [4, 2, 4]);
+    assert_eq!(counts(RungAttention::Unfused), [4, 2, 4]);
     assert_eq!(counts(FUSED), [0; 3]);
 }
 
 #[test]
 fn a_recorded_launch_has_the_ranges() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let Some(recorder) = ActivityRecorder::start(RecordingExtent::Everything).unwrap() else {
         return eprintln!("skipped: CUPTI is missing");
     };
-    let problem = Forward { shape: SMALL };
-    let Some(mut task) = prepare(&FORWARD[0], &problem, &problem.inputs(1), &device) else {
+    let problem = ModelForward { shape: SMALL };
+    let Some(mut task) = prepare_row(&FORWARD[0], &problem, &problem.inputs(1), &device) else {
         return;
     };
-    recorder.take().unwrap();
+    recorder.take_records().unwrap();
     task.launch().unwrap();
     task.synchronize().unwrap();
-    let activity = recorder.take().unwrap();
+    let activity = recorder.take_records().unwrap();
     let opened = |name: &str| {
         let ranges = activity.ranges.iter();
         ranges.filter(|range| activity.names[range.name as usize] == name).count()
     };
     assert_eq!(["forward", "computing_softmax"].map(opened), [1, 2]);
-    let commands = paths(&network::forward(&SMALL, Attention::Unfused)).len();
+    let commands =
+        range_names_of_commands(&network::forward_program(&SMALL, RungAttention::Unfused)).len();
     assert!(activity.kernels.len() >= commands, "{} of {commands}", activity.kernels.len());
 }

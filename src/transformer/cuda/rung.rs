@@ -3,22 +3,22 @@
 use super::kernels::gemm;
 
 use crate::attention::cuda::QueryGradientSumOrder;
-use crate::transformer::shape::Shape;
+use crate::transformer::shape::LmShape;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
 
 /// Kernels that compute attention in a rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Attention {
+pub enum RungAttention {
     /// Unfused attention: scores, softmax and values, with f32 scores in memory.
     Unfused,
     /// Fused attention, whose backward sums in the given order.
     Fused(QueryGradientSumOrder),
 }
 
-impl Attention {
+impl RungAttention {
     /// Checks whether the attention kernels support a shape.
-    pub fn supports(self, shape: &Shape) -> Result<(), String> {
+    pub fn check_attention_support(self, shape: &LmShape) -> Result<(), String> {
         if !shape.d.is_multiple_of(8) || !shape.ff.is_multiple_of(8) {
             return Err("moves rows whose elements are a multiple of 8".to_owned());
         }
@@ -50,23 +50,23 @@ pub enum GemmEpilogues {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RungKernels {
     /// Kernels that compute attention.
-    pub attention: Attention,
+    pub attention: RungAttention,
     /// Kernels of the GEMMs before the rotary embedding, before SwiGLU and before its gradient.
     pub products: GemmEpilogues,
 }
 
-impl From<Attention> for RungKernels {
-    fn from(attention: Attention) -> Self {
+impl From<RungAttention> for RungKernels {
+    fn from(attention: RungAttention) -> Self {
         Self { attention, products: GemmEpilogues::Library }
     }
 }
 
-impl Attention {
+impl RungAttention {
     /// Selects the rung's kernels for a shape on a device.
-    pub fn on(self, device: &Device, shape: &Shape) -> RungKernels {
+    pub fn on(self, device: &Device, shape: &LmShape) -> RungKernels {
         let facts = device.facts();
         let own = matches!(self, Self::Fused(_))
-            && facts.arch == gemm::ARCHITECTURE
+            && facts.arch == gemm::WGMMA_ARCHITECTURE
             && gemm::EpilogueGemm::supports_shape(shape);
         let products = match own {
             true => {
@@ -96,12 +96,12 @@ impl GradientSchedule {
     /// Chooses groups of layers that are large enough for the smallest gradients, `[d, d]`, to have
     /// a tile for each multiprocessor. The layers form at least three groups, because no gradient
     /// of activations is left to run concurrently with the update of the last group.
-    pub fn overlapped(shape: &Shape) -> Self {
+    pub fn overlapped_schedule(shape: &LmShape) -> Self {
         /// Number of elements in the tiles of 128 by 256 of all multiprocessors of an H100.
         const ELEMENTS_OF_ALL_TILES: usize = 132 * 128 * 256;
-        const LEAST_GROUPS: usize = 3;
+        const MIN_LAYER_GROUPS: usize = 3;
         let least = ELEMENTS_OF_ALL_TILES.div_ceil(shape.d * shape.d).clamp(1, shape.layers);
-        let groups = shape.layers.div_ceil(least).max(LEAST_GROUPS);
+        let groups = shape.layers.div_ceil(least).max(MIN_LAYER_GROUPS);
         Self::Overlapped { group: shape.layers.div_ceil(groups) }
     }
 }

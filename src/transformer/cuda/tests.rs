@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
 use super::COMPONENT;
-use crate::gpu_tests::{gpu, prepare};
+use crate::gpu_tests::{lock_first_gpu, prepare_row};
 use crate::kernel_tests::check_program_launches;
-use crate::transformer::components::{Component, ComponentProblem};
-use crate::transformer::shape::Shape;
+use crate::transformer::components::{ComponentProblem, ModelPart};
+use crate::transformer::shape::LmShape;
 use kernelgate::backend::{Executable, Prepare};
 use kernelgate::verify::{
     ErrorBounds, launch_and_verify, launch_on_poisoned_outputs, repeats_bit_by_bit,
@@ -14,7 +14,7 @@ use kernelgate_cuda::Device;
 
 /// A model shape whose heads begin with no whole packet of pairs, and whose rows are not aligned to
 /// groups of keys.
-const NARROW: Shape = Shape {
+const NARROW: LmShape = LmShape {
     vocabulary: 1003,
     d: 40,
     ff: 104,
@@ -27,23 +27,26 @@ const NARROW: Shape = Shape {
 
 /// A model shape with more tokens than a block holds, each token many times, and two blocks of
 /// columns.
-const SHAPE_OF_REPEATED_TOKENS: Shape =
-    Shape { vocabulary: 13, d: 776, ff: 8, heads: 1, context: 701, batch: 3, ..NARROW };
+const SHAPE_OF_REPEATED_TOKENS: LmShape =
+    LmShape { vocabulary: 13, d: 776, ff: 8, heads: 1, context: 701, batch: 3, ..NARROW };
 
 /// A model shape with heads of 80 elements, for which a block sums the gradients of several gains.
-const WIDE: Shape =
-    Shape { vocabulary: 515, d: 2560, ff: 264, heads: 32, context: 130, batch: 9, ..NARROW };
+const WIDE: LmShape =
+    LmShape { vocabulary: 515, d: 2560, ff: 264, heads: 32, context: 130, batch: 9, ..NARROW };
 
-const ONE_TOKEN: Shape = Shape { context: 1, batch: 1, ..NARROW };
+const ONE_TOKEN: LmShape = LmShape { context: 1, batch: 1, ..NARROW };
 
-fn problems(shape: Shape) -> impl Iterator<Item = ComponentProblem> {
-    Component::ALL.into_iter().map(move |component| ComponentProblem { component, shape })
+fn problems_of_all_components(shape: LmShape) -> impl Iterator<Item = ComponentProblem> {
+    ModelPart::ALL_COMPONENTS
+        .into_iter()
+        .map(move |component| ComponentProblem { component, shape })
 }
 
 #[test]
 fn launches_have_the_arguments_of_their_kernels() {
-    for problem in
-        [NARROW, SHAPE_OF_REPEATED_TOKENS, WIDE, ONE_TOKEN].into_iter().flat_map(problems)
+    for problem in [NARROW, SHAPE_OF_REPEATED_TOKENS, WIDE, ONE_TOKEN]
+        .into_iter()
+        .flat_map(problems_of_all_components)
     {
         for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
@@ -56,17 +59,17 @@ fn launches_have_the_arguments_of_their_kernels() {
 
 #[test]
 fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
-    let Some((device, _alone)) = gpu() else { return };
-    let f32 = [NARROW, WIDE].map(|shape| Shape { dtype: Dtype::F32, ..shape });
+    let Some((device, _alone)) = lock_first_gpu() else { return };
+    let f32 = [NARROW, WIDE].map(|shape| LmShape { dtype: Dtype::F32, ..shape });
     let bf16 = [NARROW, SHAPE_OF_REPEATED_TOKENS, WIDE, ONE_TOKEN];
     let mut wrong = Vec::new();
-    for problem in bf16.into_iter().chain(f32).flat_map(problems) {
+    for problem in bf16.into_iter().chain(f32).flat_map(problems_of_all_components) {
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
         for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
-            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            let Some(mut task) = prepare_row(row, &problem, &inputs, &device) else { continue };
             if let Err(error) =
-                launch_and_verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem))
+                launch_and_verify(&mut task, &expected, ErrorBounds::for_problem(&problem))
             {
                 wrong.push(format!("{} {problem:?}: {error}", row.name));
             }
@@ -76,8 +79,12 @@ fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
 }
 
 /// Outputs of the first row of a problem.
-fn outputs(problem: &ComponentProblem, inputs: &Tensors, device: &Arc<Device>) -> Tensors {
-    let mut task = prepare(&COMPONENT[0], problem, inputs, device).expect("needs no library");
+fn outputs_of_first_row(
+    problem: &ComponentProblem,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Tensors {
+    let mut task = prepare_row(&COMPONENT[0], problem, inputs, device).expect("needs no library");
     launch_on_poisoned_outputs(&mut task).unwrap();
     task.outputs().unwrap().clone()
 }
@@ -87,20 +94,20 @@ const INVALID_TOKENS: [f32; 6] = [1003.0, -1.0, 0.5, f32::NAN, f32::INFINITY, 1e
 
 #[test]
 fn invalid_tokens_are_nan_where_they_are_and_nowhere_else_on_a_gpu() {
-    let Some((device, _alone)) = gpu() else { return };
-    for component in [Component::Embed, Component::Loss] {
+    let Some((device, _alone)) = lock_first_gpu() else { return };
+    for component in [ModelPart::Embed, ModelPart::Loss] {
         let problem = ComponentProblem { component, shape: NARROW };
         let (name, output) = match component {
-            Component::Embed => ("tokens", "x"),
+            ModelPart::Embed => ("tokens", "x"),
             _ => ("targets", "grad_logits"),
         };
         let mut inputs = problem.inputs(5);
         inputs.f32_mut(name)[10..16].copy_from_slice(&INVALID_TOKENS);
-        let outputs = outputs(&problem, &inputs, &device);
+        let outputs = outputs_of_first_row(&problem, &inputs, &device);
         let output = outputs.tensor(output);
-        let columns = output.len() / NARROW.tokens();
-        let used = if component == Component::Embed { columns } else { NARROW.vocabulary };
-        for token in 0..NARROW.tokens() {
+        let columns = output.len() / NARROW.token_count();
+        let used = if component == ModelPart::Embed { columns } else { NARROW.vocabulary };
+        for token in 0..NARROW.token_count() {
             let row = output.to_f64(token * columns, used);
             let nan = (10..16).contains(&token);
             assert!(row.iter().all(|x| x.is_nan() == nan), "{component:?} {token}");
@@ -110,8 +117,8 @@ fn invalid_tokens_are_nan_where_they_are_and_nowhere_else_on_a_gpu() {
 
 #[test]
 fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
-    let Some((device, _alone)) = gpu() else { return };
-    let problem = ComponentProblem { component: Component::EmbeddingGradient, shape: NARROW };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
+    let problem = ComponentProblem { component: ModelPart::EmbeddingGradient, shape: NARROW };
     let mut inputs = problem.inputs(5);
     // Rows of invalid tokens must add nothing, as rows of zeros do.
     let mut without = inputs.clone();
@@ -119,8 +126,8 @@ fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
     let expected = problem.reference(&without);
     inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID_TOKENS);
     for row in COMPONENT {
-        let mut task = prepare(row, &problem, &inputs, &device).unwrap();
-        launch_and_verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem)).unwrap();
+        let mut task = prepare_row(row, &problem, &inputs, &device).unwrap();
+        launch_and_verify(&mut task, &expected, ErrorBounds::for_problem(&problem)).unwrap();
         assert!(
             row.name == "cuda/atomic" || repeats_bit_by_bit(&mut task).unwrap(),
             "{}",

@@ -49,13 +49,13 @@ pub struct NoMatchingCase {
 
 /// Asks every executable and returns the answers by bench. Executables without a requested case are
 /// absent.
-pub fn all(
+pub fn ask_all_benches(
     found: &FoundBenches,
     asking: &RequestSettings<'_>,
     action: &RequestedAction,
 ) -> anyhow::Result<Vec<(String, BenchResponseBody)>> {
     let mut answers = Vec::new();
-    each(found, asking, action, |bench, answer| {
+    ask_each_bench(found, asking, action, |bench, answer| {
         answers.push((bench.to_owned(), answer));
         Ok(())
     })?;
@@ -69,7 +69,7 @@ pub fn all(
 /// # Errors
 /// Fails if an executable breaks, hangs or cannot do the action on this machine, no executable has
 /// a requested case, or `answered` fails.
-pub fn each(
+pub fn ask_each_bench(
     found: &FoundBenches,
     asking: &RequestSettings<'_>,
     action: &RequestedAction,
@@ -77,7 +77,7 @@ pub fn each(
 ) -> anyhow::Result<()> {
     let (mut have_answered, mut reasons, mut close) = (false, Vec::new(), Vec::new());
     for executable in &found.executables {
-        let BenchAnswer { body, death } = ask(executable, asking, action)?;
+        let BenchAnswer { body, death } = ask_and_wait(executable, asking, action)?;
         match body {
             BenchResponseBody::NoMatch { reason, close: ids } => {
                 reasons.push(reason);
@@ -110,12 +110,12 @@ pub fn each(
 }
 
 /// Asks one executable.
-pub fn one(
+pub fn ask_one_bench(
     executable: &BenchExecutable,
     asking: &RequestSettings<'_>,
     action: &RequestedAction,
 ) -> anyhow::Result<BenchResponseBody> {
-    let BenchAnswer { body, death } = ask(executable, asking, action)?;
+    let BenchAnswer { body, death } = ask_and_wait(executable, asking, action)?;
     match death {
         None => Ok(body),
         Some(how) => Err(anyhow::anyhow!("bench `{}` {how}", executable.bench)),
@@ -129,7 +129,7 @@ struct BenchAnswer {
 }
 
 /// Asks one executable and waits for its end.
-fn ask(
+fn ask_and_wait(
     executable: &BenchExecutable,
     asking: &RequestSettings<'_>,
     action: &RequestedAction,
@@ -146,14 +146,16 @@ fn ask(
     .map_err(failed_to)?;
     let mut command = request_command(executable, asking, &request);
     let running = asking.running;
-    let (_, said) =
-        running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
+    let (_, said) = running
+        .start_process(&mut command)
+        .with_context(|| format!("bench `{bench}` does not start"))?;
     let (sender, receiver) = std::sync::mpsc::channel();
     // The thread is not joined: a process that the bench left behind may hold the stream open for
     // ever.
     std::thread::spawn(move || sender.send(said.map(print_messages).unwrap_or_default()));
-    let ended =
-        running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
+    let ended = running
+        .wait_for_end(asking.timeout)
+        .with_context(|| format!("bench `{bench}` was lost"))?;
     let last = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     check_file_size(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
     match file::read::<BenchResponse>(&response) {
@@ -290,7 +292,7 @@ mod tests {
             running: &running,
         };
         let mut answered = Vec::new();
-        let outcome = each(&found, &asking, &RequestedAction::List, |bench, answer| {
+        let outcome = ask_each_bench(&found, &asking, &RequestedAction::List, |bench, answer| {
             answered.push((bench.to_owned(), answer));
             Ok(())
         });
@@ -324,7 +326,7 @@ mod tests {
         };
         let found = FoundBenches { executables: vec![executable], left_alone: Vec::new() };
         let mut answered = Vec::new();
-        let outcome = each(&found, &asking, &RequestedAction::List, |_, answer| {
+        let outcome = ask_each_bench(&found, &asking, &RequestedAction::List, |_, answer| {
             answered.push(answer);
             Ok(())
         });

@@ -66,7 +66,7 @@ pub struct BuildOutput {
 
 impl BuildOutput {
     /// Takes one line of the JSON messages that cargo prints.
-    fn note(&mut self, line: &str) {
+    fn note_cargo_message(&mut self, line: &str) {
         let Ok(message) = serde_json::from_str::<CargoMessage>(line) else { return };
         if message.reason != "compiler-artifact" {
             return;
@@ -98,7 +98,7 @@ pub fn cargo_program() -> std::ffi::OsString {
 }
 
 /// The command `cargo bench --no-run`; the caller adds the folder.
-pub fn command(wanted: BuildTargets<'_>) -> Command {
+pub fn cargo_bench_command(wanted: BuildTargets<'_>) -> Command {
     let mut command = Command::new(cargo_program());
     command.args([
         "bench",
@@ -177,13 +177,13 @@ pub enum CargoBuildOutput<'a> {
 }
 
 /// Runs a build and returns the executables, or cargo's last lines.
-pub fn build(
+pub fn run_cargo_build(
     command: &mut Command,
     (running, timeout): (&ChildProcess, Duration),
     show: impl Fn(CargoBuildOutput<'_>) + Send,
 ) -> Result<BuildOutput, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (stdout, stderr) = running.start(command).map_err(BuildError::Cargo)?;
+    let (stdout, stderr) = running.start_process(command).map_err(BuildError::Cargo)?;
     let (messages, ended, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
             let progress_lines = stderr.into_iter().flat_map(progress_lines);
@@ -201,11 +201,14 @@ pub fn build(
         });
         let built = scope.spawn(move || {
             let mut built = BuildOutput::default();
-            stdout.into_iter().flat_map(progress_lines).for_each(|line| built.note(&line));
+            stdout
+                .into_iter()
+                .flat_map(progress_lines)
+                .for_each(|line| built.note_cargo_message(&line));
             built
         });
         // The wait runs concurrently with the readers: a build that hangs holds its streams open.
-        let ended = running.finish(timeout);
+        let ended = running.wait_for_end(timeout);
         (built.join().unwrap_or_default(), ended, lines.join().unwrap_or_default())
     });
     match ended.map_err(BuildError::Cargo)? {
@@ -235,7 +238,7 @@ mod tests {
         };
         let noted = |line: &str| {
             let mut built = BuildOutput::default();
-            built.note(line);
+            built.note_cargo_message(line);
             built
         };
         let built = noted(&line("compiler-artifact", "bench", r#""/t/a-1""#));

@@ -12,7 +12,7 @@ use kernelgate::record::environment::available_host_memory;
 /// poll.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time between two readings of a process's memory, which cost more than a poll.
-const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
+const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Handle of the running child process, shared with the code that may end it.
 #[derive(Clone, Default)]
@@ -40,7 +40,7 @@ impl ChildProcess {
     }
 
     /// Starts a child process and returns its output streams, if the command pipes them.
-    pub fn start(
+    pub fn start_process(
         &self,
         command: &mut Command,
     ) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
@@ -57,7 +57,7 @@ impl ChildProcess {
     }
 
     /// Waits for the process that was started.
-    pub fn finish(&self, timeout: Duration) -> std::io::Result<ProcessEnd> {
+    pub fn wait_for_end(&self, timeout: Duration) -> std::io::Result<ProcessEnd> {
         // The free memory: a process that takes more drives the machine into swapping, or has the
         // system end some process.
         self.finish_within(timeout, available_host_memory())
@@ -78,7 +78,7 @@ impl ChildProcess {
             } else if started.elapsed() > timeout {
                 self.end_child(child);
                 Some(ProcessEnd::TimedOut)
-            } else if looked.elapsed() > MEMORY_INTERVAL {
+            } else if looked.elapsed() > MEMORY_POLL_INTERVAL {
                 looked = Instant::now();
                 let over = resident_bytes(child.id()) > memory;
                 over.then(|| {
@@ -111,7 +111,7 @@ impl ChildProcess {
     }
 
     /// Kills the child process and waits for its end; returns whether it was still running.
-    pub fn end(&self) -> bool {
+    pub fn kill_and_wait(&self) -> bool {
         let Some(mut child) = self.lock().take() else { return false };
         let ran = matches!(has_exited(&mut child), Ok(false));
         self.end_child(&mut child);
@@ -199,13 +199,13 @@ fn child_process_ids(process: u32) -> Vec<u32> {
 }
 
 /// Starts a child process and waits for it.
-pub fn wait(
+pub fn start_and_wait(
     command: &mut Command,
     timeout: Duration,
     running: &ChildProcess,
 ) -> std::io::Result<ProcessEnd> {
-    running.start(command)?;
-    running.finish(timeout)
+    running.start_process(command)?;
+    running.wait_for_end(timeout)
 }
 
 #[cfg(all(test, unix))]
@@ -217,13 +217,13 @@ mod tests {
     fn a_process_that_takes_too_much_memory_is_ended() {
         let running = ChildProcess::in_process_groups();
         // A process of a few megabytes that does not end by itself.
-        let start = || running.start(Command::new("sleep").arg("600")).map(drop).unwrap();
+        let start = || running.start_process(Command::new("sleep").arg("600")).map(drop).unwrap();
         start();
         let ended = running.finish_within(Duration::from_secs(60), 1000).unwrap();
         assert!(matches!(ended, ProcessEnd::OverMemory(1000)));
         insta::assert_snapshot!(memory_kill_reason(1000), @"killed: it took more than 1.00 kB of memory, all that was free");
         start();
-        let ended = running.finish_within(2 * MEMORY_INTERVAL, 1 << 40).unwrap();
+        let ended = running.finish_within(2 * MEMORY_POLL_INTERVAL, 1 << 40).unwrap();
         assert!(matches!(ended, ProcessEnd::TimedOut));
     }
 
@@ -235,7 +235,7 @@ mod tests {
         // The program `tail` would hold its input in memory without end, because the input never
         // ends here.
         let hoards = "(head -c 200000000 /dev/zero; sleep 600) | tail -c 200000000 > /dev/null";
-        running.start(Command::new("sh").args(["-c", hoards])).unwrap();
+        running.start_process(Command::new("sh").args(["-c", hoards])).unwrap();
         let ended = running.finish_within(Duration::from_secs(60), TEST_MEMORY_LIMIT).unwrap();
         assert!(matches!(ended, ProcessEnd::OverMemory(TEST_MEMORY_LIMIT)));
     }
@@ -255,7 +255,7 @@ mod tests {
             let mut command = Command::new("sh");
             command.args(["-c", &format!("sleep 600 & echo $! > \"$0\"; {then}")]).arg(&pid);
             let running = ChildProcess::in_process_groups();
-            running.start(&mut command).unwrap();
+            running.start_process(&mut command).unwrap();
             let grandchild = loop {
                 match std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n')) {
                     Some(text) => break text.trim().to_owned(),
@@ -263,7 +263,7 @@ mod tests {
                 }
             };
             assert!(!cfg!(target_os = "linux") || alive(&grandchild));
-            match running.finish(timeout).unwrap() {
+            match running.wait_for_end(timeout).unwrap() {
                 ProcessEnd::Exited(status) => assert_eq!(status.code(), code),
                 ProcessEnd::TimedOut => assert_eq!(code, None),
                 ProcessEnd::OverMemory(_) => panic!("it takes no memory"),

@@ -33,8 +33,8 @@ const LISTED_CASE_END: &str = ": benchmark";
 pub struct ListedCriterionIds {
     /// Titles of the bench's cases, as Criterion prints them.
     pub titles: BTreeSet<String>,
-    /// Titles that it listed more than once, of groups that do not know of each other: the store
-    /// does not distinguish such cases.
+    /// Titles that the bench listed more than once, in groups that do not know of each other: the
+    /// store does not distinguish such cases.
     pub duplicates: BTreeSet<String>,
 }
 
@@ -50,8 +50,8 @@ impl ListedCriterionIds {
 
 /// Makes a command for a bench use this store alone.
 pub fn with_criterion_folder<'a>(command: &'a mut Command, store: &Path) -> &'a mut Command {
-    // With a port Criterion would send its samples there, and a debugging run prints and writes
-    // more.
+    // If a port were set, Criterion would send its samples to it, and a debugging run prints and
+    // writes more.
     command
         .env("CRITERION_HOME", store)
         .env_remove("CARGO_CRITERION_PORT")
@@ -63,7 +63,7 @@ pub const LIST_ARGUMENTS: [&str; 2] = ["--bench", "--list"];
 
 /// Arguments for measuring the cases that a filter in Criterion's syntax matches, or all cases. The
 /// measurement may take longer than requested if the bench's source sets its own times.
-pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
+pub fn measuring_arguments(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
     let seconds = |seconds: f64| seconds.max(MIN_SAMPLING_TIME_S).to_string();
     let mut arguments: Vec<String> =
         ["--bench", "--noplot", "--nresamples", CRITERION_RESAMPLES].map(str::to_owned).into();
@@ -80,7 +80,7 @@ pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
 
 /// The case that ran when a process ended, found in the lines that Criterion writes on standard
 /// error: "Benchmarking sum of 100: Warming up for 3.0000 s".
-pub fn running(messages: &str) -> Option<&str> {
+pub fn case_that_ran(messages: &str) -> Option<&str> {
     const CRITERION_STEPS: [&str; 4] =
         [": Warming up for ", ": Collecting ", ": Analyzing", ": Profiling "];
     let lines = messages.split(['\n', '\r']);
@@ -91,7 +91,7 @@ pub fn running(messages: &str) -> Option<&str> {
 
 /// Returns a regular expression for these cases and others of the same id; `None` if it would be
 /// too long.
-pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
+pub fn regex_for_cases(cases: &BTreeSet<String>) -> Option<String> {
     let ids =
         cases.iter().flat_map(|case| [Some(&**case), title_without_repeat_suffix(case)]).flatten();
     let ids: Vec<String> = ids.map(regex::escape).collect();
@@ -156,15 +156,15 @@ mod tests {
         let text = "Benchmarking a\nBenchmarking a: Warming up for 1.0 ms\nBenchmarking a: Analyzing\n\
                     Benchmarking g/b: 1\nBenchmarking g/b: 1: Collecting 10 samples in estimated 1 s\n\
                     thread 'main' panicked at x";
-        assert_eq!(running(text), Some("g/b: 1"));
-        assert_eq!(running("Benchmarking of nothing\nthread 'main'"), Some("of nothing"));
-        assert_eq!(running("nothing of the kind"), None);
+        assert_eq!(case_that_ran(text), Some("g/b: 1"));
+        assert_eq!(case_that_ran("Benchmarking of nothing\nthread 'main'"), Some("of nothing"));
+        assert_eq!(case_that_ran("nothing of the kind"), None);
     }
 
     #[test]
     fn a_filter_matches_exactly_the_requested_cases() {
         let ids = ["a", "a/b", "a.b", "g (x|y)", "-dash", "ü \u{1f980}", "sum #two"];
-        let filter_for = |wanted: &str| filter(&[wanted.to_owned()].into()).unwrap();
+        let filter_for = |wanted: &str| regex_for_cases(&[wanted.to_owned()].into()).unwrap();
         let matched = |filter: &str| -> Vec<&str> {
             let filter = regex::Regex::new(filter).unwrap();
             ids.into_iter().filter(|id| filter.is_match(id)).collect()
@@ -175,10 +175,13 @@ mod tests {
         // The second case with the same id can only be requested together with the first.
         assert_eq!(matched(&filter_for("a/b #2")), ["a/b"]);
         let many: BTreeSet<String> = (0..2000).map(|i| format!("{i:060}")).collect();
-        assert_eq!(filter(&many), None, "too long to be passed");
-        let arguments = measure(Some("-dash"), &TrialSampling::HOST_SAMPLING);
+        assert_eq!(regex_for_cases(&many), None, "too long to be passed");
+        let arguments = measuring_arguments(Some("-dash"), &TrialSampling::HOST_SAMPLING);
         assert_eq!(arguments[arguments.len() - 2..], ["--", "-dash"]);
         let none = TrialSampling { warm_up_s: 0.0, ..TrialSampling::HOST_SAMPLING };
-        assert!(measure(None, &none).contains(&"0.001".to_owned()), "Criterion refuses 0");
+        assert!(
+            measuring_arguments(None, &none).contains(&"0.001".to_owned()),
+            "Criterion refuses 0"
+        );
     }
 }

@@ -46,7 +46,7 @@ impl BenchChoice<'_> {
     /// Builds the benches, or lists the folder, and asks each executable for its versions.
     /// Executables of a folder run in `root`; an interrupt ends the build through `running`, and an
     /// executable that gives no answer within `timeout` counts as hung.
-    pub fn find(
+    pub fn find_benches(
         self,
         root: &Path,
         timeout: Duration,
@@ -91,16 +91,17 @@ impl BenchChoice<'_> {
             "{}; --dir names a folder of bench executables",
             package::no_package_message(&here)
         );
-        let mut command = cargo::command(self.targets);
+        let mut command = cargo::cargo_bench_command(self.targets);
         let show = |line: CargoBuildOutput<'_>| {
             if let CargoBuildOutput::Message(text) = line {
                 eprintln!("{}", kernelgate::record::text::printable_on_terminal(text));
             }
         };
-        let built =
-            cargo::build(&mut command, (running, cargo::BUILD_TIMEOUT), show).map_err(|error| {
+        let built = cargo::run_cargo_build(&mut command, (running, cargo::BUILD_TIMEOUT), show)
+            .map_err(|error| {
                 match error {
-                    // Cargo's messages need no repetition, because they were printed while cargo ran.
+                    // Cargo's messages need no repetition, because they were printed while cargo
+                    // ran.
                     BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                     other => anyhow::anyhow!("the package {other}"),
                 }
@@ -137,8 +138,8 @@ impl BenchChoice<'_> {
     }
 }
 
-/// Checks that an executable can be asked. The check runs it, so only a file with the mark is
-/// checked.
+/// Checks that an executable can be asked. The check runs the executable, so only a file with a
+/// harness's mark is checked.
 fn check_bench_mark(
     executable: &BenchExecutable,
     running: &ChildProcess,
@@ -154,8 +155,8 @@ fn check_bench_mark(
         Ok(_) => return Err("it does not use kernelgate".to_owned()),
         Err(cause) => return Err(format!("its file cannot be read ({cause})")),
     }
-    let (oldest, newest) =
-        versions::ask(&executable.path, timeout, running).map_err(|why| why.to_string())?;
+    let (oldest, newest) = versions::ask_version_range(&executable.path, timeout, running)
+        .map_err(|why| why.to_string())?;
     match protocol::newest_common_version((oldest, newest)) {
         Some(_) => Ok(()),
         None => Err(format!(

@@ -48,7 +48,7 @@ const EXECUTABLE_MARKS: [(&str, BenchHarnessKind); 5] = [
     ("DIVAN_SAMPLE_COUNT", BenchHarnessKind::Divan),
     ("RUST_TEST_THREADS", BenchHarnessKind::Libtest),
 ];
-/// First bytes of a script, which is not a bench executable, whatever it mentions.
+/// First bytes of a script; a script is not a bench executable, even if its text has the mark.
 const SCRIPT_START: &[u8] = b"#!";
 /// Bytes that are searched at a time.
 const SEARCHED_PIECE_BYTES: usize = 1 << 20;

@@ -123,8 +123,8 @@ impl FailureLines {
     }
 }
 
-/// Whether a line belongs to a backtrace: "5: criterion::analysis::common", "at src/lib.rs:1:2", and
-/// the note at its end.
+/// Whether a line belongs to a backtrace: "5: criterion::analysis::common", "at src/lib.rs:1:2",
+/// and the note at its end.
 fn is_backtrace_line(text: &str) -> bool {
     let number = text.split_once(':').map(|(number, _)| number);
     number.is_some_and(|number| number.parse::<u32>().is_ok())
@@ -132,9 +132,9 @@ fn is_backtrace_line(text: &str) -> bool {
         || text.starts_with("note: Some details are omitted")
 }
 
-/// Output of a process that has ended. The wait for it is limited, because processes that it left
-/// behind may hold its streams open.
-pub fn captured(stream: Option<Receiver<CapturedText>>) -> CapturedText {
+/// Output of a process that has ended. The wait for the output is limited, because processes that
+/// the bench left behind may hold its streams open.
+pub fn wait_for_captured_text(stream: Option<Receiver<CapturedText>>) -> CapturedText {
     stream.and_then(|stream| stream.recv_timeout(DRAIN_TIMEOUT).ok()).unwrap_or_default()
 }
 

@@ -51,7 +51,7 @@ pub fn store(folder: &Path) -> BaselineStore {
                 &metadata.target_directory,
             )
         }
-        None => BaselineStore::store_around_folder(folder),
+        None => BaselineStore::around_folder(folder),
     }
 }
 

@@ -47,7 +47,7 @@ pub enum VersionQueryError {
 }
 
 /// Runs an executable to ask it for the oldest and the newest version that it speaks.
-pub fn ask(
+pub fn ask_version_range(
     path: &Path,
     timeout: Duration,
     running: &ChildProcess,
@@ -57,12 +57,12 @@ pub fn ask(
     // measures nothing.
     command.arg("--list").env(protocol::REQUEST_VARIABLE, protocol::VERSION_QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
-    let (stdout, _) = running.start(&mut command).map_err(VersionQueryError::Start)?;
+    let (stdout, _) = running.start_process(&mut command).map_err(VersionQueryError::Start)?;
     let (sender, receiver) = std::sync::mpsc::channel();
     // The thread is not joined: a process that the bench left behind may hold the stream open for
     // ever.
     std::thread::spawn(move || sender.send(stdout.map(read_start).unwrap_or_default()));
-    let ended = running.finish(timeout).map_err(VersionQueryError::Start)?;
+    let ended = running.wait_for_end(timeout).map_err(VersionQueryError::Start)?;
     let (bytes, too_long) = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     match ended {
         _ if too_long => Err(VersionQueryError::TooLong),
@@ -112,7 +112,8 @@ mod tests {
         let path = folder.path().join("flood");
         std::fs::write(&path, "#!/bin/sh\nexec yes\n").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        let outcome = ask(&path, Duration::from_secs(600), &ChildProcess::in_process_groups());
+        let outcome =
+            ask_version_range(&path, Duration::from_secs(600), &ChildProcess::in_process_groups());
         let why = outcome.unwrap_err().to_string();
         assert_eq!(why, "asked for its version it printed more than 8.39 MB");
     }

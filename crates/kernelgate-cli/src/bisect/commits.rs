@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::search::{
-    BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange, search,
+    BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange, search_slowdown,
 };
 use super::state::BisectionState;
-use crate::compare::sides::git::{GitRepository, GitRevision, git, output, run as run_git};
+use crate::compare::sides::git::{GitRepository, GitRevision, git, output, run_git};
 use crate::compare::{
     CompareError, ComparisonRequest, PlanRequest, SessionTools, SideSource, one_case,
 };
@@ -78,7 +78,7 @@ pub struct SuspectCommit {
     pub commit: String,
     /// First line of the suspected commit's message.
     pub subject: String,
-    /// Commits that it merged; 0 for a commit that is not a merge.
+    /// Number of commits that this commit merged; 0 for a commit that is not a merge.
     pub merged: usize,
 }
 
@@ -91,11 +91,11 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     let repository = GitRepository::around_package(&request.comparison.package)?;
     let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
     let commits = first_parent_commits(&repository, &good, &bad)?;
-    let tools = SessionTools::interruptible_tools()?;
+    let tools = SessionTools::interruptible()?;
     let mut comparer = CommitComparer::new(request, &repository, &commits, tools)?;
     let blocks = first_attempt_blocks(request);
-    let ended = search(commits.len() - 1, blocks, |question| comparer.answer(question));
-    comparer.tools.end();
+    let ended = search_slowdown(commits.len() - 1, blocks, |question| comparer.answer(question));
+    comparer.tools.end_progress_line();
     let ended = ended?;
     let found = match &ended {
         SearchEnd::Found(found) => Some(comparer.describe(found)?),
@@ -174,7 +174,7 @@ impl<'a> CommitComparer<'a> {
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
-        let state = BisectionState::open(&path, identity, request.resume)?;
+        let state = BisectionState::open_or_begin(&path, identity, request.resume)?;
         if !state.answers.is_empty() {
             tools.say(&format!("resuming with {} answers", state.answers.len()));
         }
@@ -197,16 +197,16 @@ impl<'a> CommitComparer<'a> {
         );
         let interrupted = self.state.asking.as_ref() == Some(&key);
         self.state.asking = Some(key.clone());
-        self.write()?;
-        let answer = self.compare(question, interrupted, &label)?;
+        self.write_state()?;
+        let answer = self.compare_commits(question, interrupted, &label)?;
         self.tools.say(&format!("{label}: {}", words(&answer)));
         self.state.asking = None;
         self.state.answers.insert(key, answer.clone());
-        self.write()?;
+        self.write_state()?;
         Ok(answer)
     }
 
-    fn compare(
+    fn compare_commits(
         &mut self,
         question: &BisectionQuestion,
         resume: bool,
@@ -233,8 +233,11 @@ impl<'a> CommitComparer<'a> {
             resume,
             ..template.clone()
         };
-        match one_case::compare_one_case(&comparison, &self.request.case, self.tools.within(label))
-        {
+        match one_case::compare_one_case(
+            &comparison,
+            &self.request.case,
+            self.tools.tools_of_part(label),
+        ) {
             Ok(outcome) => {
                 self.bench = self.bench.take().or(outcome.bench);
                 Ok(bisection_answer(&outcome.comparison, &self.request.case))
@@ -248,7 +251,7 @@ impl<'a> CommitComparer<'a> {
         }
     }
 
-    fn write(&self) -> Result<(), CompareError> {
+    fn write_state(&self) -> Result<(), CompareError> {
         Ok(self.state.write(&self.path)?)
     }
 

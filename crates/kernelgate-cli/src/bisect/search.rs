@@ -3,10 +3,10 @@
 //! The ends are compared first, and their difference is the effect to find. A commit is slow or not
 //! by whether it is slower than the good end by more than half of the effect, which is as far from
 //! either. The comparison promises that each answer is wrong with at most the probability that the
-//! plan gives, so all of them together with at most [`WRONG_ANSWER_PROBABILITY`]. An undecided question is asked again
-//! with twice as many blocks; if it stays undecided its commit is skipped, never guessed. At the
-//! end the commit is compared with the one before it, so that the reported difference was measured
-//! on these two.
+//! plan gives, so all of them together with at most [`WRONG_ANSWER_PROBABILITY`]. An undecided
+//! question is asked again with twice as many blocks; if it stays undecided its commit is skipped,
+//! never guessed. At the end the commit is compared with the one before it, so that the reported
+//! difference was measured on these two.
 
 use serde::{Deserialize, Serialize};
 
@@ -88,8 +88,8 @@ pub enum SearchEnd {
 pub struct SlowdownRange {
     /// Position of the last commit at which the case is not slow.
     pub last_good: usize,
-    /// Index of the first commit that is slow. If it does not directly follow the last good commit,
-    /// any commit between them, or this one, caused the slow-down.
+    /// Index of the first commit that is slow. If the first bad commit does not directly follow the
+    /// last good commit, it or any commit between them caused the slow-down.
     pub first_bad: usize,
     /// Places that could not be compared, with the reason, in the order of the questions.
     pub left_out: Vec<(usize, String)>,
@@ -112,7 +112,7 @@ impl SlowdownRange {
 
 /// Searches among the places 0, which is good, to `last`, which is bad and at least 1. The closure
 /// `compare` answers.
-pub fn search<E>(
+pub fn search_slowdown<E>(
     last: usize,
     blocks: usize,
     mut compare: impl FnMut(&BisectionQuestion) -> Result<BisectionAnswer, E>,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::search::BisectionAnswer;
 use crate::compare::CompareError;
-use crate::gate::calibration::differing;
+use crate::gate::calibration::first_differing_name;
 use kernelgate::record::file::{self, RecordFileError, RecordType};
 
 /// State of a bisection that is saved to its file.
@@ -39,7 +39,7 @@ impl RecordType for BisectionState {
 
 impl BisectionState {
     /// Opens the state of the interrupted search, or starts a new search.
-    pub fn open(
+    pub fn open_or_begin(
         path: &Path,
         identity: BTreeMap<String, String>,
         resume: bool,
@@ -49,7 +49,7 @@ impl BisectionState {
             return Ok(fresh);
         }
         match file::read::<Self>(path) {
-            Ok(earlier) => match differing(&earlier.identity, &fresh.identity) {
+            Ok(earlier) => match first_differing_name(&earlier.identity, &fresh.identity) {
                 None => Ok(earlier),
                 Some(differs) => Err(CompareError::ResumesAnother { what: "search", differs }),
             },

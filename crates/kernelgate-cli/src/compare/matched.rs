@@ -213,12 +213,7 @@ mod tests {
                 .collect(),
             skipped: reasons(skipped),
             failed: reasons(failed),
-            ..ProcessRun::start_process_run(
-                "b",
-                "verify",
-                Environment::cpu(),
-                Provenance::default(),
-            )
+            ..ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default())
         }
     }
 

@@ -21,8 +21,8 @@ pub fn compare_one_case(
     case: &str,
     tools: SessionTools,
 ) -> Result<SingleCaseComparison, CompareError> {
-    let session = ComparisonSession::open(request, false, tools)?;
-    let identity = session.identity(request)?;
+    let session = ComparisonSession::open_session(request, false, tools)?;
+    let identity = session.comparison_identity(request)?;
     let trials = match open_trials(request, &session, identity.clone()) {
         // The interrupted comparison was of another build: a fresh start costs a question, not a
         // search.

@@ -211,7 +211,7 @@ mod tests {
                     2.0, power: 0.8, max_blocks: 96 }";
         assert_eq!(PlanRequest::with_fixed_plan(TestPlan::default()).identity().unwrap(), plan);
         let folder = tempfile::tempdir().unwrap();
-        let basis = PlanBasis::Calibration(BaselineStore::store_around_folder(folder.path()));
+        let basis = PlanBasis::Calibration(BaselineStore::around_folder(folder.path()));
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
                     Some(6) }";
         assert_eq!(PlanRequest { basis, ..plan_request() }.identity().unwrap(), text);

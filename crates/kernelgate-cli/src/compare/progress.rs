@@ -41,12 +41,12 @@ impl Default for ComparisonProgress {
 
 impl ComparisonProgress {
     /// Progress of a part of a task: it is shown as a detail, after the label.
-    pub fn within(&self, label: &str) -> Self {
+    pub fn progress_of_part(&self, label: &str) -> Self {
         Self { within: Some(label.to_owned()), ..self.clone() }
     }
 
     /// Shows the current step, which replaces the line before on a terminal.
-    pub fn now(&self, text: &str) {
+    pub fn show_step(&self, text: &str) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let text = printable_on_terminal(text);
         match (&self.line, &self.within) {
@@ -60,7 +60,7 @@ impl ComparisonProgress {
     /// Prints a line that stays on the terminal, unless details are silenced.
     pub fn detail(&self, text: &str) {
         match self.within {
-            Some(_) => self.now(text),
+            Some(_) => self.show_step(text),
             None => self.say(text),
         }
     }
@@ -69,7 +69,7 @@ impl ComparisonProgress {
     pub fn print_often(&self, text: &str) {
         let latest = *self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         if self.line.is_some() || latest.is_none_or(|at| at.elapsed() >= PROGRESS_LINE_INTERVAL) {
-            self.now(text);
+            self.show_step(text);
         }
     }
 
@@ -91,7 +91,7 @@ impl ComparisonProgress {
     }
 
     /// Ends the progress line.
-    pub fn end(&self) {
+    pub fn end_progress_line(&self) {
         if let Some(line) = &self.line {
             line.finish_and_clear();
         }

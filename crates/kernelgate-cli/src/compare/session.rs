@@ -17,7 +17,7 @@ use super::sides::leftovers;
 use super::trials::expected::ExpectedRun;
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::child::ChildProcess;
-use crate::gate::calibration::differing;
+use crate::gate::calibration::first_differing_name;
 use crate::gate::comparison::CriterionOnlyBench;
 use crate::gate::kernels::code::CodeComparison;
 use crate::gate::paired::Arm;
@@ -214,7 +214,7 @@ pub struct SessionTools {
 
 impl SessionTools {
     /// Makes tools whose processes an interrupt ends, and then the program. To be called once.
-    pub fn interruptible_tools() -> Result<SessionTools, CompareError> {
+    pub fn interruptible() -> Result<SessionTools, CompareError> {
         let tools = Self {
             progress: ComparisonProgress::default(),
             running: ChildProcess::in_process_groups(),
@@ -225,8 +225,8 @@ impl SessionTools {
     }
 
     /// Tools of a part of a task: their progress is shown as a detail, after the label.
-    pub fn within(&self, label: &str) -> Self {
-        Self { progress: self.progress.within(label), ..self.clone() }
+    pub fn tools_of_part(&self, label: &str) -> Self {
+        Self { progress: self.progress.progress_of_part(label), ..self.clone() }
     }
 
     /// Prints a line above the progress bar.
@@ -235,8 +235,8 @@ impl SessionTools {
     }
 
     /// Ends the progress line; nothing may be printed afterwards.
-    pub fn end(&self) {
-        self.progress.end();
+    pub fn end_progress_line(&self) {
+        self.progress.end_progress_line();
     }
 }
 
@@ -261,12 +261,12 @@ pub struct ComparisonSession {
 impl ComparisonSession {
     /// Makes both sides ready. With `twins`, both sides are copies of the base's executables,
     /// whatever the head.
-    pub fn open(
+    pub fn open_session(
         request: &ComparisonRequest,
         twins: bool,
         tools: SessionTools,
     ) -> Result<ComparisonSession, CompareError> {
-        let folder = LockedFolder::open_locked_folder(&request.folder)?;
+        let folder = LockedFolder::open_and_lock(&request.folder)?;
         let SessionTools { progress, running, co_running } = tools;
         let builder =
             SideBuilder { request, folder: &folder, progress: &progress, running: &running };
@@ -324,7 +324,7 @@ impl ComparisonSession {
 
     /// Limits and acceptances of the head's package; acceptances that the base has already are
     /// excluded, and expired ones are returned as sentences.
-    pub fn rules(
+    pub fn package_rules(
         &self,
         request: &ComparisonRequest,
     ) -> Result<(PackageRules, Vec<String>), CompareError> {
@@ -350,7 +350,7 @@ impl ComparisonSession {
     }
 
     /// Facts that must be the same for measurements to belong together.
-    pub fn identity(
+    pub fn comparison_identity(
         &self,
         request: &ComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
@@ -401,7 +401,8 @@ pub fn open_trials(
     let mut trials = match earlier {
         Ok(earlier) if earlier.identity == fresh.identity => earlier,
         Ok(earlier) => {
-            let differs = differing(&earlier.identity, &fresh.identity).unwrap_or_default();
+            let differs =
+                first_differing_name(&earlier.identity, &fresh.identity).unwrap_or_default();
             let (what, differs) = ("comparison", identity_fact_words(&differs));
             return Err(CompareError::ResumesAnother { what, differs });
         }
@@ -448,7 +449,7 @@ fn stop_on_interrupt(
     let (running, progress) = (running.map(ChildProcess::clone), progress.clone());
     let handler = move || {
         running.iter().for_each(ChildProcess::kill_all);
-        progress.end();
+        progress.end_progress_line();
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
         std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE);
     };
@@ -472,8 +473,7 @@ mod tests {
             ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
-        let empty =
-            ProcessRun::start_process_run("b", "verify", Environment::cpu(), Provenance::default());
+        let empty = ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default());
         let bench = |name: &str, cases: &[&str], driver: BenchDriver| ComparedBench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
@@ -493,7 +493,7 @@ mod tests {
             bench(
                 "c",
                 &["changed", "same", "unknown"],
-                BenchDriver::driver_for_both(newest, newest),
+                BenchDriver::for_both_sides(newest, newest),
             ),
             bench("d", &["changed", "same"], BenchDriver::Criterion),
         ];

@@ -30,13 +30,13 @@ pub struct KubernetesOptions {
 
 impl KubernetesOptions {
     /// The manifests of both Jobs as one stream of documents.
-    pub fn manifests(
+    pub fn job_manifests(
         &self,
         work: &DividedWork,
         places: &SubmissionPlaces,
         tolerance: Option<f64>,
     ) -> String {
-        format!("{}---\n{}", self.shards(work, places), self.merge(work, places, tolerance))
+        format!("{}---\n{}", self.shards(work, places), self.merge_job(work, places, tolerance))
     }
 
     fn shards(&self, work: &DividedWork, places: &SubmissionPlaces) -> String {
@@ -59,12 +59,12 @@ impl KubernetesOptions {
              operator: In\n          values: [1]\n  template:\n    spec:\n      \
              restartPolicy: Never\n{}{}",
             self.node_selector(),
-            self.container("shard", &script, places, true)
+            self.container_manifest("shard", &script, places, true)
         )
     }
 
     // The merge polls until every shard has ended, because no Job of Kubernetes depends on another.
-    fn merge(
+    fn merge_job(
         &self,
         work: &DividedWork,
         places: &SubmissionPlaces,
@@ -77,7 +77,7 @@ impl KubernetesOptions {
              job/{name}`, or\n# `--for=condition=failed` where a shard failed.\n\
              apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}-merge\nspec:\n  \
              backoffLimit: 0\n  template:\n    spec:\n      restartPolicy: Never\n{}",
-            self.container("merge", &script, places, false)
+            self.container_manifest("merge", &script, places, false)
         )
     }
 
@@ -91,7 +91,7 @@ impl KubernetesOptions {
         })
     }
 
-    fn container(
+    fn container_manifest(
         &self,
         name: &str,
         script: &str,
@@ -165,6 +165,6 @@ mod tests {
         };
         let executables = vec![("/src/bin/spin".into(), "/src".into())];
         let work = DividedWork::Bench { executables, flags: vec!["--quick".to_owned()] };
-        insta::assert_snapshot!(options.manifests(&work, &places, None));
+        insta::assert_snapshot!(options.job_manifests(&work, &places, None));
     }
 }

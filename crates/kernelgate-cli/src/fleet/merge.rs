@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::pieces::{AnchorTolerance, MergeAccount, RecordPiece, choose};
+use super::pieces::{AnchorTolerance, MergeAccount, RecordPiece, choose_pieces};
 use super::verification::VerificationShard;
 use crate::gate::calibration::{Calibration, anchors};
 use crate::gate::comparison_shard::ComparisonShard;
@@ -31,7 +31,7 @@ pub enum MergeError {
         cause: std::io::Error,
     },
     /// There are no records.
-    #[error("no record in {}", list(.0))]
+    #[error("no record in {}", paths_on_one_line(.0))]
     Nothing(Vec<PathBuf>),
     /// A file is not a record of a shard.
     #[error(
@@ -78,7 +78,7 @@ pub enum MergeError {
 }
 
 /// Paths as one line.
-pub fn list(paths: &[PathBuf]) -> String {
+pub fn paths_on_one_line(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
@@ -117,7 +117,7 @@ impl MergedRecordKind {
 }
 
 /// The named files, and the `.json` files of named folders, sorted.
-pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
+pub fn record_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     let mut found = BTreeSet::new();
     let mut open: Vec<PathBuf> = paths.to_vec();
     while let Some(path) = open.pop() {
@@ -217,7 +217,7 @@ pub fn merge_runs(files: &[PathBuf], tolerance: AnchorTolerance) -> Result<Merge
         })
     })?;
     let pieces = checked_together(pieces)?;
-    let (runs, account) = choose(pieces, tolerance);
+    let (runs, account) = choose_pieces(pieces, tolerance);
     refuse_repeated_cases(&runs, |run| run.cases.keys())?;
     let not_run = runs.iter().flat_map(|piece| piece.record.skipped.values());
     let not_run = not_run.filter(|why| why.starts_with(NOT_RUN_PREFIX)).count();
@@ -238,7 +238,7 @@ fn checked_together(
 ) -> Result<Vec<RecordPiece<ProcessRun>>, MergeError> {
     let refused = |pieces: &[RecordPiece<ProcessRun>], differing: &DifferingRunFact| {
         let file = |key: &String| {
-            let of_key = pieces.iter().find(|piece| piece.record.key() == *key);
+            let of_key = pieces.iter().find(|piece| piece.record.baseline_key() == *key);
             of_key.map(|piece| piece.path.clone()).unwrap_or_default()
         };
         let case = differing.case.as_ref().map(|case| format!(" of {case}")).unwrap_or_default();
@@ -261,7 +261,7 @@ pub fn write_session(folder: &Path, runs: &[RecordPiece<ProcessRun>]) -> Result<
         |path: &Path, cause| MergeError::Folder { action: "write", path: path.to_owned(), cause };
     let mut names: BTreeMap<String, &Path> = BTreeMap::new();
     for piece in runs {
-        let process = piece.record.process();
+        let process = piece.record.process_name_of_run();
         let numbered = (2..).map(|number| format!("{process}-{number}.json"));
         let mut free = std::iter::once(format!("{process}.json")).chain(numbered);
         let name = free.find(|name| !names.contains_key(name)).unwrap_or_default();
@@ -325,7 +325,7 @@ pub fn merge_comparison_shards(
         })
     })?;
     refuse_different_records(&pieces, ComparisonShard::mismatch)?;
-    let (pieces, account) = choose(pieces, tolerance);
+    let (pieces, account) = choose_pieces(pieces, tolerance);
     refuse_repeated_cases(&pieces, |shard| shard.first.keys())?;
     let shards = pieces.into_iter().map(|piece| piece.record).collect();
     Ok(MergedComparisons { shards, account })
@@ -408,7 +408,7 @@ pub fn merge_calibration_records(
             return Err(MergeError::NoShard(sitting.path.clone()));
         }
         Some(_) => (pieces, MergeAccount::default()),
-        None => choose(pieces, tolerance),
+        None => choose_pieces(pieces, tolerance),
     };
     let mut kept = kept.into_iter().map(|piece| piece.record);
     let mut calibration = kept.next();
@@ -417,7 +417,7 @@ pub fn merge_calibration_records(
             calibration.add(other);
         }
         calibration.part = None;
-        calibration.conclude();
+        calibration.derive_thresholds();
     }
     Ok(MergedCalibrations { calibration, account })
 }
@@ -448,7 +448,7 @@ pub fn merge_verification_shards(files: &[PathBuf]) -> Result<MergedVerification
         })
     })?;
     refuse_different_records(&pieces, VerificationShard::mismatch)?;
-    let (pieces, account) = choose(pieces, AnchorTolerance::default());
+    let (pieces, account) = choose_pieces(pieces, AnchorTolerance::default());
     refuse_repeated_cases(&pieces, |shard| shard.rows.iter().map(|row| &row.case))?;
     let mut rows: Vec<VerifiedCase> =
         pieces.into_iter().flat_map(|piece| piece.record.rows).collect();

@@ -116,7 +116,7 @@ fn name(work: &str, shard: Shard) -> String {
 }
 
 /// The records that count, in order of work and shard, whatever the order of `pieces`.
-pub fn choose<T>(
+pub fn choose_pieces<T>(
     mut pieces: Vec<RecordPiece<T>>,
     tolerance: AnchorTolerance,
 ) -> (Vec<RecordPiece<T>>, MergeAccount) {
@@ -227,10 +227,10 @@ mod tests {
     }
 
     fn chosen_piece_names(pieces: &[RecordPiece<()>]) -> (Vec<String>, MergeAccount) {
-        let (kept, account) = choose(pieces.to_vec(), AnchorTolerance::default());
+        let (kept, account) = choose_pieces(pieces.to_vec(), AnchorTolerance::default());
         let mut reversed = pieces.to_vec();
         reversed.reverse();
-        let again = choose(reversed, AnchorTolerance::default()).1;
+        let again = choose_pieces(reversed, AnchorTolerance::default()).1;
         assert_eq!(account, again, "the order of records must not matter");
         (kept.into_iter().map(|piece| piece.hash).collect(), account)
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::task::{DividedWork, SubmissionPlaces, quoted};
+use super::task::{DividedWork, SubmissionPlaces, shell_quoted};
 
 /// Options of the array.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl SlurmOptions {
     /// The script of the array: a task measures one shard.
     pub fn shard_script(&self, work: &DividedWork, places: &SubmissionPlaces) -> String {
         let Self { shards, retries, .. } = self;
-        let folder = quoted(&places.folder.display().to_string());
+        let folder = shell_quoted(&places.folder.display().to_string());
         let log = places.log("%a").display().to_string();
         let mut script = format!(
             "#!/bin/bash\n{}#SBATCH --array=1-{shards}\n#SBATCH --requeue\n\
@@ -84,8 +84,8 @@ impl SlurmOptions {
     }
 }
 
-/// Format of `squeue` that [`SlurmJobs::parse`] and [`jobs_with_comment`] read: job, task, state, node,
-/// reason and comment.
+/// Format of `squeue` that [`SlurmJobs::parse`] and [`jobs_with_comment`] read: job, task, state,
+/// node, reason and comment.
 pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
 /// States of a submission's jobs, as far as Slurm remembers them.
@@ -118,7 +118,7 @@ impl SlurmJobs {
 
     /// The states in words: "3 running, 5 pending (Priority)"; empty once Slurm has forgotten the
     /// tasks.
-    pub fn counts(&self) -> String {
+    pub fn counts_by_state(&self) -> String {
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for SlurmJobState { state, reason, .. } in self.tasks.values() {
             let reason = if reason == "None" || state != "PENDING" { "" } else { reason };
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(jobs.tasks.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
         assert!(jobs.tasks[&5].has_failed() && !jobs.tasks[&3].has_failed());
         assert_eq!((&*jobs.tasks[&5].node, &*jobs.tasks[&4].reason), ("n2", "Resources"));
-        assert_eq!(jobs.counts(), "1 failed, 1 pending (Resources), 1 running");
+        assert_eq!(jobs.counts_by_state(), "1 failed, 1 pending (Resources), 1 running");
         assert_eq!(jobs.merge.as_ref().map(|merge| &*merge.state), Some("PENDING"));
         assert!(jobs.any_active());
     }

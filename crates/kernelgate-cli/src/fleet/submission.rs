@@ -129,7 +129,7 @@ impl JobSubmission {
         places: &SubmissionPlaces,
         tolerance: AnchorTolerance,
     ) -> Result<BTreeSet<u32>, MergeError> {
-        let files = match merge::files(&[places.records()]) {
+        let files = match merge::record_files(&[places.records_folder()]) {
             Err(MergeError::Nothing(_)) => return Ok((1..=self.shards).collect()),
             files => files?,
         };

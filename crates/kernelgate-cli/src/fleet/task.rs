@@ -42,17 +42,17 @@ pub struct SubmissionPlaces {
 
 impl SubmissionPlaces {
     /// Folder of the records of all shards.
-    pub fn records(&self) -> PathBuf {
+    pub fn records_folder(&self) -> PathBuf {
         self.folder.join("records")
     }
 
     /// Folder in which the merged result is written.
-    pub fn result(&self) -> PathBuf {
+    pub fn result_folder(&self) -> PathBuf {
         self.folder.join("result")
     }
 
     /// File with the exit code of the merge, which is written last.
-    pub fn exit(&self) -> PathBuf {
+    pub fn exit_code_file(&self) -> PathBuf {
         self.folder.join("exit")
     }
 
@@ -63,7 +63,7 @@ impl SubmissionPlaces {
 }
 
 /// Quotes a word for a shell, if necessary.
-pub fn quoted(word: &str) -> String {
+pub fn shell_quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
@@ -72,18 +72,19 @@ pub fn quoted(word: &str) -> String {
 }
 
 fn shell_path(path: &Path) -> String {
-    quoted(&path.display().to_string())
+    shell_quoted(&path.display().to_string())
 }
 
 fn shell_words(flags: &[String]) -> String {
-    flags.iter().fold(String::new(), |line, flag| format!("{line} {}", quoted(flag)))
+    flags.iter().fold(String::new(), |line, flag| format!("{line} {}", shell_quoted(flag)))
 }
 
 impl DividedWork {
     /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and store the worst exit code in
     /// `code`. `attempt` is a shell expression whose value differs between attempts.
     pub fn shard_script_lines(&self, places: &SubmissionPlaces, attempt: &str) -> String {
-        let (records, program) = (shell_path(&places.records()), shell_path(&places.program));
+        let (records, program) =
+            (shell_path(&places.records_folder()), shell_path(&places.program));
         let label = "${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}";
         let mut lines = format!("cd {}\ncode=0\n", shell_path(&places.package));
         match self {
@@ -137,7 +138,7 @@ impl DividedWork {
         let tolerance = tolerance
             .map(|tolerance| format!(" --anchor-tolerance {tolerance}"))
             .unwrap_or_default();
-        let result = places.result();
+        let result = places.result_folder();
         let output = match self {
             Self::Bench { .. } => format!("--output {}", shell_path(&result)),
             Self::Compare { .. } => format!("--out {}", shell_path(&result)),
@@ -150,13 +151,13 @@ impl DividedWork {
             Self::Bench { .. } => format!("rm -rf {}\n", shell_path(&result)),
             Self::Compare { .. } | Self::Calibrate { .. } => String::new(),
         };
-        let (exit, text) = (places.exit(), result.with_extension("txt"));
+        let (exit, text) = (places.exit_code_file(), result.with_extension("txt"));
         format!(
             "cd {}\ncode=0\n{earlier}{} merge {} {output}{tolerance} > {} || code=$?\n\
              echo \"$code\" > {exit}.new && mv {exit}.new {exit}\n",
             shell_path(&places.package),
             shell_path(&places.program),
-            shell_path(&places.records()),
+            shell_path(&places.records_folder()),
             shell_path(&text),
             exit = shell_path(&exit),
         )

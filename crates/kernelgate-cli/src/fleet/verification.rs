@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::gate::calibration::differing;
+use crate::gate::calibration::first_differing_name;
 use kernelgate::protocol::VerifiedCase;
 use kernelgate::record::file::RecordType;
 use kernelgate::record::{Environment, Provenance, Shard, text};
@@ -60,7 +60,7 @@ impl VerificationShard {
             facts.map(|(name, value)| (name.clone(), value.clone())).collect()
         };
         let (left, right) = (shared(self), shared(other));
-        let name = differing(&left, &right)?;
+        let name = first_differing_name(&left, &right)?;
         let values = [&left, &right].map(|facts| facts.get(&name).cloned().unwrap_or_default());
         Some((name, values))
     }

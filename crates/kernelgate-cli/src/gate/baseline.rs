@@ -57,13 +57,13 @@ impl Default for GatePolicy {
 
 impl GatePolicy {
     /// Largest relative difference of the devices of both sides.
-    pub const fn device(&self, same: bool) -> f64 {
+    pub const fn device_difference(&self, same: bool) -> f64 {
         if same { 0.0 } else { self.other_device }
     }
 
     /// Relative part of the threshold of a case without limits of its own.
     pub fn relative_for_device(&self, same_device: bool) -> f64 {
-        self.limits.threshold(f64::INFINITY, self.device(same_device)).value
+        self.limits.threshold(f64::INFINITY, self.device_difference(same_device)).value
     }
 }
 
@@ -147,14 +147,14 @@ pub fn judge_against_baseline(
     for (id, head) in &head {
         let Some(base) = baseline.cases.get(*id) else { continue };
         let differences: Vec<_> =
-            head.iter().flat_map(|it| baseline.mismatches(base, it.run, it.case)).collect();
+            head.iter().flat_map(|it| baseline.case_mismatches(base, it.run, it.case)).collect();
         if differences.is_empty() {
             let limits = rules.resolve(id, &policy.limits);
             let found = judge_case(baseline, id, head, &GatePolicy { limits, ..policy }, spreads);
             let verified = head.iter().map(|it| it.case.verification.value());
             let verified =
                 verified.reduce(VerificationExtent::weaker_verification).unwrap_or_default();
-            let loss = VerificationLoss::loss_of_verification(id, base.verification, verified)
+            let loss = VerificationLoss::from_extents(id, base.verification, verified)
                 .filter(|_| !rules.accepts_less_verified(id));
             if loss.is_none() && verified == VerificationExtent::Unverified {
                 unverified.push((*id).to_owned());
@@ -168,9 +168,9 @@ pub fn judge_against_baseline(
             let now: Vec<LaunchCosts> =
                 head.iter().map(|it| it.case.samples.costs_with_energy()).collect();
             let (sides, set) = ([&before[..], &now[..]], rules.limits(id));
-            grown_costs.extend(costs::grown(id, sides, &set));
+            grown_costs.extend(costs::grown_costs(id, sides, &set));
             let on_host = head.iter().all(|it| it.run.environment.is_on_host());
-            bounds.extend(costs::bounds(id, sides, &set, on_host));
+            bounds.extend(costs::cost_bounds(id, sides, &set, on_host));
         }
         for difference in differences {
             let key = (difference.field.to_owned(), difference.base, difference.head);
@@ -197,7 +197,7 @@ pub fn judge_against_baseline(
         not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),
         interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
         missing_shards: measurement.missing_shards(),
-        own: runs.iter().filter(|run| baseline.has(run)).map(ProcessRun::key).collect(),
+        own: runs.iter().filter(|run| baseline.has(run)).map(ProcessRun::baseline_key).collect(),
     };
     let skipped = missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone())));
     let mut report = GateReport {
@@ -352,7 +352,7 @@ fn judge_case(
         single.map_or(policy.single_run, |single| single.relative)
     };
     let head_runs: Vec<CaseRun> =
-        head.iter().map(|it| CaseRun::case_from_samples(&it.case.samples)).collect();
+        head.iter().map(|it| CaseRun::from_samples(&it.case.samples)).collect();
     let base_side = SideTimeInterval::ratio_from_runs(
         base_runs.iter().copied(),
         half_width(base_single),
@@ -361,7 +361,7 @@ fn judge_case(
     let head_side =
         SideTimeInterval::ratio_from_runs(&head_runs, half_width(head_single), contended);
     let ratio = TimeRatio::from_side_times(&head_side, &base_side);
-    let (base_ns, device) = (base_side.center_ns, policy.device(same_device));
+    let (base_ns, device) = (base_side.center_ns, policy.device_difference(same_device));
     let threshold = policy.limits.failing_limit(base_ns, device);
     let detectable = (1.0 + threshold.value) * ratio.center / ratio.low - 1.0;
     let (verdict, reason) =
@@ -448,7 +448,7 @@ fn slowed_clock_reason(
         .then_some(InconclusiveReason::HostBound(DecidingSide { side }))
 }
 
-/// The verdict by the interval alone, or the reason why it allows none.
+/// The verdict by the interval alone, or the reason why the interval allows no verdict.
 fn verdict_by_interval(
     ratio: &TimeRatio,
     threshold: f64,

@@ -109,7 +109,7 @@ pub struct FailedProcess {
     pub side: Arm,
     /// The reason.
     pub reason: String,
-    /// Whether the cases of the bench were abandoned because of it, and are undecided.
+    /// Whether the cases of the bench were abandoned because it failed, and are undecided.
     pub abandoned: bool,
 }
 
@@ -207,7 +207,7 @@ mod tests {
         judged_comparison(judged, facts).exit()
     }
 
-    fn one<T: From<&'static str>>() -> BTreeMap<String, T> {
+    fn one_reason<T: From<&'static str>>() -> BTreeMap<String, T> {
         BTreeMap::from([("y".to_owned(), "why".into())])
     }
 
@@ -246,11 +246,11 @@ mod tests {
         assert_eq!(exit(Verdict::Regressed), ExitReason::Regression);
         assert_eq!(exit(Verdict::Inconclusive), ExitReason::Inconclusive);
         assert_eq!(
-            Comparison { failed: one(), ..unchanged_comparison() }.exit(),
+            Comparison { failed: one_reason(), ..unchanged_comparison() }.exit(),
             ExitReason::Regression
         );
         assert_eq!(
-            Comparison { skipped: one(), ..unchanged_comparison() }.exit(),
+            Comparison { skipped: one_reason(), ..unchanged_comparison() }.exit(),
             ExitReason::Inconclusive
         );
         let refusal = RefusedBench {
@@ -260,7 +260,7 @@ mod tests {
             cases: vec![],
         };
         let refused =
-            Comparison { refused: vec![refusal], failed: one(), ..unchanged_comparison() };
+            Comparison { refused: vec![refusal], failed: one_reason(), ..unchanged_comparison() };
         assert_eq!(refused.exit(), ExitReason::Refused);
     }
 
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(exit_of_judgements(vec![], untimed), ExitReason::Fine);
         let unaffected = BuildFacts { unaffected: vec!["x".to_owned()], ..BuildFacts::default() };
         assert_eq!(exit_of_judgements(vec![], unaffected), ExitReason::Fine);
-        let mended = BuildFacts { failed_in_base: one(), ..BuildFacts::default() };
+        let mended = BuildFacts { failed_in_base: one_reason(), ..BuildFacts::default() };
         assert_eq!(
             exit_of_judgements(vec![judgement("x", Verdict::Unchanged)], mended),
             ExitReason::Fine

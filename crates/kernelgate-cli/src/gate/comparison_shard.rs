@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::calibration::{BlockSeries, differing};
+use super::calibration::{BlockSeries, first_differing_name};
 use super::comparison::{BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench};
 use super::costs::CostGrowth;
 use super::judgement::Judgement;
@@ -120,7 +120,7 @@ impl ComparisonShard {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
         }
         let (left, right) = (self.shared_identity(other), other.shared_identity(self));
-        let name = differing(&left, &right)?;
+        let name = first_differing_name(&left, &right)?;
         let value = |of: &BTreeMap<String, String>| of.get(&name).cloned().unwrap_or_default();
         let field = Self::SIDE_PREFIXES.iter().find_map(|side| {
             Some(format!("executable of bench {} in the {side}", name.strip_prefix(side)?))
@@ -177,7 +177,7 @@ impl ComparisonShard {
         }
         let unmeasured = self.limits.iter().filter(|(case, _)| !self.first.contains_key(*case));
         judged.extend(unmeasured.map(|(case, limits)| {
-            Judgement::unmeasured_judgement(case.clone(), errors(case), &plan, limits)
+            Judgement::unmeasured(case.clone(), errors(case), &plan, limits)
         }));
         let with_loss = |judged: Judgement| match losses.get(&*judged.case) {
             Some(loss) => judged.less_verified((*loss).clone()),

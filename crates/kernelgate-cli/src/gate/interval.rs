@@ -10,8 +10,8 @@ use kernelgate::stats::median;
 /// Relative half-width of the confidence interval assumed for a single run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SingleRunSpread {
-    /// Assumed half-width of the confidence interval of a single run, as a share of its median. A run
-    /// whose own samples spread more gets a wider interval.
+    /// Assumed half-width of the confidence interval of a single run, as a share of its median. A
+    /// run whose own samples spread more gets a wider interval.
     pub relative: f64,
     /// Source of the half-width.
     pub from: SpreadSource,
@@ -119,7 +119,7 @@ mod tests {
     use kernelgate::record::CaseSamples;
 
     fn run(times: &[f64]) -> CaseRun {
-        CaseRun::case_from_samples(&CaseSamples {
+        CaseRun::from_samples(&CaseSamples {
             launches: vec![2; times.len()],
             elapsed_ns: times.iter().map(|time| 2.0 * time).collect(),
             ..CaseSamples::default()

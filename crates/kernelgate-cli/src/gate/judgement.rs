@@ -104,7 +104,7 @@ impl Judgement {
         if verdict == Verdict::Inconclusive {
             let of_pairs = match decision.verdict {
                 Verdict::Regressed => Some(InconclusiveReason::NotConfirmed),
-                _ => InconclusiveReason::reason_of_decision(&decision),
+                _ => InconclusiveReason::from_decision(&decision),
             };
             // Without a pair the error is the whole reason; with an error more pairs do not help.
             reasons.extend(of_pairs.filter(|_| decision.pairs > 0 || case_errors.is_empty()));
@@ -129,7 +129,7 @@ impl Judgement {
     }
 
     /// Judges a case of a comparison that has no block.
-    pub fn unmeasured_judgement(
+    pub fn unmeasured(
         case: String,
         why: Vec<InconclusiveReason>,
         plan: &TestPlan,
@@ -251,12 +251,8 @@ pub(crate) mod tests {
         let open = Judgement::from_rounds(decision("x", Regressed), None, why(), &TEST_LIMITS);
         let words = "not confirmed by a second round; skipped in the head: no memory";
         assert_eq!(open.reason().as_deref(), Some(words));
-        let unmeasured = Judgement::unmeasured_judgement(
-            "x".to_owned(),
-            why(),
-            &TestPlan::default(),
-            &TEST_LIMITS,
-        );
+        let unmeasured =
+            Judgement::unmeasured("x".to_owned(), why(), &TestPlan::default(), &TEST_LIMITS);
         assert_eq!((unmeasured.verdict, unmeasured.reasons), (Inconclusive, why()));
         assert!(unmeasured.base_ns == 0.0);
     }
@@ -264,8 +260,8 @@ pub(crate) mod tests {
     #[test]
     fn a_build_that_verifies_less_is_not_unchanged() {
         let all = VerificationExtent::Verified { checked: 1600, total: 1600 };
-        let loss = VerificationLoss::loss_of_verification("a", all, VerificationExtent::Unverified)
-            .unwrap();
+        let loss =
+            VerificationLoss::from_extents("a", all, VerificationExtent::Unverified).unwrap();
         let judged = judgement("a", Verdict::Unchanged).less_verified(loss.clone());
         assert_eq!(judged.verdict, Verdict::Inconclusive);
         let words = "no longer verified (before: every element verified)";

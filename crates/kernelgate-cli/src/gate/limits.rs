@@ -29,8 +29,8 @@ pub struct AskedLimits {
     pub launches: Option<f64>,
     /// Relative growth of the host's time to start a launch that is a regression.
     pub host_time: Option<f64>,
-    /// Relative growth of the energy of a launch that is a regression; only for `gate`, as trials of
-    /// `compare` are too short.
+    /// Relative growth of the energy of a launch that is a regression; only for `gate`, as trials
+    /// of `compare` are too short.
     pub energy: Option<f64>,
 }
 
@@ -77,7 +77,7 @@ pub struct SourcedLimit {
 
 impl SourcedLimit {
     /// A limit with the given value, as the program's default.
-    pub const fn default_limit(value: f64) -> SourcedLimit {
+    pub const fn from_default(value: f64) -> SourcedLimit {
         Self { value, source: LimitSource::Default }
     }
 
@@ -133,9 +133,9 @@ impl CaseLimits {
     /// The program's default limits, with the given relative limit.
     pub const fn default_limit(relative: f64) -> CaseLimits {
         Self {
-            relative: SourcedLimit::default_limit(relative),
-            absolute_ns: SourcedLimit::default_limit(Self::DEFAULT_ABSOLUTE_NS),
-            growth: SourcedLimit::default_limit(Self::DEFAULT_GROWTH_FACTOR),
+            relative: SourcedLimit::from_default(relative),
+            absolute_ns: SourcedLimit::from_default(Self::DEFAULT_ABSOLUTE_NS),
+            growth: SourcedLimit::from_default(Self::DEFAULT_GROWTH_FACTOR),
             accepted: None,
         }
     }
@@ -182,8 +182,8 @@ impl CaseLimits {
         }
     }
 
-    /// Converts a verdict by [`Self::failing_limit`] for a reader who knows the threshold: an estimate
-    /// beyond the threshold is reported as accepted, not as unchanged.
+    /// Converts a verdict by [`Self::failing_limit`] for a reader who knows the threshold: an
+    /// estimate beyond the threshold is reported as accepted, not as unchanged.
     pub fn reported(&self, verdict: Verdict, ratio: f64, time_ns: f64, device: f64) -> Verdict {
         let beyond = || ratio > 1.0 + self.threshold(time_ns, device).value;
         match verdict {
@@ -218,7 +218,7 @@ mod tests {
     fn the_larger_of_both_limits_of_a_time_applies() {
         let limits = CaseLimits::default_limit(0.05);
         assert_eq!(limits.threshold(1e6, 0.0), limits.relative);
-        assert_eq!(limits.threshold(1e3, 0.0), SourcedLimit::default_limit(0.1));
+        assert_eq!(limits.threshold(1e3, 0.0), SourcedLimit::from_default(0.1));
         assert!((limits.threshold(1e6, 0.22).value - (1.05 * 1.22 - 1.0)).abs() < 1e-12);
     }
 

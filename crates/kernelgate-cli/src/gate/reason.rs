@@ -115,7 +115,7 @@ impl BuildFailure {
 
 impl InconclusiveReason {
     /// The reason why a decision is inconclusive.
-    pub fn reason_of_decision(decision: &PairedDecision) -> Option<Self> {
+    pub fn from_decision(decision: &PairedDecision) -> Option<InconclusiveReason> {
         let ratio = decision.ratio;
         Some(match decision.reason? {
             InconclusiveCause::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },

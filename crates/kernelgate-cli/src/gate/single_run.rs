@@ -22,7 +22,7 @@ pub struct CalibratedSpreads {
 
 impl CalibratedSpreads {
     /// Spreads from all processes of the base, which nothing delayed or loaded.
-    pub fn spreads_from_calibration(calibration: &Calibration) -> Self {
+    pub fn from_calibration(calibration: &Calibration) -> CalibratedSpreads {
         let mut times_ns: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for known in &calibration.comparisons {
             for (case, BlockSeries { base, .. }) in known.first.iter().chain(&known.second) {

@@ -28,7 +28,7 @@ fn verdict_and_reason(judged: &Judgement) -> (Verdict, Option<&'static str>) {
 }
 
 fn measured_together(runs: &[ProcessRun]) -> Measurement {
-    Measurement::measurement_of_runs(runs.to_vec()).unwrap()
+    Measurement::from_runs(runs.to_vec()).unwrap()
 }
 
 fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
@@ -40,7 +40,7 @@ fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
             .iter()
             .map(|&(id, time)| (id.to_owned(), CaseRecord::untimed_samples(samples(time))))
             .collect(),
-        ..ProcessRun::start_process_run("b", session, environment, Provenance::default())
+        ..ProcessRun::start_now("b", session, environment, Provenance::default())
     }
 }
 
@@ -293,7 +293,7 @@ fn a_card_that_idled_between_samples_is_refused_at_the_cap() {
     assert_eq!(refused(run("1", true, Some(0.97)), run("2", true, Some(0.7))), None);
     assert_eq!(refused(run("1", false, None), run("2", false, Some(0.97))), None);
     let (old, new) = refused(run("1", true, None), run("2", true, Some(0.97))).unwrap();
-    assert!(old.contains("let the card idle") && old.contains("--save-baseline NAME"), "{old}");
+    insta::assert_snapshot!(old, @"steady, by a version that let the card idle between samples: `cargo bench -- --save-baseline NAME` measures it anew");
     assert_eq!(new, "steady");
 }
 
@@ -503,7 +503,7 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     // A calibration with sixty processes whose times lie within ±0.5 %.
     let calibration =
         Calibration { environment: here.clone(), ..calibration::tests::calibration(3, &[]) };
-    let spreads = CalibratedSpreads::spreads_from_calibration(&calibration);
+    let spreads = CalibratedSpreads::from_calibration(&calibration);
     let base = baseline_of_run(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
@@ -526,10 +526,8 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     // The calibration does not apply to other cases and to other devices.
     assert_eq!(judged(&spreads, "b", 1.07e6), (Verdict::Inconclusive, assumed, assumed));
     let elsewhere = Environment { machine: Some("there".to_owned()), ..here };
-    let spreads = CalibratedSpreads::spreads_from_calibration(&Calibration {
-        environment: elsewhere,
-        ..calibration
-    });
+    let spreads =
+        CalibratedSpreads::from_calibration(&Calibration { environment: elsewhere, ..calibration });
     assert_eq!(judged(&spreads, case, 1.07e6), (Verdict::Inconclusive, assumed, assumed));
 }
 

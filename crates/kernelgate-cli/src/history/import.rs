@@ -107,7 +107,7 @@ fn import_record(
     };
     let (folder, name) = match &record {
         IndexedRecordFile::Run(run) => {
-            (safe_file_name(&run.session), safe_file_name(&run.process()))
+            (safe_file_name(&run.session), safe_file_name(&run.process_name_of_run()))
         }
         IndexedRecordFile::Baseline(baseline) => {
             ("baseline".to_owned(), safe_file_name(&baseline.name))

@@ -54,7 +54,7 @@ fn is_write_error(error: &rusqlite::Error) -> bool {
 
 /// A time of a case in the index, with its process run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct IndexedTime {
     /// Id of the case, as the record has it.
     pub case: String,
     /// Revision of the workload's definition.
@@ -236,7 +236,7 @@ impl HistoryIndex {
     }
 
     /// Reads all recorded times of the cases with this name.
-    pub fn rows(&self, case: &str) -> Result<Vec<Row>, HistoryError> {
+    pub fn rows(&self, case: &str) -> Result<Vec<IndexedTime>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
                 "SELECT revision, median, key, process, started, model, card, device, hash, dirty,
@@ -244,7 +244,7 @@ impl HistoryIndex {
                  WHERE named = (SELECT id FROM named WHERE name = ?1)",
             )?;
             let rows = statement.query_map([case], |row| {
-                Ok(Row {
+                Ok(IndexedTime {
                     case: case.to_owned(),
                     revision: row.get(0)?,
                     median_ns: row.get(1)?,

@@ -69,9 +69,9 @@ fn index_run(run: &ProcessRun) -> IndexedRun {
     IndexedRun {
         package: run.package.as_ref().map(CargoPackage::to_string),
         cases: cases
-            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::summary_of_case(case))))
+            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_record(case))))
             .collect(),
-        ..empty_indexed_run(run.key(), measured)
+        ..empty_indexed_run(run.baseline_key(), measured)
     }
 }
 

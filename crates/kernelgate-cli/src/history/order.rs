@@ -23,7 +23,10 @@ impl CommitOrder {
 
     /// The ancestors of a revision of the repository around a folder; empty without a repository if
     /// no revision was named.
-    pub fn order_around(folder: &Path, revision: Option<&str>) -> Result<Self, HistoryError> {
+    pub fn from_repository_around(
+        folder: &Path,
+        revision: Option<&str>,
+    ) -> Result<CommitOrder, HistoryError> {
         let usage_error = |error| HistoryError::Revision(Box::new(error));
         let repository = match (GitRepository::around(folder), revision) {
             (Ok(repository), _) => repository,
@@ -37,8 +40,8 @@ impl CommitOrder {
             (Err(error), Some(_)) => return Err(usage_error(error)),
         };
         let list = ["rev-list", "--topo-order", "--reverse", &commit];
-        let listed =
-            git::run(git::git(&repository.top).args(list), "list commits").map_err(usage_error)?;
+        let listed = git::run_git(git::git(&repository.top).args(list), "list commits")
+            .map_err(usage_error)?;
         Ok(Self::new(listed.lines().map(str::to_owned).collect()))
     }
 

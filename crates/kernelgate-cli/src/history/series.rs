@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::HistoryError;
-use super::index::{HistoryIndex, Row};
+use super::index::{HistoryIndex, IndexedTime};
 use super::order::CommitOrder;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::{CargoPackage, Provenance};
@@ -100,8 +100,8 @@ pub struct LevelChange {
     pub point: usize,
     /// The last commit before the change of the time.
     pub after: Option<String>,
-    /// The first commit after the change; equal to `after` if the level changed within the runs of one
-    /// build.
+    /// The first commit after the change; equal to `after` if the level changed within the runs of
+    /// one build.
     pub up_to: Option<String>,
     /// The commits that may have caused the change, the oldest first; empty if no commit can have
     /// caused it.
@@ -143,7 +143,7 @@ pub fn case_histories(
     let own = query.package.map(CargoPackage::to_string);
     let mut found = Vec::new();
     for (case, names) in names {
-        let mut series: BTreeMap<CaseSeriesKey, Vec<Row>> = BTreeMap::new();
+        let mut series: BTreeMap<CaseSeriesKey, Vec<IndexedTime>> = BTreeMap::new();
         for name in &names {
             for row in index.rows(name)? {
                 // A run without a recorded package counts for the requested package.
@@ -198,17 +198,25 @@ fn current_case_name(
 }
 
 impl CaseHistory {
-    fn with(mut self, rows: Vec<Row>, query: &HistoryQuery<'_>, order: &CommitOrder) -> Self {
+    fn with(
+        mut self,
+        rows: Vec<IndexedTime>,
+        query: &HistoryQuery<'_>,
+        order: &CommitOrder,
+    ) -> Self {
         // A process run may be stored in a run record and in a baseline, under different keys.
-        let same = |row: &Row| (row.started_ms, row.process.clone(), row.provenance.commit.clone());
-        let mut rows: Vec<Row> = rows
+        let same = |row: &IndexedTime| {
+            (row.started_ms, row.process.clone(), row.provenance.commit.clone())
+        };
+        let mut rows: Vec<IndexedTime> = rows
             .into_iter()
             .map(|row| (same(&row), row))
             .collect::<BTreeMap<_, _>>()
             .into_values()
             .collect();
-        let place_of =
-            |row: &Row| row.provenance.commit.as_deref().and_then(|commit| order.place(commit));
+        let place_of = |row: &IndexedTime| {
+            row.provenance.commit.as_deref().and_then(|commit| order.place(commit))
+        };
         if query.known_only {
             rows.retain(|row| place_of(row).is_some());
         }
@@ -217,7 +225,7 @@ impl CaseHistory {
         }
         self.formerly =
             rows.iter().map(|row| row.case.clone()).filter(|name| *name != self.case).collect();
-        let (mut placed, others): (Vec<Row>, Vec<Row>) =
+        let (mut placed, others): (Vec<IndexedTime>, Vec<IndexedTime>) =
             rows.into_iter().partition(|row| place_of(row).is_some());
         placed.sort_by_key(|row| (place_of(row), row.provenance.dirty, row.started_ms));
         self.placed_by_time = others.len();
@@ -270,7 +278,7 @@ impl CaseHistory {
 
 /// Merges runs in the order of their commits with other runs, each before the first run that
 /// started later.
-fn merge_by_commit(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
+fn merge_by_commit(placed: Vec<IndexedTime>, mut others: Vec<IndexedTime>) -> Vec<IndexedTime> {
     others.sort_by_key(|row| row.started_ms);
     let mut others = others.into_iter().peekable();
     let mut rows = Vec::new();
@@ -285,8 +293,8 @@ fn merge_by_commit(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
 }
 
 /// Groups consecutive runs of the same code.
-fn points(rows: &[Row]) -> Vec<HistoryPoint> {
-    let same = |one: &Row, two: &Row| one.provenance == two.provenance;
+fn points(rows: &[IndexedTime]) -> Vec<HistoryPoint> {
+    let same = |one: &IndexedTime, two: &IndexedTime| one.provenance == two.provenance;
     let each = rows.chunk_by(same).map(|rows| {
         let runs_ns: Vec<f64> = rows.iter().map(|row| row.median_ns).collect();
         let Provenance { commit, dirty } = rows[0].provenance.clone();

@@ -26,8 +26,8 @@ const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
 pub struct HistoryStore {
     /// Folder of the store.
     root: PathBuf,
-    /// Folder to which bench processes write their records: Path of [`RUNS_FOLDER`] in the store's folder,
-    /// unless it is set otherwise.
+    /// Folder to which bench processes write their records: Path of [`RUNS_FOLDER`] in the store's
+    /// folder, unless it is set otherwise.
     runs: PathBuf,
 }
 
@@ -47,7 +47,7 @@ impl HistoryStore {
     }
 
     /// The store around the folder to which bench processes write their runs.
-    pub fn store_around(runs: &Path) -> HistoryStore {
+    pub fn around_run_folder(runs: &Path) -> HistoryStore {
         let root = runs.parent().unwrap_or(Path::new("")).to_owned();
         Self { root, runs: runs.to_owned() }
     }
@@ -82,7 +82,7 @@ impl HistoryStore {
         let there = self.folders()?;
         let mut changed: Vec<IndexedFolder> = Vec::new();
         for (folder, modified) in &there {
-            if indexed.get(folder) != Some(modified) || *modified == UNSETTLED_TIME {
+            if indexed.get(folder) != Some(modified) || *modified == UNSETTLED_FOLDER_TIME {
                 changed.push(self.read(folder, *modified));
             }
             if changed.len() == INDEX_BATCH_FOLDERS {
@@ -162,16 +162,16 @@ impl HistoryStore {
 }
 
 /// Time that marks a folder whose next change may not show in its time.
-const UNSETTLED_TIME: i64 = 0;
+const UNSETTLED_FOLDER_TIME: i64 = 0;
 
 fn settled_time(modified: Option<SystemTime>) -> i64 {
-    let Some(modified) = modified else { return UNSETTLED_TIME };
+    let Some(modified) = modified else { return UNSETTLED_FOLDER_TIME };
     match (modified.elapsed(), modified.duration_since(UNIX_EPOCH)) {
         (Ok(ago), Ok(since)) if ago > FILE_CLOCK_TICK => {
             i64::try_from(since.as_nanos()).unwrap_or(0)
         }
         // Changed just now, or in the future because the clock went backwards.
-        _ => UNSETTLED_TIME,
+        _ => UNSETTLED_FOLDER_TIME,
     }
 }
 

@@ -256,14 +256,14 @@ impl RecordCollector {
                 environment: run.environment.clone(),
                 provenance: run.provenance.clone(),
                 started: run.started.clone(),
-                interrupted: (!run.complete).then(|| run.process()),
+                interrupted: (!run.complete).then(|| run.process_name_of_run()),
             });
         }
         self.limits.push(run.limits.clone());
         for (id, case) in &run.cases {
             let gathered = self.cases.entry(id.clone()).or_default();
             if !is_known || gathered.runs.is_empty() {
-                gathered.runs.push(CaseRun::summary_of_case(case));
+                gathered.runs.push(CaseRun::from_record(case));
             }
             // The records of later runs take precedence.
             gathered.template = Some(case_without_times(id, case));
@@ -294,7 +294,7 @@ impl RecordCollector {
             gathered.template = Some(MeasuredCase {
                 id: id.clone(),
                 workload: case.workload.clone(),
-                axes: ProblemAxes::axes_of_problem(parts.problem),
+                axes: ProblemAxes::from_problem_name(parts.problem),
                 problem: parts.problem.to_owned(),
                 implementation: parts.implementation.to_owned(),
                 cache: parts.cache.to_owned(),
@@ -390,8 +390,8 @@ impl CollectedCaseRuns {
 fn case_without_times(id: &str, case: &CaseRecord) -> MeasuredCase {
     let parts = ids::CaseIdParts::parse(id, &case.workload);
     let axes = match case.problem.is_empty() {
-        true => ProblemAxes::axes_of_problem(parts.problem),
-        false => ProblemAxes::axes_of_record(&case.problem),
+        true => ProblemAxes::from_problem_name(parts.problem),
+        false => ProblemAxes::from_record(&case.problem),
     };
     MeasuredCase {
         id: id.to_owned(),
@@ -493,7 +493,7 @@ mod tests {
         ];
         ProcessRun {
             cases: cases.into_iter().map(case).collect(),
-            ..ProcessRun::start_process_run("b", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_now("b", session, Environment::cpu(), Provenance::default())
         }
     }
 

@@ -1,27 +1,27 @@
-//! Makes the HTML page of a job with several ranks: `kernelgate diagnose --html` writes it for
-//! traces of several ranks.
+//! Makes the HTML page of a job with several ranks: `kernelgate diagnose --html` writes this page
+//! for traces of several ranks.
 
 use maud::{Markup, html};
 
 use super::charts::{ChartFigure, ChartGallery};
 use super::shell::{self, PageSection};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, HeatMap, LabelledRows, PlotError,
-    PlottedUnit, Row, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, HeatMap, LabelledRow, LabelledRows,
+    PlotError, PlottedUnit, ScaleKind,
 };
 use kernelgate::display::{byte_text, time_text};
 use kernelgate_trace::diagnose::FindingSeverity;
-use kernelgate_trace::diagnose::ranks::{CollectiveKindSum, Job, RankCollectiveSum};
+use kernelgate_trace::diagnose::ranks::{CollectiveKindSum, JoinedJob, RankCollectiveSum};
 
 /// Largest number of ranks that are drawn as bars; the table has all ranks.
 const MAX_RANK_BARS: usize = 64;
 /// Largest number of ranks for which waiting is drawn for each pair.
 const MAX_RANKS_IN_PAIR_TABLE: usize = 12;
 /// Largest number of kinds and sizes of collectives with a bar.
-const MAX_KINDS: usize = 16;
+const MAX_COLLECTIVE_BARS: usize = 16;
 
 /// Makes the HTML page of a job with several ranks.
-pub fn page(job: &Job) -> Result<String, PlotError> {
+pub fn page(job: &JoinedJob) -> Result<String, PlotError> {
     let mut sections = vec![
         PageSection::new("quality", "Data quality", ranks_problems(job)),
         PageSection::new("findings", "Findings", ranks_findings(job)),
@@ -38,7 +38,7 @@ pub fn page(job: &Job) -> Result<String, PlotError> {
 /// Time of the ranks, their waiting, their collectives and the critical path; the first section has
 /// that anchor and title.
 pub fn sections_of(
-    job: &Job,
+    job: &JoinedJob,
     anchor: &'static str,
     title: &'static str,
 ) -> Result<Vec<PageSection>, PlotError> {
@@ -69,7 +69,7 @@ pub fn sections_of(
     Ok(sections)
 }
 
-fn ranks_lead(job: &Job) -> Markup {
+fn ranks_lead(job: &JoinedJob) -> Markup {
     let mut facts = vec![
         ("ranks", job.ranks.len().to_string()),
         ("collectives joined", format!("{} over {}", job.joined, time_text(job.span_ns as f64))),
@@ -81,18 +81,18 @@ fn ranks_lead(job: &Job) -> Markup {
     shell::facts(&facts)
 }
 
-fn ranks_problems(job: &Job) -> Markup {
+fn ranks_problems(job: &JoinedJob) -> Markup {
     html! {
         @for problem in &job.problems {
-            div class="banner warning" { p { (shell::printable(&problem.message())) } }
+            div class="banner warning" { p { (shell::printable(&problem.problem_text())) } }
         }
     }
 }
 
-fn ranks_findings(job: &Job) -> Markup {
+fn ranks_findings(job: &JoinedJob) -> Markup {
     let stragglers = job.straggler_ranks();
     let severity = |rank: &RankCollectiveSum| {
-        FindingSeverity::severity_of_saving(rank.delayed_ns, job.span_ns).label()
+        FindingSeverity::from_saving(rank.delayed_ns, job.span_ns).label()
     };
     html! {
         @for rank in &stragglers {
@@ -122,7 +122,12 @@ fn ranks_findings(job: &Job) -> Markup {
     }
 }
 
-fn ranks_chart(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> ChartWithTitle {
+fn ranks_chart(
+    title: &str,
+    subtitle: String,
+    legend: &[&str],
+    rows: Vec<LabelledRow>,
+) -> ChartWithTitle {
     ChartWithTitle {
         title: title.to_owned(),
         subtitle,
@@ -136,14 +141,14 @@ fn ranks_chart(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -
 }
 
 /// A chart row of consecutive time spans.
-fn stacked_row(label: String, value: String, parts: &[i64]) -> Row {
+fn stacked_row(label: String, value: String, parts: &[i64]) -> LabelledRow {
     let mut at = 0;
     let mut marks = Vec::new();
     for (colour, &ns) in parts.iter().enumerate().filter(|(_, ns)| **ns > 0) {
         marks.push(ChartRowMark::Span(at as f64, (at + ns) as f64, colour));
         at += ns;
     }
-    Row { label, value, marks }
+    LabelledRow { label, value, marks }
 }
 
 /// A note on ranks without a bar.
@@ -154,7 +159,7 @@ fn ranks_without_bar(count: usize) -> String {
     }
 }
 
-fn rank_accounts(job: &Job) -> ChartFigure {
+fn rank_accounts(job: &JoinedJob) -> ChartFigure {
     let row = |of: &RankCollectiveSum| {
         let times = &of.times;
         let parts = [
@@ -176,7 +181,7 @@ fn rank_accounts(job: &Job) -> ChartFigure {
     ChartFigure::new(&["ranks"], ranks_chart("Time of each rank", subtitle, &legend, bars))
 }
 
-fn rank_lateness(job: &Job) -> ChartFigure {
+fn rank_lateness(job: &JoinedJob) -> ChartFigure {
     let row = |of: &RankCollectiveSum| {
         let value =
             format!("{}, {}", time_text(of.waited_ns as f64), time_text(of.delayed_ns as f64));
@@ -192,7 +197,7 @@ fn rank_lateness(job: &Job) -> ChartFigure {
 }
 
 /// Chart of the time that each rank waits for each other rank.
-fn rank_pairs(job: &Job) -> Option<ChartFigure> {
+fn rank_pairs(job: &JoinedJob) -> Option<ChartFigure> {
     let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
     let some = job.waits.iter().flatten().any(|&ns| ns > 0);
     let chart = ChartWithTitle {
@@ -221,20 +226,20 @@ fn collective_kind_text(of: &CollectiveKindSum) -> String {
     }
 }
 
-fn rank_transfers(job: &Job) -> ChartFigure {
+fn rank_transfers(job: &JoinedJob) -> ChartFigure {
     let row = |of: &CollectiveKindSum| {
         let value = format!("{} x", of.count);
         stacked_row(collective_kind_text(of), value, &[of.transfer_ns, of.skew_ns])
     };
-    let more = job.collectives.len().saturating_sub(MAX_KINDS);
+    let more = job.collectives.len().saturating_sub(MAX_COLLECTIVE_BARS);
     let more = if more > 0 { format!("; {more} more are in the table") } else { String::new() };
     let subtitle = format!("skew is the mean time of a rank until the last one arrives{more}");
-    let bars = job.collectives.iter().take(MAX_KINDS).map(row).collect();
+    let bars = job.collectives.iter().take(MAX_COLLECTIVE_BARS).map(row).collect();
     let legend = ["transfer", "skew"];
     ChartFigure::new(&["collectives"], ranks_chart("Transfer and skew", subtitle, &legend, bars))
 }
 
-fn rank_table(job: &Job) -> Markup {
+fn rank_table(job: &JoinedJob) -> Markup {
     let lines: Vec<Vec<String>> = job
         .ranks
         .iter()
@@ -270,7 +275,7 @@ fn rank_table(job: &Job) -> Markup {
     shell::table(&header, &lines, |_| false)
 }
 
-fn collectives_table(job: &Job) -> Markup {
+fn collectives_table(job: &JoinedJob) -> Markup {
     let line = |of: &CollectiveKindSum| {
         let bus = match (of.bus, job.link) {
             (Some(bus), Some((link, _))) => {
@@ -293,7 +298,7 @@ fn collectives_table(job: &Job) -> Markup {
     shell::table(&header, &lines, |_| false)
 }
 
-fn critical_path_table(job: &Job) -> Markup {
+fn critical_path_table(job: &JoinedJob) -> Markup {
     let path = &job.path;
     let share = |ns: i64| format!("{:.1}%", 100.0 * ns as f64 / path.total_ns.max(1) as f64);
     let segments: Vec<Vec<String>> = path

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::charts::{self, ChartFigure, ChartGallery};
 use super::measured::{MeasuredCase, ReportMeasurements};
-use super::results::{UTILIZATION_COLUMNS, network_cells, peaks};
+use super::results::{UTILIZATION_COLUMNS, network_cells, utilization_peaks};
 use super::shell::{self, PageSection};
 use super::verdict;
 use crate::history::CaseHistory;
@@ -69,7 +69,7 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
             "The fastest implementation of each problem.",
             charts::heat_maps(measured),
         ),
-        ("caches", "Hot and cold caches", CACHES_EXPLANATION, charts::caches(measured)),
+        ("caches", "Hot and cold caches", CACHES_EXPLANATION, charts::cold_cache_charts(measured)),
         ("errors", "Errors beside speed", ERRORS_CHART_NOTE, charts::errors(measured)),
         ("runs", "Process runs", RUNS_CHART_NOTE, charts::run_distributions(measured)),
     ];
@@ -324,7 +324,7 @@ fn cases_table(measured: &ReportMeasurements) -> Markup {
         cells
     };
     html! {
-        @if with_networks { p class="note" { (peaks(measured)) } }
+        @if with_networks { p class="note" { (utilization_peaks(measured)) } }
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
             @let (header, rows, common) = without_constant_columns(&header, workload.iter().map(row).collect());
             h3 { (shell::printable(&workload[0].workload)) }

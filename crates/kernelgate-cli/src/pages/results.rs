@@ -161,7 +161,7 @@ fn family_page(measured: &ReportMeasurements, family: &str, cases: &[&MeasuredCa
     }
     text = text + "\n" + RESULTS_LEGEND + "\n";
     if cases.iter().any(|case| measured.utilization(case, 1.0).is_some()) {
-        text += &format!("\n{}\n", peaks(measured));
+        text += &format!("\n{}\n", utilization_peaks(measured));
     }
     text
 }
@@ -194,9 +194,9 @@ fn results_rows(measured: &ReportMeasurements, cases: &[&MeasuredCase]) -> TextT
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
         // Cases are sorted by time, so the first one is the fastest.
         let best = of_problem[0];
-        let rows = of_problem.iter().map(|case| Row::from(*case));
+        let rows = of_problem.iter().map(|case| ResultRow::from(*case));
         let peers = measured.peers_of(best).into_iter();
-        for row in rows.chain(peers.map(|peer| Row::from_peer(peer, best))) {
+        for row in rows.chain(peers.map(|peer| ResultRow::from_peer(peer, best))) {
             let network = is_network.then(|| network_cells(measured, best, row.elapsed_ns));
             let skew_ns = row.skew_ns;
             let mut cells = row.cells(best, with_energy);
@@ -230,7 +230,7 @@ pub fn network_cells(
 }
 
 /// The peaks on which the utilization of networks is based.
-pub fn peaks(measured: &ReportMeasurements) -> String {
+pub fn utilization_peaks(measured: &ReportMeasurements) -> String {
     let cases = measured.cases.iter();
     let networks = || cases.clone().filter(|case| measured.utilization(case, 1.0).is_some());
     let published: BTreeSet<String> =
@@ -254,7 +254,7 @@ pub fn peaks(measured: &ReportMeasurements) -> String {
 }
 
 /// Numbers of a row, of an implementation or a peer.
-struct Row<'a> {
+struct ResultRow<'a> {
     name: String,
     elapsed_ns: f64,
     /// Amount whose rate is shown, and its unit.
@@ -268,7 +268,7 @@ struct Row<'a> {
     skew_ns: Option<f64>,
 }
 
-impl<'a> From<&'a MeasuredCase> for Row<'a> {
+impl<'a> From<&'a MeasuredCase> for ResultRow<'a> {
     fn from(case: &'a MeasuredCase) -> Self {
         Self {
             name: case.implementation.clone(),
@@ -284,10 +284,10 @@ impl<'a> From<&'a MeasuredCase> for Row<'a> {
     }
 }
 
-impl<'a> Row<'a> {
+impl<'a> ResultRow<'a> {
     /// Makes the table row of a peer. A peer shares the limit of `best`, the fastest case of its
     /// problem.
-    fn from_peer(peer: &PeerTime, best: &'a MeasuredCase) -> Row<'a> {
+    fn from_peer(peer: &PeerTime, best: &'a MeasuredCase) -> ResultRow<'a> {
         Self {
             name: format!("{} (peer)", peer.peer),
             elapsed_ns: peer.peer_ns,

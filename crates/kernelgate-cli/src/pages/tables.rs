@@ -165,7 +165,7 @@ struct CaseJson<'a> {
 }
 
 /// Collects the numbers of a report page.
-pub fn numbers<'a>(content: &ReportContent<'a>) -> ReportJson<'a> {
+pub fn report_numbers<'a>(content: &ReportContent<'a>) -> ReportJson<'a> {
     let measured = content.measured;
     let case = |case: &'a MeasuredCase| CaseJson {
         numbers: CaseCsvRow::from(case),

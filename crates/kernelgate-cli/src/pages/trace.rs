@@ -10,10 +10,10 @@ use super::ranks;
 use super::shell::{self, PageSection};
 use crate::plot::PlotError;
 use kernelgate::display::{byte_text, time_text};
-use kernelgate_trace::diagnose::ranks::Job;
+use kernelgate_trace::diagnose::ranks::JoinedJob;
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, DiagnosisQuestion, FindingEvidence, FindingSeverity, GapLengthClass,
-    ProcessDeviceUse, QuestionAnswer, TraceDiagnosis, short_name,
+    ProcessDeviceUse, QuestionAnswer, TraceDiagnosis, readable_name,
 };
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, StatsReport, TableCell};
@@ -22,11 +22,11 @@ use kernelgate_trace::stats::{self, StatsReport, TableCell};
 const MAX_ROWS: usize = 100;
 
 /// Makes the page of a trace called `name`, and of its GPUs as ranks of a job.
-pub fn page(
+pub fn trace_page(
     name: &str,
     trace: &Trace,
     diagnosis: &TraceDiagnosis,
-    gpus: Option<&Job>,
+    gpus: Option<&JoinedJob>,
 ) -> Result<String, PlotError> {
     let drawn =
         |figures: Vec<ChartFigure>| shell::chart_gallery(&ChartGallery { figures, left_out: 0 });
@@ -47,7 +47,11 @@ pub fn page(
             let charts = drawn(charts::memory(trace, diagnosis))?;
             html! { (charts) (memory(diagnosis)) }
         }),
-        PageSection::new("bounds", "What bounds the kernels", drawn(charts::bounds(trace))?),
+        PageSection::new(
+            "bounds",
+            "What bounds the kernels",
+            drawn(charts::roofline_chart(trace))?,
+        ),
     ];
     if let Some(gpus) = gpus {
         let timeline = sections.iter().position(|section| section.anchor == "timeline");
@@ -76,7 +80,7 @@ fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
         let name = of.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
         format!(
             "{name}{}: busy {:.1}% of {}, {} operations",
-            place(of),
+            place_words(of),
             100.0 * of.busy_ns as f64 / span,
             time_text(span),
             of.operations
@@ -91,7 +95,7 @@ fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
 fn quality_markup(diagnosis: &TraceDiagnosis) -> Markup {
     html! {
         @for finding in &diagnosis.quality {
-            div class=(class("banner", finding.severity)) {
+            div class=(severity_css_class("banner", finding.severity)) {
                 p { b { (finding.severity.label()) } ": " (shell::printable(&finding.title)) }
                 p class="note" { (shell::printable(&finding.advice)) "." }
                 (finding_details(finding))
@@ -101,7 +105,7 @@ fn quality_markup(diagnosis: &TraceDiagnosis) -> Markup {
 }
 
 /// The CSS class for the colour of a severity.
-fn class(kind: &str, severity: FindingSeverity) -> String {
+fn severity_css_class(kind: &str, severity: FindingSeverity) -> String {
     format!("{kind} {}", severity.label())
 }
 
@@ -140,7 +144,7 @@ fn findings_markup(diagnosis: &TraceDiagnosis) -> Markup {
             }
         }
         @for finding in &diagnosis.findings {
-            h3 class=(class("finding", finding.severity)) {
+            h3 class=(severity_css_class("finding", finding.severity)) {
                 (finding.severity.label()) ": " (shell::printable(&finding.title))
             }
             p class="note" {
@@ -170,7 +174,7 @@ fn evidence_text(of: &FindingEvidence) -> String {
     format!("{} ({} times{total}{range})", of.what, of.count)
 }
 
-fn place(device: &ProcessDeviceUse) -> String {
+fn place_words(device: &ProcessDeviceUse) -> String {
     format!("process {}, device {}", device.pid, device.device)
 }
 
@@ -180,11 +184,11 @@ fn gaps_markup(diagnosis: &TraceDiagnosis) -> Markup {
     let rows: Vec<Vec<String>> = diagnosis
         .devices
         .iter()
-        .filter(|device| device.gaps.count() > 0)
+        .filter(|device| device.gaps.gap_count() > 0)
         .map(|device| {
             let gaps = &device.gaps;
             vec![
-                place(device),
+                place_words(device),
                 class(gaps.normal),
                 class(gaps.warning),
                 class(gaps.severe),
@@ -200,7 +204,7 @@ fn gaps_markup(diagnosis: &TraceDiagnosis) -> Markup {
         .map(|(device, cause)| {
             vec![
                 cause.label(),
-                place(device),
+                place_words(device),
                 cause.count.to_string(),
                 time_text(cause.total_ns as f64),
             ]
@@ -264,13 +268,13 @@ fn tables(trace: &Trace) -> Vec<PageSection> {
         (StatsReport::RangeProjections, "table-ranges", "Ranges on the GPU"),
     ];
     let section = |(report, anchor, title): (StatsReport, _, _)| {
-        let table = stats::table(trace, report);
+        let table = stats::make_table(trace, report);
         if table.rows.is_empty() {
             return None;
         }
         let cell = |cell: &TableCell| match cell {
-            TableCell::Text(text) => short_name(text),
-            cell => cell.plain(),
+            TableCell::Text(text) => readable_name(text),
+            cell => cell.csv_text(),
         };
         // The name comes first, as in every table of a page.
         let row = |row: &Vec<TableCell>| -> Vec<String> {

@@ -7,8 +7,8 @@ use super::shell::{self, PageSection};
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, MAX_ROWS, PlotError,
-    PlottedUnit, Row, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, MAX_ROWS,
+    PlotError, PlottedUnit, ScaleKind,
 };
 use crate::report::cells;
 use crate::report::summary::{self, VerdictSummary};
@@ -42,7 +42,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<ChartFigure> {
         let bound =
             |bound: f64| if bound.is_finite() && bound > 0.0 { bound } else { row.ratio.center };
         let ratio = row.ratio;
-        Row {
+        LabelledRow {
             label: row.case.clone(),
             value: format!("{} {}", cells::change(row), row.verdict.name()),
             marks: vec![ChartRowMark::Interval(

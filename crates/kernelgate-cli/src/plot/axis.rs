@@ -33,7 +33,7 @@ impl ChartAxis {
     /// The scale that maps these values, and those that the axis must show, to the pixels between
     /// two ends.
     pub fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> ChartScale {
-        ChartScale::around(self.kind, values.chain(self.shows.iter().copied()), pixels)
+        ChartScale::scale_around(self.kind, values.chain(self.shows.iter().copied()), pixels)
     }
 
     /// The ticks of this axis with their texts. An axis without ticks of its own gets round values,

@@ -20,7 +20,7 @@ const TICK_TEXT_DISTANCE: f64 = 10.0;
 
 /// Draws title and legend, and returns where the area below them begins. An entry of the legend is
 /// its text and its colour.
-pub fn head(
+pub fn draw_title_and_legend(
     picture: &mut VectorPicture,
     (title, subtitle): TitleLines<'_>,
     legend: &[(&str, PurposeColour)],
@@ -33,7 +33,7 @@ pub fn head(
     }
     for line in wrapped_text(subtitle, TEXT_SIZE, room).iter().filter(|line| !line.is_empty()) {
         y += TEXT_LINE_HEIGHT;
-        picture.text((DRAWING_MARGIN, y), line, PurposeColour::Muted, TextAnchor::Start);
+        picture.add_text((DRAWING_MARGIN, y), line, PurposeColour::Muted, TextAnchor::Start);
     }
     let mut x = f64::INFINITY;
     for (name, colour) in legend {
@@ -43,7 +43,7 @@ pub fn head(
             (x, y) = (DRAWING_MARGIN, y + TEXT_LINE_HEIGHT);
         }
         picture.add_rectangle((x, y - 5.0), (11.0, 11.0), *colour);
-        picture.text((x + 16.0, y), &name, PurposeColour::Ink, TextAnchor::Start);
+        picture.add_text((x + 16.0, y), &name, PurposeColour::Ink, TextAnchor::Start);
         x += width + 14.0;
     }
     y + TEXT_LINE_HEIGHT
@@ -55,7 +55,7 @@ pub fn title_and_legend_height(
     legend: &[(&str, PurposeColour)],
     width: f64,
 ) -> f64 {
-    head(&mut VectorPicture::new(width, 0.0), lines, legend)
+    draw_title_and_legend(&mut VectorPicture::new(width, 0.0), lines, legend)
 }
 
 /// Draws the ticks of a horizontal axis and their texts below `bottom`, except texts that would
@@ -77,7 +77,7 @@ pub fn draw_axis_below(
             continue;
         }
         taken = x + half;
-        picture.text((x, bottom + 12.0), &text, PurposeColour::Muted, TextAnchor::Middle);
+        picture.add_text((x, bottom + 12.0), &text, PurposeColour::Muted, TextAnchor::Middle);
     }
-    picture.text((middle, bottom + 30.0), &axis.label, PurposeColour::Ink, TextAnchor::Middle);
+    picture.add_text((middle, bottom + 30.0), &axis.label, PurposeColour::Ink, TextAnchor::Middle);
 }

@@ -1,7 +1,9 @@
 //! A table whose cells are coloured by their value.
 
 use super::colour::{HEAT_STEPS, PurposeColour};
-use super::frame::{DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, head, title_and_legend_height};
+use super::frame::{
+    DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, draw_title_and_legend, title_and_legend_height,
+};
 use super::picture::{TEXT_SIZE, TextAnchor, VectorPicture, fitted_text, wrapped_text};
 use super::quantity::PlottedUnit;
 use super::text::text_width;
@@ -44,9 +46,9 @@ pub fn layout(lines: TitleLines<'_>, body: &HeatMap) -> VectorPicture {
         width,
         title_and_legend_height(lines, &[], width) + above + rows + DRAWING_MARGIN,
     );
-    let top = head(&mut picture, lines, &[]) + above;
+    let top = draw_title_and_legend(&mut picture, lines, &[]) + above;
     let names = format!("right: {}; down: {}", body.names.0, body.names.1);
-    picture.text(
+    picture.add_text(
         (DRAWING_MARGIN, top - above + 0.4 * TEXT_LINE_HEIGHT),
         &names,
         PurposeColour::Ink,
@@ -58,12 +60,12 @@ pub fn layout(lines: TitleLines<'_>, body: &HeatMap) -> VectorPicture {
         let x = left + cell * (i as f64 + 0.5);
         for (above, line) in name.iter().rev().enumerate() {
             let y = top - (0.6 + above as f64) * TEXT_LINE_HEIGHT;
-            picture.text((x, y), line, PurposeColour::Muted, TextAnchor::Middle);
+            picture.add_text((x, y), line, PurposeColour::Muted, TextAnchor::Middle);
         }
     }
     for (i, (name, cells)) in body.rows.iter().zip(&body.cells).enumerate() {
         let y = top + CELL_HEIGHT * i as f64;
-        picture.text(
+        picture.add_text(
             (left - 10.0, y + CELL_HEIGHT / 2.0),
             &fitted_text(name, TEXT_SIZE, labels),
             PurposeColour::Muted,
@@ -73,7 +75,7 @@ pub fn layout(lines: TitleLines<'_>, body: &HeatMap) -> VectorPicture {
             let x = left + cell * column as f64;
             let middle = (x + cell / 2.0, y + CELL_HEIGHT / 2.0);
             let Some(value) = value else {
-                picture.text(middle, "-", PurposeColour::Muted, TextAnchor::Middle);
+                picture.add_text(middle, "-", PurposeColour::Muted, TextAnchor::Middle);
                 continue;
             };
             let share = (value / least).ln() / (most / least).ln();
@@ -89,7 +91,7 @@ pub fn layout(lines: TitleLines<'_>, body: &HeatMap) -> VectorPicture {
             } else {
                 PurposeColour::OnLight
             };
-            picture.text(middle, &body.quantity.text(*value), ink, TextAnchor::Middle);
+            picture.add_text(middle, &body.quantity.text(*value), ink, TextAnchor::Middle);
         }
     }
     picture

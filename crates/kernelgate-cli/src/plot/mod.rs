@@ -25,7 +25,7 @@ pub use heat::HeatMap;
 pub use picture::{PictureShape, TextAnchor, VectorPicture};
 pub use quantity::PlottedUnit;
 pub use render::PlotError;
-pub use rows::{ChartRowMark, LabelledRows, MAX_ROWS, Row};
+pub use rows::{ChartRowMark, LabelledRow, LabelledRows, MAX_ROWS};
 pub use scale::ScaleKind;
 pub use xy::{CurveMark, CurveSeries, GuideLine, Xy};
 

@@ -114,7 +114,7 @@ impl VectorPicture {
     }
 
     /// Adds a text of the usual size.
-    pub fn text(
+    pub fn add_text(
         &mut self,
         (x, y): (f64, f64),
         text: &str,

@@ -56,7 +56,12 @@ pub fn png(picture: &VectorPicture) -> Result<Vec<u8>, PlotError> {
                 TextAnchor::End => 1.0,
             };
             let at = (x * PNG_SCALE, y * PNG_SCALE);
-            pixels.text(&printable_on_terminal(text), at, (size * PNG_SCALE, before), colour.rgb());
+            pixels.draw_text(
+                &printable_on_terminal(text),
+                at,
+                (size * PNG_SCALE, before),
+                colour.rgb(),
+            );
         }
     }
     let mut out = Vec::new();

@@ -3,7 +3,8 @@
 use super::axis::ChartAxis;
 use super::colour::PurposeColour;
 use super::frame::{
-    DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, draw_axis_below, head, title_and_legend_height,
+    DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, draw_axis_below, draw_title_and_legend,
+    title_and_legend_height,
 };
 use super::picture::{TEXT_SIZE, TextAnchor, VectorPicture, wrapped_text};
 use super::scale::ChartScale;
@@ -24,14 +25,14 @@ pub struct LabelledRows {
     /// Meanings of the colours, by number; may be empty.
     pub legend: Vec<String>,
     /// Rows of the chart from top to bottom.
-    pub rows: Vec<Row>,
+    pub rows: Vec<LabelledRow>,
     /// Value at which a vertical line crosses all rows, such as "no change".
     pub origin: Option<f64>,
 }
 
 /// One labelled row.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct LabelledRow {
     /// Text to the left of the row.
     pub label: String,
     /// Value in words, right of the row.
@@ -87,7 +88,7 @@ pub fn layout(lines: TitleLines<'_>, body: &LabelledRows) -> VectorPicture {
         ROWS_WIDTH,
         title_and_legend_height(lines, &legend, ROWS_WIDTH) + rows + 8.0 + 48.0,
     );
-    let top = head(&mut picture, lines, &legend);
+    let top = draw_title_and_legend(&mut picture, lines, &legend);
     let bottom = top + rows + 8.0;
     let all = body.rows.iter().flat_map(|row| &row.marks).flat_map(ChartRowMark::values);
     let scale = body.axis.scale(all.chain(body.origin), (left, right));
@@ -101,10 +102,10 @@ pub fn layout(lines: TitleLines<'_>, body: &LabelledRows) -> VectorPicture {
         end += height(label);
         for (i, line) in label.iter().enumerate() {
             let below = TEXT_LINE_HEIGHT * (i as f64 - (label.len() - 1) as f64 / 2.0);
-            picture.text((left - 10.0, y + below), line, PurposeColour::Ink, TextAnchor::End);
+            picture.add_text((left - 10.0, y + below), line, PurposeColour::Ink, TextAnchor::End);
         }
         row.marks.iter().for_each(|mark| draw_mark(&mut picture, mark, &scale, (left, y)));
-        picture.text((right + 10.0, y), &row.value, PurposeColour::Muted, TextAnchor::Start);
+        picture.add_text((right + 10.0, y), &row.value, PurposeColour::Muted, TextAnchor::Start);
     }
     picture.line(vec![(left, top), (left, bottom), (right, bottom)], PurposeColour::Muted, 1.0);
     picture

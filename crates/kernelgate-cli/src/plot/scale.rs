@@ -24,7 +24,7 @@ pub struct ChartScale {
 impl ChartScale {
     /// An axis from pixel `from` to pixel `to` that holds these values; a unit interval without
     /// values.
-    pub fn around(
+    pub fn scale_around(
         kind: ScaleKind,
         values: impl Iterator<Item = f64>,
         (from, to): (f64, f64),
@@ -108,7 +108,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn scale_of_values(kind: ScaleKind, values: &[f64]) -> ChartScale {
-        ChartScale::around(kind, values.iter().copied(), (100.0, 500.0))
+        ChartScale::scale_around(kind, values.iter().copied(), (100.0, 500.0))
     }
 
     #[test]

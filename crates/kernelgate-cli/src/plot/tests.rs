@@ -35,7 +35,7 @@ fn curves_chart(kind: ScaleKind) -> ChartWithTitle {
 }
 
 fn rows_chart() -> ChartWithTitle {
-    let row = |i: usize| Row {
+    let row = |i: usize| LabelledRow {
         label: format!("family/operation/{}", "long_".repeat(40 * (i % 2)) + &i.to_string()),
         value: "+1.0%".to_owned(),
         marks: vec![

@@ -38,7 +38,7 @@ pub struct PixelImage<'a> {
 
 impl PixelImage<'_> {
     /// Draws a text around the height `y`; the share `before` of its width is left of `x`.
-    pub fn text(
+    pub fn draw_text(
         &mut self,
         text: &str,
         (x, y): (f64, f64),
@@ -87,13 +87,23 @@ mod tests {
         let mut bytes = vec![255; 3 * width * height];
         let wide = text_width("1.5 ms", 12.0);
         assert!((20.0..80.0).contains(&wide), "{wide}");
-        PixelImage { bytes: &mut bytes, width }.text("1.5 ms", (10.0, 10.0), (12.0, 0.0), [0; 3]);
+        PixelImage { bytes: &mut bytes, width }.draw_text(
+            "1.5 ms",
+            (10.0, 10.0),
+            (12.0, 0.0),
+            [0; 3],
+        );
         let dark: Vec<usize> =
             (0..width * height).filter(|at| bytes[3 * at] < 128).map(|at| at % width).collect();
         assert!(dark.len() > 20, "{dark:?}");
         let (first, last) = (dark.iter().min().unwrap(), dark.iter().max().unwrap());
         assert!(*first >= 9 && (*last as f64) < 10.0 + wide, "{first} to {last}");
         // Text outside of the image is skipped.
-        PixelImage { bytes: &mut bytes, width }.text("1.5 ms", (95.0, -3.0), (12.0, 0.5), [0; 3]);
+        PixelImage { bytes: &mut bytes, width }.draw_text(
+            "1.5 ms",
+            (95.0, -3.0),
+            (12.0, 0.5),
+            [0; 3],
+        );
     }
 }

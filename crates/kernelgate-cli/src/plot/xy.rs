@@ -3,7 +3,8 @@
 use super::axis::ChartAxis;
 use super::colour::PurposeColour;
 use super::frame::{
-    DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, draw_axis_below, head, title_and_legend_height,
+    DRAWING_MARGIN, TEXT_LINE_HEIGHT, TitleLines, draw_axis_below, draw_title_and_legend,
+    title_and_legend_height,
 };
 use super::picture::{TEXT_SIZE, TextAnchor, VectorPicture};
 use super::scale::ChartScale;
@@ -81,7 +82,7 @@ pub fn layout(lines: TitleLines<'_>, body: &Xy) -> VectorPicture {
     let legend: Vec<(&str, PurposeColour)> = series.chain(guides).collect();
     let height = title_and_legend_height(lines, &legend, width) + TEXT_LINE_HEIGHT + field + 48.0;
     let mut picture = VectorPicture::new(width, height);
-    let top = head(&mut picture, lines, &legend) + TEXT_LINE_HEIGHT;
+    let top = draw_title_and_legend(&mut picture, lines, &legend) + TEXT_LINE_HEIGHT;
     let bottom = top + field;
     let marks = || body.series.iter().flat_map(|series| &series.marks);
     let corners = || body.guides.iter().flat_map(|guide| &guide.points);
@@ -97,9 +98,9 @@ pub fn layout(lines: TitleLines<'_>, body: &Xy) -> VectorPicture {
     for (value, text) in &ticks {
         let Some(at) = y.at(*value) else { continue };
         picture.line(vec![(left, at), (right, at)], PurposeColour::Grid, 1.0);
-        picture.text((left - 6.0, at), text, PurposeColour::Muted, TextAnchor::End);
+        picture.add_text((left - 6.0, at), text, PurposeColour::Muted, TextAnchor::End);
     }
-    picture.text(
+    picture.add_text(
         (DRAWING_MARGIN, top - TEXT_LINE_HEIGHT * 0.7),
         &body.y.label,
         PurposeColour::Ink,

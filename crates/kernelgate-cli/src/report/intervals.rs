@@ -17,7 +17,7 @@ const MIN_DRAWN_CHANGE: f64 = 0.02;
 
 /// Draws the intervals of timed cases: regressed cases, then the largest changes; `None` if no case
 /// was timed. `<` and `>` mark ends of an interval that lie outside the drawing.
-pub fn text(rows: &[Judgement]) -> Option<String> {
+pub fn interval_plot(rows: &[Judgement]) -> Option<String> {
     let mut timed: Vec<&Judgement> = rows.iter().filter(|row| row.is_timed()).collect();
     let size = |row: &Judgement| (row.ratio.center - 1.0).abs();
     timed.sort_by(|a, b| {
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn intervals_lie_on_their_side_of_no_change() {
         let long = format!("family/operation/{}/cuda/x/hot", "n".repeat(80));
-        let drawn = text(&[
+        let drawn = interval_plot(&[
             row("a/improved", Verdict::Improved, (0.88, 0.9, 0.92)),
             row(&long, Verdict::Regressed, (1.02, 1.04, 1.06)),
             row("a/wide", Verdict::Inconclusive, (0.0, 1.0, f64::INFINITY)),
@@ -96,10 +96,10 @@ mod tests {
     #[test]
     fn long_lists_are_counted_and_no_case_gives_no_text() {
         let unchanged = |i: usize| row(&format!("a/{i}"), Verdict::Unchanged, (0.99, 1.0, 1.01));
-        let drawn = text(&(0..50).map(unchanged).collect::<Vec<_>>()).unwrap();
+        let drawn = interval_plot(&(0..50).map(unchanged).collect::<Vec<_>>()).unwrap();
         assert_eq!(drawn.lines().count(), MAX_INTERVAL_ROWS + 2);
         assert_eq!(drawn.lines().last(), Some("and 38 more cases"), "{drawn}");
         let unmeasured = Judgement { base_ns: 0.0, ..unchanged(0) };
-        assert_eq!(text(&[unmeasured]), None);
+        assert_eq!(interval_plot(&[unmeasured]), None);
     }
 }

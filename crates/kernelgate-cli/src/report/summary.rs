@@ -116,7 +116,7 @@ pub fn unjudged_rules(rules: &RulesReport) -> Vec<UnjudgedEntry> {
 
 /// Entries of their own for findings besides times, and the lines with the same text; `remedy`
 /// advises how to get more seeds.
-pub fn findings<F>(
+pub fn finding_entries<F>(
     verdicts: &Verdicts<F>,
     remedy: impl Fn(usize) -> String,
 ) -> (Vec<UnjudgedEntry>, Vec<String>) {

@@ -101,7 +101,7 @@ fn comparison_of_every_verdict() -> Comparison {
         ),
         Judgement::from_rounds(few, None, vec![], &REPORT_LIMITS),
         Judgement::from_rounds(wide, None, vec![], &REPORT_LIMITS),
-        Judgement::unmeasured_judgement(
+        Judgement::unmeasured(
             "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
             vec![InconclusiveReason::Skipped(BuildFailure::new(
                 Arm::Head,
@@ -185,7 +185,7 @@ fn judgement_of(case: &str, verdict: Verdict, change: f64, runs: (usize, usize))
         case: case.to_owned(),
         verdict,
         reasons: (verdict == Verdict::Inconclusive).then_some(single).into_iter().collect(),
-        threshold: SourcedLimit::default_limit(0.281),
+        threshold: SourcedLimit::from_default(0.281),
         base_ns: 200_000.0,
         head_ns: 200_000.0 * change,
         ratio: TimeRatio { center: change, low: change * 0.98, high: change * 1.02 },
@@ -398,7 +398,8 @@ fn outputs_with_differing_bits() -> CaseFailure {
         .with_number("checked", 64.0)
 }
 
-/// Lists and findings that [`comparison_of_every_verdict`] lacks. Long because it is a value with every field.
+/// Lists and findings that [`comparison_of_every_verdict`] lacks. The function is long because its
+/// value has every field.
 #[expect(clippy::too_many_lines)]
 fn comparison_with_every_field() -> Comparison {
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
@@ -462,9 +463,7 @@ fn comparison_with_every_field() -> Comparison {
         unverified: vec![case("n6")],
         verification: [VerificationExtent::Unverified, checked(3)]
             .into_iter()
-            .filter_map(|head| {
-                VerificationLoss::loss_of_verification(&case("n8"), checked(1600), head)
-            })
+            .filter_map(|head| VerificationLoss::from_extents(&case("n8"), checked(1600), head))
             .collect(),
         numerics: NumericsReport {
             compared: 5,

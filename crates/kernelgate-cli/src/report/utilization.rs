@@ -34,7 +34,7 @@ impl ModelUtilization {
         measured: impl Fn(&str) -> Option<f64>,
         launch_ns: f64,
     ) -> Self {
-        let peaks = DevicePeaks::peaks_of_device(device);
+        let peaks = DevicePeaks::from_device_name(device);
         let products = || {
             let flops = work.flops.iter().filter(|(_, count)| **count > 0);
             flops.filter_map(|(unit, count)| Some((unit, unit.strip_prefix("matmul ")?, *count)))
@@ -56,7 +56,7 @@ impl ModelUtilization {
 
 /// The published dense peak on which a utilization is based: "989 TFLOP/s bf16".
 pub fn published_peak_text(work: &WorkRecord, device: &str) -> Option<String> {
-    let peaks = DevicePeaks::peaks_of_device(device)?;
+    let peaks = DevicePeaks::from_device_name(device)?;
     let (unit, _) = work.flops.iter().find(|(unit, _)| unit.starts_with("matmul "))?;
     let dtype = unit.strip_prefix("matmul ")?;
     let flops_per_ns = peaks.peak_flops_per_ns(precision_of_dtype(dtype)?)?;

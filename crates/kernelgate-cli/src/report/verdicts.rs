@@ -151,7 +151,9 @@ fn others<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
         UnjudgedEntry::new(case, UnjudgedKind::Skipped, format!("{}: {why}", F::SKIPPED_LABEL))
     };
     others.extend(verdicts.skipped.iter().map(skipped));
-    others.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).0);
+    others.extend(
+        summary::finding_entries(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).0,
+    );
     others.extend(summary::unjudged_rules(&verdicts.rules));
     others.extend(UnjudgedEntry::refused_entries(&verdicts.refused, F::SIDE_NAMES));
     let new = |case: &String| UnjudgedEntry::new(case, UnjudgedKind::Skipped, "new, not judged");
@@ -181,7 +183,9 @@ fn verdict_notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
         )
     }));
     lines.extend(cases_with_reason(&verdicts.failed, F::FAILED_LABEL));
-    lines.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).1);
+    lines.extend(
+        summary::finding_entries(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).1,
+    );
     lines.extend(cases_with_reason(&verdicts.skipped, F::SKIPPED_LABEL));
     lines.extend(verdicts.facts.notes_on_unmeasured());
     lines.extend(inconclusive_lines(verdicts));

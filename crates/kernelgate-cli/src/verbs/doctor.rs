@@ -29,8 +29,8 @@ use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 #[derive(Debug, clap::Args)]
 pub struct DoctorArguments {
-    /// Print a folder with NVRTC of this CUDA version, for KERNELGATE_CUDA_LIBS; pip installs it into
-    /// the target folder on the first call
+    /// Print a folder with NVRTC of this CUDA version, for KERNELGATE_CUDA_LIBS; pip installs it
+    /// into the target folder on the first call
     #[arg(long, value_enum, value_name = "VERSION", num_args = 0..=1, default_missing_value = "13")]
     fetch_nvrtc: Option<NvrtcMajor>,
     /// Record the machine: processor, memory, GPUs with driver, clocks, power limit and links
@@ -60,7 +60,7 @@ pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result
     }
     let failed = |error: RecordFileError| anyhow::anyhow!("failed to {error}");
     if let Some(path) = &arguments.save {
-        let machine = MachineFacts::machine_of_process();
+        let machine = MachineFacts::from_this_machine();
         file::write(path, &machine).map_err(failed)?;
         println!("machine {} in {}", machine.digest(), printable_path(path));
         return Ok(ExitReason::Fine);
@@ -106,7 +106,7 @@ pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result
 
 /// Compares this machine with a recorded machine.
 fn expect_machine(expected: &MachineFacts) -> ExitReason {
-    let here = MachineFacts::machine_of_process();
+    let here = MachineFacts::from_this_machine();
     let differing = here.mismatches(expected);
     for DifferentMachineFact { field, expected, found } in &differing {
         let line = format!("refused: {field} is `{found}`, not `{expected}`");
@@ -165,7 +165,7 @@ fn all_checks(environment: &Environment, store: &BaselineStore) -> Vec<MachineCh
     ];
     // GPUs are listed before other libraries are opened.
     let gpus = check_gpus();
-    checks.extend(RequiredLibrary::ALL.into_iter().flat_map(check_library));
+    checks.extend(RequiredLibrary::ALL_LIBRARIES.into_iter().flat_map(check_library));
     checks.extend(library::ignored_path_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
@@ -199,7 +199,7 @@ fn setting_checks() -> Vec<MachineCheck> {
 fn architecture_setting_check() -> Option<MachineCheck> {
     let named = architecture::requested_architecture()?;
     let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
-    architecture::number(&named).is_none().then(|| MachineCheck {
+    architecture::capability_number(&named).is_none().then(|| MachineCheck {
         what: "setting",
         finding: format!(
             "{}: `{}` is not an architecture",
@@ -218,11 +218,11 @@ fn check_library(library: RequiredLibrary) -> Vec<MachineCheck> {
         let version = loaded.version.as_ref().map(|version| format!(" {version}"));
         format!("{}{}", library.name(), version.unwrap_or_default())
     };
-    let used = match library::load(library) {
+    let used = match library::load_once(library) {
         Some(loaded) => {
             check(format!("{}: {}", shown(loaded), loaded.file.display()), library_problem(library))
         }
-        None => check(format!("{} is missing", library.name()), Some(library.advice())),
+        None => check(format!("{} is missing", library.name()), Some(library.install_advice())),
     };
     let unusable = library::unusable_library_files(library).into_iter().map(|(file, why)| {
         let (name, file) = (library.name(), file.display());
@@ -252,7 +252,7 @@ fn library_problem(library: RequiredLibrary) -> Option<String> {
                 device::older_nvrtc_hint(driver)
             )
         }),
-        RequiredLibrary::Cudnn => cudnn::api::version().err().map(|refusal| refusal.0),
+        RequiredLibrary::Cudnn => cudnn::api::cudnn_version().err().map(|refusal| refusal.0),
         _ => None,
     }
 }
@@ -279,12 +279,12 @@ fn check_gpus() -> Vec<MachineCheck> {
         }
     };
     let timeout = Duration::from_secs(1);
-    let options = DeviceOptions { timeout, ..DeviceOptions::options_from_environment() };
+    let options = DeviceOptions { timeout, ..DeviceOptions::from_environment() };
     (0..count)
         .flat_map(|ordinal| match Device::open(ordinal, &options) {
             Ok(device) => {
                 let facts = device.facts();
-                let memory = device.memory().map_or_else(
+                let memory = device.free_and_total().map_or_else(
                     |error| error.to_string(),
                     |(free, total)| {
                         format!(
@@ -328,7 +328,7 @@ fn check_clocks(facts: &DeviceFacts) -> MachineCheck {
         advice: advice.map(str::to_owned),
     };
     let highest = format!("{}: up to {} MHz", facts.ordinal, facts.max_clock_mhz);
-    let Some(telemetry) = CardTelemetry::open(&facts.uuid) else {
+    let Some(telemetry) = CardTelemetry::open_card(&facts.uuid) else {
         let finding = format!("{highest}; NVML is missing, or does not know this device");
         return check(finding, Some("times have no power state (n/a)"));
     };

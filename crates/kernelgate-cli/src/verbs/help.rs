@@ -219,7 +219,7 @@ mod tests {
     fn every_example_parses() {
         for line in verbs_with_examples().flat_map(|verb| verb.1) {
             let words = line.split(" > ").next().unwrap_or(line).split_whitespace();
-            let parsed = crate::verbs::Cli::try_parse_from(words);
+            let parsed = crate::verbs::CliArguments::try_parse_from(words);
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
     }

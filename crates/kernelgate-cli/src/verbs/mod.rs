@@ -49,7 +49,7 @@ const PROGRAM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUI
                   input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 broken \
                   pipe."
 )]
-pub struct Cli {
+pub struct CliArguments {
     /// Folder of committed baselines [default: baselines/ of the package]
     #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HEADING)]
     baselines: Option<PathBuf>,
@@ -119,10 +119,10 @@ enum ProgramVerb {
 
 /// The command line, whose help groups verbs by question.
 pub fn command() -> clap::Command {
-    help::arrange_help(Cli::command())
+    help::arrange_help(CliArguments::command())
 }
 
-impl Cli {
+impl CliArguments {
     /// Runs the verb.
     ///
     /// # Errors

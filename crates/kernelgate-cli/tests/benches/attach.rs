@@ -55,7 +55,7 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     let outside = package(&["c_library", "cubin"]);
     let list = run(&outside, env!("CARGO_BIN_EXE_kernelgate"), "list");
     list.expect(0, &["attached/axpy", "cuda/c_library", "cuda/cubin"]);
-    let (on_gpu, arch) = match kernelgate_cuda::testing::gpu() {
+    let (on_gpu, arch) = match kernelgate_cuda::testing::lock_first_gpu() {
         Some((device, _alone)) => (true, device.facts().arch.clone()),
         None => (false, String::new()),
     };
@@ -85,7 +85,7 @@ fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
         outside.command(env!("CARGO"), &line).output().unwrap().into()
     };
     let skipped = "no GPU";
-    let timed = kernelgate_cuda::testing::gpu().is_some();
+    let timed = kernelgate_cuda::testing::lock_first_gpu().is_some();
     bench("own_kernel").expect(0, &[if timed { "cuda/saxpy/hot" } else { skipped }]);
     bench("unknown").expect(2, &["takes a tensor `z`, the definition has `x`, `y`, `out`"]);
 }

@@ -380,11 +380,11 @@ fn lines_of_criterion_are_printed_on_request() {
         "--bench --noplot --sample-size 10 --warm-up-time 0.01 --measurement-time 0.000001 n64";
     let quiet = fixture(&package, briefly);
     quiet.expect(0, &["of limit"]);
-    assert!(!quiet.all().contains("Unable to complete"), "{}", quiet.all());
+    assert!(!quiet.all().contains("Unable"), "{}", quiet.all());
     fixture(&package, &format!("{briefly} --verbose")).expect(0, &["Unable to complete"]);
     let bencher = package.bench("s6", "n64 --output-format bencher");
     let stdout = &bencher.expect(0, &[]).stdout;
-    assert!(stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"), "{stdout}");
+    assert!(stdout.starts_with(&format!("test {CASE} ... bench:")), "{stdout}");
     assert_eq!(stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{stdout}");
 }
 

@@ -274,7 +274,7 @@ fn two_builds_are_compared_by_gpu_time() {
 /// Runs the example with the installed driver.
 #[test]
 fn the_example_runs_on_a_gpu() {
-    let Some((_device, _alone)) = kernelgate_cuda::testing::gpu() else { return };
+    let Some((_device, _alone)) = kernelgate_cuda::testing::lock_first_gpu() else { return };
     let outside = package(&example("after.rs"));
     let line = format!("bench --offline --bench drop_in -- {QUICK}");
     let mut command = outside.command(env!("CARGO"), &line);

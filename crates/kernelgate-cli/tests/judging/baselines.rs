@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::package::{CASE, Outcome, Package, fixture_path};
+use crate::package::{CASE, Outcome, Package, fixture_path, lines_with};
 
 /// A package with a baseline `a` of 200 µs from two runs of its own and a last run of `time_ns`.
 fn package(time_ns: f64) -> Package {
@@ -232,7 +232,7 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
     let path = package.baseline("a");
     let before = std::fs::read_to_string(&path).unwrap();
     let session = |number: usize| format!("at-once-{number}");
-    let lock = kernelgate::record::FileLock::acquire_lock(&path).unwrap();
+    let lock = kernelgate::record::FileLock::acquire_for_file(&path).unwrap();
     let bench = |number: usize| {
         let line = format!("--axis n={} --save-baseline a", 2 + number);
         let mut command = package.bench_command(&session(number), &line);
@@ -338,9 +338,10 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
     let failed = save("a --runs 3 -- n64");
     failed.expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
-    let add = failed.stderr.split('`').find(|words| words.starts_with("kernelgate baseline add a"));
-    let add = add.unwrap().trim_start_matches("kernelgate ");
-    package.kernelgate(add).expect(0, &["2 cases, up to 3 runs each"]);
+    let add = failed.stderr.split('`').find_map(|it| it.strip_prefix("kernelgate baseline add a "));
+    package
+        .kernelgate(&format!("baseline add a {}", add.unwrap()))
+        .expect(0, &["2 cases, up to 3 runs each"]);
 }
 
 #[cfg(unix)]
@@ -361,11 +362,7 @@ fn an_interrupted_save_ends_what_it_started() {
     let code = wait_for(|| save.try_wait().unwrap());
     let outcome = Outcome::from(save.wait_with_output().unwrap());
     assert_eq!(code.code(), Some(130), "{}", outcome.all());
-    assert!(
-        outcome.stderr.contains("interrupted: baseline `a` is as it was"),
-        "{}",
-        outcome.stderr
-    );
+    insta::assert_snapshot!(lines_with(&outcome.stderr, "interrupted"), @"interrupted: baseline `a` is as it was");
     wait_for(|| (!running()).then_some(()));
 }
 

@@ -2,7 +2,8 @@
 
 #![cfg(unix)]
 
-use crate::package::{Outcome, Package, fixture_path};
+use crate::package::{Outcome, Package, fixture_path, lines_with};
+use kernelgate::record::run::NOT_RUN_PREFIX;
 use serde_json::Value;
 
 const FOUR: &str = "--axis n=64,96,128,160";
@@ -190,7 +191,7 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
         |session: &str| package.kernelgate(&format!("gate --baseline main --session {session}"));
     let same = gate(merged);
     same.expect(0, &["3 unchanged"]);
-    assert!(!same.all().contains("the same device"), "{}", same.all());
+    assert_eq!(lines_with(&same.all(), "same device"), "");
     gate("exchanged-merged").expect(0, &["not known to be the same device", "3 unchanged"]);
     // A history has a series for each card, a report all cases with both cards.
     let history = package.kernelgate("history");
@@ -212,14 +213,21 @@ fn a_verb_without_a_bench_run_states_that_it_takes_a_shard() {
         let mut command = package.command(program, line);
         Outcome::from(command.env("KERNELGATE_SHARD", shard).output().unwrap())
     };
+    let mut printed = Vec::new();
     for line in [format!("verify {dir} {FOUR}"), format!("list {dir} {FOUR}")] {
         let first = run(program, &line, "1/2");
         first.expect(0, &[one, " of 4 cases", "of shard 1/2 only"]);
         let second = run(program, &line, "2/2");
-        assert!(first.stdout.contains("of shard 1/2 only"), "what is read must say it");
+        printed.push(lines_with(&first.stdout, "shard"));
         assert_ne!(first.stdout, second.stdout);
         assert!(!package.kernelgate(&line).all().contains("shard"));
     }
+    insta::assert_debug_snapshot!(printed, @r#"
+    [
+        "2 ok, 0 failed, 2 skipped; of shard 1/2 only",
+        "2 cases run here; of shard 1/2 only",
+    ]
+    "#);
     for flag in ["--test", "--list", "--profile-time 1 --bench n64"] {
         run(&fixture_path(), &format!("{flag} {FOUR}"), "1/2").expect(0, &[one]);
         let whole = package.command(&fixture_path(), &format!("{flag} {FOUR}")).output().unwrap();
@@ -272,7 +280,7 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
     );
     let run = package.run("none");
     let reasons = run["skipped"].as_object().unwrap().values();
-    let left = reasons.filter(|why| why.as_str().unwrap().starts_with("not run: ")).count();
+    let left = reasons.filter(|why| why.as_str().unwrap().starts_with(NOT_RUN_PREFIX)).count();
     assert_eq!((ids(&run, "cases").len(), left), (0, 4));
     assert_eq!(run["complete"], true);
     // A requested case without a time does not pass.

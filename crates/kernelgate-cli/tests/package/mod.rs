@@ -59,6 +59,18 @@ impl Outcome {
     }
 }
 
+/// Lines of a text that hold a word, without the spaces around them.
+pub fn lines_with(text: &str, word: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|it| it.contains(word)).map(str::trim).collect();
+    lines.join("\n")
+}
+
+/// Texts of the elements of a page that hold these words.
+pub fn element_with(page: &str, words: &str) -> String {
+    let texts = page.split('<').filter_map(|tag| tag.split_once('>')).map(|(_, text)| text.trim());
+    texts.filter(|text| text.contains(words)).collect::<Vec<_>>().join("\n")
+}
+
 /// The fixture's bench binary; `cargo test` builds it as an example.
 pub fn fixture_path() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));

@@ -93,7 +93,7 @@ impl Toy {
             complete: true,
             executable: Some(file::content_hash_of_file(&self.executable()).unwrap()),
             cases: [(TOY_CASE.to_owned(), CaseRecord::untimed_samples(vec![2e5; 4]))].into(),
-            ..ProcessRun::start_process_run(TOY, "SESSION", Environment::cpu(), provenance)
+            ..ProcessRun::start_now(TOY, "SESSION", Environment::cpu(), provenance)
         };
         let mut value: serde_json::Value = serde_json::from_str(&file::record_text(&run)).unwrap();
         change(&mut value);

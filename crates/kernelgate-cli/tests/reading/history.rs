@@ -19,7 +19,7 @@ fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
         cases: [(CASE.to_owned(), CaseRecord::untimed_samples(vec![time_ns; 10]))].into(),
         complete: true,
-        ..ProcessRun::start_process_run(
+        ..ProcessRun::start_now(
             "bench",
             &format!("s{number}"),
             Environment { machine: Some("host".to_owned()), ..Environment::cpu() },

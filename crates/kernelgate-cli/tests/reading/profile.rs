@@ -125,7 +125,7 @@ fn profiled() -> Vec<ProfiledCase> {
         other_devices: Vec::new(),
         trace,
     };
-    let summary = Some(RecordedIntervalSummary::summary_of_activity(&recording.trace));
+    let summary = Some(RecordedIntervalSummary::from_activity(&recording.trace));
     let case = |case: &str, status, summary, reason: Option<&str>, recording| ProfiledCase {
         samples: None,
         case: case.to_owned(),
@@ -284,11 +284,7 @@ fn cases_of_several_batches_end_with_their_curve() {
     let of_host = |batch: u64, launch_ns: f64| ProfiledCase {
         case: format!("toy/net/b{batch}_t8/cpu/hot"),
         summary: None,
-        phases: vec![HostPhaseTime::phase_time_of_durations(
-            "launch",
-            &[launch_ns, launch_ns],
-            None,
-        )],
+        phases: vec![HostPhaseTime::from_durations("launch", &[launch_ns, launch_ns], None)],
         recording: None,
         ..recorded(batch)
     };
@@ -352,8 +348,8 @@ fn a_recording_that_lost_records_says_so_first() {
     shown.expect(0, &["SEVERE: the recorder lost 5 records", "have no times"]);
 }
 
-/// Three launches over two GPUs: 400 µs of compute on the first and 500 µs on the second, beside which
-/// 100 µs of a copy from the other GPU run, then an exchange that ends on both at one time.
+/// Three launches over two GPUs: 400 µs of compute on the first and 500 µs on the second, beside
+/// which 100 µs of a copy from the other GPU run, then an exchange that ends on both at one time.
 fn over_two() -> ProfiledCase {
     let mut case = profiled().swap_remove(0);
     let recording = case.recording.as_mut().unwrap();
@@ -508,7 +504,7 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
         part("final_matmul", ("matmul bf16", 1_610_612_736)),
     ];
     recording.stages.clear();
-    case.summary = Some(RecordedIntervalSummary::summary_of_activity(&recording.trace));
+    case.summary = Some(RecordedIntervalSummary::from_activity(&recording.trace));
     case
 }
 

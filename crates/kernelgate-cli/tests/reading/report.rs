@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::package::{element_with, lines_with};
 use kernelgate::measure::limits::{DeviceLimits, TimeLimit};
 use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, file};
@@ -20,8 +21,7 @@ fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (Stri
 }
 
 fn run(session: &str, scale: f64) -> ProcessRun {
-    let mut run =
-        ProcessRun::start_process_run("b", session, Environment::cpu(), Provenance::default());
+    let mut run = ProcessRun::start_now("b", session, Environment::cpu(), Provenance::default());
     for (i, n) in [512, 1024, 2048].into_iter().enumerate() {
         let time = 1e6 * scale * (i + 1) as f64;
         let problem = format!("n{n}_f32");
@@ -99,7 +99,7 @@ fn a_page_its_charts_and_its_numbers_are_written() {
     let page = read(&folder.join("index.html"));
     // The text of others is escaped, and nothing is fetched.
     assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert(1)"));
-    assert!(page.contains("too large &lt;b&gt;") && !page.contains("too large <b>"));
+    assert!(page.contains("large &lt;b&gt;") && !page.contains("large <b>"));
     assert!(!page.contains("src=") && !page.contains("url(") && !page.contains("@import"));
     for anchor in [
         "workloads",
@@ -223,19 +223,18 @@ fn peers_are_drawn_beside_ours() {
     assert_eq!(named("w_f-n1024_f32-hot-ladder.svg"), 0);
 
     let messages = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        messages.contains("--peers: 1 of 4 times are of no case here: w/f/n4096_f32"),
-        "{messages}"
-    );
+    let folder = records.path("").display().to_string();
+    insta::assert_snapshot!(lines_with(&messages, "--peers"), @"--peers: 1 of 4 times are of no case here: w/f/n4096_f32 …");
     peers["rows"][0]["peer_ns"] = (-5e6).into();
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
     let text = records.refused(2, &line);
-    assert!(text.contains("w/f/n512_f32, torch/<eager>: its time of "), "{text}");
+    insta::assert_snapshot!(text.replace(&folder, "FOLDER/"), @"error: failed to read peers.json as what `kernelgate peers --format json` prints: w/f/n512_f32, torch/<eager>: its time of -5000000 ns a launch");
     peers["rows"] = serde_json::json!([]);
     peers["device"] = "another".into();
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
     let text = records.refused(4, &line);
-    assert!(text.contains("the peers were timed on another"), "{text}");
+    let device = Environment::cpu().device_name;
+    insta::assert_snapshot!(text.replace(&folder, "FOLDER/").replace(&device, "DEVICE"), @"refused: the peers were timed on another, the cases on DEVICE");
 }
 
 /// A run in which each case has a power state: steady, and at the cap for the fast case.
@@ -321,7 +320,7 @@ fn results_without_a_power_state_are_refused() {
     let records = Records::new();
     records.run("1", &run("1", 1.0));
     let text = records.refused(4, &["--runs", "runs", "--results", "results"]);
-    assert!(text.contains("13 of 13 cases have no recorded power state"), "{text}");
+    insta::assert_snapshot!(text, @"refused: 13 of 13 cases have no recorded power state, the first is w/f/n512_f32/cuda/fast/hot: `cargo bench -- --save-baseline NAME` measures them again");
     assert!(!records.path("results").exists());
 }
 
@@ -335,7 +334,7 @@ fn times_over_commits_come_from_the_store() {
             started: format!("2026-01-01T00:{number:02}:00.000Z"),
             cases: [case("n512_f32", "cuda/fast", "hot", time)].into(),
             complete: true,
-            ..ProcessRun::start_process_run(
+            ..ProcessRun::start_now(
                 "b",
                 &format!("s{number:02}"),
                 Environment::cpu(),
@@ -375,14 +374,23 @@ fn times_over_commits_come_from_the_store() {
     assert!(named.contains("id=\"history\""));
     let output = records.report(&["--store", "absent"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(2) && text.contains("absent is not a store"), "{text}");
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    insta::assert_snapshot!(text, @r"
+    1 run without a recorded package counted as of package x (Cargo.toml)
+    error: absent is not a store: it has neither runs/ nor imported/
+    ");
     // If the index cannot be made, the page has no history.
     let index = records.path("target/kernelgate/history.sqlite");
     std::fs::remove_file(&index).unwrap();
     std::fs::create_dir_all(index.join("in/the/way")).unwrap();
     let (page, said) = drawn(&[]);
-    assert!(said.contains("no times over commits") && said.contains("history.sqlite"), "{said}");
-    assert!(page.contains("1 case of 1 workload") && !page.contains("id=\"history\""));
+    let folder = records.path("").display().to_string();
+    insta::assert_snapshot!(said.replace(&folder, "FOLDER/"), @r"
+    1 run without a recorded package counted as of package x (Cargo.toml)
+    no times over commits: failed to use the index FOLDER/target/kernelgate/history.sqlite: unable to open database file: FOLDER/target/kernelgate/history.sqlite
+    ");
+    insta::assert_snapshot!(element_with(&page, "of 1 workload"), @"1 case of 1 workload; the fastest implementations reach 45% of their limit in the median problem.");
+    assert!(!page.contains("id=\"history\""));
 }
 
 #[test]

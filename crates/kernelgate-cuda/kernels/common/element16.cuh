@@ -11,7 +11,7 @@ struct Bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
   }
-  // Both elements' products, rounded; from sm_90 on.
+  // Products of both 16-bit elements of a word, rounded; needs sm_90 or later.
   static __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));

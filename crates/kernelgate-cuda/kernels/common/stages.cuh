@@ -17,7 +17,7 @@
 #include "common/device_clock.cuh"
 
 extern "C" {
-// [blocks][stages], cycles, over all launches since it was set to zero.
+// [blocks][stages]: cycles of all launches since this array was set to zero.
 __device__ u64 kernelgate_stages[STAGE_BLOCKS * STAGES];
 }
 

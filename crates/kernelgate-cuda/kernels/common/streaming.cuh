@@ -3,7 +3,7 @@
 //
 // A Packet<bytes> holds the bytes that one thread moves with one instruction. Loads take the
 // read-only path; they are volatile so that the compiler keeps their order, many in flight before
-// the first use. They do allocate in L1: with L1::no_allocate the same kernels run up to 6 %
+// the first use. The loads do allocate in L1: with L1::no_allocate the same kernels run up to 6 %
 // slower, or equally fast, depending on the work before them.
 #pragma once
 

@@ -1,10 +1,11 @@
 // Copies of boxes of a tensor, whose shape, strides, box and swizzle a map holds that the host
-// encoded; and registers moved between warpgroups, as kernels do that have one of them copy. From
-// sm_90 on: one wrapper an instruction.
+// encoded; and registers moved between warpgroups, as kernels do that have one of them copy. Each
+// function wraps one instruction, which needs sm_90 or later.
 #pragma once
 #include "common/types.cuh"
 
-// A tensor map, as the driver encodes it. Kernels take it by value, as `const __grid_constant__`.
+// A tensor map, as the driver encodes it. Kernels take a tensor map by value, as `const
+// __grid_constant__`.
 struct __align__(64) TensorMap {
   u64 words[16];
 };

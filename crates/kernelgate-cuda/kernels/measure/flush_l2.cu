@@ -18,6 +18,7 @@ extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {
 #pragma unroll
     for (int word = 0; word < Packet<16>::kWords; ++word) sum += packet.word[word];
   }
-  // The condition is never true. The compiler does not know that, so it keeps the loads.
+  // The condition is never true. The compiler does not know that the condition is false, so it
+  // keeps the loads.
   if (packets < 0) *reinterpret_cast<unsigned int*>(bytes) = sum;
 }

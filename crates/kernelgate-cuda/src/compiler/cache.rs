@@ -13,8 +13,8 @@ use super::nvrtc::{self, CompileError};
 use super::source::KernelBuild;
 
 /// The machine code of a build, from the cache or the compiler.
-pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
-    let path = path(build, arch)?;
+pub fn cached_or_compiled(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
+    let path = cached_code_path(build, arch)?;
     // A cubin file in the cache that was cut short by a full disk would not load: its ELF magic and
     // a stored length at its end are checked against that.
     if let Some(cubin) =
@@ -28,14 +28,14 @@ pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError>
 /// Compiles a build whatever the cache holds, and replaces the cached file.
 pub fn compile_without_cache(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let compiled = nvrtc::compile_to_cubin(build, arch)?;
-    if let Some(path) = path(build, arch)? {
+    if let Some(path) = cached_code_path(build, arch)? {
         store_cubin(&path, &compiled.cubin);
     }
     Ok(compiled.cubin)
 }
 
 /// Path of the machine code of a build; `None` without a cache.
-fn path(build: &KernelBuild, arch: &str) -> Result<Option<PathBuf>, CompileError> {
+fn cached_code_path(build: &KernelBuild, arch: &str) -> Result<Option<PathBuf>, CompileError> {
     let name = format!("{}.cubin", content_hash(build, arch)?);
     Ok(cache_folder()
         .filter(|folder| !folder.exists() || is_private_folder(folder))
@@ -48,14 +48,14 @@ fn path(build: &KernelBuild, arch: &str) -> Result<Option<PathBuf>, CompileError
 /// # Errors
 /// Fails if no compiler is installed.
 pub fn content_hash(build: &KernelBuild, arch: &str) -> Result<String, CompileError> {
-    Ok(format!("{:016x}", key(build, arch, nvrtc::nvrtc_identity()?)))
+    Ok(format!("{:016x}", cache_key(build, arch, nvrtc::nvrtc_identity()?)))
 }
 
-fn key(build: &KernelBuild, arch: &str, compiler: &str) -> u64 {
+fn cache_key(build: &KernelBuild, arch: &str, compiler: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     let KernelBuild { source, defines, constants, .. } = build;
-    (source.file, build.text(), build.headers_of_build()).hash(&mut hasher);
-    (defines, constants, build.options(arch), compiler).hash(&mut hasher);
+    (source.file, build.compiled_text(), build.headers_of_build()).hash(&mut hasher);
+    (defines, constants, build.compiler_options(arch), compiler).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -141,23 +141,23 @@ mod tests {
     #[test]
     fn a_key_depends_on_everything_that_decides_the_code() {
         let build = |define: &str| Source::new("a", "text").build(&[define]);
-        let base = key(&build("A"), "sm_90a", "13.0");
-        assert_eq!(base, key(&build("A"), "sm_90a", "13.0"));
-        assert_ne!(base, key(&build("B"), "sm_90a", "13.0"));
-        assert_ne!(base, key(&build("A"), "sm_80", "13.0"));
-        assert_ne!(base, key(&build("A"), "sm_90a", "13.1"));
-        assert_ne!(base, key(&Source::new("b", "text").build(&["A"]), "sm_90a", "13.0"));
-        assert_ne!(base, key(&Source::new("a", "other").build(&["A"]), "sm_90a", "13.0"));
+        let base = cache_key(&build("A"), "sm_90a", "13.0");
+        assert_eq!(base, cache_key(&build("A"), "sm_90a", "13.0"));
+        assert_ne!(base, cache_key(&build("B"), "sm_90a", "13.0"));
+        assert_ne!(base, cache_key(&build("A"), "sm_80", "13.0"));
+        assert_ne!(base, cache_key(&build("A"), "sm_90a", "13.1"));
+        assert_ne!(base, cache_key(&Source::new("b", "text").build(&["A"]), "sm_90a", "13.0"));
+        assert_ne!(base, cache_key(&Source::new("a", "other").build(&["A"]), "sm_90a", "13.0"));
         // Constants decide the code but are not in the build's name.
         let with_constant = KernelBuild { constants: vec![("TILE", 8)], ..build("A") };
-        assert_ne!(base, key(&with_constant, "sm_90a", "13.0"));
+        assert_ne!(base, cache_key(&with_constant, "sm_90a", "13.0"));
     }
 
     #[test]
     fn a_key_follows_included_headers_and_no_others() {
         let hash = |headers| {
             let source = Source::new("k", "#include \"a.cuh\"").with_headers(headers);
-            key(&source.build(&[]), "sm_90a", "13.0")
+            cache_key(&source.build(&[]), "sm_90a", "13.0")
         };
         let base = hash(&[("a.cuh", "#include \"b.cuh\""), ("b.cuh", "1"), ("c.cuh", "1")]);
         let other = hash(&[("a.cuh", "#include \"b.cuh\""), ("b.cuh", "1"), ("c.cuh", "2")]);

@@ -29,7 +29,7 @@ pub struct KernelMachineCode {
 pub fn machine_code_in_image(image: &[u8], symbol: &str) -> Option<KernelMachineCode> {
     if image.starts_with(b"\x7fELF") {
         let hash = machine_code_hashes(image).ok()?.remove(symbol)?;
-        let facts = cubin::facts(image, "").ok()?.remove(symbol)?;
+        let facts = cubin::kernel_facts(image, "").ok()?.remove(symbol)?;
         return Some(KernelMachineCode { hash, facts: Some(facts) });
     }
     let text = String::from_utf8_lossy(image);
@@ -37,7 +37,7 @@ pub fn machine_code_in_image(image: &[u8], symbol: &str) -> Option<KernelMachine
     // Comments hold the build number of the compiler, so they are not compared.
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.for_each(|line| add(&mut hasher, line.as_bytes()));
-    text.contains(symbol).then(|| KernelMachineCode { hash: hex(&hasher), facts: None })
+    text.contains(symbol).then(|| KernelMachineCode { hash: hex_digest(&hasher), facts: None })
 }
 
 /// The hash of every kernel in a cubin, by symbol.
@@ -84,7 +84,7 @@ pub fn machine_code_hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, Cub
                 }
             }
         }
-        hashes.insert((*kernel).to_owned(), hex(&hasher));
+        hashes.insert((*kernel).to_owned(), hex_digest(&hasher));
     }
     Ok(hashes)
 }
@@ -101,7 +101,7 @@ fn add(hasher: &mut Xxh3Default, bytes: &[u8]) {
     hasher.update(bytes);
 }
 
-fn hex(hasher: &Xxh3Default) -> String {
+fn hex_digest(hasher: &Xxh3Default) -> String {
     format!("{:032x}", hasher.digest128())
 }
 
@@ -118,7 +118,7 @@ mod tests {
     "#;
 
     /// Compiles both kernels of a text; `None` without NVRTC.
-    fn compiled(text: &str, name: &str) -> Option<[KernelMachineCode; 2]> {
+    fn compile_both(text: &str, name: &str) -> Option<[KernelMachineCode; 2]> {
         let options = ["--gpu-architecture=sm_90a".to_owned()];
         match nvrtc::compile_source_text(name, text, &[], &options, "sm_90a") {
             Ok(compiled) => Some(
@@ -134,19 +134,19 @@ mod tests {
 
     #[test]
     fn only_what_is_executed_counts() {
-        let Some([reads, other]) = compiled(CODE_TEST_KERNELS, "a") else { return };
+        let Some([reads, other]) = compile_both(CODE_TEST_KERNELS, "a") else { return };
         let facts = reads.facts.as_ref().unwrap();
         assert!(facts.registers > 0 && facts.instructions > 0, "{facts:?}");
         let commented =
-            compiled(&format!("// a comment\n\n{CODE_TEST_KERNELS}"), "renamed").unwrap();
+            compile_both(&format!("// a comment\n\n{CODE_TEST_KERNELS}"), "renamed").unwrap();
         assert_eq!(commented, [reads.clone(), other.clone()]);
         let [changed, same] =
-            compiled(&CODE_TEST_KERNELS.replace("x * table", "3 * x * table"), "a").unwrap();
+            compile_both(&CODE_TEST_KERNELS.replace("x * table", "3 * x * table"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a function that it calls");
         assert_eq!(same, other);
         // The code does not state which kernel reads a constant of the module, so all of its
         // kernels differ.
-        let [changed, _] = compiled(&CODE_TEST_KERNELS.replace("{1, 2", "{1, 7"), "a").unwrap();
+        let [changed, _] = compile_both(&CODE_TEST_KERNELS.replace("{1, 2", "{1, 7"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a constant that it reads");
         assert_eq!(changed.facts, reads.facts);
     }

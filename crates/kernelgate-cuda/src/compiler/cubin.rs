@@ -58,7 +58,10 @@ const INSTRUCTION_BYTES: usize = 16;
 ///
 /// # Errors
 /// Fails if the bytes are not a cubin, or lack a part that every kernel has.
-pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, CompiledKernelFacts>, CubinError> {
+pub fn kernel_facts(
+    cubin: &[u8],
+    log: &str,
+) -> Result<BTreeMap<String, CompiledKernelFacts>, CubinError> {
     let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
     let names: BTreeMap<u32, String> = elf
         .symbols()
@@ -85,7 +88,7 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, CompiledKernelF
         };
         let missing = |what| CubinError::Missing { what, kernel: kernel.clone() };
         let code = section.data().map_err(|_| missing("code"))?;
-        let mix = mix(code);
+        let mix = count_instructions_by_class(code);
         facts.insert(
             kernel.clone(),
             CompiledKernelFacts {
@@ -138,8 +141,8 @@ fn reported_bytes(log: &str, kernel: &str, words: &str) -> u32 {
     report.filter(|line| line.contains(words)).find_map(number).unwrap_or(0)
 }
 
-/// The loss that the assembler reports of a kernel: "wgmma.mma_async instructions are serialized due
-/// to …".
+/// The loss that the assembler reports of a kernel: "wgmma.mma_async instructions are serialized
+/// due to …".
 fn performance_warning(log: &str, kernel: &str) -> Option<String> {
     let of_kernel = [format!(" in the function '{kernel}'"), format!(" in function '{kernel}'")];
     log.lines().find_map(|line| {
@@ -150,11 +153,11 @@ fn performance_warning(log: &str, kernel: &str) -> Option<String> {
 }
 
 /// Counts instructions by class.
-fn mix(code: &[u8]) -> BTreeMap<String, u32> {
+fn count_instructions_by_class(code: &[u8]) -> BTreeMap<String, u32> {
     let mut mix = BTreeMap::new();
     for instruction in code.chunks_exact(INSTRUCTION_BYTES) {
         let opcode = u16::from_le_bytes([instruction[0], instruction[1]]) & 0x1ff;
-        if let Some(class) = class(opcode) {
+        if let Some(class) = instruction_class(opcode) {
             *mix.entry(class.to_owned()).or_insert(0) += 1;
         }
     }
@@ -163,7 +166,7 @@ fn mix(code: &[u8]) -> BTreeMap<String, u32> {
 
 /// Class of an instruction by the low nine bits of its encoding, which name the operation for all
 /// operands (Volta to Blackwell); `None` for padding.
-fn class(opcode: u16) -> Option<&'static str> {
+fn instruction_class(opcode: u16) -> Option<&'static str> {
     Some(match opcode {
         0x118 => return None,                      // NOP
         0x03c | 0x03f | 0x1f0..=0x1f7 => "tensor", // HMMA, DMMA, warpgroup MMA
@@ -249,7 +252,7 @@ mod tests {
                 Err(nvrtc::CompileError::Missing) => None,
                 compiled => {
                     let compiled = compiled.unwrap();
-                    let facts = facts(&compiled.cubin, &compiled.log).unwrap();
+                    let facts = kernel_facts(&compiled.cubin, &compiled.log).unwrap();
                     Some(facts["serial"].performance_loss.clone())
                 }
             }
@@ -277,7 +280,7 @@ mod tests {
 
     #[test]
     fn garbage_is_an_error() {
-        assert!(matches!(facts(b"not an elf file", ""), Err(CubinError::Elf(_))));
-        assert!(matches!(facts(&[], ""), Err(CubinError::Elf(_))));
+        assert!(matches!(kernel_facts(b"not an elf file", ""), Err(CubinError::Elf(_))));
+        assert!(matches!(kernel_facts(&[], ""), Err(CubinError::Elf(_))));
     }
 }

@@ -5,14 +5,14 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use super::source::{KernelBuild, KernelFile};
-use crate::architecture::number;
+use crate::architecture::capability_number;
 use crate::library::{self, RequiredLibrary};
 
 /// The reason why a kernel has no machine code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// NVRTC was not found.
-    #[error("{} is missing: {}", RequiredLibrary::Nvrtc.name(), RequiredLibrary::Nvrtc.advice())]
+    #[error("{} is missing: {}", RequiredLibrary::Nvrtc.name(), RequiredLibrary::Nvrtc.install_advice())]
     Missing,
     /// The source is wrong, or the architecture is unknown.
     #[error("kernel {kernel} does not compile for {arch}:\n{log}")]
@@ -67,7 +67,7 @@ pub fn installed_nvrtc_version() -> Result<(i32, i32), CompileError> {
 /// # Errors
 /// Fails if NVRTC is missing.
 pub fn nvrtc_supports(arch: &str) -> Result<bool, CompileError> {
-    let api = api()?;
+    let api = nvrtc_api()?;
     let mut count = 0;
     // SAFETY: the call gets pointers to local variables, which are valid during the call.
     if unsafe { (api.count_archs)(&raw mut count) } != NVRTC_SUCCESS {
@@ -78,7 +78,7 @@ pub fn nvrtc_supports(arch: &str) -> Result<bool, CompileError> {
     if unsafe { (api.archs)(known.as_mut_ptr()) } != NVRTC_SUCCESS {
         return Ok(true);
     }
-    Ok(number(arch).is_none_or(|number| known.contains(&(number as c_int))))
+    Ok(capability_number(arch).is_none_or(|number| known.contains(&(number as c_int))))
 }
 
 /// Identity of NVRTC: its version and, if the system reports them, size and time of its file. NVRTC
@@ -90,7 +90,7 @@ pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
     static NVRTC_IDENTITY: OnceLock<String> = OnceLock::new();
     let (major, minor) = installed_nvrtc_version()?;
     Ok(NVRTC_IDENTITY.get_or_init(|| {
-        let loaded = library::load(RequiredLibrary::Nvrtc);
+        let loaded = library::load_once(RequiredLibrary::Nvrtc);
         let file = loaded.and_then(|loaded| std::fs::metadata(&loaded.file).ok());
         let modified = |file: &std::fs::Metadata| {
             let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
@@ -114,9 +114,9 @@ pub fn compile_to_cubin(build: &KernelBuild, arch: &str) -> Result<CompiledCubin
     }
     compile_source_text(
         &build.name(),
-        &build.text(),
+        &build.compiled_text(),
         &build.headers_of_build(),
-        &build.options(arch),
+        &build.compiler_options(arch),
         arch,
     )
 }
@@ -129,7 +129,7 @@ pub fn compile_source_text(
     options: &[String],
     arch: &str,
 ) -> Result<CompiledCubin, CompileError> {
-    let api = api()?;
+    let api = nvrtc_api()?;
     let text = |text: &str| CString::new(text.replace('\0', " ")).expect("no NUL is left");
     let (source, name) =
         (text(source), text(&format!("{}.cu", kernel.split(' ').next().unwrap_or(kernel))));
@@ -161,7 +161,7 @@ pub fn compile_source_text(
     let compiled = unsafe {
         (api.compile)(program.handle, option_pointers.len() as i32, option_pointers.as_ptr())
     };
-    let log = program.log();
+    let log = program.compiler_log();
     match compiled {
         NVRTC_SUCCESS => {}
         NVRTC_INVALID_OPTION | NVRTC_COMPILATION_ERROR => {
@@ -195,11 +195,11 @@ pub fn compile_source_text(
 /// An NVRTC program, which is destroyed at the end of its scope.
 struct NvrtcProgram {
     handle: NvrtcHandle,
-    api: &'static Api,
+    api: &'static NvrtcApi,
 }
 
 impl NvrtcProgram {
-    fn log(&self) -> String {
+    fn compiler_log(&self) -> String {
         let mut size = 0;
         // SAFETY: the NVRTC program is alive.
         if unsafe { (self.api.log_size)(self.handle, &raw mut size) } != NVRTC_SUCCESS {
@@ -233,7 +233,7 @@ type NvrtcSizeFunction = unsafe extern "C" fn(NvrtcHandle, *mut usize) -> NvrtcS
 type Get = unsafe extern "C" fn(NvrtcHandle, *mut c_char) -> NvrtcStatus;
 
 /// NVRTC's functions, of the library that was opened.
-struct Api {
+struct NvrtcApi {
     create: unsafe extern "C" fn(
         *mut NvrtcHandle,
         *const c_char,
@@ -255,17 +255,17 @@ struct Api {
     error_string: unsafe extern "C" fn(NvrtcStatus) -> *const c_char,
 }
 
-fn api() -> Result<&'static Api, CompileError> {
-    static API: OnceLock<Option<Api>> = OnceLock::new();
-    API.get_or_init(load).as_ref().ok_or(CompileError::Missing)
+fn nvrtc_api() -> Result<&'static NvrtcApi, CompileError> {
+    static API: OnceLock<Option<NvrtcApi>> = OnceLock::new();
+    API.get_or_init(load_nvrtc).as_ref().ok_or(CompileError::Missing)
 }
 
-fn load() -> Option<Api> {
+fn load_nvrtc() -> Option<NvrtcApi> {
     let library = RequiredLibrary::Nvrtc;
     // SAFETY: the function types are those of `nvrtc.h`, which are the same from CUDA 12 to 13:
     // results are enumerations with the size of an int, and programs are pointers.
     unsafe {
-        Some(Api {
+        Some(NvrtcApi {
             create: library::typed_function(library, c"nvrtcCreateProgram")?,
             compile: library::typed_function(library, c"nvrtcCompileProgram")?,
             destroy: library::typed_function(library, c"nvrtcDestroyProgram")?,
@@ -282,7 +282,7 @@ fn load() -> Option<Api> {
     }
 }
 
-impl Api {
+impl NvrtcApi {
     fn describe(&self, status: NvrtcStatus) -> String {
         // SAFETY: NVRTC has a text for every number, which lives as long as the library.
         let text = unsafe { CStr::from_ptr((self.error_string)(status)) };

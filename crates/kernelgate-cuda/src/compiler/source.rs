@@ -39,9 +39,9 @@ pub const COMMON_HEADERS: &[KernelFile] = embedded_files!(
     "common/wgmma/wide_tile.cuh",
 );
 
-/// Headers of [`COMMON_HEADERS`] and of a package's files that a text includes, directly or through other
-/// headers. A header counts as included if its name occurs anywhere in the source text, even in a
-/// comment or a macro; NVRTC gets these headers and no others.
+/// Headers of [`COMMON_HEADERS`] and of a package's files that a text includes, directly or through
+/// other headers. A header counts as included if its name occurs anywhere in the source text, even
+/// in a comment or a macro; NVRTC gets these headers and no others.
 pub fn included_headers(text: &str, package: &[KernelFile]) -> Vec<KernelFile> {
     let headers = package.iter().filter(|(name, _)| !name.ends_with(KERNEL_SUFFIX));
     let (mut found, mut rest): (Vec<KernelFile>, Vec<KernelFile>) =
@@ -85,8 +85,8 @@ impl Source {
         Self { file, own_text: None, files }
     }
 
-    /// Lets it include the headers of its package: one table for all kernels of the package, made by
-    /// [`embedded_files!`](crate::embedded_files).
+    /// Lets the source include the headers of its package: one table for all kernels of the
+    /// package, made by [`embedded_files!`](crate::embedded_files).
     pub const fn with_headers(self, headers: &'static [KernelFile]) -> Self {
         Self { files: headers, ..self }
     }
@@ -99,7 +99,7 @@ impl Source {
     }
 
     /// Text of the source; empty if the files lack it, which the compiler refuses.
-    pub fn text(&self) -> &'static str {
+    pub fn source_text(&self) -> &'static str {
         self.find_text().unwrap_or_default()
     }
 
@@ -149,17 +149,17 @@ impl KernelBuild {
     }
 
     /// Text that is compiled: the file, after the further functions of a layout.
-    pub fn text(&self) -> Cow<'static, str> {
+    pub fn compiled_text(&self) -> Cow<'static, str> {
         match self.variant.layout {
-            Some(layout) => (layout::padding_functions(layout) + self.source.text()).into(),
-            None => self.source.text().into(),
+            Some(layout) => (layout::padding_functions(layout) + self.source.source_text()).into(),
+            None => self.source.source_text().into(),
         }
     }
 
-    /// The headers that it includes, directly or through other headers.
+    /// The headers that the source includes, directly or through other headers.
     pub fn headers_of_build(&self) -> Vec<KernelFile> {
         included_headers(
-            &[&self.text(), self.defines.join(" ").as_str()].join(" "),
+            &[&self.compiled_text(), self.defines.join(" ").as_str()].join(" "),
             self.source.files,
         )
     }
@@ -186,7 +186,7 @@ impl KernelBuild {
 
     /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
     /// such as `compute_80`, for PTX.
-    pub fn options(&self, arch: &str) -> Vec<String> {
+    pub fn compiler_options(&self, arch: &str) -> Vec<String> {
         let fixed = [
             format!("--gpu-architecture={arch}"),
             "--std=c++17".to_owned(),
@@ -260,10 +260,10 @@ mod tests {
         let build = Source::in_files("mine/sum", &[]).build(&[]);
         assert_eq!(build.source.find_text(), None);
         let build = build.with_files(FILES);
-        assert_eq!(build.source.text(), FILES[1].1);
+        assert_eq!(build.source.source_text(), FILES[1].1);
         assert_eq!(build.headers_of_build(), FILES[2..]);
         let own = Source::new("mine/sum", "own").build(&[]).with_files(FILES);
-        assert_eq!(own.text(), "own");
+        assert_eq!(own.compiled_text(), "own");
     }
 
     #[test]

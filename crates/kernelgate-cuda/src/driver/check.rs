@@ -15,7 +15,7 @@ use crate::library::{self, CudaVersion, OLDEST_SUPPORTED_DRIVER, RequiredLibrary
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// A library of NVIDIA was not found.
-    #[error("{} is missing: {}", .0.name(), .0.advice())]
+    #[error("{} is missing: {}", .0.name(), .0.install_advice())]
     Missing(RequiredLibrary),
     /// The driver is installed and returns an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
@@ -109,7 +109,7 @@ pub enum DeviceError {
 /// # Errors
 /// Fails if there is no driver, it is too old, or it fails.
 pub fn gpu_count() -> Result<usize, DeviceError> {
-    let driver = library::load(RequiredLibrary::Driver)
+    let driver = library::load_once(RequiredLibrary::Driver)
         .ok_or(DeviceError::Missing(RequiredLibrary::Driver))?;
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
@@ -203,7 +203,7 @@ pub fn check_gpu(ordinal: usize, architecture: Option<&str>) -> Result<(), Devic
         return Err(DeviceError::NoSuchDevice { wanted: ordinal, count, visible: visible_gpus() });
     }
     let own = result::device::get(ordinal as i32).and_then(device_architecture);
-    let code = CodeTarget::code_for_architecture(
+    let code = CodeTarget::for_architecture(
         &own.map_err(failed("query its architecture"))?,
         architecture,
     )?;
@@ -213,7 +213,7 @@ pub fn check_gpu(ordinal: usize, architecture: Option<&str>) -> Result<(), Devic
 /// Whether there is an NVRTC that knows an architecture and whose code the driver takes.
 fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
     let missing = DeviceError::Missing(RequiredLibrary::Nvrtc);
-    let Some(loaded) = library::load(RequiredLibrary::Nvrtc) else { return Err(missing) };
+    let Some(loaded) = library::load_once(RequiredLibrary::Nvrtc) else { return Err(missing) };
     let (Some(nvrtc), Some(driver)) = (library::choose_nvrtc(), library::driver_cuda_version())
     else {
         return Err(missing);
@@ -233,7 +233,7 @@ fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
 fn parse_architecture_number(named: Option<&str>) -> Result<Option<u32>, DeviceError> {
     let Some(arch) = named else { return Ok(None) };
     let wrong = |what: String| Err(DeviceError::Architecture(what));
-    match architecture::number(arch) {
+    match architecture::capability_number(arch) {
         None => wrong(format!("`{arch}` is no architecture such as sm_80")),
         Some(wanted) if wanted < architecture::MIN_ARCHITECTURE => {
             wrong(format!("kernels are compiled for sm_80 or later, not for {arch}"))
@@ -286,8 +286,8 @@ impl CodeTarget {
 
     /// Returns the compilation target for a GPU's architecture, or for the architecture that the
     /// user set.
-    pub fn code_for_architecture(own: &str, named: Option<&str>) -> Result<Self, DeviceError> {
-        let number = architecture::number;
+    pub fn for_architecture(own: &str, named: Option<&str>) -> Result<CodeTarget, DeviceError> {
+        let number = architecture::capability_number;
         if number(own).is_none_or(|own| own < architecture::MIN_ARCHITECTURE) {
             return Err(DeviceError::OldDevice(own.to_owned()));
         }
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn a_named_architecture_is_one_that_the_card_can_run_as() {
         let target = |own, named: &str| {
-            CodeTarget::code_for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
+            CodeTarget::for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
         };
         let accepted = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
         assert_eq!(target("sm_90a", "sm_80"), accepted("sm_80", "compute_80"));
@@ -359,10 +359,9 @@ mod tests {
             let error = target(own, named).unwrap_err().to_string();
             assert_eq!(error, format!("KERNELGATE_ARCH: {problem}"));
         }
-        let own =
-            CodeTarget::code_for_architecture("sm_86", None).map(|code| (code.arch, code.code));
+        let own = CodeTarget::for_architecture("sm_86", None).map(|code| (code.arch, code.code));
         assert_eq!(own, accepted("sm_86", "sm_86"));
-        let old = CodeTarget::code_for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
+        let old = CodeTarget::for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
         assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
     }
 }

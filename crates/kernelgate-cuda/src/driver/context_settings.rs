@@ -31,7 +31,7 @@ pub struct ContextSettings {
 
 impl ContextSettings {
     /// Reads the current settings.
-    pub(super) fn read(context: &CudaContext) -> ContextSettings {
+    pub(super) fn read_current(context: &CudaContext) -> ContextSettings {
         Self {
             limits: CONTEXT_LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
             cache: context.get_cache_config().ok(),
@@ -44,14 +44,14 @@ impl ContextSettings {
     /// Fails if the driver refuses, as it does once kernels have used their heap: later cases would
     /// be measured under other conditions than earlier ones.
     pub(super) fn restore(&self, context: &CudaContext) -> Result<(), BackendError> {
-        self.set(context).map_err(|(name, error)| {
+        self.apply_changed(context).map_err(|(name, error)| {
             let what = format!("restore the {name} of the context, which an earlier case set");
             failed(&what, &error)
         })
     }
 
-    fn set(&self, context: &CudaContext) -> Result<(), (&'static str, DriverError)> {
-        let now = Self::read(context);
+    fn apply_changed(&self, context: &CudaContext) -> Result<(), (&'static str, DriverError)> {
+        let now = Self::read_current(context);
         for (((limit, name), before), now) in
             CONTEXT_LIMITS.into_iter().zip(self.limits).zip(now.limits)
         {
@@ -72,15 +72,15 @@ impl ContextSettings {
 mod tests {
     use super::super::memory::persistence;
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn restores_settings_of_the_whole_context() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let context = device.context();
         let opened = device.current_settings();
         eprintln!("{opened:?}");
-        assert_eq!(&opened, device.settings());
+        assert_eq!(&opened, device.settings_when_opened());
         assert!(opened.limits[0].is_some() && opened.cache.is_some());
         for (limit, name) in CONTEXT_LIMITS {
             let Ok(now) = context.get_limit(limit) else { continue };

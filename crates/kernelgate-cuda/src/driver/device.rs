@@ -21,7 +21,7 @@ use super::launch::kernel::Kernel;
 use super::launch::shape::Launch;
 use super::launch::stages::{StageClockedKernel, StageCounters};
 use super::launch::used::LoadedKernels;
-use super::memory::buffer::{DeviceBuffer, short as out_of_memory};
+use super::memory::buffer::{DeviceBuffer, out_of_memory_error as out_of_memory};
 use super::memory::staging::PinnedStagingBuffer;
 use super::options::DeviceOptions;
 use super::status::{describe, failed};
@@ -75,7 +75,7 @@ struct LoadedKernelBuild {
 impl LoadedKernelBuild {
     /// Returns the counter of uses held by each loaded kernel with the given symbol, and whether
     /// that kernel is the only holder.
-    fn take(&mut self, symbol: &str) -> (Arc<()>, bool) {
+    fn uses_and_if_first_of_symbol(&mut self, symbol: &str) -> (Arc<()>, bool) {
         if let Some(other) = self.in_use.get(symbol).and_then(Weak::upgrade) {
             return (other, false);
         }
@@ -119,16 +119,14 @@ impl Device {
         // SAFETY: everything runs on one stream, whose order is all the synchronisation there is;
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
-        let settings = ContextSettings::read(&context);
+        let settings = ContextSettings::read_current(&context);
         let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let stream_settings = StreamSettings::read(&stream);
+        let stream_settings = StreamSettings::read_current(&stream);
         let device = context.cu_device();
         let own = device_architecture(device).map_err(failed("query its architecture"))?;
-        let facts = facts_of(
-            device,
-            CodeTarget::code_for_architecture(&own, options.architecture.as_deref())?,
-        )
-        .map_err(failed("describe the GPU"))?;
+        let facts =
+            facts_of(device, CodeTarget::for_architecture(&own, options.architecture.as_deref())?)
+                .map_err(failed("describe the GPU"))?;
         let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING));
         let marker = Arc::new(marker.map_err(failed("make an event"))?);
         let staging = Arc::new(PinnedStagingBuffer::new(Arc::clone(&context)));
@@ -162,22 +160,22 @@ impl Device {
     }
 
     /// A view of the same device, and the kernels that are loaded through it from now on.
-    pub fn recording(&self) -> (Arc<Self>, LoadedKernels) {
+    pub fn recording_view(&self) -> (Arc<Self>, LoadedKernels) {
         let loaded = LoadedKernels::default();
         (self.recording_kernels_into(&loaded), loaded)
     }
 
     pub(super) fn recording_kernels_into(&self, loaded: &LoadedKernels) -> Arc<Self> {
-        Arc::new(Self { loaded: Some(loaded.clone()), ..self.view() })
+        Arc::new(Self { loaded: Some(loaded.clone()), ..self.view_of_same_device() })
     }
 
     /// A view of the same device that builds kernels with clocks of their stages, where their rows
     /// name any.
     pub fn with_stage_clocks(&self) -> Arc<Self> {
-        Arc::new(Self { clocks_stages: true, ..self.view() })
+        Arc::new(Self { clocks_stages: true, ..self.view_of_same_device() })
     }
 
-    fn view(&self) -> Self {
+    fn view_of_same_device(&self) -> Self {
         Self {
             facts: self.facts.clone(),
             context: Arc::clone(&self.context),
@@ -205,13 +203,13 @@ impl Device {
     }
 
     /// Settings of the whole context when the device was opened.
-    pub const fn settings(&self) -> &ContextSettings {
+    pub const fn settings_when_opened(&self) -> &ContextSettings {
         &self.settings
     }
 
     /// Current settings of the GPU's whole context.
     pub fn current_settings(&self) -> ContextSettings {
-        ContextSettings::read(&self.context)
+        ContextSettings::read_current(&self.context)
     }
 
     /// Restores the settings of the context and of the stream to those when the device was opened.
@@ -252,7 +250,7 @@ impl Device {
     }
 
     /// Free and total memory of the GPU, bytes.
-    pub fn memory(&self) -> Result<(u64, u64), BackendError> {
+    pub fn free_and_total(&self) -> Result<(u64, u64), BackendError> {
         let (free, total) =
             self.context.mem_get_info().map_err(|error| failed("query free memory", &error))?;
         Ok((free as u64, total as u64))
@@ -269,7 +267,7 @@ impl Device {
     }
 
     /// Whether blocks may be launched in clusters.
-    pub fn clusters(&self) -> Result<bool, BackendError> {
+    pub fn supports_clusters(&self) -> Result<bool, BackendError> {
         let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
         let clusters =
             clusters.map_err(|error| failed("query whether there are clusters", &error))? != 0;
@@ -318,7 +316,8 @@ impl Device {
 
     /// Allocates device memory that the caller writes before anything reads it.
     fn allocate_uninitialised(&self, bytes: usize) -> Result<DeviceBuffer, BackendError> {
-        let short = || out_of_memory(bytes as u64, self.memory().ok().map(|(free, _)| free));
+        let short =
+            || out_of_memory(bytes as u64, self.free_and_total().ok().map(|(free, _)| free));
         // The driver takes minutes to refuse what no card has.
         if bytes as u64 > self.facts.memory_bytes {
             return Err(short());
@@ -373,7 +372,7 @@ impl Device {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let (name, build) = (build.name(), self.build_for_device(build));
         let loaded = match modules.entry(build.clone()) {
-            Entry::Vacant(entry) => entry.insert(self.load(&build)?),
+            Entry::Vacant(entry) => entry.insert(self.load_build(&build)?),
             Entry::Occupied(entry) => entry.into_mut(),
         };
         let function = loaded
@@ -384,7 +383,7 @@ impl Device {
             Some(record) => record.add(build.kernel_name(symbol), symbol, &loaded.image),
             None => Arc::default(),
         };
-        let (in_use, alone) = loaded.take(symbol);
+        let (in_use, alone) = loaded.uses_and_if_first_of_symbol(symbol);
         let kernel = Kernel::new(function, &self.stream, symbol, (launched, in_use))?;
         if alone {
             // The carve-out is reset before another thread gets the kernel.
@@ -440,7 +439,7 @@ impl Device {
 impl Device {
     /// Loads the compiled module of a kernel build. If the driver does not load the cached code, it
     /// is compiled anew.
-    fn load(&self, build: &KernelBuild) -> Result<LoadedKernelBuild, BackendError> {
+    fn load_build(&self, build: &KernelBuild) -> Result<LoadedKernelBuild, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
         let load = |cubin: Vec<u8>| {
             let image = Arc::from(cubin.as_slice());
@@ -448,7 +447,8 @@ impl Device {
             Ok(LoadedKernelBuild { module, image, in_use: BTreeMap::new() })
         };
         let arch = &self.facts.code;
-        let loaded = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {
+        let loaded = match load(cache::cached_or_compiled(build, arch).map_err(failed_to_compile)?)
+        {
             Ok(loaded) => Ok(loaded),
             Err(_) => load(cache::compile_without_cache(build, arch).map_err(failed_to_compile)?),
         };

@@ -6,11 +6,11 @@ use super::check;
 use super::device::{Device, DeviceError};
 use super::launch::used::LoadedKernels;
 use super::options::DeviceOptions;
-use super::peers::{self, Link};
+use super::peers::{self, PeerLink};
 use crate::BackendError;
 
 /// GPUs in a fixed order, at least one: open ones, or the ordinals of those to open. Code that runs
-/// on a single GPU takes the first GPU ([`Self::one`]).
+/// on a single GPU takes the first GPU ([`Self::first_device`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices<D = Arc<Device>> {
     first: D,
@@ -19,12 +19,12 @@ pub struct Devices<D = Arc<Device>> {
 
 impl<D> Devices<D> {
     /// The first GPU of the set, for code that runs on one GPU.
-    pub const fn one(&self) -> &D {
+    pub const fn first_device(&self) -> &D {
         &self.first
     }
 
     /// Number of GPUs.
-    pub fn count(&self) -> usize {
+    pub fn device_count(&self) -> usize {
         1 + self.others.len()
     }
 
@@ -68,14 +68,14 @@ impl Devices<usize> {
         let devices = Devices { first, others: others.collect::<Result<_, _>>()? };
         let facts = devices.iter().map(|device| device.facts());
         check::require_one_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
-        peers::enable_peer_access(&devices.all())?;
+        peers::enable_peer_access(&devices.device_references())?;
         Ok(devices)
     }
 }
 
 impl Devices {
     /// Views of the same GPUs, and the kernels that are loaded through them from now on.
-    pub fn recording(&self) -> (Self, LoadedKernels) {
+    pub fn recording_views(&self) -> (Self, LoadedKernels) {
         let loaded = LoadedKernels::default();
         (self.with_device_views(|device| device.recording_kernels_into(&loaded)), loaded)
     }
@@ -87,8 +87,8 @@ impl Devices {
     }
 
     /// How the GPUs reach each other's memory; `None` for one GPU.
-    pub fn link(&self) -> Option<Link> {
-        Link::weakest_link(&self.all())
+    pub fn peer_link(&self) -> Option<PeerLink> {
+        PeerLink::weakest_between(&self.device_references())
     }
 
     /// Checks that each GPU of the set can access the memory of the other GPUs.
@@ -96,10 +96,10 @@ impl Devices {
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if a GPU cannot access the memory of another.
     pub fn require_peer_access(&self) -> Result<(), BackendError> {
-        self.link().map_or(Ok(()), Link::require_peer_access)
+        self.peer_link().map_or(Ok(()), PeerLink::require_peer_access)
     }
 
-    fn all(&self) -> Vec<&Device> {
+    fn device_references(&self) -> Vec<&Device> {
         self.iter().map(|device| &**device).collect()
     }
 
@@ -146,12 +146,12 @@ impl From<&Self> for Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{gpu, second_gpu_for_test};
+    use crate::testing::{lock_first_gpu, second_gpu_for_test};
 
     #[test]
     fn a_set_has_its_gpus_in_their_order() {
         let set = Devices { first: 1, others: vec![0, 2] };
-        assert_eq!((*set.one(), set.iter().copied().collect()), (1, vec![1, 0, 2]));
+        assert_eq!((*set.first_device(), set.iter().copied().collect()), (1, vec![1, 0, 2]));
         assert_eq!(Devices::from(3).iter().collect::<Vec<_>>(), [&3]);
     }
 
@@ -163,18 +163,18 @@ mod tests {
             [None, None]
         );
         let three = Devices::in_launch_order([2, 0, 1]).unwrap();
-        let counts = [0, 1, 2, 9].map(|count| three.first(count).count());
+        let counts = [0, 1, 2, 9].map(|count| three.first(count).device_count());
         assert_eq!((counts, three.first(2)), ([1, 1, 2, 3], Devices { first: 2, others: vec![0] }));
     }
 
     #[test]
     fn two_gpus_open_in_their_order() {
-        let Some((_device, _alone)) = gpu() else { return };
+        let Some((_device, _alone)) = lock_first_gpu() else { return };
         if second_gpu_for_test().is_none() {
             return;
         }
         let set = Devices { first: 1, others: vec![0] };
-        let devices = set.open(&DeviceOptions::options_from_environment()).unwrap();
+        let devices = set.open(&DeviceOptions::from_environment()).unwrap();
         let opened: Vec<usize> = devices.iter().map(|device| device.facts().ordinal).collect();
         assert_eq!(opened, [1, 0]);
     }

@@ -11,7 +11,7 @@ use cudarc::driver::{CudaStream, DriverError, sys};
 use super::device::Device;
 use super::status::failed;
 use crate::BackendError;
-use nodes::{add_clearing_node, kind, list_graph_nodes, works};
+use nodes::{add_clearing_node, graph_node_type, is_work_node, list_graph_nodes};
 
 /// A CUDA graph: launches that are captured once and replayed together.
 pub struct ExecutableGraph {
@@ -29,7 +29,7 @@ impl ExecutableGraph {
     ///
     /// # Errors
     /// Fails with the error of `enqueue`, or when something in it cannot be captured.
-    pub fn capture(
+    pub fn capture_graph(
         device: &Device,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<ExecutableGraph, BackendError> {
@@ -71,12 +71,12 @@ impl ExecutableGraph {
         mut launch: impl FnMut() -> Result<(), BackendError>,
     ) -> Result<ExecutableGraph, BackendError> {
         let overlapping = times > 1 && {
-            let pair = Self::capture(device, || launch().and_then(|()| launch()))?;
+            let pair = Self::capture_graph(device, || launch().and_then(|()| launch()))?;
             pair.programmatic_edges()? > 0
         };
         let stream = device.stream();
         let mut separators = 0;
-        let mut graph = Self::capture(device, || {
+        let mut graph = Self::capture_graph(device, || {
             for iteration in 0..times {
                 if iteration > 0 && overlapping {
                     add_full_dependency(stream)?;
@@ -106,27 +106,27 @@ impl ExecutableGraph {
         let all = list_graph_nodes(|nodes, count| unsafe {
             sys::cuGraphGetNodes(self.graph, nodes, count)
         })?;
-        let kinds = all.iter().map(|node| kind(*node)).collect::<Result<Vec<_>, _>>()?;
+        let kinds = all.iter().map(|node| graph_node_type(*node)).collect::<Result<Vec<_>, _>>()?;
         self.nodes = all.len();
-        self.commands = kinds.into_iter().filter(|kind| works(*kind)).count();
+        self.commands = kinds.into_iter().filter(|kind| is_work_node(*kind)).count();
         // SAFETY: the executable graph and the stream are alive.
         unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
 
     /// Number of graph nodes that the launches created: their commands, and nodes that only order
     /// commands.
-    pub const fn nodes(&self) -> usize {
+    pub const fn node_count(&self) -> usize {
         self.nodes - self.separators
     }
 
     /// Commands in the graph: kernels, copies, fills, functions of the host, graphs.
-    pub const fn commands(&self) -> usize {
+    pub const fn command_count(&self) -> usize {
         self.commands
     }
 
     /// Number of nodes that wait for no other node: more than one if a launch begins on several
     /// streams.
-    pub fn roots(&self) -> Result<usize, BackendError> {
+    pub fn root_count(&self) -> Result<usize, BackendError> {
         let mut count = 0;
         // SAFETY: the graph is alive; a null array requests only the number.
         unsafe { sys::cuGraphGetRootNodes(self.graph, ptr::null_mut(), &raw mut count) }
@@ -206,7 +206,7 @@ fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     // SAFETY: the graph is alive; the array has room for all nodes.
     let all = list_graph_nodes(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
     for node in all.map_err(failed_query)? {
-        let inside = match kind(node).map_err(failed_query)? {
+        let inside = match graph_node_type(node).map_err(failed_query)? {
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => true,
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
                 let mut child = ptr::null_mut();
@@ -338,12 +338,12 @@ pub(super) fn add_full_dependency(stream: &CudaStream) -> Result<(), BackendErro
 mod tests {
     use super::*;
     use crate::instruments::spin::SpinKernel;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
     use cudarc::driver::result;
 
     #[test]
     fn clears_of_a_range_are_one_clear_before_all_launches() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let spin = SpinKernel::new(&device).unwrap();
         let buffer = device.allocate(64).unwrap();
         let range = buffer.address()..buffer.address() + 16;
@@ -355,7 +355,7 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        assert_eq!((graph.nodes(), graph.roots().unwrap()), (5, 1));
+        assert_eq!((graph.node_count(), graph.root_count().unwrap()), (5, 1));
         buffer.fill(0xff).unwrap();
         graph.launch().unwrap();
         device.synchronize().unwrap();
@@ -367,10 +367,10 @@ mod tests {
 
     #[test]
     fn a_graph_shows_whether_it_allocates() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let spin = SpinKernel::new(&device).unwrap();
         let stream = device.stream().cu_stream();
-        let graph = ExecutableGraph::capture(&device, || {
+        let graph = ExecutableGraph::capture_graph(&device, || {
             // SAFETY: the stream is alive; memory allocated in the capture is freed in the capture.
             unsafe {
                 let address = result::malloc_async(stream, 64).unwrap();
@@ -381,7 +381,10 @@ mod tests {
         .unwrap();
         assert!(graph.allocates().unwrap());
         assert!(
-            !ExecutableGraph::capture(&device, || spin.launch(1000)).unwrap().allocates().unwrap()
+            !ExecutableGraph::capture_graph(&device, || spin.launch(1000))
+                .unwrap()
+                .allocates()
+                .unwrap()
         );
     }
 }

@@ -26,15 +26,15 @@ impl GraphSet {
         devices: &Devices,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        if devices.count() == 1 {
-            return ExecutableGraph::capture(devices.one(), enqueue).map(Self::from);
+        if devices.device_count() == 1 {
+            return ExecutableGraph::capture_graph(devices.first_device(), enqueue).map(Self::from);
         }
-        let mut captures = Vec::with_capacity(devices.count());
+        let mut captures = Vec::with_capacity(devices.device_count());
         for device in devices.iter() {
             device.make_current()?;
             captures.push((device, StreamCapture::begin(device.stream())?));
         }
-        devices.one().make_current()?;
+        devices.first_device().make_current()?;
         let mut enqueued = enqueue();
         let mut graphs = Vec::with_capacity(captures.len());
         // Every capture is ended, also after an error.
@@ -48,7 +48,7 @@ impl GraphSet {
                 Err(error) => enqueued = Err(error),
             }
         }
-        devices.one().make_current()?;
+        devices.first_device().make_current()?;
         enqueued?;
         devices.for_each_device(|rank, _| graphs[rank].make_executable(&(0..0)))?;
         Ok(Self { graphs })
@@ -61,8 +61,9 @@ impl GraphSet {
         times: u64,
         mut launch: impl FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        if devices.count() == 1 {
-            return ExecutableGraph::capture_repeated(devices.one(), times, launch).map(Self::from);
+        if devices.device_count() == 1 {
+            return ExecutableGraph::capture_repeated(devices.first_device(), times, launch)
+                .map(Self::from);
         }
         let overlapping = times > 1 && {
             let pair = Self::capture_on_devices(devices, || launch().and_then(|()| launch()))?;
@@ -85,34 +86,34 @@ impl GraphSet {
     }
 
     /// The graphs, in the order of the set.
-    pub fn graphs(&self) -> &[ExecutableGraph] {
+    pub fn executable_graphs(&self) -> &[ExecutableGraph] {
         &self.graphs
     }
 
-    /// Largest number of nodes on a GPU of the set, as [`ExecutableGraph::nodes`].
-    pub fn nodes(&self) -> usize {
-        self.graphs.iter().map(ExecutableGraph::nodes).max().unwrap_or(0)
+    /// Largest number of nodes on a GPU of the set, as [`ExecutableGraph::node_count`].
+    pub fn max_nodes(&self) -> usize {
+        self.graphs.iter().map(ExecutableGraph::node_count).max().unwrap_or(0)
     }
 
     /// Commands of each GPU, in the order of the set.
-    pub fn commands(&self) -> Vec<usize> {
-        self.graphs.iter().map(ExecutableGraph::commands).collect()
+    pub fn commands_per_gpu(&self) -> Vec<usize> {
+        self.graphs.iter().map(ExecutableGraph::command_count).collect()
     }
 
     /// Whether a GPU has nodes that only order commands, such as events.
     pub fn has_ordering_nodes(&self) -> bool {
-        self.graphs.iter().any(|graph| graph.nodes() > graph.commands())
+        self.graphs.iter().any(|graph| graph.node_count() > graph.command_count())
     }
 
     /// The first GPU of the set that got no command.
-    pub fn idle(&self) -> Option<usize> {
-        self.graphs.iter().position(|graph| graph.commands() == 0)
+    pub fn first_idle_gpu(&self) -> Option<usize> {
+        self.graphs.iter().position(|graph| graph.command_count() == 0)
     }
 
     /// Most nodes of a GPU that wait for no other node.
-    pub fn roots(&self) -> Result<usize, BackendError> {
+    pub fn max_roots(&self) -> Result<usize, BackendError> {
         let roots =
-            self.graphs.iter().map(ExecutableGraph::roots).collect::<Result<Vec<_>, _>>()?;
+            self.graphs.iter().map(ExecutableGraph::root_count).collect::<Result<Vec<_>, _>>()?;
         Ok(roots.into_iter().max().unwrap_or(0))
     }
 
@@ -124,7 +125,7 @@ impl GraphSet {
     }
 
     /// Enqueues all of them.
-    pub fn launch(&self) -> Result<(), BackendError> {
+    pub fn launch_all(&self) -> Result<(), BackendError> {
         self.graphs.iter().try_for_each(ExecutableGraph::launch)
     }
 }
@@ -150,12 +151,15 @@ mod tests {
             devices.first(ranks).for_each_device(|rank, _| spins[rank].launch(1_000))
         };
         let both = GraphSet::capture_repeated_launches(&devices, 3, || launch(2)).unwrap();
-        assert_eq!((both.nodes(), both.idle(), both.roots().unwrap()), (3, None, 1));
-        assert_eq!(both.commands(), [3, 3]);
-        both.launch().unwrap();
+        assert_eq!(
+            (both.max_nodes(), both.first_idle_gpu(), both.max_roots().unwrap()),
+            (3, None, 1)
+        );
+        assert_eq!(both.commands_per_gpu(), [3, 3]);
+        both.launch_all().unwrap();
         let one = GraphSet::capture_on_devices(&devices, || launch(1)).unwrap();
-        assert_eq!((one.nodes(), one.idle()), (1, Some(1)));
-        one.launch().unwrap();
+        assert_eq!((one.max_nodes(), one.first_idle_gpu()), (1, Some(1)));
+        one.launch_all().unwrap();
         devices.for_each_device(|_, device| device.synchronize()).unwrap();
         assert!(spins.iter().all(|spin| spin.spent_time_ns().unwrap() >= 1_000));
         // The capture on the first GPU ends although the capture on the second GPU fails.
@@ -165,8 +169,8 @@ mod tests {
         launch(2).unwrap();
         let Some(mut barrier) = MultiGpuBarrier::new(&devices).unwrap() else { return };
         for _ in 0..3 {
-            barrier.begin();
-            devices.for_each_device(|rank, _| barrier.enqueue(rank, 2)).unwrap();
+            barrier.begin_next_barrier();
+            devices.for_each_device(|rank, _| barrier.enqueue_barrier_of_gpu(rank, 2)).unwrap();
         }
         devices.for_each_device(|_, device| device.synchronize()).unwrap();
     }

@@ -43,7 +43,7 @@ impl Default for DeviceOptions {
 impl DeviceOptions {
     /// Reads the device options from environment variables: `KERNELGATE_ARCH`, `KERNELGATE_LAYOUT`,
     /// `KERNELGATE_LINE_INFO`, `KERNELGATE_UNFILLED` and `KERNELGATE_GEMMS`.
-    pub fn options_from_environment() -> Self {
+    pub fn from_environment() -> DeviceOptions {
         let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         Self {
             architecture: architecture::requested_architecture(),

@@ -14,7 +14,7 @@ use crate::BackendError;
 /// How the GPUs of a set reach each other's memory: the weakest of all pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Link {
+pub enum PeerLink {
     /// The GPUs exchange data only through the memory of the host.
     Host,
     /// Kernels can load and store in the peer's memory, without atomic operations: PCIe.
@@ -23,9 +23,9 @@ pub enum Link {
     PeerAtomic,
 }
 
-impl Link {
+impl PeerLink {
     /// The weakest link between the GPUs of a set; `None` for one GPU.
-    pub(super) fn weakest_link(devices: &[&Device]) -> Option<Link> {
+    pub(super) fn weakest_between(devices: &[&Device]) -> Option<PeerLink> {
         let between = |one: &Device, other: &Device| {
             if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
                 return Self::Host;
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn gpus_without_access_to_each_other_are_a_skip_with_the_reason() {
-        for link in [Link::Peer, Link::PeerAtomic] {
+        for link in [PeerLink::Peer, PeerLink::PeerAtomic] {
             assert!(link.require_peer_access().is_ok());
         }
-        let error = Link::Host.require_peer_access().unwrap_err();
+        let error = PeerLink::Host.require_peer_access().unwrap_err();
         assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("NVLink")));
     }
 }

@@ -56,19 +56,19 @@ impl BandwidthPasses {
     /// Fails if a kernel does not compile or memory is short.
     pub fn new(device: &Device, bytes: usize, pattern: &[u8]) -> Result<Self, BackendError> {
         Ok(Self {
-            read: READ_KERNEL.load(device, &1)?,
-            copy: COPY_BANDWIDTH_KERNEL.load(device, &1)?,
+            read: READ_KERNEL.compile_and_load(device, &1)?,
+            copy: COPY_BANDWIDTH_KERNEL.compile_and_load(device, &1)?,
             buffer: device.allocate_repeated(pattern, bytes)?,
             guard: device.upload(&[0; 4])?,
         })
     }
 
-    /// Reads that many bytes.
+    /// Enqueues a pass that reads `bytes` bytes.
     ///
     /// # Errors
     /// Fails if the launch is refused, or the buffer is smaller.
-    pub fn read(&self, bytes: u64) -> Result<(), BackendError> {
-        let packets = self.packets(bytes)?;
+    pub fn enqueue_read(&self, bytes: u64) -> Result<(), BackendError> {
+        let packets = self.packets_of_pass(bytes)?;
         let arguments = [
             KernelArgument::from(&self.buffer),
             KernelArgument::I64(packets as i64),
@@ -77,21 +77,21 @@ impl BandwidthPasses {
             KernelArgument::U32(0xdead_beef),
             KernelArgument::from(&self.guard),
         ];
-        self.read.kernel().launch(READ_KERNEL.shape(&packets)?, &arguments)
+        self.read.loaded_kernel().launch(READ_KERNEL.launch_for(&packets)?, &arguments)
     }
 
     /// Enqueues a copy of the first half of `bytes` bytes to the second half.
-    pub fn copy(&self, bytes: u64) -> Result<(), BackendError> {
-        let packets = self.packets(bytes)? / 2;
+    pub fn enqueue_copy(&self, bytes: u64) -> Result<(), BackendError> {
+        let packets = self.packets_of_pass(bytes)? / 2;
         let target = KernelArgument::Address(
             self.buffer.address() + packets as u64 * BANDWIDTH_PACKET_BYTES,
         );
         let arguments =
             [target, KernelArgument::from(&self.buffer), KernelArgument::I64(packets as i64)];
-        self.copy.kernel().launch(COPY_BANDWIDTH_KERNEL.shape(&packets)?, &arguments)
+        self.copy.loaded_kernel().launch(COPY_BANDWIDTH_KERNEL.launch_for(&packets)?, &arguments)
     }
 
-    fn packets(&self, bytes: u64) -> Result<usize, BackendError> {
+    fn packets_of_pass(&self, bytes: u64) -> Result<usize, BackendError> {
         if bytes > self.buffer.bytes() as u64 {
             return Err(BackendError::Launch(format!(
                 "a pass over {bytes} bytes of a buffer of {}",
@@ -105,14 +105,14 @@ impl BandwidthPasses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     /// Number of packets that does not fill whole blocks.
     const PASS_TEST_PACKETS: usize = 2 * 1021;
 
     #[test]
     fn passes_move_what_they_say_and_nothing_behind_it() {
-        let Some((device, _one_at_a_time)) = gpu() else { return };
+        let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         let bytes = (PASS_TEST_PACKETS + 1) * BANDWIDTH_PACKET_BYTES as usize;
         let pattern: Vec<u8> = (0..bytes).map(|i| (i ^ (i >> 8)) as u8).collect();
         let passes = BandwidthPasses::new(&device, bytes, &pattern).unwrap();
@@ -124,11 +124,11 @@ mod tests {
             passes.buffer.download(&mut now).unwrap();
             now
         };
-        assert!(after(&|| passes.read(moved).unwrap()) == pattern);
+        assert!(after(&|| passes.enqueue_read(moved).unwrap()) == pattern);
         let half = moved as usize / 2;
-        let copied = after(&|| passes.copy(moved).unwrap());
+        let copied = after(&|| passes.enqueue_copy(moved).unwrap());
         assert!(copied[..half] == pattern[..half] && copied[half..2 * half] == pattern[..half]);
         assert!(copied[2 * half..] == pattern[2 * half..]);
-        assert!(passes.read(bytes as u64 + BANDWIDTH_PACKET_BYTES).is_err());
+        assert!(passes.enqueue_read(bytes as u64 + BANDWIDTH_PACKET_BYTES).is_err());
     }
 }

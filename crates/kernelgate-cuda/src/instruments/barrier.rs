@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::driver::peers::Link;
+use crate::driver::peers::PeerLink;
 use crate::{
     BackendError, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel, Source,
 };
 
-/// Kernel rows; their parameter is the number of GPUs.
+/// Kernels of the barrier; their parameter is the number of GPUs.
 pub(super) const BARRIER_KERNELS: &[KernelSpec<usize>] = &[BARRIER_KERNEL_SPEC];
 
 const BARRIER_KERNEL_SPEC: KernelSpec<usize> = KernelSpec {
@@ -47,11 +47,11 @@ impl MultiGpuBarrier {
     /// # Errors
     /// Fails if the kernel does not compile, memory is short or there are too many GPUs.
     pub fn new(devices: &Devices) -> Result<Option<Self>, BackendError> {
-        match devices.link() {
-            None | Some(Link::Host) => return Ok(None),
-            Some(Link::Peer | Link::PeerAtomic) => {}
+        match devices.peer_link() {
+            None | Some(PeerLink::Host) => return Ok(None),
+            Some(PeerLink::Peer | PeerLink::PeerAtomic) => {}
         }
-        let count = devices.count();
+        let count = devices.device_count();
         if count > MAX_BARRIER_GPUS {
             return Err(BackendError::Unsupported(format!(
                 "{count} GPUs, at most {MAX_BARRIER_GPUS}"
@@ -67,7 +67,7 @@ impl MultiGpuBarrier {
         let mut flags = flags.into_iter();
         devices.for_each_device(|_, device| {
             let table = device.upload(bytemuck::cast_slice(&addresses))?;
-            let kernel = BARRIER_KERNEL_SPEC.load(device, &count)?;
+            let kernel = BARRIER_KERNEL_SPEC.compile_and_load(device, &count)?;
             ranks.extend(flags.next().map(|flags| BarrierRank { kernel, table, _flags: flags }));
             Ok(())
         })?;
@@ -75,15 +75,15 @@ impl MultiGpuBarrier {
     }
 
     /// Begins the next barrier, which every GPU then takes part in.
-    pub const fn begin(&mut self) {
+    pub const fn begin_next_barrier(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
     /// Enqueues the part of one GPU of the first `count`, whose context is current.
-    pub fn enqueue(&self, rank: usize, count: usize) -> Result<(), BackendError> {
+    pub fn enqueue_barrier_of_gpu(&self, rank: usize, count: usize) -> Result<(), BackendError> {
         let BarrierRank { kernel, table, .. } = &self.ranks[rank];
         let timeout_ns = KernelArgument::U64(BARRIER_TIMEOUT.as_nanos() as u64);
         let [rank, gpus] = [rank, count].map(|number| KernelArgument::U32(number as u32));
-        kernel.launch(&[table.into(), rank, gpus, KernelArgument::U32(self.epoch), timeout_ns])
+        kernel.launch_with(&[table.into(), rank, gpus, KernelArgument::U32(self.epoch), timeout_ns])
     }
 }

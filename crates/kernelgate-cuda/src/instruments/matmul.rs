@@ -13,7 +13,7 @@ pub(super) const MATMUL_KERNELS: &[KernelSpec<(ResidentOperand, usize)>] =
 const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentOperand, usize)> = KernelSpec {
     defines: |(operand, _)| operand.kernel_macros(),
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || ResidentOperand::ALL.map(|operand| (operand, 1)).to_vec(),
+    variants: || ResidentOperand::ALL_DTYPES.map(|operand| (operand, 1)).to_vec(),
     ..KernelSpec::new(
         Source::new(
             "measure/resident_matmul",
@@ -39,10 +39,10 @@ pub enum ResidentOperand {
 }
 
 impl ResidentOperand {
-    const ALL: [Self; 4] = [Self::E4m3, Self::Bf16, Self::F16, Self::Tf32];
+    const ALL_DTYPES: [Self; 4] = [Self::E4m3, Self::Bf16, Self::F16, Self::Tf32];
 
     /// Elements of 32 bytes, which an instruction has along k.
-    const fn step(self) -> u64 {
+    const fn elements_per_k_step(self) -> u64 {
         match self {
             Self::E4m3 => 32,
             Self::Bf16 | Self::F16 => 16,
@@ -57,7 +57,7 @@ impl ResidentOperand {
             Self::F16 => "f16",
             Self::Tf32 => "tf32",
         };
-        vec![format!("TYPE={name}"), format!("STEP={}", self.step())]
+        vec![format!("TYPE={name}"), format!("STEP={}", self.elements_per_k_step())]
     }
 }
 
@@ -89,8 +89,9 @@ impl ResidentMatmul {
         operands: &[u8],
     ) -> Result<Self, BackendError> {
         let multiprocessors = u64::from(device.facts().multiprocessors);
-        let kernel = RESIDENT_MATMUL_KERNEL.load(device, &(operand, multiprocessors as usize))?;
-        let instruction = 2 * 64 * 256 * operand.step();
+        let kernel = RESIDENT_MATMUL_KERNEL
+            .compile_and_load(device, &(operand, multiprocessors as usize))?;
+        let instruction = 2 * 64 * 256 * operand.elements_per_k_step();
         let instructions =
             Self::INSTRUCTIONS_PER_ROUND * Self::RESIDENT_ROUNDS as u64 * multiprocessors;
         Ok(Self {
@@ -108,7 +109,7 @@ impl ResidentMatmul {
 
     /// Enqueues a launch.
     pub fn launch(&self) -> Result<(), BackendError> {
-        self.kernel.launch(&[
+        self.kernel.launch_with(&[
             KernelArgument::from(&self.operands),
             KernelArgument::I32(Self::RESIDENT_ROUNDS),
             KernelArgument::F32(f32::MIN_POSITIVE),

@@ -1,11 +1,11 @@
 //! Copies from GPU to GPU, all at once: the ceiling of their links.
 
-use crate::driver::peers::Link;
+use crate::driver::peers::PeerLink;
 use crate::{
     BackendError, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel, Source,
 };
 
-/// Kernel rows; their parameter is the number of blocks.
+/// Kernels of the peer copies; their parameter is the number of blocks.
 pub(super) const PEER_COPY_KERNELS: &[KernelSpec<usize>] = &[PEER_COPY_KERNEL];
 
 /// Threads of a block, as in the source.
@@ -56,14 +56,14 @@ impl PeerCopies {
     /// # Errors
     /// Fails if memory is short or a kernel does not compile.
     pub fn new(devices: &Devices, bytes: usize, both_ways: bool) -> Result<Self, BackendError> {
-        let accessible = devices.link().is_some_and(|link| link != Link::Host);
+        let accessible = devices.peer_link().is_some_and(|link| link != PeerLink::Host);
         let by_kernel = accessible && bytes.is_multiple_of(PEER_PACKET_BYTES);
         let mut buffers = Vec::new();
         devices.for_each_device(|_, device| {
             buffers.push((device.allocate(bytes)?, device.allocate(bytes)?));
             Ok(())
         })?;
-        let count = devices.count();
+        let count = devices.device_count();
         let senders = if both_ways { count } else { 1 };
         let mut copies = Vec::new();
         devices.for_each_device(|rank, device| {
@@ -71,8 +71,9 @@ impl PeerCopies {
                 let blocks =
                     bytes.div_ceil(PEER_PACKET_BYTES * PACKETS_PER_COPY * PEER_COPY_THREADS);
                 let blocks = blocks.clamp(1, 2 * device.facts().multiprocessors as usize);
-                let kernel =
-                    by_kernel.then(|| PEER_COPY_KERNEL.load(device, &blocks)).transpose()?;
+                let kernel = by_kernel
+                    .then(|| PEER_COPY_KERNEL.compile_and_load(device, &blocks))
+                    .transpose()?;
                 let (from, to) = (buffers[rank].0.clone(), buffers[(rank + 1) % count].1.clone());
                 copies.push(GpuPairCopy { from, to, kernel });
             }
@@ -86,18 +87,18 @@ impl PeerCopies {
     }
 
     /// The kinds of peer copies that these GPUs can do.
-    pub fn kinds(&self) -> Vec<PeerCopyKind> {
+    pub fn possible_kinds(&self) -> Vec<PeerCopyKind> {
         self.kinds.clone()
     }
 
-    /// Enqueues all of them, each on the stream of the GPU that has the bytes.
-    pub fn launch(&self, kind: PeerCopyKind) -> Result<(), BackendError> {
+    /// Enqueues all copies of the kind, each on the stream of the GPU that has the bytes.
+    pub fn enqueue_copies(&self, kind: PeerCopyKind) -> Result<(), BackendError> {
         self.devices.for_each_device(|rank, device| {
             let Some(copy) = self.copies.get(rank) else { return Ok(()) };
             match (&copy.kernel, kind) {
                 (Some(kernel), PeerCopyKind::Kernel) => {
                     let packets = KernelArgument::I64((self.bytes / PEER_PACKET_BYTES) as i64);
-                    kernel.launch(&[(&copy.from).into(), (&copy.to).into(), packets])
+                    kernel.launch_with(&[(&copy.from).into(), (&copy.to).into(), packets])
                 }
                 _ => copy.to.copy_from(device.stream(), &copy.from, self.bytes),
             }

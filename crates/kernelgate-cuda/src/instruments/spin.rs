@@ -33,12 +33,12 @@ pub struct EmptyKernel {
 impl EmptyKernel {
     /// Compiles the kernel.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
-        Ok(Self { kernel: EMPTY_KERNEL.load(device, &())? })
+        Ok(Self { kernel: EMPTY_KERNEL.compile_and_load(device, &())? })
     }
 
     /// Enqueues the kernel.
     pub fn launch(&self) -> Result<(), BackendError> {
-        self.kernel.launch(&[])
+        self.kernel.launch_with(&[])
     }
 }
 
@@ -58,14 +58,15 @@ impl SpinKernel {
     /// Fails if the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         Ok(Self {
-            kernel: SPIN_KERNEL_SPEC.load(device, &())?,
+            kernel: SPIN_KERNEL_SPEC.compile_and_load(device, &())?,
             report: device.upload(&[0; SPIN_REPORT_BYTES])?,
         })
     }
 
     /// Enqueues a kernel that spins for `duration_ns` nanoseconds.
     pub fn launch(&self, duration_ns: u64) -> Result<(), BackendError> {
-        self.kernel.launch(&[KernelArgument::U64(duration_ns), KernelArgument::from(&self.report)])
+        self.kernel
+            .launch_with(&[KernelArgument::U64(duration_ns), KernelArgument::from(&self.report)])
     }
 
     /// Nanoseconds that the last spin, which has finished, spent by the device's own timer.
@@ -79,11 +80,11 @@ impl SpinKernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn a_spin_takes_as_long_as_it_is_told() {
-        let Some((device, _one_at_a_time)) = gpu() else { return };
+        let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         let (empty, spin) = (EmptyKernel::new(&device).unwrap(), SpinKernel::new(&device).unwrap());
         empty.launch().unwrap();
         spin.launch(200_000).unwrap();

@@ -8,7 +8,8 @@ use crate::driver::memory::mailbox::{HostDeviceMailbox, PinnedWords};
 use crate::driver::stream::hold::StreamHold;
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
-/// Kernel rows; their parameter is the number of multiprocessors, which sizes the flush's grid.
+/// Kernels of the timing; their parameter is the number of multiprocessors, which sizes the flush's
+/// grid.
 pub(super) const TIMING_KERNELS: &[KernelSpec<usize>] =
     &[BLOCKING_KERNEL, CLOCK_PROBE_SYMBOL, FLUSH_KERNEL];
 
@@ -36,7 +37,7 @@ const FLUSH_KERNEL: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/flush_l2", include_str!("../../kernels/measure/flush_l2.cu")),
-        TimingInstruments::FLUSH,
+        TimingInstruments::FLUSH_L2_SYMBOL,
         512,
         |multiprocessors| [8 * multiprocessors, 1, 1],
     )
@@ -75,7 +76,7 @@ impl StreamBlocker {
     /// Fails if the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
-        let kernel = BLOCKING_KERNEL.load(device, &multiprocessors)?;
+        let kernel = BLOCKING_KERNEL.compile_and_load(device, &multiprocessors)?;
         Ok(Self { kernel, mailbox: HostDeviceMailbox::new()?, ticket: 0 })
     }
 }
@@ -84,7 +85,7 @@ impl StreamHold for StreamBlocker {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
         self.ticket = self.ticket.wrapping_add(1).max(1);
         self.mailbox.word_from_device().store(0, Ordering::Release);
-        let (flag, outcome) = self.mailbox.addresses();
+        let (flag, outcome) = self.mailbox.word_addresses();
         let timeout_ns = KernelArgument::U64(at_most.as_nanos() as u64);
         let arguments = [
             KernelArgument::Address(flag),
@@ -92,7 +93,7 @@ impl StreamHold for StreamBlocker {
             timeout_ns,
             KernelArgument::Address(outcome),
         ];
-        self.kernel.launch(&arguments)
+        self.kernel.launch_with(&arguments)
     }
 
     fn release(&mut self) {
@@ -108,7 +109,7 @@ impl TimingInstruments {
     /// The symbol of the kernel that reads the clocks.
     pub const CLOCK_PROBE_SYMBOL: &str = "measure_clock_probe";
     /// The symbol of the kernel that replaces the contents of L2.
-    pub const FLUSH: &str = "measure_flush_l2";
+    pub const FLUSH_L2_SYMBOL: &str = "measure_flush_l2";
 
     /// Compiles and allocates. A flush reads `flush_bytes`, rounded down to whole packets of 16.
     ///
@@ -117,9 +118,9 @@ impl TimingInstruments {
     pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
         let instruments = Self {
-            probe: CLOCK_PROBE_SYMBOL.load(device, &multiprocessors)?,
+            probe: CLOCK_PROBE_SYMBOL.compile_and_load(device, &multiprocessors)?,
             readings: PinnedWords::new(CLOCK_PROBES * CLOCK_READING_WORDS)?,
-            flush: FLUSH_KERNEL.load(device, &multiprocessors)?,
+            flush: FLUSH_KERNEL.compile_and_load(device, &multiprocessors)?,
             flushed: device.allocate(flush_bytes as usize & !15)?,
         };
         instruments.flushed.fill(0x5a)?;
@@ -129,13 +130,13 @@ impl TimingInstruments {
     /// Enqueues reading of both clocks into one of four probes.
     pub fn enqueue_clock_probe(&self, which: usize) -> Result<(), BackendError> {
         let address = self.readings.address(which * CLOCK_READING_WORDS);
-        self.probe.launch(&[KernelArgument::Address(address)])
+        self.probe.launch_with(&[KernelArgument::Address(address)])
     }
 
     /// Enqueues a kernel that replaces the contents of L2.
     pub fn flush_l2(&self) -> Result<(), BackendError> {
         let packets = KernelArgument::I64(self.flushed.bytes() as i64 / 16);
-        self.flush.launch(&[KernelArgument::from(&self.flushed), packets])
+        self.flush.launch_with(&[KernelArgument::from(&self.flushed), packets])
     }
 
     /// SM clock between probe `first` and the next one, both of which have run, MHz. Cycles of
@@ -157,11 +158,11 @@ impl TimingInstruments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn a_blocker_ends_when_it_is_released_or_after_its_time() {
-        let Some((device, _one_at_a_time)) = gpu() else { return };
+        let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         // A buffer whose size is not a whole number of packets.
         let mut blocker = StreamBlocker::new(&device).unwrap();
         let instruments = TimingInstruments::new(&device, 16 * 1021 + 7).unwrap();

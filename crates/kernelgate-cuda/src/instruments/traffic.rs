@@ -109,10 +109,10 @@ enum ThreadPacketDistance {
 }
 
 impl MemoryPass {
-    /// Passes that are tried. With 64-bit indices and for 26 combinations of bytes and cache state on
-    /// an H200, the best of twenty of these was within 0.8 % of the best of 152 passes. Blocks that
-    /// write between others that read gain at most 0.5 %; bulk copies are slower everywhere, by 1 to
-    /// 60 %.
+    /// Passes that are tried. With 64-bit indices and for 26 combinations of bytes and cache state
+    /// on an H200, the best of twenty of these was within 0.8 % of the best of 152 passes. Blocks
+    /// that write between others that read gain at most 0.5 %; bulk copies are slower everywhere,
+    /// by 1 to 60 %.
     pub const ALL: [Self; 23] = {
         use BlockCount::{Covering, Resident};
         use LoadCaching::{AllCaches, L2};
@@ -209,7 +209,7 @@ impl ReaderAndWriterBlocks {
         }
     }
 
-    fn blocks(&self, order: ReadWriteOrder) -> u64 {
+    fn block_count(&self, order: ReadWriteOrder) -> u64 {
         match order {
             ReadWriteOrder::Together | ReadWriteOrder::WritesFirst => self.readers,
             ReadWriteOrder::ReadersFirst => self.readers + self.writers,
@@ -250,8 +250,8 @@ impl TrafficPasses {
         (read_bytes, write_bytes): (u64, u64),
         pattern: &[u8],
     ) -> Result<Self, BackendError> {
-        let load = |pass| Ok((pass, TRAFFIC_KERNEL.load(device, &pass)?));
-        let room = |bytes: u64| (packets(bytes).max(1) * TRAFFIC_PACKET_BYTES) as usize;
+        let load = |pass| Ok((pass, TRAFFIC_KERNEL.compile_and_load(device, &pass)?));
+        let room = |bytes: u64| (packets_of_bytes(bytes).max(1) * TRAFFIC_PACKET_BYTES) as usize;
         Ok(Self {
             kernels: MemoryPass::ALL.into_iter().map(load).collect::<Result<_, BackendError>>()?,
             source: device.allocate_repeated(pattern, room(read_bytes))?,
@@ -265,8 +265,9 @@ impl TrafficPasses {
     ///
     /// # Errors
     /// Fails if the launch is refused, or a buffer is smaller.
-    pub fn launch(&self, pass: MemoryPass, moved: TrafficBytes) -> Result<(), BackendError> {
-        let (reads, writes) = (packets(moved.read_bytes), packets(moved.write_bytes));
+    pub fn launch_pass(&self, pass: MemoryPass, moved: TrafficBytes) -> Result<(), BackendError> {
+        let (reads, writes) =
+            (packets_of_bytes(moved.read_bytes), packets_of_bytes(moved.write_bytes));
         let fits = |buffer: &DeviceBuffer, packets| {
             packets < MAX_PACKETS
                 && moved.offset + packets * TRAFFIC_PACKET_BYTES <= buffer.bytes() as u64
@@ -278,8 +279,10 @@ impl TrafficPasses {
             return Err(BackendError::Launch(format!("no pass ({pass}) for {moved:?}")));
         };
         let roles = ReaderAndWriterBlocks::new(&pass, reads, writes, self.multiprocessors);
-        let launch =
-            Launch::with_blocks([roles.blocks(pass.order) as usize, 1, 1], pass.threads as u32)?;
+        let launch = Launch::with_blocks(
+            [roles.block_count(pass.order) as usize, 1, 1],
+            pass.threads as u32,
+        )?;
         let plane = match pass.apart {
             ThreadPacketDistance::Block => 0,
             ThreadPacketDistance::Plane => reads.div_ceil(pass.packets as u64),
@@ -303,18 +306,18 @@ impl TrafficPasses {
             KernelArgument::U32(0xdead_beef),
             KernelArgument::from(&self.guard),
         ];
-        kernel.kernel().launch(launch, &arguments)
+        kernel.loaded_kernel().launch(launch, &arguments)
     }
 }
 
-const fn packets(bytes: u64) -> u64 {
+const fn packets_of_bytes(bytes: u64) -> u64 {
     bytes.div_ceil(TRAFFIC_PACKET_BYTES)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn readers_and_writers_are_as_many_as_their_packets_need() {
@@ -341,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_pass_writes_all_of_its_bytes_and_none_behind_them() {
-        let Some((device, _one_at_a_time)) = gpu() else { return };
+        let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         const BUFFER_BYTES: u64 = 16 * 4096;
         let traffic =
             TrafficPasses::new(&device, (BUFFER_BYTES, BUFFER_BYTES), &[7; 1 << 10]).unwrap();
@@ -351,14 +354,14 @@ mod tests {
             {
                 let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
                 traffic.target.fill(0xff).unwrap();
-                traffic.launch(pass, moved(0)).unwrap();
+                traffic.launch_pass(pass, moved(0)).unwrap();
                 device.synchronize().unwrap();
                 let mut now = vec![0; BUFFER_BYTES as usize];
                 traffic.target.download(&mut now).unwrap();
                 let (inside, behind) = now.split_at(write_bytes as usize);
                 let changed = inside.chunks(16).all(|packet| packet != [0xff; 16]);
                 assert!(changed && behind.iter().all(|byte| *byte == 0xff), "{pass}");
-                assert!(traffic.launch(pass, moved(BUFFER_BYTES)).is_err());
+                assert!(traffic.launch_pass(pass, moved(BUFFER_BYTES)).is_err());
             }
         }
     }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::gemm::{CublasLtLanes, Gemm, GemmOperands, GemmSpec, MatrixDtype};
+use super::gemm::{CublasLtLanes, GemmOperands, GemmSpec, MatrixDtype, PreparedGemm};
 use crate::BackendError;
 use crate::library::{self, RequiredLibrary};
 use crate::{Device, DeviceBuffer};
 
-/// Dtypes of a GEMM; it always accumulates in f32.
+/// Dtypes of a GEMM's matrices; the GEMM always accumulates in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operands {
+pub enum OperandDtypes {
     /// 8-bit floats of 4 exponent and 3 mantissa bits.
     Fp8,
     /// Brain floats.
@@ -22,9 +22,9 @@ pub enum Operands {
     F32,
 }
 
-impl Operands {
+impl OperandDtypes {
     /// All algorithms, fastest first.
-    pub const ALL: [Self; 5] = [Self::Fp8, Self::Bf16, Self::F16, Self::Tf32, Self::F32];
+    pub const FASTEST_FIRST: [Self; 5] = [Self::Fp8, Self::Bf16, Self::F16, Self::Tf32, Self::F32];
 
     /// Name of the matrix precision in files.
     pub const fn name(self) -> &'static str {
@@ -38,7 +38,7 @@ impl Operands {
     }
 
     /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
+    pub const fn element_bytes(self) -> usize {
         match self {
             Self::Fp8 => 1,
             Self::Bf16 | Self::F16 => 2,
@@ -48,7 +48,7 @@ impl Operands {
 
     /// The GEMM of square matrices, as the library sees it Aᵀ·B: the form that every dtype supports
     /// and fp8 needs.
-    const fn square(self, size: usize) -> GemmSpec {
+    const fn square_gemm(self, size: usize) -> GemmSpec {
         use MatrixDtype as D;
         let (input, output) = match self {
             Self::Fp8 => (D::E4m3, D::Bf16),
@@ -67,7 +67,7 @@ impl Operands {
 /// The product B·Aᵀ of square matrices on a GPU, and the algorithms that the library proposes for
 /// it.
 pub struct SquareGemm {
-    gemm: Gemm,
+    gemm: PreparedGemm,
     a: DeviceBuffer,
     b: DeviceBuffer,
     d: DeviceBuffer,
@@ -83,24 +83,24 @@ impl SquareGemm {
     /// Fails if the buffers have another number of elements, the library fails, or memory is short.
     pub fn new(
         device: &Arc<Device>,
-        operands: Operands,
+        operands: OperandDtypes,
         size: u64,
         [a, b]: [&[u8]; 2],
     ) -> Result<Option<Self>, BackendError> {
-        if library::load(RequiredLibrary::CublasLt).is_none() {
+        if library::load_once(RequiredLibrary::CublasLt).is_none() {
             return Ok(None);
         }
-        let spec = operands.square(size as usize);
+        let spec = operands.square_gemm(size as usize);
         let elements = (size * size) as usize;
-        if [a, b].iter().any(|matrix| matrix.len() != elements * operands.bytes()) {
+        if [a, b].iter().any(|matrix| matrix.len() != elements * operands.element_bytes()) {
             return Err(BackendError::Launch(format!(
                 "a GEMM of {size} by {size} with operands of another size"
             )));
         }
         let [a, b] = [device.upload(a)?, device.upload(b)?];
-        let d = device.allocate(elements * spec.d.bytes())?;
+        let d = device.allocate(elements * spec.d.element_bytes())?;
         let blas = CublasLtLanes::with_workspace(device, 1, WORKSPACE_BYTES)?;
-        match Gemm::new(&blas, spec) {
+        match PreparedGemm::new(&blas, spec) {
             Ok(gemm) => Ok(Some(Self { gemm, a, b, d })),
             // Before sm_89, fp8 is unsupported: fp8 has no ceiling, and no work uses it.
             Err(error) if error.is_unsupported() => Ok(None),
@@ -109,7 +109,7 @@ impl SquareGemm {
     }
 
     /// Number of algorithms that the library proposes.
-    pub fn algorithms(&self) -> usize {
+    pub fn algorithm_count(&self) -> usize {
         self.gemm.proposed_algorithm_count()
     }
 

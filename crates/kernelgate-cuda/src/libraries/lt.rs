@@ -61,21 +61,21 @@ struct HeuristicResult {
 }
 
 /// Sets an attribute of an object: the object, the attribute, the value, its size.
-type Set<A> = unsafe extern "C" fn(CublasLtHandle, A, *const c_void, usize) -> c_int;
+type SetAttribute<A> = unsafe extern "C" fn(CublasLtHandle, A, *const c_void, usize) -> c_int;
 type DestroyFunction = unsafe extern "C" fn(CublasLtHandle) -> c_int;
 
-struct Api {
+struct CublasLtApi {
     create: unsafe extern "C" fn(*mut CublasLtHandle) -> c_int,
     destroy: DestroyFunction,
     create_layout: unsafe extern "C" fn(*mut CublasLtHandle, DataType, u64, u64, i64) -> c_int,
     destroy_layout: DestroyFunction,
-    set_layout: Set<sys::cublasLtMatrixLayoutAttribute_t>,
+    set_layout: SetAttribute<sys::cublasLtMatrixLayoutAttribute_t>,
     create_description: unsafe extern "C" fn(*mut CublasLtHandle, Compute, DataType) -> c_int,
     destroy_description: DestroyFunction,
-    set_description: Set<Attribute>,
+    set_description: SetAttribute<Attribute>,
     create_preference: unsafe extern "C" fn(*mut CublasLtHandle) -> c_int,
     destroy_preference: DestroyFunction,
-    set_preference: Set<sys::cublasLtMatmulPreferenceAttributes_t>,
+    set_preference: SetAttribute<sys::cublasLtMatmulPreferenceAttributes_t>,
     propose: unsafe extern "C" fn(
         CublasLtHandle,
         CublasLtHandle,
@@ -108,17 +108,17 @@ struct Api {
     ) -> c_int,
 }
 
-fn api() -> Result<&'static Api, LtError> {
-    static API: OnceLock<Option<Api>> = OnceLock::new();
-    API.get_or_init(load).as_ref().ok_or(LtError::NO_FUNCTION)
+fn cublaslt_api() -> Result<&'static CublasLtApi, LtError> {
+    static API: OnceLock<Option<CublasLtApi>> = OnceLock::new();
+    API.get_or_init(load_cublaslt).as_ref().ok_or(LtError::NO_FUNCTION)
 }
 
-fn load() -> Option<Api> {
+fn load_cublaslt() -> Option<CublasLtApi> {
     let library = RequiredLibrary::CublasLt;
     // SAFETY: the function types are those of `cublasLt.h`, which are the same from CUDA 12 to 13:
     // objects are pointers, and results are enumerations with the size of an int.
     unsafe {
-        Some(Api {
+        Some(CublasLtApi {
             create: library::typed_function(library, c"cublasLtCreate")?,
             destroy: library::typed_function(library, c"cublasLtDestroy")?,
             create_layout: library::typed_function(library, c"cublasLtMatrixLayoutCreate")?,
@@ -159,7 +159,7 @@ fn create_object(
 /// # Errors
 /// Fails if cuBLASLt is missing or reports an error.
 pub fn create_handle() -> Result<CublasLtHandle, LtError> {
-    let api = api()?;
+    let api = cublaslt_api()?;
     // SAFETY: the address of the new handle is valid.
     create_object(|handle| unsafe { (api.create)(handle) })
 }
@@ -168,13 +168,13 @@ pub fn create_handle() -> Result<CublasLtHandle, LtError> {
 ///
 /// # Errors
 /// Fails if the library is missing or fails.
-pub fn layout(
+pub fn matrix_layout(
     dtype: DataType,
     rows: u64,
     columns: u64,
     stride: i64,
 ) -> Result<CublasLtHandle, LtError> {
-    let api = api()?;
+    let api = cublaslt_api()?;
     // SAFETY: the address is valid.
     create_object(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
 }
@@ -187,12 +187,16 @@ pub fn layout(
 ///
 /// # Errors
 /// Fails if the library is missing or fails.
-pub unsafe fn batch(layout: CublasLtHandle, count: i32, stride: i64) -> Result<(), LtError> {
+pub unsafe fn make_batch_layout(
+    layout: CublasLtHandle,
+    count: i32,
+    stride: i64,
+) -> Result<(), LtError> {
     use sys::cublasLtMatrixLayoutAttribute_t::{
         CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
         CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as STRIDE,
     };
-    let api = api()?;
+    let api = cublaslt_api()?;
     // SAFETY: the caller's promise; the attributes are of those types and copied.
     unsafe {
         check_status((api.set_layout)(
@@ -215,7 +219,7 @@ pub unsafe fn batch(layout: CublasLtHandle, count: i32, stride: i64) -> Result<(
 /// # Errors
 /// Fails if the library is missing or fails.
 pub fn describe_gemm(compute: Compute, scalars: DataType) -> Result<CublasLtHandle, LtError> {
-    let api = api()?;
+    let api = cublaslt_api()?;
     // SAFETY: the address is valid.
     create_object(|description| unsafe { (api.create_description)(description, compute, scalars) })
 }
@@ -227,12 +231,12 @@ pub fn describe_gemm(compute: Compute, scalars: DataType) -> Result<CublasLtHand
 ///
 /// # Errors
 /// Fails if the library is missing or refuses.
-pub unsafe fn set<T: Copy>(
+pub unsafe fn set_gemm_attribute<T: Copy>(
     description: CublasLtHandle,
     attribute: Attribute,
     value: T,
 ) -> Result<(), LtError> {
-    let api = api()?;
+    let api = cublaslt_api()?;
     // SAFETY: the caller promises valid objects; cuBLASLt copies the value.
     check_status(unsafe {
         (api.set_description)(description, attribute, (&raw const value).cast(), size_of::<T>())
@@ -244,7 +248,7 @@ pub unsafe fn set<T: Copy>(
 pub enum LtObjectKind {
     /// Object from [`create_handle`].
     Handle,
-    /// Object from [`layout`].
+    /// Object from [`matrix_layout`].
     Layout,
     /// Object from [`describe_gemm`].
     Description,
@@ -254,8 +258,8 @@ pub enum LtObjectKind {
 ///
 /// # Safety
 /// The object is null; or it is alive, of the given kind, and not used again.
-pub unsafe fn destroy(kind: LtObjectKind, object: CublasLtHandle) {
-    let (false, Ok(api)) = (object.is_null(), api()) else { return };
+pub unsafe fn destroy_object(kind: LtObjectKind, object: CublasLtHandle) {
+    let (false, Ok(api)) = (object.is_null(), cublaslt_api()) else { return };
     let destroy = match kind {
         LtObjectKind::Handle => api.destroy,
         LtObjectKind::Layout => api.destroy_layout,
@@ -307,7 +311,7 @@ pub unsafe fn propose_algorithms(
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES as ALIGNMENT_C,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES as ALIGNMENT_D,
     };
-    let api = api()?;
+    let api = cublaslt_api()?;
     // SAFETY: the address is valid.
     let preference = create_object(|preference| unsafe { (api.create_preference)(preference) })?;
     let blank = HeuristicResult {
@@ -408,8 +412,8 @@ pub struct CublasLtLaunch {
 /// # Safety
 /// Everything in it belongs together and is alive, the matrices until they have been multiplied;
 /// the scalars are of the description's type.
-pub unsafe fn matmul(launch: CublasLtLaunch) -> Result<(), LtError> {
-    let api = api()?;
+pub unsafe fn enqueue_matmul(launch: CublasLtLaunch) -> Result<(), LtError> {
+    let api = cublaslt_api()?;
     let [alpha, beta] = launch.scalars.alpha_and_beta_addresses();
     let [a, b, c, d] = launch.matrices.map(|address| address as *mut c_void);
     let [a_layout, b_layout, c_layout, d_layout] = launch.layouts;

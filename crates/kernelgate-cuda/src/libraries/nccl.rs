@@ -17,22 +17,22 @@ use crate::{BackendError, Devices};
 /// Oldest NCCL version that this crate uses.
 const OLDEST_NCCL: c_int = 21_800;
 /// NCCL's sum.
-const SUM: c_int = 0;
+const NCCL_SUM: c_int = 0;
 
 /// An opaque communicator.
-type Raw = *mut c_void;
+type RawCommunicator = *mut c_void;
 
 /// Type of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the types' own names")]
-pub enum Element {
+pub enum NcclElement {
     F32,
     Bf16,
 }
 
-impl Element {
+impl NcclElement {
     /// NCCL's number.
-    const fn number(self) -> c_int {
+    const fn nccl_type_number(self) -> c_int {
         match self {
             Self::F32 => 7,
             Self::Bf16 => 9,
@@ -51,7 +51,7 @@ pub struct SendReceiveAddresses {
 
 /// An exchange between the GPUs of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Collective {
+pub enum NcclCollective {
     /// Everyone gets the sum.
     AllReduce,
     /// Every GPU gets the parts of all GPUs.
@@ -72,29 +72,29 @@ struct NcclUniqueId {
 
 /// The fifth parameter is the operator, of a broadcast the rank that sends.
 type ReduceFunction =
-    unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
+    unsafe extern "C" fn(u64, u64, usize, c_int, c_int, RawCommunicator, *mut c_void) -> c_int;
 
 /// Ends a communicator.
-type End = unsafe extern "C" fn(Raw) -> c_int;
+type EndCommunicator = unsafe extern "C" fn(RawCommunicator) -> c_int;
 
-struct Api {
+struct NcclApi {
     error: unsafe extern "C" fn(c_int) -> *const c_char,
     unique_id: unsafe extern "C" fn(*mut NcclUniqueId) -> c_int,
-    connect: unsafe extern "C" fn(*mut Raw, c_int, NcclUniqueId, c_int) -> c_int,
-    abort: End,
-    destroy: End,
+    connect: unsafe extern "C" fn(*mut RawCommunicator, c_int, NcclUniqueId, c_int) -> c_int,
+    abort: EndCommunicator,
+    destroy: EndCommunicator,
     begin: unsafe extern "C" fn() -> c_int,
     end: unsafe extern "C" fn() -> c_int,
     all_reduce: ReduceFunction,
     reduce_scatter: ReduceFunction,
-    all_gather: unsafe extern "C" fn(u64, u64, usize, c_int, Raw, *mut c_void) -> c_int,
+    all_gather: unsafe extern "C" fn(u64, u64, usize, c_int, RawCommunicator, *mut c_void) -> c_int,
     broadcast: ReduceFunction,
     send: PointToPointFunction,
     receive: PointToPointFunction,
 }
 
 type PointToPointFunction =
-    unsafe extern "C" fn(u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
+    unsafe extern "C" fn(u64, usize, c_int, c_int, RawCommunicator, *mut c_void) -> c_int;
 
 fn unsupported_nccl(why: String) -> BackendError {
     BackendError::Unsupported(why)
@@ -106,25 +106,25 @@ fn unsupported_nccl(why: String) -> BackendError {
 /// Fails with [`BackendError::Unsupported`] and the reason, with which cases that need NCCL are
 /// skipped.
 pub fn check_nccl() -> Result<(), BackendError> {
-    api().map(drop)
+    nccl_api().map(drop)
 }
 
-fn api() -> Result<&'static Api, BackendError> {
-    static API: OnceLock<Result<Api, String>> = OnceLock::new();
-    API.get_or_init(load).as_ref().map_err(|why| unsupported_nccl(why.clone()))
+fn nccl_api() -> Result<&'static NcclApi, BackendError> {
+    static API: OnceLock<Result<NcclApi, String>> = OnceLock::new();
+    API.get_or_init(load_nccl).as_ref().map_err(|why| unsupported_nccl(why.clone()))
 }
 
-fn load() -> Result<Api, String> {
+fn load_nccl() -> Result<NcclApi, String> {
     let library = RequiredLibrary::Nccl;
-    library::load(library)
-        .ok_or_else(|| format!("needs {}: {}", library.name(), library.advice()))?;
+    library::load_once(library)
+        .ok_or_else(|| format!("needs {}: {}", library.name(), library.install_advice()))?;
     // SAFETY: the function types are those of NCCL 2's header, where enumerations are ints.
     unsafe {
         let version: unsafe extern "C" fn(*mut c_int) -> c_int = nccl_function(c"ncclGetVersion")?;
         let mut number = 0;
         let status = version(&raw mut number);
         check_nccl_version(status, number)?;
-        Ok(Api {
+        Ok(NcclApi {
             error: nccl_function(c"ncclGetErrorString")?,
             unique_id: nccl_function(c"ncclGetUniqueId")?,
             connect: nccl_function(c"ncclCommInitRank")?,
@@ -161,7 +161,7 @@ unsafe fn nccl_function<F: Copy>(name: &CStr) -> Result<F, String> {
         .ok_or_else(|| format!("this NCCL has no {}", name.to_string_lossy()))
 }
 
-impl Api {
+impl NcclApi {
     fn check(&self, status: c_int, action: &str) -> Result<(), BackendError> {
         if status == 0 {
             return Ok(());
@@ -174,7 +174,7 @@ impl Api {
 
 /// An NCCL communicator that was created on another thread.
 #[derive(Clone, Copy)]
-struct CommunicatorHandle(Raw);
+struct CommunicatorHandle(RawCommunicator);
 
 // SAFETY: NCCL allows different threads to use a communicator one after another, and another thread
 // to abort it.
@@ -191,7 +191,7 @@ struct NcclWatchdog {
 }
 
 impl NcclWatchdog {
-    fn new(abort: End, first: CommunicatorHandle, timeout: Duration) -> Self {
+    fn new(abort: EndCommunicator, first: CommunicatorHandle, timeout: Duration) -> Self {
         let (calls, received) = mpsc::channel();
         let aborted = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
@@ -228,7 +228,7 @@ impl NcclWatchdog {
     }
 
     /// Ends the thread. Returns whether the watchdog has aborted the first communicator.
-    fn end(&mut self) -> bool {
+    fn end_watchdog(&mut self) -> bool {
         drop(self.calls.take());
         let _ = self.thread.take().map(JoinHandle::join);
         self.has_aborted()
@@ -237,7 +237,7 @@ impl NcclWatchdog {
 
 /// The communicators of a set, one a GPU.
 pub struct NcclCommunicators {
-    api: &'static Api,
+    api: &'static NcclApi,
     raw: Vec<CommunicatorHandle>,
     watchdog: NcclWatchdog,
     streams: Vec<Arc<CudaStream>>,
@@ -251,13 +251,13 @@ impl NcclCommunicators {
     /// Fails with [`BackendError::Unsupported`] if NCCL is missing or too old;
     /// [`BackendError::Lost`] if a GPU does not connect within the timeout of its device, with its
     /// rank, or if NCCL fails.
-    pub fn connect(devices: &Devices) -> Result<NcclCommunicators, BackendError> {
-        let api = api()?;
+    pub fn connect_gpus(devices: &Devices) -> Result<NcclCommunicators, BackendError> {
+        let api = nccl_api()?;
         disable_multicast();
         let mut id = NcclUniqueId { bytes: [0; 128] };
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
         api.check(unsafe { (api.unique_id)(&raw mut id) }, "make an identity")?;
-        let count = devices.count();
+        let count = devices.device_count();
         let (done, results) = mpsc::channel();
         for (rank, device) in devices.iter().enumerate() {
             let (device, done) = (Arc::clone(device), done.clone());
@@ -276,7 +276,7 @@ impl NcclCommunicators {
         }
         drop(done);
         let mut raw: Vec<Option<CommunicatorHandle>> = (0..count).map(|_| None).collect();
-        let timeout = devices.one().options().timeout;
+        let timeout = devices.first_device().options().timeout;
         let begun = Instant::now();
         while raw.iter().any(Option::is_none) {
             match results.recv_timeout(timeout.saturating_sub(begun.elapsed())) {
@@ -295,7 +295,7 @@ impl NcclCommunicators {
                 }
             }
         }
-        devices.one().make_current()?;
+        devices.first_device().make_current()?;
         let streams = devices.iter().map(|device| Arc::clone(device.stream())).collect();
         let raw: Vec<CommunicatorHandle> = raw.into_iter().flatten().collect();
         let watchdog = NcclWatchdog::new(api.abort, raw[0], timeout);
@@ -308,10 +308,10 @@ impl NcclCommunicators {
     /// # Errors
     /// Fails if NCCL refuses; [`BackendError::Lost`] with the ranks that wait if others have not
     /// begun within the timeout of the device.
-    pub fn enqueue(
+    pub fn enqueue_collective(
         &self,
-        collective: Collective,
-        element: Element,
+        collective: NcclCollective,
+        element: NcclElement,
         count: usize,
         parts: &[SendReceiveAddresses],
     ) -> Result<(), BackendError> {
@@ -323,15 +323,17 @@ impl NcclCommunicators {
         api.check(unsafe { (api.begin)() }, "begin a group")?;
         let mut called = Ok(());
         for (rank, part) in parts.iter().enumerate().take(self.raw.len()) {
-            called = called.and(self.one(rank, collective, element, count, *part));
+            called = called.and(self.enqueue_on_rank(rank, collective, element, count, *part));
         }
         // SAFETY: as above.
         let ended = self.watchdog.watch_call(|| unsafe { (api.end)() });
         if self.watchdog.has_aborted() {
-            let _ = self.devices.one().make_current();
+            let _ = self.devices.first_device().make_current();
             return Err(self.aborted_call_error(parts.len()));
         }
-        called.and(api.check(ended, "end a group")).and_then(|()| self.devices.one().make_current())
+        called
+            .and(api.check(ended, "end a group"))
+            .and_then(|()| self.devices.first_device().make_current())
     }
 
     /// The error after an abort of a call for the first `begun` ranks.
@@ -340,7 +342,7 @@ impl NcclCommunicators {
         let gpus: Vec<String> = gpus
             .map(|(rank, device)| format!("rank {rank} on GPU {}", device.facts().ordinal))
             .collect();
-        let seconds = self.devices.one().options().timeout.as_secs();
+        let seconds = self.devices.first_device().options().timeout.as_secs();
         let (gpus, all) = (gpus.join(", "), self.raw.len());
         BackendError::Lost(format!(
             "NCCL waits for more than {seconds} s to connect {gpus} of {all}: one has not begun"
@@ -348,40 +350,40 @@ impl NcclCommunicators {
     }
 
     /// Enqueues the call of one GPU inside an NCCL group.
-    fn one(
+    fn enqueue_on_rank(
         &self,
         rank: usize,
-        collective: Collective,
-        element: Element,
+        collective: NcclCollective,
+        element: NcclElement,
         count: usize,
         SendReceiveAddresses { send, receive }: SendReceiveAddresses,
     ) -> Result<(), BackendError> {
         let (api, comm) = (self.api, self.raw[rank].0);
-        let (stream, dtype) = (self.streams[rank].cu_stream().cast(), element.number());
+        let (stream, dtype) = (self.streams[rank].cu_stream().cast(), element.nccl_type_number());
         let last = self.raw.len() - 1;
         // SAFETY: communicator and stream live; what lies behind the addresses is accessed on the
         // GPUs only.
         let status = unsafe {
             match collective {
-                Collective::AllReduce => {
-                    (api.all_reduce)(send, receive, count, dtype, SUM, comm, stream)
+                NcclCollective::AllReduce => {
+                    (api.all_reduce)(send, receive, count, dtype, NCCL_SUM, comm, stream)
                 }
-                Collective::AllGather => {
+                NcclCollective::AllGather => {
                     (api.all_gather)(send, receive, count, dtype, comm, stream)
                 }
-                Collective::ReduceScatter => {
-                    (api.reduce_scatter)(send, receive, count, dtype, SUM, comm, stream)
+                NcclCollective::ReduceScatter => {
+                    (api.reduce_scatter)(send, receive, count, dtype, NCCL_SUM, comm, stream)
                 }
-                Collective::Broadcast => {
+                NcclCollective::Broadcast => {
                     (api.broadcast)(send, receive, count, dtype, 0, comm, stream)
                 }
-                Collective::Send if rank == 0 => {
+                NcclCollective::Send if rank == 0 => {
                     (api.send)(send, count, dtype, last as c_int, comm, stream)
                 }
-                Collective::Send if rank == last => {
+                NcclCollective::Send if rank == last => {
                     (api.receive)(receive, count, dtype, 0, comm, stream)
                 }
-                Collective::Send => 0,
+                NcclCollective::Send => 0,
             }
         };
         api.check(status, &format!("enqueue rank {rank}"))
@@ -390,7 +392,7 @@ impl NcclCommunicators {
 
 impl Drop for NcclCommunicators {
     fn drop(&mut self) {
-        let aborted = self.watchdog.end();
+        let aborted = self.watchdog.end_watchdog();
         let idle = !aborted && self.devices.iter().all(|device| device.is_busy() == Ok(false));
         let end = if idle { self.api.destroy } else { self.api.abort };
         let left = self.raw.split_off(usize::from(aborted));
@@ -406,8 +408,8 @@ impl Drop for NcclCommunicators {
             }
             let _ = done.send(());
         });
-        let _ = ended.recv_timeout(self.devices.one().options().timeout);
-        let _ = self.devices.one().make_current();
+        let _ = ended.recv_timeout(self.devices.first_device().options().timeout);
+        let _ = self.devices.first_device().make_current();
     }
 }
 
@@ -435,7 +437,7 @@ mod tests {
         assert!(check_nccl_version(3, 22_809).is_err());
     }
 
-    unsafe extern "C" fn record_abort(raw: Raw) -> c_int {
+    unsafe extern "C" fn record_abort(raw: RawCommunicator) -> c_int {
         // SAFETY: the test's own flag, which lives for ever.
         unsafe { &*raw.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
         0
@@ -450,7 +452,7 @@ mod tests {
             for _ in 0..2 {
                 watchdog.watch_call(|| std::thread::sleep(Duration::from_millis(milliseconds)));
             }
-            assert_eq!(watchdog.end(), flag.load(Ordering::SeqCst));
+            assert_eq!(watchdog.end_watchdog(), flag.load(Ordering::SeqCst));
             watchdog.has_aborted()
         };
         assert!(!waits(1));

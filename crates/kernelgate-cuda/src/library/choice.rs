@@ -61,7 +61,7 @@ mod tests {
     }
     use LibraryOrigin::{Installed, Named, Wheel};
 
-    const fn version(major: u32, minor: u32) -> CudaVersion {
+    const fn cuda_version(major: u32, minor: u32) -> CudaVersion {
         CudaVersion { major, minor }
     }
 
@@ -70,12 +70,12 @@ mod tests {
         let on = |nvrtc, driver| {
             [false, true].map(|as_ptx| driver_loads_code(nvrtc, Some(driver), as_ptx))
         };
-        assert_eq!(on(version(12, 8), version(12, 4)), [true, false]);
-        assert_eq!(on(version(12, 4), version(12, 4)), [true, true]);
-        assert_eq!(on(version(12, 8), version(13, 0)), [true, true]);
-        assert_eq!(on(version(13, 0), version(12, 9)), [false, false]);
-        assert_eq!(on(version(13, 2), version(13, 0)), [true, false]);
-        assert!(driver_loads_code(version(13, 2), None, true));
+        assert_eq!(on(cuda_version(12, 8), cuda_version(12, 4)), [true, false]);
+        assert_eq!(on(cuda_version(12, 4), cuda_version(12, 4)), [true, true]);
+        assert_eq!(on(cuda_version(12, 8), cuda_version(13, 0)), [true, true]);
+        assert_eq!(on(cuda_version(13, 0), cuda_version(12, 9)), [false, false]);
+        assert_eq!(on(cuda_version(13, 2), cuda_version(13, 0)), [true, false]);
+        assert!(driver_loads_code(cuda_version(13, 2), None, true));
     }
 
     #[test]
@@ -84,23 +84,26 @@ mod tests {
             best_candidate(offered, |version| driver_loads_code(version, Some(driver), false))
                 .map(|at| offered[at])
         };
-        let both =
-            [(Installed, version(13, 0)), (Installed, version(12, 4)), (Installed, version(12, 8))];
-        assert_eq!(chosen(&both, version(13, 1)), Some(both[0]));
-        assert_eq!(chosen(&both, version(12, 4)), Some(both[2]));
+        let both = [
+            (Installed, cuda_version(13, 0)),
+            (Installed, cuda_version(12, 4)),
+            (Installed, cuda_version(12, 8)),
+        ];
+        assert_eq!(chosen(&both, cuda_version(13, 1)), Some(both[0]));
+        assert_eq!(chosen(&both, cuda_version(12, 4)), Some(both[2]));
         // A named candidate wins although it is older and does not fit; opening the device reports
         // that.
-        let named = (Named, version(12, 4));
-        assert_eq!(chosen(&[both[0], named], version(13, 0)), Some(named));
-        let unfit = (Named, version(13, 0));
-        assert_eq!(chosen(&[both[1], unfit], version(12, 4)), Some(unfit));
-        assert_eq!(chosen(&[unfit, named], version(12, 4)), Some(named));
+        let named = (Named, cuda_version(12, 4));
+        assert_eq!(chosen(&[both[0], named], cuda_version(13, 0)), Some(named));
+        let unfit = (Named, cuda_version(13, 0));
+        assert_eq!(chosen(&[both[1], unfit], cuda_version(12, 4)), Some(unfit));
+        assert_eq!(chosen(&[unfit, named], cuda_version(12, 4)), Some(named));
         // A fitting wheel wins over installed candidates that do not fit; if none fits, the newest
         // wins.
-        let wheel = (Wheel, version(12, 8));
-        assert_eq!(chosen(&[both[0], wheel], version(12, 4)), Some(wheel));
-        assert_eq!(chosen(&[both[1], wheel], version(12, 4)), Some(both[1]));
-        assert_eq!(chosen(&[both[0]], version(12, 4)), Some(both[0]));
-        assert_eq!(chosen(&[], version(12, 4)), None);
+        let wheel = (Wheel, cuda_version(12, 8));
+        assert_eq!(chosen(&[both[0], wheel], cuda_version(12, 4)), Some(wheel));
+        assert_eq!(chosen(&[both[1], wheel], cuda_version(12, 4)), Some(both[1]));
+        assert_eq!(chosen(&[both[0]], cuda_version(12, 4)), Some(both[0]));
+        assert_eq!(chosen(&[], cuda_version(12, 4)), None);
     }
 }

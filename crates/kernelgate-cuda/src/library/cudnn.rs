@@ -20,7 +20,7 @@ const READ_CHUNK_BYTES: usize = 1 << 20;
 const MAX_SEARCHED_BYTES: u64 = 1 << 30;
 
 /// Whether a cuDNN may be used with a CUDA of that major version, as far as is known.
-pub fn fits(file: &Path, major: u32) -> bool {
+pub fn fits_cuda_version(file: &Path, major: u32) -> bool {
     cuda_major_of_file(file).is_none_or(|of| of == major)
 }
 
@@ -67,13 +67,16 @@ mod tests {
     fn a_cudnn_for_another_cuda_is_recognised_by_the_library_beside_it() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcudnn.so.9");
-        assert!(fits(&library, 12), "nothing is known");
+        assert!(fits_cuda_version(&library, 12), "nothing is known");
         std::fs::write(folder.path().join(CUDNN_OPS_FILE), CUDNN_VERSION_TEXT).unwrap();
-        assert!(fits(&library, 13) && !fits(&library, 12));
+        assert!(fits_cuda_version(&library, 13) && !fits_cuda_version(&library, 12));
         std::fs::write(folder.path().join(CUDNN_OPS_FILE), "without a text of the compiler")
             .unwrap();
         assert_eq!(cuda_major_of_file(&library), None);
-        assert!(fits(Path::new("libcudnn.so.9"), 12), "the system does not report the file");
+        assert!(
+            fits_cuda_version(Path::new("libcudnn.so.9"), 12),
+            "the system does not report the file"
+        );
     }
 
     #[test]

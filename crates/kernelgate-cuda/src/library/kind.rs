@@ -11,7 +11,7 @@ pub enum RequiredLibrary {
     Nvrtc,
     /// `libcublasLt`: GEMMs.
     CublasLt,
-    /// `libcupti`, which records kernels as the hardware ran them.
+    /// The library `libcupti`, which records kernels as the hardware ran them.
     Cupti,
     /// `libnvidia-ml`, which reports clocks, power, temperature and other processes. The driver
     /// package alone installs this library.
@@ -24,7 +24,7 @@ pub enum RequiredLibrary {
 
 impl RequiredLibrary {
     /// All libraries.
-    pub const ALL: [Self; 7] = [
+    pub const ALL_LIBRARIES: [Self; 7] = [
         Self::Driver,
         Self::Nvrtc,
         Self::CublasLt,
@@ -48,7 +48,7 @@ impl RequiredLibrary {
     }
 
     /// Name in records.
-    pub const fn key(self) -> &'static str {
+    pub const fn record_name(self) -> &'static str {
         match self {
             Self::Driver => "driver",
             Self::Nvrtc => "nvrtc",
@@ -61,7 +61,7 @@ impl RequiredLibrary {
     }
 
     /// File names to try for a CUDA of that major version, best first.
-    pub(super) fn files(self, major: u32) -> Vec<String> {
+    pub(super) fn file_names(self, major: u32) -> Vec<String> {
         match self {
             Self::Driver => vec!["libcuda.so.1".to_owned(), "libcuda.so".to_owned()],
             Self::Nvrtc => vec![format!("libnvrtc.so.{major}")],

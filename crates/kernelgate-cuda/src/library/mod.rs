@@ -17,8 +17,8 @@ mod whole;
 pub use kind::RequiredLibrary;
 pub use opened::mapped_library_file;
 pub use process::{
-    LoadedLibrary, NvrtcChoice, choose_nvrtc, cuda_major_to_use, driver_cuda_version, function,
-    load, loaded_library_versions, typed_function, unused_library_files,
+    LoadedLibrary, NvrtcChoice, choose_nvrtc, cuda_major_to_use, driver_cuda_version,
+    function_of_library, load_once, loaded_library_versions, typed_function, unused_library_files,
 };
 pub use search::ignored_path_settings;
 pub use unusable::unusable_library_files;

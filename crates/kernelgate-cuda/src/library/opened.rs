@@ -16,18 +16,18 @@ pub struct OpenedLibrary {
 impl OpenedLibrary {
     /// Opens a file, or a name on the loader's path; `None` if that fails or the file is another
     /// library.
-    pub fn open(library: RequiredLibrary, file: &Path) -> Option<OpenedLibrary> {
-        Self::try_open_library(library, file).ok()
+    pub fn open_library(library: RequiredLibrary, file: &Path) -> Option<OpenedLibrary> {
+        Self::try_open(library, file).ok()
     }
 
     /// Opens a file, or a name on the loader's path.
     ///
     /// # Errors
     /// The error is a fragment that states why the library cannot be used.
-    pub fn try_open_library(library: RequiredLibrary, file: &Path) -> Result<Self, String> {
-        let handle = open(file)?;
+    pub fn try_open(library: RequiredLibrary, file: &Path) -> Result<OpenedLibrary, String> {
+        let handle = open_with_local_symbols(file)?;
         let mut opened = Self { library: handle, file: file.to_owned() };
-        let landmark = opened.function(library.function_in_every_version());
+        let landmark = opened.function_address(library.function_in_every_version());
         let landmark = landmark.ok_or_else(|| {
             format!(
                 "it is another library, without {}",
@@ -42,12 +42,12 @@ impl OpenedLibrary {
 
     /// Path of the file; the name that the library was opened by if the system does not report the
     /// path.
-    pub fn file(&self) -> &Path {
+    pub fn library_path(&self) -> &Path {
         &self.file
     }
 
     /// Looks up the address of a function in the library.
-    pub fn function(&self, name: &CStr) -> Option<*const c_void> {
+    pub fn function_address(&self, name: &CStr) -> Option<*const c_void> {
         // SAFETY: only the address is taken; its type is the caller's business.
         let symbol = unsafe { self.library.get::<*const c_void>(name.to_bytes_with_nul()) };
         symbol.map(|symbol| *symbol).ok()
@@ -55,7 +55,7 @@ impl OpenedLibrary {
 
     /// Version of an opened NVRTC library.
     pub fn nvrtc_version(&self) -> Option<CudaVersion> {
-        let address = self.function(c"nvrtcVersion")?;
+        let address = self.function_address(c"nvrtcVersion")?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the function's type in every version; both pointers are valid.
         let status = unsafe {
@@ -80,14 +80,14 @@ pub unsafe fn cast<F: Copy>(address: *const c_void) -> F {
 /// name alone.
 pub fn keep_open(file: &Path) {
     if file.is_file() {
-        std::mem::forget(open(file).ok());
+        std::mem::forget(open_with_local_symbols(file).ok());
     }
 }
 
 /// Symbols of the library stay local: otherwise calls of one version could reach another version in
 /// the process.
-fn open(file: &Path) -> Result<libloading::Library, String> {
-    // Path at which the loader will find it, if that can be determined.
+fn open_with_local_symbols(file: &Path) -> Result<libloading::Library, String> {
+    // Path at which the loader will find the library, if that can be determined.
     let path =
         if file.is_absolute() { Some(file.to_owned()) } else { search::file_found_by_loader(file) };
     path.map_or(Ok(()), |path| whole::check_complete_file(&path))?;

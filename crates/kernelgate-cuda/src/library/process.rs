@@ -25,8 +25,8 @@ pub struct LoadedLibrary {
 type LibrarySlot = OnceLock<Option<(OpenedLibrary, LoadedLibrary)>>;
 
 fn library_slot(library: RequiredLibrary) -> &'static LibrarySlot {
-    static OPENED_LIBRARIES: [LibrarySlot; RequiredLibrary::ALL.len()] =
-        [const { OnceLock::new() }; RequiredLibrary::ALL.len()];
+    static OPENED_LIBRARIES: [LibrarySlot; RequiredLibrary::ALL_LIBRARIES.len()] =
+        [const { OnceLock::new() }; RequiredLibrary::ALL_LIBRARIES.len()];
     &OPENED_LIBRARIES[library as usize]
 }
 
@@ -34,24 +34,26 @@ fn opened_library(library: RequiredLibrary) -> Option<&'static (OpenedLibrary, L
     let find = || {
         let opened = match library {
             RequiredLibrary::Nvrtc => open_nvrtc(),
-            // The loader's files, because they must match the kernel module.
+            // The driver's libraries are the loader's files, because they must match the kernel
+            // module.
             _ if library.comes_with_driver() => library
-                .files(0)
+                .file_names(0)
                 .iter()
-                .find_map(|name| OpenedLibrary::open(library, Path::new(name))),
+                .find_map(|name| OpenedLibrary::open_library(library, Path::new(name))),
             _ => {
-                let nvrtc = load(RequiredLibrary::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
+                let nvrtc = load_once(RequiredLibrary::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
                 let major = cuda_major_to_use();
                 let fits = |opened: &OpenedLibrary| {
-                    library != RequiredLibrary::Cudnn || cudnn::fits(opened.file(), major)
+                    library != RequiredLibrary::Cudnn
+                        || cudnn::fits_cuda_version(opened.library_path(), major)
                 };
-                search::candidates(&library.files(major), nvrtc)
-                    .filter_map(|candidate| OpenedLibrary::open(library, &candidate.file))
+                search::library_candidates(&library.file_names(major), nvrtc)
+                    .filter_map(|candidate| OpenedLibrary::open_library(library, &candidate.file))
                     .find(fits)
             }
         }?;
         let loaded = LoadedLibrary {
-            file: opened.file().to_owned(),
+            file: opened.library_path().to_owned(),
             version: reported_library_version(library, &opened),
         };
         Some((opened, loaded))
@@ -63,13 +65,13 @@ fn opened_library(library: RequiredLibrary) -> Option<&'static (OpenedLibrary, L
 ///
 /// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
 /// libraries except the driver's belong to one major version of CUDA ([`choose_nvrtc`]).
-pub fn load(library: RequiredLibrary) -> Option<&'static LoadedLibrary> {
+pub fn load_once(library: RequiredLibrary) -> Option<&'static LoadedLibrary> {
     opened_library(library).map(|(_, loaded)| loaded)
 }
 
 /// The address of a function of a library; `None` where either is missing.
-pub fn function(library: RequiredLibrary, name: &CStr) -> Option<*const c_void> {
-    opened_library(library)?.0.function(name)
+pub fn function_of_library(library: RequiredLibrary, name: &CStr) -> Option<*const c_void> {
+    opened_library(library)?.0.function_address(name)
 }
 
 /// A function of a library; `None` where either is missing.
@@ -77,7 +79,7 @@ pub fn function(library: RequiredLibrary, name: &CStr) -> Option<*const c_void> 
 /// # Safety
 /// The caller chooses `F` as the type of the function with that name.
 pub unsafe fn typed_function<F: Copy>(library: RequiredLibrary, name: &CStr) -> Option<F> {
-    let address = function(library, name)?;
+    let address = function_of_library(library, name)?;
     // SAFETY: the caller's promise.
     Some(unsafe { opened::cast(address) })
 }
@@ -86,9 +88,9 @@ pub unsafe fn typed_function<F: Copy>(library: RequiredLibrary, name: &CStr) -> 
 pub fn loaded_library_versions() -> impl Iterator<Item = (&'static str, String)> {
     let loaded_version = |library: RequiredLibrary| {
         let (_, loaded) = library_slot(library).get()?.as_ref()?;
-        Some((library.key(), loaded.version.clone()?))
+        Some((library.record_name(), loaded.version.clone()?))
     };
-    RequiredLibrary::ALL.into_iter().filter_map(loaded_version)
+    RequiredLibrary::ALL_LIBRARIES.into_iter().filter_map(loaded_version)
 }
 
 /// Library files that were found but not used: another file is newer or comes earlier, or the
@@ -98,14 +100,14 @@ pub fn unused_library_files(library: RequiredLibrary) -> Vec<LoadedLibrary> {
         return Vec::new();
     }
     let mut seen: Vec<PathBuf> =
-        load(library).map(|loaded| loaded.file.clone()).into_iter().collect();
+        load_once(library).map(|loaded| loaded.file.clone()).into_iter().collect();
     let mut others = Vec::new();
     let mut files: Vec<String> =
-        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.files(major)).collect();
+        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.file_names(major)).collect();
     files.dedup();
-    for candidate in search::candidates(&files, None) {
-        let Some(opened) = OpenedLibrary::open(library, &candidate.file) else { continue };
-        let file = opened.file().to_owned();
+    for candidate in search::library_candidates(&files, None) {
+        let Some(opened) = OpenedLibrary::open_library(library, &candidate.file) else { continue };
+        let file = opened.library_path().to_owned();
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
             // The loaded cuDNN would report its own version instead of the other file's version.
             let version = match library {
@@ -125,7 +127,7 @@ pub fn unused_library_files(library: RequiredLibrary) -> Vec<LoadedLibrary> {
 
 /// Version that an opened library reports.
 fn reported_library_version(library: RequiredLibrary, opened: &OpenedLibrary) -> Option<String> {
-    let address = opened.function(library.function_in_every_version())?;
+    let address = opened.function_address(library.function_in_every_version())?;
     // SAFETY: each is the function's type in every version of the library; they need nothing to be
     // initialised and write through valid pointers only.
     unsafe {
@@ -169,14 +171,14 @@ pub struct NvrtcChoice {
 
 /// Latest CUDA that the driver supports; `None` without a driver.
 pub fn driver_cuda_version() -> Option<CudaVersion> {
-    CudaVersion::parse(load(RequiredLibrary::Driver)?.version.as_ref()?)
+    CudaVersion::parse(load_once(RequiredLibrary::Driver)?.version.as_ref()?)
 }
 
 /// Selects an NVRTC library: the library that the user names, else the newest installed one that
 /// fits the driver, else the newest fitting one in Python wheels. If none fits, selects the newest
 /// one: its code compiles but does not run. Returns `None` if no NVRTC library was found.
 pub fn choose_nvrtc() -> Option<NvrtcChoice> {
-    let version = CudaVersion::parse(load(RequiredLibrary::Nvrtc)?.version.as_ref()?)?;
+    let version = CudaVersion::parse(load_once(RequiredLibrary::Nvrtc)?.version.as_ref()?)?;
     Some(NvrtcChoice { version, fits: driver_accepts_code_of(version) })
 }
 
@@ -203,10 +205,10 @@ pub fn cuda_major_to_use() -> u32 {
 fn open_nvrtc() -> Option<OpenedLibrary> {
     let names: Vec<String> = SUPPORTED_CUDA_MAJORS
         .iter()
-        .flat_map(|&major| RequiredLibrary::Nvrtc.files(major))
+        .flat_map(|&major| RequiredLibrary::Nvrtc.file_names(major))
         .collect();
     let open = |candidate: LibraryCandidate| {
-        let opened = OpenedLibrary::open(RequiredLibrary::Nvrtc, &candidate.file)?;
+        let opened = OpenedLibrary::open_library(RequiredLibrary::Nvrtc, &candidate.file)?;
         let version = opened.nvrtc_version()?;
         Some((opened, (candidate.origin, version)))
     };
@@ -222,7 +224,7 @@ fn open_nvrtc() -> Option<OpenedLibrary> {
     // Some NVRTC builds open their built-ins library by name, so that the loader finds the library
     // that is already open.
     let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);
-    if let Some(folder) = opened.file().parent().filter(|folder| folder.is_absolute()) {
+    if let Some(folder) = opened.library_path().parent().filter(|folder| folder.is_absolute()) {
         opened::keep_open(&folder.join(builtins));
     }
     Some(opened)
@@ -230,7 +232,7 @@ fn open_nvrtc() -> Option<OpenedLibrary> {
 
 impl RequiredLibrary {
     /// Advice how to install the library for the CUDA version in use.
-    pub fn advice(self) -> String {
+    pub fn install_advice(self) -> String {
         let get = |name: &str| {
             let major = cuda_major_to_use();
             let wheel = match major {

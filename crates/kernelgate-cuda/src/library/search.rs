@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Names folders, which come before everything else.
+/// This environment variable names folders that are searched before all others.
 pub const LIBRARIES_VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
 /// Variable with the folders that the loader searches first.
 const LOADER_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
@@ -33,7 +33,7 @@ pub struct LibraryCandidate {
 /// Candidates for a library with one of these names, best first. The folder `beside`, which holds
 /// another library, comes before other folders of its kind. Python is started only if the earlier
 /// candidates are not sufficient.
-pub fn candidates(
+pub fn library_candidates(
     names: &[String],
     beside: Option<&Path>,
 ) -> impl Iterator<Item = LibraryCandidate> + use<> {
@@ -103,7 +103,7 @@ pub fn file_found_by_loader(name: &Path) -> Option<PathBuf> {
 }
 
 fn loader_path_folders() -> Vec<PathBuf> {
-    absolute_paths(paths(LOADER_PATH_VARIABLE))
+    absolute_paths(paths_in_variable(LOADER_PATH_VARIABLE))
 }
 
 /// Whether two paths lead to one file.
@@ -114,10 +114,10 @@ pub fn same_file(one: &Path, other: &Path) -> bool {
 
 /// Folders that the user names, without relative ones.
 fn named_folders() -> Vec<PathBuf> {
-    absolute_paths(paths(LIBRARIES_VARIABLE))
+    absolute_paths(paths_in_variable(LIBRARIES_VARIABLE))
 }
 
-fn paths(variable: &str) -> Vec<PathBuf> {
+fn paths_in_variable(variable: &str) -> Vec<PathBuf> {
     let value = std::env::var_os(variable).unwrap_or_default();
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
@@ -171,7 +171,7 @@ pub fn ignored_path_settings() -> Vec<String> {
             .then(|| format!("{variable}: `{}` is relative and is not searched", path.display()))
     };
     let relative_paths = |variable: &'static str| {
-        paths(variable).into_iter().filter_map(move |path| relative(variable, path))
+        paths_in_variable(variable).into_iter().filter_map(move |path| relative(variable, path))
     };
     let missing = named_folders().into_iter().filter(|path| !path.is_dir());
     let missing = missing

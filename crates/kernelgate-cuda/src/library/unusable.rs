@@ -15,7 +15,7 @@ pub fn unusable_library_files(library: RequiredLibrary) -> Vec<(PathBuf, String)
         return Vec::new();
     }
     let mut names: Vec<String> =
-        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.files(major)).collect();
+        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.file_names(major)).collect();
     names.dedup();
     let mut found: Vec<(PathBuf, String)> = Vec::new();
     for path in search::library_places(&names) {
@@ -37,5 +37,5 @@ fn try_library_file(library: RequiredLibrary, path: &Path) -> Result<(), String>
         Ok(_) => {}
     }
     // Some libraries cannot be closed again, so an opened library stays open.
-    OpenedLibrary::try_open_library(library, path).map(std::mem::forget)
+    OpenedLibrary::try_open(library, path).map(std::mem::forget)
 }

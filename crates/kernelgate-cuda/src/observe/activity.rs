@@ -108,7 +108,7 @@ pub struct CopyRecord {
     pub source: u8,
     /// Kind of the memory that is written.
     pub target: u8,
-    /// The node of the graph that launched it; 0: none.
+    /// The graph node that launched the operation; 0 if no graph did.
     pub graph_node: u64,
 }
 
@@ -217,7 +217,7 @@ pub struct RecordedDevice {
 
 impl RecordedDevice {
     /// Reads the resource limits of a GPU.
-    pub fn read(device: &Device) -> Result<RecordedDevice, BackendError> {
+    pub fn read_device_limits(device: &Device) -> Result<RecordedDevice, BackendError> {
         let ask = |attribute| {
             let value = device.context().attribute(attribute);
             let value = value.map_err(|error| {
@@ -268,7 +268,7 @@ impl RecordedActivity {
     }
 
     /// Sorts every list of records by time; outer ranges come before inner ranges.
-    pub(super) fn sort(&mut self) {
+    pub(super) fn sort_by_time(&mut self) {
         self.kernels.sort_by_key(|record| record.start);
         self.copies.sort_by_key(|record| record.start);
         self.sets.sort_by_key(|record| record.start);
@@ -297,7 +297,7 @@ mod tests {
             ..RecordedActivity::default()
         };
         activity.forget_records_before(10, 5);
-        activity.sort();
+        activity.sort_by_time();
         assert_eq!(activity.kernels, [kernel(0, 0), kernel(50, 60)]);
         assert_eq!(activity.ranges, [range(10), range(20)]);
         assert_eq!(activity.overhead, [[30, 40]]);

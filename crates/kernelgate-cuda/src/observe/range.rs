@@ -44,7 +44,7 @@ impl RangeGuard {
         nvtx::range_push!("{name}");
         let recorded = RANGES_ARE_RECORDED.load(Ordering::Relaxed);
         if recorded {
-            let start = now();
+            let start = range_clock_ns();
             OPEN_RANGES_OF_THREAD.with_borrow_mut(|open| open.push((name.into(), start)));
         }
         Self { recorded }
@@ -57,7 +57,7 @@ impl Drop for RangeGuard {
         let opened =
             self.recorded.then(|| OPEN_RANGES_OF_THREAD.with_borrow_mut(Vec::pop)).flatten();
         if let Some((name, start)) = opened {
-            let ended = EndedRange { name, start, end: now(), thread: thread_id() };
+            let ended = EndedRange { name, start, end: range_clock_ns(), thread: thread_id() };
             ENDED_RANGES.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
         }
     }
@@ -92,7 +92,7 @@ pub(super) fn open_ranges() -> OpenRanges {
         .with_borrow(|open| open.iter().map(|(name, _)| Arc::clone(name)).collect())
 }
 
-fn now() -> u64 {
+fn range_clock_ns() -> u64 {
     let clock = *RANGE_CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
     clock.map_or(0, |clock| clock())
 }

@@ -32,14 +32,14 @@ pub struct CardReading {
 
 impl CardReading {
     /// Whether heat or a slow-down of the hardware holds the clock down.
-    pub fn slowed(&self) -> bool {
+    pub fn is_slowed_by_hardware(&self) -> bool {
         names_slowdown(&self.throttle)
     }
 }
 
 /// Whether throttle reasons name heat or a slow-down of the hardware.
 pub fn names_slowdown(throttle: &[String]) -> bool {
-    let slowing = names(SLOWDOWN_REASONS);
+    let slowing = reason_names(SLOWDOWN_REASONS);
     throttle.iter().any(|reason| slowing.contains(reason))
 }
 
@@ -126,65 +126,65 @@ fn nvml_library() -> Option<&'static Nvml> {
 
 impl CardTelemetry {
     /// Opens the GPU card with the given UUID; `None` if NVML is missing or does not list the card.
-    pub fn open(uuid: &str) -> Option<CardTelemetry> {
+    pub fn open_card(uuid: &str) -> Option<CardTelemetry> {
         let telemetry = Self { nvml: nvml_library()?, uuid: uuid.to_owned() };
-        telemetry.device().ok()?;
+        telemetry.nvml_device().ok()?;
         Some(telemetry)
     }
 
     /// Version of the driver: "580.82.07".
-    pub fn driver(&self) -> Option<String> {
+    pub fn driver_version(&self) -> Option<String> {
         self.nvml.sys_driver_version().ok()
     }
 
     /// Asks the card. Takes a few milliseconds: never while a sample is taken.
-    pub fn read(&self) -> CardReading {
-        let Ok(device) = self.device() else { return CardReading::default() };
+    pub fn read_card(&self) -> CardReading {
+        let Ok(device) = self.nvml_device() else { return CardReading::default() };
         CardReading {
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
             power_mw: device.power_usage().ok(),
             power_limit_mw: device.enforced_power_limit().ok(),
             temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
-            throttle: device.current_throttle_reasons().map(names).unwrap_or_default(),
+            throttle: device.current_throttle_reasons().map(reason_names).unwrap_or_default(),
             other_processes: computing_processes(&device).map(|listed| listed.others),
         }
     }
 
     /// Whether heat or a slow-down of the hardware holds the clock down now; the power cap and
     /// clocks that were set do not count. `None` if the card does not report reasons.
-    pub fn slowed(&self) -> Option<bool> {
-        let reasons = self.device().and_then(|device| device.current_throttle_reasons());
-        reasons.ok().map(slow)
+    pub fn is_slowed_by_hardware(&self) -> Option<bool> {
+        let reasons = self.nvml_device().and_then(|device| device.current_throttle_reasons());
+        reasons.ok().map(slows_hardware)
     }
 
     /// Whether the power cap holds the clock down now; `None` if the card does not report reasons.
-    /// This function makes one NVML call, while [`Self::read`] makes many.
+    /// This function makes one NVML call, while [`Self::read_card`] makes many.
     pub fn is_power_capped(&self) -> Option<bool> {
-        let reasons = self.device().and_then(|device| device.current_throttle_reasons());
+        let reasons = self.nvml_device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
     }
 
     /// Temperature of the GPU, °C.
     pub fn temperature_c(&self) -> Option<u32> {
-        self.device().and_then(|device| device.temperature(TemperatureSensor::Gpu)).ok()
+        self.nvml_device().and_then(|device| device.temperature(TemperatureSensor::Gpu)).ok()
     }
 
     /// Whether the card is a virtual one, whose clock and power a hypervisor divides.
     pub fn is_virtual(&self) -> bool {
-        let mode = self.device().and_then(|device| device.virtualization_mode());
+        let mode = self.nvml_device().and_then(|device| device.virtualization_mode());
         mode.is_ok_and(|mode| mode == GpuVirtualizationMode::Vgpu)
     }
 
     /// Whether only root may set clocks; `None` if the card does not report it, for example a
     /// virtual GPU.
     pub fn clocks_need_root(&self) -> Option<bool> {
-        self.device().and_then(|device| device.is_api_restricted(Api::ApplicationClocks)).ok()
+        self.nvml_device().and_then(|device| device.is_api_restricted(Api::ApplicationClocks)).ok()
     }
 
     /// Highest power that the card draws by default, and that it may draw now, milliwatts.
     pub fn power_limit_range_mw(&self) -> Option<(u32, u32)> {
-        let device = self.device().ok()?;
+        let device = self.nvml_device().ok()?;
         let default = device.power_management_limit_default().ok()?;
         Some((default, device.enforced_power_limit().ok()?))
     }
@@ -192,12 +192,12 @@ impl CardTelemetry {
     /// Energy that the card has used since its driver was loaded, millijoules; `None` if the card
     /// has no counter. The counter steps: each 100 ms on an H100.
     pub fn energy_mj(&self) -> Option<u64> {
-        self.device().and_then(|device| device.total_energy_consumption()).ok()
+        self.nvml_device().and_then(|device| device.total_energy_consumption()).ok()
     }
 
     /// Number of other processes that compute on the GPU, if the card reports them.
     pub fn other_computing_processes(&self) -> Option<u32> {
-        Some(computing_processes(&self.device().ok()?)?.others)
+        Some(computing_processes(&self.nvml_device().ok()?)?.others)
     }
 
     /// Number of other processes that computed on the card since then, by the share of its time
@@ -206,7 +206,7 @@ impl CardTelemetry {
     /// NVML has no such samples, not even of this process, which computes: with MIG, in a container
     /// whose process numbers are not NVML's, and after a short time. Takes some milliseconds.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
-        let device = self.device().ok()?;
+        let device = self.nvml_device().ok()?;
         if !computing_processes(&device)?.own {
             return None;
         }
@@ -216,7 +216,7 @@ impl CardTelemetry {
         other_process_count(busy.collect(), std::process::id())
     }
 
-    fn device(&self) -> Result<Device<'_>, NvmlError> {
+    fn nvml_device(&self) -> Result<Device<'_>, NvmlError> {
         self.nvml.device_by_uuid(&*self.uuid)
     }
 }
@@ -244,7 +244,7 @@ fn computing_processes(device: &Device<'_>) -> Option<ComputingProcesses> {
 }
 
 /// The reasons that slow a working card, without the idle state.
-fn names(reasons: ThrottleReasons) -> Vec<String> {
+fn reason_names(reasons: ThrottleReasons) -> Vec<String> {
     let slowing = reasons - ThrottleReasons::GPU_IDLE;
     slowing.iter_names().map(|(name, _)| name.to_lowercase()).collect()
 }
@@ -255,7 +255,7 @@ const SLOWDOWN_REASONS: ThrottleReasons = ThrottleReasons::HW_SLOWDOWN
     .union(ThrottleReasons::HW_THERMAL_SLOWDOWN)
     .union(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN);
 
-fn slow(reasons: ThrottleReasons) -> bool {
+fn slows_hardware(reasons: ThrottleReasons) -> bool {
     reasons.intersects(SLOWDOWN_REASONS)
 }
 
@@ -275,15 +275,15 @@ mod tests {
     #[test]
     fn throttle_reasons_have_the_names_of_nvml_without_idling() {
         assert_eq!(
-            names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP),
+            reason_names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP),
             ["sw_power_cap"]
         );
-        assert_eq!(names(ThrottleReasons::GPU_IDLE), [""; 0]);
+        assert_eq!(reason_names(ThrottleReasons::GPU_IDLE), [""; 0]);
     }
 
     #[test]
     fn the_card_in_use_is_listed_and_no_other() {
-        let Some((device, _alone)) = crate::testing::gpu() else { return };
+        let Some((device, _alone)) = crate::testing::lock_first_gpu() else { return };
         let listed = is_card_listed(&device.facts().uuid);
         eprintln!("{}: listed: {listed:?}", device.facts().uuid);
         assert_ne!(listed, Some(false));
@@ -298,13 +298,14 @@ mod tests {
             ThrottleReasons::APPLICATIONS_CLOCKS_SETTING,
             ThrottleReasons::NONE,
         ] {
-            assert!(!slow(reason), "{reason:?}");
-            assert!(slow(reason | ThrottleReasons::SW_THERMAL_SLOWDOWN), "{reason:?}");
+            assert!(!slows_hardware(reason), "{reason:?}");
+            assert!(slows_hardware(reason | ThrottleReasons::SW_THERMAL_SLOWDOWN), "{reason:?}");
         }
-        assert!(slow(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN));
-        assert!(slow(ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP));
-        let reading = |reasons| CardReading { throttle: names(reasons), ..CardReading::default() };
-        assert!(reading(ThrottleReasons::SW_THERMAL_SLOWDOWN).slowed());
-        assert!(!reading(ThrottleReasons::SW_POWER_CAP).slowed());
+        assert!(slows_hardware(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN));
+        assert!(slows_hardware(ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP));
+        let reading =
+            |reasons| CardReading { throttle: reason_names(reasons), ..CardReading::default() };
+        assert!(reading(ThrottleReasons::SW_THERMAL_SLOWDOWN).is_slowed_by_hardware());
+        assert!(!reading(ThrottleReasons::SW_POWER_CAP).is_slowed_by_hardware());
     }
 }

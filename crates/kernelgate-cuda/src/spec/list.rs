@@ -38,7 +38,7 @@ impl ListedKernel {
         Self { build: self.build.with_files(files), with_clocks, ..self }
     }
 
-    /// Reason why an architecture cannot run it, a fragment: "needs sm_90 or later".
+    /// Reason why an architecture cannot run the kernel, a fragment: "needs sm_90 or later".
     pub fn unmet_by(&self, arch: &str) -> Option<String> {
         unmet_requirement(self.requires, self.shared_bytes, arch, shared_bytes_a_block(arch))
     }

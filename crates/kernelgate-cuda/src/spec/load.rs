@@ -20,24 +20,25 @@ pub struct LoadedKernel {
 }
 
 impl<P> KernelSpec<P> {
-    /// Compiles it for `p` (or takes it from the cache), loads it, gives it its shared memory.
+    /// Compiles the kernel for `p` (or takes it from the cache), loads it, and gives it its shared
+    /// memory.
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if the GPU's architecture does not suit it, if the
     /// GPU has too little shared memory, or if it cannot hold all blocks at once although they must
     /// be co-resident; other errors when a grid cannot hold its blocks, or the kernel does not
     /// compile or load.
-    pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
+    pub fn compile_and_load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
         let arch = &device.facts().arch;
         if let Some(unmet) = self.unmet_requirement_for(p, arch, device.shared_bytes_a_block()?) {
             let arch_fits = self.requires.is_met_by(arch);
             let reason = if arch_fits { unmet } else { format!("{unmet}, this GPU is {arch}") };
             return Err(BackendError::Unsupported(reason));
         }
-        let shape = self.shape(p)?;
+        let shape = self.launch_for(p)?;
         let with_clocks = device.records_stage_clocks() && !self.stages.is_empty();
         let build = match with_clocks {
-            true => self.build_with_stage_clocks(p, shape.blocks()),
+            true => self.build_with_stage_clocks(p, shape.block_count()),
             false => self.build_for_parameters(p),
         };
         let kernel = device.kernel(&build, self.symbol)?;
@@ -65,13 +66,13 @@ impl LoadedKernel {
     ///
     /// # Errors
     /// Fails if the arguments are not the kernel's, or the launch is refused.
-    pub fn launch(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
+    pub fn launch_with(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         self.kernel.launch(self.launch, arguments)
     }
 
     /// Prepares a launch. If the device decides the number of blocks, `blocks` is the number of
     /// blocks in x.
-    pub fn prepare(
+    pub fn prepare_launch(
         self,
         device: &Device,
         blocks: Option<u32>,
@@ -82,13 +83,13 @@ impl LoadedKernel {
         PreparedLaunch::new(device, self.kernel, launch, arguments)
     }
 
-    /// The loaded kernel, for launches of other shapes ([`KernelSpec::shape`]).
-    pub const fn kernel(&self) -> &Kernel {
+    /// The loaded kernel, for launches of other shapes ([`KernelSpec::launch_for`]).
+    pub const fn loaded_kernel(&self) -> &Kernel {
         &self.kernel
     }
 
     /// Launch of the kernel.
-    pub const fn shape(&self) -> Launch {
+    pub const fn launch_shape(&self) -> Launch {
         self.launch
     }
 }
@@ -96,19 +97,19 @@ impl LoadedKernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
     use crate::{RequiredArchitecture, Source};
 
     #[test]
     fn blocks_that_wait_for_each_other_are_launched_together_or_not_at_all() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let source = r#"extern "C" __global__ void nothing() {}"#;
         let build = Source::new("nothing", source).build(&[]);
         let launch = |blocks, co_resident| {
             let kernel = device.kernel(&build, "nothing").unwrap();
             let launch =
                 Launch { cooperative: co_resident, ..Launch::new([blocks, 1, 1], [32, 1, 1]) };
-            LoadedKernel { kernel, launch }.launch(&[])
+            LoadedKernel { kernel, launch }.launch_with(&[])
         };
         assert_eq!(launch(1 << 20, false), Ok(()));
         assert_eq!(launch(1, true), Ok(()));
@@ -138,13 +139,13 @@ extern "C" __global__ void __cluster_dims__(16, 1, 1) large_cluster(unsigned* ou
 
     #[test]
     fn a_row_with_clusters_of_sixteen_blocks_is_launched_on_hopper() {
-        let Some((device, _alone)) = gpu() else { return };
-        let kernel = match LARGE_CLUSTER_KERNEL.load(&device, &()) {
+        let Some((device, _alone)) = lock_first_gpu() else { return };
+        let kernel = match LARGE_CLUSTER_KERNEL.compile_and_load(&device, &()) {
             Err(BackendError::Unsupported(reason)) => return eprintln!("skipped: {reason}"),
             kernel => kernel.unwrap(),
         };
         let out = device.allocate(4 * 32).unwrap();
-        kernel.launch(&[KernelArgument::from(&out)]).unwrap();
+        kernel.launch_with(&[KernelArgument::from(&out)]).unwrap();
         let mut blocks = vec![0; out.bytes()];
         out.download(&mut blocks).unwrap();
         assert!(blocks.chunks(4).all(|word| word == [16, 0, 0, 0]), "{blocks:?}");
@@ -180,21 +181,21 @@ extern "C" __global__ void spin_stages() {
 
     #[test]
     fn stages_take_what_their_blocks_spin() {
-        let Some((device, _alone)) = gpu() else { return };
-        let (view, loaded) = device.recording();
-        STAGED_SPIN_KERNEL.load(&view, &()).unwrap().launch(&[]).unwrap();
+        let Some((device, _alone)) = lock_first_gpu() else { return };
+        let (view, loaded) = device.recording_view();
+        STAGED_SPIN_KERNEL.compile_and_load(&view, &()).unwrap().launch_with(&[]).unwrap();
         let plain = loaded.stage_clocked_kernels();
         assert_eq!(plain.len(), 1);
         assert_eq!(plain[0].stage_cycles(), Ok(Vec::new()), "no clocks were asked for");
 
-        let (clocked, loaded) = device.with_stage_clocks().recording();
-        let kernel = STAGED_SPIN_KERNEL.load(&clocked, &()).unwrap();
-        STAGED_SPIN_KERNEL.load(&clocked, &()).unwrap();
+        let (clocked, loaded) = device.with_stage_clocks().recording_view();
+        let kernel = STAGED_SPIN_KERNEL.compile_and_load(&clocked, &()).unwrap();
+        STAGED_SPIN_KERNEL.compile_and_load(&clocked, &()).unwrap();
         let staged = loaded.stage_clocked_kernels();
         assert_eq!(staged.len(), 1, "one build is recorded once");
         for launches in [1, 2] {
-            staged[0].clear().unwrap();
-            (0..launches).for_each(|_| kernel.launch(&[]).unwrap());
+            staged[0].clear_counters().unwrap();
+            (0..launches).for_each(|_| kernel.launch_with(&[]).unwrap());
             let cycles = staged[0].stage_cycles().unwrap();
             assert_eq!(cycles.len(), 3, "blocks");
             for (block, cycles) in cycles.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::architecture::number;
+use crate::architecture::capability_number;
 
 /// Architectures that a kernel compiles for and runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum RequiredArchitecture {
 impl RequiredArchitecture {
     /// Whether a GPU of the given architecture ("sm_90a") can run the kernel.
     pub fn is_met_by(self, arch: &str) -> bool {
-        let matches = |holds: &dyn Fn(u32) -> bool| number(arch).is_some_and(holds);
+        let matches = |holds: &dyn Fn(u32) -> bool| capability_number(arch).is_some_and(holds);
         match self {
             Self::Exactly(wanted) => arch == wanted,
             Self::AtLeast(least) => matches(&|number| number >= least),

@@ -117,7 +117,7 @@ impl<P> KernelSpec<P> {
     ///
     /// # Errors
     /// Fails if the blocks do not fit into a grid.
-    pub fn shape(&self, p: &P) -> Result<Launch, BackendError> {
+    pub fn launch_for(&self, p: &P) -> Result<Launch, BackendError> {
         let launch = Launch::with_blocks((self.blocks)(p), self.threads as u32)?;
         Ok(Launch { shared_bytes: (self.shared_bytes)(p) as u32, ..launch })
     }
@@ -161,14 +161,14 @@ mod tests {
     fn a_build_is_named_by_what_selects_it_and_compiled_with_its_constants() {
         let build = HALVING_KERNEL.build_for_parameters(&1000);
         assert_eq!(build.name(), "mine/halve EVEN=1");
-        assert_eq!(build.options("sm_80").last().unwrap(), "-DTHREADS=128");
+        assert_eq!(build.compiler_options("sm_80").last().unwrap(), "-DTHREADS=128");
         assert_ne!(build, Source::new("mine/halve", "text").build(&["EVEN=1"]));
     }
 
     #[test]
     fn a_shape_has_the_rows_threads_and_shared_memory() {
-        let shape = HALVING_KERNEL.shape(&1000).unwrap();
+        let shape = HALVING_KERNEL.launch_for(&1000).unwrap();
         assert_eq!(shape, Launch { shared_bytes: 512, ..Launch::new([8, 1, 1], [128, 1, 1]) });
-        assert!(HALVING_KERNEL.shape(&0).is_err());
+        assert!(HALVING_KERNEL.launch_for(&0).is_err());
     }
 }

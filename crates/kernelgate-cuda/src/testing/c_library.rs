@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::{BackendError, Device};
 
 const LIBRARY_SOURCE: &str = include_str!("c_library.c");
-const PTX: &CStr =
+const TRIPLE_PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("triple.ptx"), "\0").as_bytes()) {
         Ok(ptx) => ptx,
         Err(_) => panic!("PTX is text"),
@@ -19,12 +19,13 @@ pub struct CLibrary {
 }
 
 impl CLibrary {
-    /// Compiles it with the C compiler (`CC`, else `cc`), loads it and its kernel into the device's
-    /// context. It launches on a non-blocking stream that it makes, or on the default stream.
+    /// Compiles the library with the C compiler (`CC`, else `cc`), and loads it and its kernel into
+    /// the device's context. The library launches on a non-blocking stream that it makes, or on the
+    /// default stream.
     ///
     /// # Errors
     /// Fails if there is no C compiler, or the library or its kernel does not load.
-    pub fn open(device: &Device, own_stream: bool) -> Result<CLibrary, BackendError> {
+    pub fn compile_and_open(device: &Device, own_stream: bool) -> Result<CLibrary, BackendError> {
         let failed =
             |what: &str, why: String| BackendError::Launch(format!("failed to {what}: {why}"));
         let folder = tempfile::tempdir()
@@ -50,7 +51,7 @@ impl CLibrary {
         // SAFETY: the function has that type; the text ends with a null.
         let status = unsafe {
             let open = library.get::<OpenFunction>(b"kernelgate_test_open\0");
-            open.map(|open| open(PTX.as_ptr(), own_stream.into()))
+            open.map(|open| open(TRIPLE_PTX.as_ptr(), own_stream.into()))
         };
         match status {
             Ok(0) => Ok(Self { library }),
@@ -58,8 +59,8 @@ impl CLibrary {
         }
     }
 
-    /// Has it launch y = 3 x of `n` f32 elements at these addresses.
-    pub fn triple(&self, x: u64, y: u64, n: i64) -> Result<(), BackendError> {
+    /// Makes the library launch y = 3 x of `n` f32 elements at these addresses.
+    pub fn enqueue_tripling(&self, x: u64, y: u64, n: i64) -> Result<(), BackendError> {
         type TripleFunction = unsafe extern "C" fn(u64, u64, i64) -> c_int;
         // SAFETY: the function has that type; what its kernel writes is on the device.
         let status = unsafe {

@@ -25,7 +25,7 @@ pub fn unset_current_context() -> Result<(), BackendError> {
         .map_err(|error| failed_driver_call("set no context", &error))
 }
 
-/// Takes the current context away, and puts it back.
+/// Makes no context current on the thread, and later makes the previous one current again.
 pub fn context_away_and_back() -> Result<(), BackendError> {
     let mut context = ptr::null_mut();
     // SAFETY: the pointer is valid, and the popped context is alive.
@@ -82,7 +82,7 @@ impl ExternalEvent {
     }
 
     /// Adds a node that records the event to the capture of a stream.
-    pub fn record(&self, stream: RawStream) -> Result<(), BackendError> {
+    pub fn record_in_capture(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: the event and the stream are alive.
         unsafe { sys::cuEventRecordWithFlags(self.0, stream_handle(stream), external) }
@@ -90,8 +90,8 @@ impl ExternalEvent {
             .map_err(|error| failed_driver_call("record an event", &error))
     }
 
-    /// Adds a node that waits for it to the capture of that stream.
-    pub fn wait(&self, stream: RawStream) -> Result<(), BackendError> {
+    /// Adds a node that waits for the event to the capture of that stream.
+    pub fn wait_in_capture(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
         // SAFETY: the event and the stream are alive.
         unsafe { sys::cuStreamWaitEvent(stream_handle(stream), self.0, external) }
@@ -143,7 +143,12 @@ pub fn allocate_and_free(
 }
 
 /// Enqueues a copy from one address of the device to another.
-pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), BackendError> {
+pub fn enqueue_device_copy(
+    stream: RawStream,
+    to: u64,
+    from: u64,
+    bytes: usize,
+) -> Result<(), BackendError> {
     // SAFETY: the handle is of a stream that lives; the ranges are on the device.
     unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream_handle(stream)) }
         .result()
@@ -182,13 +187,13 @@ impl PinnedFloats {
     }
 
     /// Copies all floats.
-    pub fn read(&self) -> Vec<f32> {
+    pub fn read_floats(&self) -> Vec<f32> {
         // SAFETY: SAFETY: `count` floats were allocated and written.
         unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()
     }
 
     /// Writes the first floats of the memory.
-    pub fn write(&self, values: &[f32]) {
+    pub fn write_floats(&self, values: &[f32]) {
         let count = values.len().min(self.count);
         // SAFETY: `count` floats were allocated; the caller's are elsewhere.
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.floats, count) };
@@ -204,7 +209,7 @@ impl PinnedFloats {
     }
 
     /// Enqueues a copy of all floats to the device.
-    pub fn send(&self, stream: RawStream, to: u64) -> Result<(), BackendError> {
+    pub fn enqueue_copy_to_device(&self, stream: RawStream, to: u64) -> Result<(), BackendError> {
         let from = self.floats.cast_const().cast::<c_void>();
         // SAFETY: the memory lives as long as the process.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, 4 * self.count, stream_handle(stream)) }
@@ -212,8 +217,8 @@ impl PinnedFloats {
             .map_err(|error| failed_driver_call("copy to the GPU", &error))
     }
 
-    /// Argument of the host function that [`Self::triple_on_host`] enqueues. The argument is leaked,
-    /// because it has to live until the host function has run.
+    /// Argument of the host function that [`Self::triple_on_host`] enqueues. The argument is
+    /// leaked, because it has to live until the host function has run.
     fn leaked_triple_argument(self) -> *mut c_void {
         Box::into_raw(Box::new(TripledArgument(self))).cast()
     }

@@ -50,16 +50,16 @@ pub struct ChangePoint {
     pub confidence: f64,
 }
 
-/// The changes of a sequence of at most [`MAX_SEQUENCE_VALUES`] finite values, in order; smaller ones than
-/// `smallest` are dropped. `least_noise` is a lower bound of the noise's standard deviation,
-/// because values may be rounded, or repeat by chance.
+/// The changes of a sequence of at most [`MAX_SEQUENCE_VALUES`] finite values, in order; smaller
+/// ones than `smallest` are dropped. `least_noise` is a lower bound of the noise's standard
+/// deviation, because values may be rounded, or repeat by chance.
 pub fn change_points(values: &[f64], smallest: f64, least_noise: f64) -> Vec<ChangePoint> {
     if values.len() < MIN_SEQUENCE_VALUES {
         return Vec::new();
     }
     let noise = noise_deviation(values).max(least_noise);
     let ranked = RankedSequence::new(values);
-    let mut cuts = ranked.cuts(noise * MIN_CUT_GAIN);
+    let mut cuts = ranked.cheapest_segment_starts(noise * MIN_CUT_GAIN);
     loop {
         let found = describe_changes(&ranked, values, &cuts, noise);
         let shift = |change: &ChangePoint| change.shift.abs();
@@ -95,7 +95,9 @@ fn describe_changes(
         [0].into_iter().chain(cuts.iter().copied()).chain([values.len()]).collect();
     let each = edges.windows(3).map(|edge| {
         let (from, at, to) = (edge[0], edge[1], edge[2]);
-        let gain = ranked.cost(from, to) - ranked.cost(from, at) - ranked.cost(at, to);
+        let gain = ranked.segment_cost(from, to)
+            - ranked.segment_cost(from, at)
+            - ranked.segment_cost(at, to);
         let before = &values[from.max(at.saturating_sub(MAX_VALUES_FOR_CHANGE_SIZE))..at];
         let after = &values[at..to.min(at + MAX_VALUES_FOR_CHANGE_SIZE)];
         let (differences, deviation) = all_pair_differences(before, after);
@@ -103,7 +105,7 @@ fn describe_changes(
         let below = (pairs / 2.0 - 1.96 * deviation).floor().max(0.0) as usize;
         let rising = differences.iter().filter(|difference| **difference > 0.0).count() as f64;
         let falling = differences.iter().filter(|difference| **difference < 0.0).count() as f64;
-        let p = 2.0 * normal::cdf(-(rising - falling).abs() / 2.0 / deviation);
+        let p = 2.0 * normal::normal_cdf(-(rising - falling).abs() / 2.0 / deviation);
         ChangePoint {
             at,
             shift: quantile(&differences, 0.5),
@@ -142,7 +144,7 @@ impl RankedSequence {
     }
 
     /// Sum of |value − median| from an index up to before another.
-    fn cost(&self, from: usize, to: usize) -> f64 {
+    fn segment_cost(&self, from: usize, to: usize) -> f64 {
         self.segment_costs_from(from).nth(to - from - 1).unwrap_or(0.0)
     }
 
@@ -153,7 +155,7 @@ impl RankedSequence {
     }
 
     /// The indices at which segments begin, the first apart, of the cheapest division.
-    fn cuts(&self, penalty: f64) -> Vec<usize> {
+    fn cheapest_segment_starts(&self, penalty: f64) -> Vec<usize> {
         let count = self.ranks.len();
         // For each index: the cost of the cheapest division of the values before it, and the start
         // of its last segment.

@@ -15,7 +15,7 @@ fn normal_density(x: f64) -> f64 {
 /// P(Z <= x), to about 1e-12 relative: near zero by the series ½ + φ(x)·(x + x³/3 + x⁵/15 + …), far
 /// out by Laplace's continued fraction of the tail (Abramowitz and Stegun, 26.2.11 and 26.2.14).
 /// NaN for NaN.
-pub fn cdf(x: f64) -> f64 {
+pub fn normal_cdf(x: f64) -> f64 {
     if x.abs() < MAX_SERIES_ARGUMENT {
         let (mut term, mut sum) = (x, x);
         for k in 1..=EXPANSION_TERMS {
@@ -30,7 +30,7 @@ pub fn cdf(x: f64) -> f64 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// The x with P(Z <= x) = p, by bisection of [`cdf`]; infinite at 0 and 1, NaN outside.
+/// The x with P(Z <= x) = p, by bisection of [`normal_cdf`]; infinite at 0 and 1, NaN outside.
 pub fn normal_quantile(p: f64) -> f64 {
     if p <= 0.0 || p >= 1.0 || p.is_nan() {
         return match p {
@@ -46,7 +46,7 @@ pub fn normal_quantile(p: f64) -> f64 {
     let (mut low, mut high) = (-40.0, 0.0);
     for _ in 0..60 {
         let middle = 0.5 * (low + high);
-        if cdf(middle) < p { low = middle } else { high = middle }
+        if normal_cdf(middle) < p { low = middle } else { high = middle }
     }
     0.5 * (low + high)
 }
@@ -67,7 +67,7 @@ mod tests {
             (-6.0, 9.865_876_450_376_98e-10),
             (-10.0, 7.619_853_024_160_527e-24),
         ] {
-            assert!((cdf(x) / p - 1.0).abs() < 1e-10, "{x}: {}", cdf(x));
+            assert!((normal_cdf(x) / p - 1.0).abs() < 1e-10, "{x}: {}", normal_cdf(x));
             assert!((normal_quantile(p) - x).abs() < 1e-9, "{p}: {}", normal_quantile(p));
         }
         assert_eq!(
@@ -77,19 +77,19 @@ mod tests {
         assert!(
             normal_quantile(-0.1).is_nan()
                 && normal_quantile(f64::NAN).is_nan()
-                && cdf(f64::NAN).is_nan()
+                && normal_cdf(f64::NAN).is_nan()
         );
     }
 
     proptest! {
         #[test]
         fn the_quantile_inverts_the_distribution(p in 1e-12f64..1.0) {
-            prop_assert!((cdf(normal_quantile(p)) - p).abs() < 1e-9 * p.max(1e-3));
+            prop_assert!((normal_cdf(normal_quantile(p)) - p).abs() < 1e-9 * p.max(1e-3));
         }
 
         #[test]
         fn both_tails_are_alike(x in -8.0f64..8.0) {
-            prop_assert!((cdf(x) + cdf(-x) - 1.0).abs() < 1e-12);
+            prop_assert!((normal_cdf(x) + normal_cdf(-x) - 1.0).abs() < 1e-12);
         }
     }
 }

@@ -35,13 +35,14 @@ pub fn signed_rank_p_greater(differences: &[f64]) -> f64 {
     } else {
         let squares: f64 = ranks.iter().map(|(rank, _)| (*rank as f64).powi(2)).sum();
         // A step of one rank is two in doubled ranks, so half a step is one.
-        normal::cdf((negative as f64 - 0.5 * total as f64 + 1.0) / (0.25 * squares).sqrt()).min(1.0)
+        normal::normal_cdf((negative as f64 - 0.5 * total as f64 + 1.0) / (0.25 * squares).sqrt())
+            .min(1.0)
     }
 }
 
 /// Largest rank sum s of `pairs` differences without ties with P(sum <= s) at most `tail`; none
-/// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Beyond [`MAX_EXACT_PAIRS`] differences a
-/// normal approximation with continuity correction is used.
+/// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Beyond [`MAX_EXACT_PAIRS`]
+/// differences a normal approximation with continuity correction is used.
 pub fn critical_rank_sum(pairs: usize, tail: f64) -> Option<usize> {
     let total = pairs * (pairs + 1) / 2;
     if pairs == 0 || tail.is_nan() || tail < 0.5f64.powi(pairs.try_into().unwrap_or(i32::MAX)) {
@@ -75,7 +76,8 @@ fn rank_sum_lower_tail(doubled: &[usize], sum: usize) -> f64 {
 }
 
 /// Probabilities of rank sums of at most 0, 1, 2, … for `pairs` ranks without ties, at most
-/// [`MAX_EXACT_PAIRS`]. Computed once per process, because a gate needs the same ones after every block.
+/// [`MAX_EXACT_PAIRS`]. The distributions are computed once per process, because a gate needs the
+/// same ones after every block.
 fn rank_sum_probabilities(pairs: usize) -> &'static [f64] {
     static RANK_SUM_PROBABILITIES: [OnceLock<Vec<f64>>; MAX_EXACT_PAIRS + 1] =
         [const { OnceLock::new() }; MAX_EXACT_PAIRS + 1];

@@ -31,7 +31,7 @@ impl WalshAverages {
 
     /// The Hodges-Lehmann estimate of the center: the median of the averages. None without
     /// differences.
-    pub fn estimate(&self) -> Option<f64> {
+    pub fn hodges_lehmann_center(&self) -> Option<f64> {
         let last = self.averages.len().checked_sub(1)?;
         Some(0.5 * (self.averages[last / 2] + self.averages[last.div_ceil(2)]))
     }
@@ -68,7 +68,7 @@ impl WalshAverages {
             return 0.5f64.powf(n);
         }
         let sd = (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
-        normal::cdf((sum as f64 + 0.5 - 0.25 * n * (n + 1.0)) / sd).min(0.05)
+        normal::normal_cdf((sum as f64 + 0.5 - 0.25 * n * (n + 1.0)) / sd).min(0.05)
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
         let differences: Vec<f64> =
             after.iter().zip(before).map(|(after, before)| after - before).collect();
         let walsh = WalshAverages::new(&differences);
-        assert!((walsh.estimate().unwrap() + 0.46).abs() < 1e-9);
+        assert!((walsh.hodges_lehmann_center().unwrap() + 0.46).abs() < 1e-9);
         let (low, high) = walsh.interval_with_tail(0.02).unwrap();
         assert!((low + 0.786).abs() < 1e-9 && (high + 0.010).abs() < 1e-9, "{low} {high}");
         assert_eq!(walsh.interval_with_tail(0.001), None);
@@ -98,7 +98,12 @@ mod tests {
     fn nothing_comes_of_nothing() {
         let none = WalshAverages::new(&[f64::NAN]);
         assert_eq!(
-            (none.estimate(), none.interval_with_tail(0.5), none.range(), none.standard_error()),
+            (
+                none.hodges_lehmann_center(),
+                none.interval_with_tail(0.5),
+                none.range(),
+                none.standard_error()
+            ),
             (None, None, None, None)
         );
         assert_eq!(WalshAverages::new(&[1.0, 2.0, 3.0, 4.0]).standard_error(), None);
@@ -142,10 +147,10 @@ mod tests {
         ) {
             let walsh = WalshAverages::new(&values);
             let (low, high) = walsh.interval_with_tail(0.05).unwrap();
-            let estimate = walsh.estimate().unwrap();
+            let estimate = walsh.hodges_lehmann_center().unwrap();
             prop_assert!(low <= estimate && estimate <= high);
             let moved = WalshAverages::new(&values.iter().map(|v| v + by).collect::<Vec<_>>());
-            prop_assert!((moved.estimate().unwrap() - estimate - by).abs() < 1e-12);
+            prop_assert!((moved.hodges_lehmann_center().unwrap() - estimate - by).abs() < 1e-12);
             prop_assert!(
                 (moved.standard_error().unwrap() - walsh.standard_error().unwrap()).abs() < 1e-12
             );

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let layout = tables::ParquetLayout { group_rows: ROW_GROUP_ROWS, plain };
     let written = std::fs::create_dir_all(folder)
         .map_err(Into::into)
-        .and_then(|()| tables::write(Path::new(export), Path::new(folder), &layout));
+        .and_then(|()| tables::write_parquet_folder(Path::new(export), Path::new(folder), &layout));
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -22,7 +22,7 @@ enum ParquetColumn {
 
 impl ParquetColumn {
     /// An empty column of the type that SQL declares.
-    fn declared(sql: &str) -> ParquetColumn {
+    fn empty_column_of_sql_type(sql: &str) -> ParquetColumn {
         match sql {
             "TEXT" | "BLOB" => Self::Texts(Vec::new(), Vec::new()),
             "REAL" => Self::Reals(Vec::new(), Vec::new()),
@@ -65,13 +65,13 @@ impl ParquetColumn {
         }
     }
 
-    fn rows(&self) -> usize {
+    fn row_count(&self) -> usize {
         let (Self::Integers(_, levels) | Self::Reals(_, levels) | Self::Texts(_, levels)) = self;
         levels.len()
     }
 
     /// Writes values as the next column of a row group, and frees the values.
-    fn write(
+    fn write_column(
         &mut self,
         group: &mut SerializedRowGroupWriter<'_, File>,
     ) -> Result<(), Box<dyn Error>> {
@@ -109,7 +109,11 @@ pub struct ParquetLayout {
 }
 
 /// Writes every table of an Nsight Systems export as a parquet file.
-pub fn write(export: &Path, folder: &Path, layout: &ParquetLayout) -> Result<(), Box<dyn Error>> {
+pub fn write_parquet_folder(
+    export: &Path,
+    folder: &Path,
+    layout: &ParquetLayout,
+) -> Result<(), Box<dyn Error>> {
     let connection = Connection::open(export)?;
     let mut tables = connection.prepare(
         "SELECT name FROM sqlite_master
@@ -134,7 +138,7 @@ fn write_table(
     let (mut fields, mut columns) = (String::new(), Vec::new());
     while let Some(row) = described.next()? {
         let (name, sql): (String, String) = (row.get(0)?, row.get(1)?);
-        let column = ParquetColumn::declared(&sql);
+        let column = ParquetColumn::empty_column_of_sql_type(&sql);
         fields += &format!("OPTIONAL {} {name};", column.parquet_type());
         columns.push(column);
     }
@@ -147,7 +151,7 @@ fn write_table(
     let mut writer = SerializedFileWriter::new(File::create(path)?, schema, properties)?;
     let mut end_group = |columns: &mut [ParquetColumn]| -> Result<(), Box<dyn Error>> {
         let mut group = writer.next_row_group()?;
-        columns.iter_mut().try_for_each(|column| column.write(&mut group))?;
+        columns.iter_mut().try_for_each(|column| column.write_column(&mut group))?;
         group.close()?;
         Ok(())
     };
@@ -157,11 +161,11 @@ fn write_table(
         for (index, column) in columns.iter_mut().enumerate() {
             column.push(row.get_ref(index)?);
         }
-        if columns[0].rows() == layout.group_rows {
+        if columns[0].row_count() == layout.group_rows {
             end_group(&mut columns)?;
         }
     }
-    if columns[0].rows() > 0 {
+    if columns[0].row_count() > 0 {
         end_group(&mut columns)?;
     }
     writer.close()?;

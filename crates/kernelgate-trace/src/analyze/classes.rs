@@ -27,7 +27,7 @@ pub enum OperationClass {
 
 impl OperationClass {
     /// Every class, in the order in which concurrent operations hide each other.
-    pub const ALL: [Self; 6] =
+    pub const ALL_CLASSES: [Self; 6] =
         [Self::Compute, Self::Graph, Self::Communication, Self::Migration, Self::Copy, Self::Set];
 
     /// Label in printed output.
@@ -113,21 +113,21 @@ const LIBRARY_NAME_WORDS: &[(CommunicationLibrary, &[&str])] = &[
 
 impl CommunicationKind {
     /// Communication of a kernel by its demangled name; `None` if the kernel computes.
-    pub fn communication_of_kernel(name: &str) -> Option<Self> {
+    pub fn from_kernel_name(name: &str) -> Option<CommunicationKind> {
         let function = short_function_name(name).to_ascii_lowercase();
         let found = |(_, words): &&(CommunicationLibrary, &[&str])| {
             words.iter().any(|w| function.contains(w))
         };
         let (library, _) = LIBRARY_NAME_WORDS.iter().find(found)?;
-        Some(Self { library: *library, collective: CollectiveKind::collective_in_name(&function) })
+        Some(Self { library: *library, collective: CollectiveKind::from_name(&function) })
     }
 
     /// Communication of copies in a range of MPI, such as `MPI_Allreduce`.
-    pub fn communication_of_range(name: &str) -> Option<Self> {
+    pub fn from_range_name(name: &str) -> Option<CommunicationKind> {
         let call = name.rsplit(':').next()?.trim().strip_prefix("MPI_")?;
         Some(Self {
             library: CommunicationLibrary::Mpi,
-            collective: CollectiveKind::collective_in_name(call),
+            collective: CollectiveKind::from_name(call),
         })
     }
 }
@@ -145,8 +145,8 @@ impl OpenBrackets {
         self.open.is_empty()
     }
 
-    /// Whether the next character is outside of all of them, and none itself.
-    pub fn outside(&mut self, character: char) -> bool {
+    /// Whether the next character is outside of all brackets, and is itself not a bracket.
+    pub fn is_outside(&mut self, character: char) -> bool {
         let before = std::mem::replace(&mut self.before, character);
         let named = before.is_ascii_alphanumeric() || ['_', ':'].contains(&before);
         match character {
@@ -181,7 +181,7 @@ pub fn short_function_name(name: &str) -> String {
         if character == '(' && brackets.are_all_closed() && !function.is_empty() {
             break;
         }
-        match brackets.outside(character) {
+        match brackets.is_outside(character) {
             true if character == ' ' => function.clear(),
             true => function.push(character),
             false => {}
@@ -224,7 +224,7 @@ impl<'a> OperationClasses<'a> {
     /// Classifies by names.
     pub fn new(trace: &'a Trace) -> Self {
         let communication = |function: &crate::model::gpu::KernelFunction| {
-            CommunicationKind::communication_of_kernel(trace.names.text(function.demangled))
+            CommunicationKind::from_kernel_name(trace.names.text(function.demangled))
         };
         let mut labels = trace.copies.kind.clone();
         labels.sort_unstable();
@@ -256,9 +256,9 @@ impl<'a> OperationClasses<'a> {
 
     /// The class of an operation.
     pub fn class_of_operation(&self, id: OperationId) -> OperationClass {
-        match self.all.part(id) {
+        match self.all.kind_and_row(id) {
             (OperationKind::Kernel | OperationKind::Copy, _)
-                if self.communication(id).is_some() =>
+                if self.communication_of_operation(id).is_some() =>
             {
                 OperationClass::Communication
             }
@@ -276,8 +276,8 @@ impl<'a> OperationClasses<'a> {
 
     /// Library and kind of an operation's communication; `None` if the operation does not
     /// communicate.
-    pub fn communication(&self, id: OperationId) -> Option<CommunicationKind> {
-        match self.all.part(id) {
+    pub fn communication_of_operation(&self, id: OperationId) -> Option<CommunicationKind> {
+        match self.all.kind_and_row(id) {
             (OperationKind::Kernel, row) => {
                 self.kernels[self.trace.kernels.function.at(row) as usize]
             }
@@ -290,12 +290,12 @@ impl<'a> OperationClasses<'a> {
     }
 
     /// Library and kind of the communication of a kernel function.
-    pub fn function(&self, function: u32) -> Option<CommunicationKind> {
+    pub fn communication_of(&self, function: u32) -> Option<CommunicationKind> {
         self.kernels[function as usize]
     }
 
     /// Number of operations that are page migrations.
-    pub fn migrations(&self) -> usize {
+    pub fn migration_count(&self) -> usize {
         let kinds = &self.trace.copies.kind;
         match self.migrations.is_empty() {
             true => 0,
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn communication_is_recognised_by_the_function_alone() {
         let found = |name: &str| {
-            let of_name = CommunicationKind::communication_of_kernel(name)?;
+            let of_name = CommunicationKind::from_kernel_name(name)?;
             Some((of_name.library, of_name.collective))
         };
         use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv, Unknown};
@@ -381,9 +381,8 @@ mod tests {
 
     #[test]
     fn ranges_of_mpi_name_their_collective() {
-        let found = |name: &str| {
-            CommunicationKind::communication_of_range(name).map(|found| found.collective)
-        };
+        let found =
+            |name: &str| CommunicationKind::from_range_name(name).map(|found| found.collective);
         assert_eq!(found("MPI_Allreduce"), Some(CollectiveKind::AllReduce));
         assert_eq!(found("MPI:MPI_Isend"), Some(CollectiveKind::SendRecv));
         assert_eq!(found("forward"), None);
@@ -397,7 +396,7 @@ mod tests {
             (CommunicationLibrary::Peer, CollectiveKind::SendRecv)
         );
         assert_eq!(communication_of_copies("Device-to-Device"), None);
-        let barrier = CommunicationKind::communication_of_kernel("attention_ring_barrier").unwrap();
+        let barrier = CommunicationKind::from_kernel_name("attention_ring_barrier").unwrap();
         assert_eq!(barrier.collective, CollectiveKind::Barrier);
     }
 

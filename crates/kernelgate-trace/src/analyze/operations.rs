@@ -1,7 +1,7 @@
 //! Kernels, copies, sets and graph launches as one list.
 
 use crate::model::Trace;
-use crate::model::gpu::{Operations, PlaceId};
+use crate::model::gpu::{OperationColumns, PlaceId};
 
 /// Kind of a GPU operation: kernel, copy, memset or graph launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,7 +31,7 @@ impl<'a> AllOperations<'a> {
     /// Numbers the GPU operations of a trace.
     pub fn new(trace: &'a Trace) -> Self {
         let mut next = 0;
-        let mut bound = |operations: &Operations| {
+        let mut bound = |operations: &OperationColumns| {
             next += u32::try_from(operations.len()).expect("fewer than 2^32 operations");
             next
         };
@@ -60,7 +60,7 @@ impl<'a> AllOperations<'a> {
     }
 
     /// Kind of an operation, and its index in the columns of that kind.
-    pub fn part(&self, id: OperationId) -> (OperationKind, usize) {
+    pub fn kind_and_row(&self, id: OperationId) -> (OperationKind, usize) {
         let [kernels, copies, sets, _] = self.bounds;
         match id {
             _ if id < kernels => (OperationKind::Kernel, id as usize),
@@ -71,8 +71,8 @@ impl<'a> AllOperations<'a> {
     }
 
     #[inline]
-    fn columns(&self, id: OperationId) -> (&'a Operations, usize) {
-        let (kind, index) = self.part(id);
+    fn columns_and_row(&self, id: OperationId) -> (&'a OperationColumns, usize) {
+        let (kind, index) = self.kind_and_row(id);
         let columns = match kind {
             OperationKind::Kernel => &self.trace.kernels.on_gpu,
             OperationKind::Copy => &self.trace.copies.on_gpu,
@@ -85,48 +85,48 @@ impl<'a> AllOperations<'a> {
     /// First nanosecond.
     #[inline]
     pub fn start(&self, id: OperationId) -> i64 {
-        let (columns, index) = self.columns(id);
+        let (columns, index) = self.columns_and_row(id);
         columns.start.at(index)
     }
 
     /// Nanosecond after the last.
     #[inline]
     pub fn end(&self, id: OperationId) -> i64 {
-        let (columns, index) = self.columns(id);
+        let (columns, index) = self.columns_and_row(id);
         columns.end(index)
     }
 
     /// Duration of a GPU operation, nanoseconds.
     #[inline]
     pub fn length(&self, id: OperationId) -> i64 {
-        let (columns, index) = self.columns(id);
+        let (columns, index) = self.columns_and_row(id);
         columns.length(index)
     }
 
     /// Start and end of the operation, in nanoseconds; the end is exclusive.
     #[inline]
     pub fn span(&self, id: OperationId) -> (i64, i64) {
-        let (columns, index) = self.columns(id);
+        let (columns, index) = self.columns_and_row(id);
         let start = columns.start.at(index);
         (start, start.wrapping_add(columns.length(index)))
     }
 
     /// Place of the operation.
     pub fn place(&self, id: OperationId) -> PlaceId {
-        let (columns, index) = self.columns(id);
+        let (columns, index) = self.columns_and_row(id);
         columns.place.at(index)
     }
 
     /// Correlation id of the operation; 0 if it has no id.
     pub fn correlation(&self, id: OperationId) -> u32 {
-        let (columns, index) = self.columns(id);
+        let (columns, index) = self.columns_and_row(id);
         columns.correlation.get(index).unwrap_or(0)
     }
 
     /// A name for people: the kernel's, `[CUDA memcpy …]`, `[CUDA memset]`, `graph …`.
     pub fn name(&self, id: OperationId) -> String {
         let trace = self.trace;
-        match self.part(id) {
+        match self.kind_and_row(id) {
             (OperationKind::Kernel, index) => trace.kernel_name(index).to_owned(),
             (OperationKind::Copy, index) => memcpy_name(trace.names.text(trace.copies.kind[index])),
             (OperationKind::Set, _) => MEMSET_NAME.to_owned(),

@@ -9,7 +9,7 @@ use crate::model::names::NameId;
 use crate::stats::{GroupedSamples, ValueSummary};
 
 /// Maximum number of kernels and components that are listed.
-const TOP: usize = 10;
+const MAX_LISTED: usize = 10;
 
 /// A kernel and its part of the time of all kernels.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,15 +92,15 @@ impl TraceAnswers {
             let name = context.trace.functions[function as usize].demangled;
             samples.push(name.0, length(row));
         }
-        let lengths = samples.counted();
+        let lengths = samples.into_counted_values();
         let mut all: Vec<KernelTimeShare> = lengths
-            .groups()
+            .groups_with_values()
             .map(|name| {
-                let summary = lengths.summary(name);
+                let summary = lengths.summary_of_group(name);
                 let name = context.trace.names.text(NameId(name));
                 KernelTimeShare {
                     name: name.to_owned(),
-                    class: KernelClass::class_of_name(name),
+                    class: KernelClass::from_kernel_name(name),
                     summary,
                     share: share(summary.total),
                 }
@@ -116,7 +116,7 @@ impl TraceAnswers {
         let mut classes: Vec<_> =
             classes.into_iter().map(|(class, (ns, count))| (class, ns, count)).collect();
         classes.sort_by_key(|&(class, ns, _)| (std::cmp::Reverse(ns), class));
-        all.truncate(TOP);
+        all.truncate(MAX_LISTED);
         Self { kernel_ns, top_kernels: all, classes, components: run_components(context, &share) }
     }
 }
@@ -148,7 +148,7 @@ fn run_components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) ->
         .filter(|&path| kernels[path as usize].0 > 0 && depth(path) < 2)
         .collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernels[path as usize].1), path));
-    order.truncate(TOP);
+    order.truncate(MAX_LISTED);
     order
         .into_iter()
         .map(|path| {
@@ -156,7 +156,7 @@ fn run_components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) ->
             RunComponent {
                 path: paths.text(context.trace, path),
                 depth: depth(path),
-                host: context.host.lengths.summary(path),
+                host: context.host.lengths.summary_of_group(path),
                 kernels: count,
                 kernel_ns: ns,
                 share: share(ns),

@@ -29,7 +29,7 @@ impl ChecklistMark {
         }
     }
 
-    fn mark(self) -> &'static str {
+    fn checkbox(self) -> &'static str {
         match self {
             Self::Holds => "[x]",
             Self::Fails => "[!]",
@@ -166,7 +166,7 @@ pub fn to_text(lines: &[ChecklistLine]) -> String {
         for line in same {
             wrap_line(
                 &mut text,
-                &format!("{} {}", line.tick.mark(), line.text),
+                &format!("{} {}", line.tick.checkbox(), line.text),
                 "    ",
                 "        ",
             );

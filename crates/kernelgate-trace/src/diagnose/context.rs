@@ -4,12 +4,12 @@ use crate::analyze::classes::{CommunicationKind, OperationClass, OperationClasse
 use crate::analyze::launches::calls::LaunchCall;
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle::{DeviceActivity, Gap};
+use crate::analyze::timeline::idle::{DeviceActivity, IdleGap};
 use crate::model::Trace;
 use crate::model::names::{NameId, without_numbers_in_name};
 use crate::read;
 
-use super::host::cause::{IdleCauseKind, MAX_START_LATENCY_NS, Why};
+use super::host::cause::{CauseAndName, IdleCauseKind, MAX_START_LATENCY_NS};
 use super::host::{HostActivitySummary, HostPassState};
 use super::platform::TracePlatform;
 
@@ -27,8 +27,8 @@ pub struct DiagnosisContext<'a> {
     pub host: HostActivitySummary,
     /// GPU vendor and recorder of the trace.
     pub platform: TracePlatform,
-    /// Start of the first operation of each place whose launch was recorded. The host launched what
-    /// ran before it on that stream before the recording began.
+    /// Start of the first operation of each place whose launch was recorded. The host launched the
+    /// stream's earlier operations before the recording began.
     first_launched: Vec<i64>,
 }
 
@@ -37,18 +37,18 @@ impl<'a> DiagnosisContext<'a> {
     pub fn new(trace: &'a Trace, keep_ranges: bool) -> Self {
         let mut pass = HostPassState::new(keep_ranges);
         read::for_each_row(trace, |row| pass.add(trace, row));
-        Self::joined(trace, pass.finish(trace, |label| label, i64::MAX))
+        Self::join_trace_and_host(trace, pass.finish_host_pass(trace, |label| label, i64::MAX))
     }
 
     /// Joins a trace with its host's part, after which it needs no correlation ids.
-    pub fn joined(
+    pub fn join_trace_and_host(
         trace: &'a Trace,
         (activities, host): (Vec<DeviceActivity>, HostActivitySummary),
     ) -> DiagnosisContext<'a> {
         let classes = classify_operations(trace, &host);
         let (all, platform) = (AllOperations::new(trace), TracePlatform::new(trace));
         let mut first_launched = vec![i64::MAX; trace.places.len()];
-        for id in all.ids().filter(|&id| host.launches.has(id)) {
+        for id in all.ids().filter(|&id| host.launches.has_launch(id)) {
             let first = &mut first_launched[all.place(id).0 as usize];
             *first = all.start(id).min(*first);
         }
@@ -63,45 +63,45 @@ impl<'a> DiagnosisContext<'a> {
     }
 
     /// The call that launched an operation, if the call was recorded.
-    pub fn launch(&self, operation: OperationId) -> Option<LaunchCall> {
+    pub fn launch_call(&self, operation: OperationId) -> Option<LaunchCall> {
         self.host.launches.get(&self.all, operation)
     }
 
     /// The path of an operation as text, if it is in a range.
     pub fn path_of_operation(&self, operation: OperationId) -> Option<String> {
-        self.range(self.path_id_of_operation(operation))
+        self.range_path_text(self.path_id_of_operation(operation))
     }
 
     /// Text of a range path; `None` for the root.
-    pub fn range(&self, path: RangePathId) -> Option<String> {
+    pub fn range_path_text(&self, path: RangePathId) -> Option<String> {
         (path != ROOT_PATH).then(|| self.host.paths.text(self.trace, path))
     }
 
     /// The path of the innermost range that contains both an operation and everything inside a
     /// path.
-    pub fn around(&self, path: RangePathId, operation: OperationId) -> RangePathId {
-        self.host.paths.common(path, self.path_id_of_operation(operation))
+    pub fn innermost_path_around(&self, path: RangePathId, operation: OperationId) -> RangePathId {
+        self.host.paths.innermost_common_path(path, self.path_id_of_operation(operation))
     }
 
     /// The causes of a gap and the time of each; they add up to its length.
-    pub fn causes_of_gap(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
-        let mut parts = self.host.idle.parts(gap).peekable();
+    pub fn causes_of_gap(&self, gap: &IdleGap) -> impl Iterator<Item = (CauseAndName, i64)> {
+        let mut parts = self.host.idle.causes_of_gap(gap).peekable();
         let unlaunched = parts.peek().is_none().then(|| {
             let kind = match self.is_page_migration(gap.after) {
                 true => IdleCauseKind::Migration,
                 false if self.was_queued_before_recording(gap) => IdleCauseKind::BackToBack,
                 false => IdleCauseKind::Unknown,
             };
-            ((kind, None), gap.length())
+            ((kind, None), gap.gap_ns())
         });
         parts.chain(unlaunched)
     }
 
     /// Whether the operation after a gap was launched before the recording began, and started as
     /// fast as queued work does.
-    fn was_queued_before_recording(&self, gap: &Gap) -> bool {
+    fn was_queued_before_recording(&self, gap: &IdleGap) -> bool {
         let first = self.first_launched[self.all.place(gap.after).0 as usize];
-        first < i64::MAX && self.all.start(gap.after) < first && gap.length() < MAX_START_LATENCY_NS
+        first < i64::MAX && self.all.start(gap.after) < first && gap.gap_ns() < MAX_START_LATENCY_NS
     }
 
     /// Whether an operation migrates pages of managed memory, which no call launches.
@@ -110,15 +110,15 @@ impl<'a> DiagnosisContext<'a> {
     }
 
     /// The name of a function without its version.
-    pub fn function(&self, name: NameId) -> &'a str {
+    pub fn function_name(&self, name: NameId) -> &'a str {
         crate::stats::without_interface_version(self.trace.names.text(name))
     }
 
     /// The function that is to blame for idle time, or the range around host code, without numbers.
-    pub fn blamed_function_or_range(&self, (kind, name): Why) -> Option<String> {
+    pub fn blamed_function_or_range(&self, (kind, name): CauseAndName) -> Option<String> {
         name.map(|name| match kind {
             IdleCauseKind::HostCode => without_numbers_in_name(self.trace.names.text(name)),
-            _ => self.function(name).to_owned(),
+            _ => self.function_name(name).to_owned(),
         })
     }
 
@@ -136,7 +136,7 @@ fn classify_operations<'a>(trace: &'a Trace, host: &HostActivitySummary) -> Oper
     // A path has a larger number than its parent path.
     let mut by_path: Vec<Option<CommunicationKind>> = Vec::with_capacity(paths.len());
     for path in (0..).take(paths.len()) {
-        let own = || CommunicationKind::communication_of_range(trace.names.text(paths.name(path)));
+        let own = || CommunicationKind::from_range_name(trace.names.text(paths.name(path)));
         by_path.push(match path {
             ROOT_PATH => None,
             _ => by_path[paths.parent_path(path) as usize].or_else(own),

@@ -15,7 +15,8 @@ pub struct MemoryUse {
     pub pid: i64,
     /// The device.
     pub device: u32,
-    /// When it changed, nanoseconds of the trace, and the bytes that were held from then on.
+    /// Each time at which the held memory changed, nanoseconds of the trace, and the bytes that
+    /// were held from then on.
     pub held: Vec<(i64, u64)>,
     /// The most bytes that were held, and when for the first time.
     pub peak: (i64, u64),
@@ -97,10 +98,10 @@ pub(super) fn memory_by_device(trace: &Trace, outermost: &[OutermostRange]) -> V
         let (time, address) = (rows.time[row], rows.address[row]);
         match rows.given_back[row] {
             true => uses[number].release_bytes(time, address),
-            false => uses[number].take(time, address, rows.bytes[row]),
+            false => uses[number].add_allocation(time, address, rows.bytes[row]),
         }
     }
-    uses.into_iter().map(|held| held.finish(trace, outermost)).collect()
+    uses.into_iter().map(|held| held.into_memory_use(trace, outermost)).collect()
 }
 
 /// The held device memory of a trace, while allocations are added in time order.
@@ -127,12 +128,12 @@ impl HeldDeviceMemory {
         Self { process, of: memory_use, bytes: 0, live: HashMap::new() }
     }
 
-    fn take(&mut self, time: i64, address: u64, bytes: u64) {
+    fn add_allocation(&mut self, time: i64, address: u64, bytes: u64) {
         self.of.taken += 1;
         // An earlier entry at the address was freed without a record.
         self.bytes -= self.live.insert(address, bytes).unwrap_or(0);
         self.bytes += bytes;
-        self.changed(time);
+        self.note_held_bytes(time);
     }
 
     /// Some recorders do not record the size of a freed allocation, which follows from its address.
@@ -143,17 +144,17 @@ impl HeldDeviceMemory {
         };
         self.of.given_back += 1;
         self.bytes -= bytes;
-        self.changed(time);
+        self.note_held_bytes(time);
     }
 
-    fn changed(&mut self, time: i64) {
+    fn note_held_bytes(&mut self, time: i64) {
         self.of.held.push((time, self.bytes));
         if self.bytes > self.of.peak.1 {
             self.of.peak = (time, self.bytes);
         }
     }
 
-    fn finish(mut self, trace: &Trace, outermost: &[OutermostRange]) -> MemoryUse {
+    fn into_memory_use(mut self, trace: &Trace, outermost: &[OutermostRange]) -> MemoryUse {
         let own = || outermost.iter().filter(|range| range.process == self.process);
         let first = own().map(|range| range.start).next().unwrap_or(i64::MAX);
         let before = self.of.most_bytes_in_span((i64::MIN, first.saturating_sub(1)));

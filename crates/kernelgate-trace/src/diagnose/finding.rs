@@ -40,7 +40,7 @@ const MIN_WARNING_SAVING_PERCENT: f64 = 2.0;
 impl FindingSeverity {
     /// The severity of a finding that could save a part of a span.
     #[allow(clippy::cast_precision_loss)]
-    pub fn severity_of_saving(saved_ns: i64, span_ns: i64) -> Self {
+    pub fn from_saving(saved_ns: i64, span_ns: i64) -> FindingSeverity {
         let share = saved_ns as f64 / span_ns.max(1) as f64 * 100.0;
         match share {
             _ if share >= MIN_SEVERE_SAVING_PERCENT => Self::Severe,
@@ -90,7 +90,7 @@ pub struct FindingEvidence {
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: Option<i64>,
-    /// The path of the innermost range that all of it was launched in.
+    /// The path of the innermost range in which all operations of the finding were launched.
     pub range: Option<String>,
     /// The span of one of them, the longest if they differ, in nanoseconds of the trace.
     pub span: Option<(i64, i64)>,
@@ -116,7 +116,8 @@ pub struct FusibleKernel {
     pub function: u32,
     /// Whether the fused kernel is the longest of its chain, whose time stays.
     pub stays: bool,
-    /// Whether another kernel of the chain runs before it: the time between them goes.
+    /// Whether another kernel of the chain runs before this one; fusing removes the time between
+    /// them.
     pub follows: bool,
 }
 
@@ -166,7 +167,8 @@ pub struct DiagnosisFinding {
     pub measured: NumberWithUnit,
     /// The threshold with which the rule compares.
     pub threshold: NumberWithUnit,
-    /// Nanoseconds that mending it could save at most, where known: no more than its replay gains.
+    /// Upper bound of the nanoseconds that mending the finding saves, where known: no more than its
+    /// replay gains.
     pub recoverable_ns: Option<i64>,
     /// The change that would remove the cause.
     pub remedy: FindingRemedy,
@@ -182,7 +184,7 @@ pub struct DiagnosisFinding {
 
 impl DiagnosisFinding {
     /// Sorts findings by their savings, then by severity.
-    pub(super) fn sort(findings: &mut [Self]) {
+    pub(super) fn sort_by_savings(findings: &mut [Self]) {
         findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
     }
 
@@ -192,8 +194,7 @@ impl DiagnosisFinding {
         let gain_ns = gain_ns.max(0);
         if self.recoverable_ns.is_none_or(|claimed| claimed > gain_ns) {
             self.recoverable_ns = Some(gain_ns);
-            self.severity =
-                self.severity.min(FindingSeverity::severity_of_saving(gain_ns, span_ns));
+            self.severity = self.severity.min(FindingSeverity::from_saving(gain_ns, span_ns));
         }
     }
 }
@@ -237,7 +238,7 @@ impl InspectedUnit {
 
 impl InspectedUnit {
     /// The key of the unit in JSON, which never changes.
-    pub fn key(self) -> &'static str {
+    pub fn json_key(self) -> &'static str {
         match self {
             Self::KernelTime => "kernel_ns",
             Self::Operations => "operations",
@@ -270,13 +271,13 @@ const MIN_INSPECTED_SHARE_FOR_NO: f64 = 0.9;
 impl InspectedShare {
     /// The inspected share, from 0 to 1.
     #[allow(clippy::cast_precision_loss)]
-    pub fn share(&self) -> f64 {
+    pub fn inspected_share(&self) -> f64 {
         if self.whole <= 0 { 0.0 } else { self.seen as f64 / self.whole as f64 }
     }
 
     /// Whether the rule inspected so many records that it can answer no.
     pub fn is_enough_for_no(&self) -> bool {
-        self.share() >= MIN_INSPECTED_SHARE_FOR_NO
+        self.inspected_share() >= MIN_INSPECTED_SHARE_FOR_NO
     }
 }
 
@@ -309,7 +310,7 @@ pub enum QuestionAnswer {
 /// A question of the diagnosis, with its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiagnosisQuestion {
-    /// The rule that answers it, which is also the id of its findings.
+    /// Id of the rule that answers the question, which is also the id of its findings.
     pub id: &'static str,
     /// In words.
     pub text: &'static str,
@@ -318,7 +319,7 @@ pub struct DiagnosisQuestion {
 }
 
 impl DiagnosisQuestion {
-    /// Reason, and how to record what is missing, where it cannot be answered.
+    /// Reason why the question cannot be answered, and how to record what is missing.
     pub fn missing_data_reason(&self) -> Option<String> {
         let QuestionAnswer::CannotAnswer { reason, record, .. } = &self.answer else { return None };
         Some(match record.is_empty() {
@@ -386,7 +387,7 @@ impl TraceDiagnosis {
     }
 
     /// Whether a rule inspected sufficient records and found nothing.
-    pub fn passed(&self, id: &str) -> bool {
+    pub fn has_rule_passed(&self, id: &str) -> bool {
         self.question(id)
             .is_some_and(|question| matches!(question.answer, QuestionAnswer::No { .. }))
     }
@@ -401,7 +402,7 @@ impl TraceDiagnosis {
     }
 
     /// The worst severity of all findings, also of those about the quality of the data.
-    pub fn worst(&self) -> Option<FindingSeverity> {
+    pub fn worst_severity(&self) -> Option<FindingSeverity> {
         self.quality.iter().chain(&self.findings).map(|finding| finding.severity).max()
     }
 }

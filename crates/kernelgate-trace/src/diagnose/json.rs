@@ -40,7 +40,7 @@ impl TraceDiagnosis {
         let skipped: Vec<Value> = skipped
             .filter_map(|of| Some(json!({ "rule": of.id, "reason": of.missing_data_reason()? })))
             .collect();
-        let passed = self.questions.iter().map(|of| of.id).filter(|id| self.passed(id));
+        let passed = self.questions.iter().map(|of| of.id).filter(|id| self.has_rule_passed(id));
         json!({
             "schema_version": DIAGNOSIS_JSON_SCHEMA,
             "recorder": self.recorder,
@@ -134,7 +134,7 @@ fn device_json(device: &ProcessDeviceUse) -> Value {
         .iter()
         .map(|cause| {
             json!({
-                "key": cause.kind.key(),
+                "key": cause.kind.json_key(),
                 "cause": cause.kind.label(),
                 "function": cause.function,
                 "count": cause.count,
@@ -199,8 +199,8 @@ fn question_json(question: &DiagnosisQuestion) -> Value {
         "inspected": inspected.map(|of| json!({
             "seen": of.seen,
             "whole": of.whole,
-            "unit": of.unit.key(),
-            "share": of.share(),
+            "unit": of.unit.json_key(),
+            "share": of.inspected_share(),
             "missing": of.missing,
         })),
         "reason": reason,

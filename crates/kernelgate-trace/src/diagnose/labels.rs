@@ -5,7 +5,7 @@ use crate::analyze::classes::OpenBrackets;
 /// A name for people. For example, `void at::native::vectorized_elementwise_kernel<(int)4,
 /// at::native::CUDAFunctor_add<float>>(int, T2)` becomes `vectorized_elementwise_kernel<4,
 /// CUDAFunctor_add<float>>`.
-pub fn short_name(name: &str) -> String {
+pub fn readable_name(name: &str) -> String {
     let name = without_return_type(name_without_parameters(name));
     let mut short = String::with_capacity(name.len());
     // Start in `short` of the word that is being copied.
@@ -35,7 +35,7 @@ pub fn short_name(name: &str) -> String {
 fn without_return_type(name: &str) -> &str {
     let name = name.strip_prefix("void ").unwrap_or(name);
     let mut brackets = OpenBrackets::default();
-    let space = name.char_indices().filter(|&(_, c)| brackets.outside(c) && c == ' ').last();
+    let space = name.char_indices().filter(|&(_, c)| brackets.is_outside(c) && c == ' ').last();
     let Some(at) = space.map(|(at, _)| at) else { return name };
     let function = &name[at + 1..];
     // Names with operators may close more brackets than they open.
@@ -71,37 +71,39 @@ fn name_without_parameters(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::short_name;
+    use super::readable_name;
 
     #[test]
     fn words_that_all_names_share_are_dropped() {
         assert_eq!(
-            short_name(
+            readable_name(
                 "void at::native::vectorized_elementwise_kernel<(int)4, \
                  at::native::CUDAFunctor_add<float>, std::array<char *, (unsigned long)3>>(int, T2)"
             ),
             "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, array<char *, 3>>"
         );
-        assert_eq!(short_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
+        assert_eq!(readable_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
         assert_eq!(
-            short_name("ncclDevKernel_SendRecv(ncclStorage<(unsigned long)4096>)"),
+            readable_name("ncclDevKernel_SendRecv(ncclStorage<(unsigned long)4096>)"),
             "ncclDevKernel_SendRecv"
         );
-        assert_eq!(short_name("void <unnamed>::softmax<float>(float *)"), "softmax<float>");
-        assert_eq!(short_name("[CUDA memcpy Host-to-Device]"), "[CUDA memcpy Host-to-Device]");
+        assert_eq!(readable_name("void <unnamed>::softmax<float>(float *)"), "softmax<float>");
+        assert_eq!(readable_name("[CUDA memcpy Host-to-Device]"), "[CUDA memcpy Host-to-Device]");
         assert_eq!(
-            short_name("std::enable_if<(((8)>(0)))&&T<B>::exists, void>::type v::norm<B, 8>(B *)"),
+            readable_name(
+                "std::enable_if<(((8)>(0)))&&T<B>::exists, void>::type v::norm<B, 8>(B *)"
+            ),
             "norm<B, 8>"
         );
         assert_eq!(
-            short_name(
+            readable_name(
                 "void at::native::<unnamed>::apply<at::native::<unnamed>::List<(int)2>, \
                  at::native::Copy<long, long>>(T1, T2)"
             ),
             "apply<List<2>, Copy<long, long>>"
         );
-        assert_eq!(short_name("(odd)"), "(odd)");
-        assert_eq!(short_name(""), "");
-        assert_eq!(short_name("a::b))) (()"), "b))) (");
+        assert_eq!(readable_name("(odd)"), "(odd)");
+        assert_eq!(readable_name(""), "");
+        assert_eq!(readable_name("a::b))) (()"), "b))) (");
     }
 }

@@ -40,7 +40,7 @@ pub use finding::{
 };
 pub use host::cause::IdleCauseKind;
 pub use host::gaps::{GapLengthClass, IdleCause, IdleGapReport, OperationsAroundGap};
-pub use labels::short_name;
+pub use labels::readable_name;
 pub use rules::reference::RuleEntry;
 pub use rules::rule_entries;
 pub use tree::{RangeTreeNode, TimeBound};
@@ -70,7 +70,7 @@ impl<'a> JoinedTrace<'a> {
     }
 
     /// Diagnoses the job.
-    pub fn diagnose_job(&self) -> TraceDiagnosis {
+    pub fn diagnose_whole_job(&self) -> TraceDiagnosis {
         rules::apply_all_rules(&self.0)
     }
 }
@@ -98,8 +98,8 @@ fn with_streamed_context<T>(
     let columns = WantedTraceParts { few_names: true, ..WantedTraceParts::ALL };
     let streamed = read::stream_trace_rows(path, &columns, |trace, row| pass.add(trace, row))?;
     Ok(streamed.map(|StreamedRows { mut trace, names, last }| {
-        let host = pass.finish(&trace, |label| names[label.0 as usize], last);
+        let host = pass.finish_host_pass(&trace, |label| names[label.0 as usize], last);
         trace.forget_correlations();
-        of(&DiagnosisContext::joined(&trace, host))
+        of(&DiagnosisContext::join_trace_and_host(&trace, host))
     }))
 }

@@ -21,9 +21,9 @@ pub struct TracePlatform {
 }
 
 /// Parts of the names of AMD's devices.
-const AMD: &[&str] = &["AMD", "Instinct", "Radeon", "gfx"];
+const AMD_DEVICE_WORDS: &[&str] = &["AMD", "Instinct", "Radeon", "gfx"];
 /// Names of functions that only AMD's HIP has.
-const HIP: &[&str] = &[
+const HIP_ONLY_FUNCTIONS: &[&str] = &[
     "hipLaunchKernel",
     "hipModuleLaunchKernel",
     "hipExtModuleLaunchKernel",
@@ -36,13 +36,14 @@ const HIP: &[&str] = &[
 
 /// Whether the device is a GPU of AMD.
 pub(super) fn is_amd_device(device: &TracedDevice) -> bool {
-    AMD.iter().any(|part| device.name.contains(part))
+    AMD_DEVICE_WORDS.iter().any(|part| device.name.contains(part))
 }
 
 impl TracePlatform {
     /// Finds vendor and recorder from the names in a trace.
     pub fn new(trace: &Trace) -> Self {
-        let called = || HIP.iter().any(|function| trace.names.find(function).is_some());
+        let called =
+            || HIP_ONLY_FUNCTIONS.iter().any(|function| trace.names.find(function).is_some());
         let amd = trace.devices.iter().any(is_amd_device)
             || (trace.devices.iter().all(|device| device.name.is_empty()) && called());
         let vendor = if amd { GpuVendor::Amd } else { GpuVendor::Nvidia };
@@ -57,17 +58,17 @@ impl TracePlatform {
     }
 
     /// A graph of launches.
-    pub fn graph_name(self) -> &'static str {
+    pub fn graph_term(self) -> &'static str {
         self.pick("CUDA graph", "HIP graph")
     }
 
     /// The vendor's word for threads that run in lockstep: "warp".
-    pub fn warp(self) -> &'static str {
+    pub fn warp_term(self) -> &'static str {
         self.pick("warp", "wavefront")
     }
 
     /// A group of cores that share registers.
-    pub fn multiprocessors(self) -> &'static str {
+    pub fn multiprocessor_term(self) -> &'static str {
         self.pick("multiprocessors", "compute units")
     }
 
@@ -157,7 +158,7 @@ impl TracePlatform {
     }
 
     /// How to see the kernels inside graphs.
-    pub fn graph_nodes(self) -> &'static str {
+    pub fn advice_to_trace_graph_nodes(self) -> &'static str {
         match self.recorder {
             TraceRecorder::NsightSystems => {
                 "record with --cuda-graph-trace=node to see the kernels in graphs; it costs time a \

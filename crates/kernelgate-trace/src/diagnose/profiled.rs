@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::finding::{DiagnosisFinding, FindingEvidence};
-use super::labels::short_name;
+use super::labels::readable_name;
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
 use crate::stats::shorten;
@@ -16,7 +16,7 @@ pub(super) fn launch_metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) 
 
 /// The duration of a launch in nanoseconds.
 #[allow(clippy::cast_possible_truncation)]
-pub(super) fn duration(trace: &Trace, launch: &ProfiledLaunch) -> Option<i64> {
+pub(super) fn launch_duration_ns(trace: &Trace, launch: &ProfiledLaunch) -> Option<i64> {
     let metric = launch.metrics.get(&trace.names.find("Duration")?)?;
     let scale = match trace.names.text(metric.unit) {
         "ns" | "nsecond" => 1.0,
@@ -29,21 +29,21 @@ pub(super) fn duration(trace: &Trace, launch: &ProfiledLaunch) -> Option<i64> {
 }
 
 /// The kernel's name, as long as a line has room for.
-pub(super) fn kernel_name(trace: &Trace, launch: &ProfiledLaunch) -> String {
-    shorten(&short_name(trace.names.text(launch.kernel)), 60)
+pub(super) fn shortened_kernel_name(trace: &Trace, launch: &ProfiledLaunch) -> String {
+    shorten(&readable_name(trace.names.text(launch.kernel)), 60)
 }
 
 /// A launch as evidence.
-pub(super) fn evidence(
+pub(super) fn launch_evidence(
     trace: &Trace,
     launch: &ProfiledLaunch,
     words: String,
 ) -> Vec<FindingEvidence> {
-    let kernel = kernel_name(trace, launch);
+    let kernel = shortened_kernel_name(trace, launch);
     vec![FindingEvidence {
         what: format!("{words}: launch {}, {kernel}", launch.id),
         count: 1,
-        total_ns: duration(trace, launch),
+        total_ns: launch_duration_ns(trace, launch),
         ..FindingEvidence::default()
     }]
 }

@@ -8,12 +8,12 @@ use super::finding::{
     TraceDiagnosis,
 };
 use super::host::gaps::GapLengthClass;
-use super::labels::short_name;
+use super::labels::readable_name;
 use crate::stats::{shorten, with_thousands_separators};
 
 const TEXT_WIDTH: usize = 100;
-/// Softmax over matmul below which the two do not belong to one attention: a head of 128 has a ratio
-/// of 0.01 in FLOPs, and a FLOP of softmax is not faster.
+/// Softmax over matmul below which the two do not belong to one attention: a head of 128 has a
+/// ratio of 0.01 in FLOPs, and a FLOP of softmax is not faster.
 const MIN_SHOWN_SOFTMAX_RATIO: f64 = 0.01;
 /// Characters of the first words of evidence.
 const MAX_EVIDENCE_NAME_CHARACTERS: usize = 110;
@@ -26,19 +26,19 @@ impl TraceDiagnosis {
     /// The diagnosis as text of at most 100 columns.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
-        self.head(&mut text);
-        self.quality(&mut text);
+        self.write_head(&mut text);
+        self.write_doubts(&mut text);
         self.write_time_accounts(&mut text);
         self.write_critical_path_text(&mut text);
         self.write_gaps(&mut text);
         self.write_findings(&mut text);
-        self.time(&mut text);
-        self.utilization.write(&mut text);
+        self.write_time_answers(&mut text);
+        self.utilization.write_utilization(&mut text);
         if let Some(network) = &self.network {
-            network.write(&mut text);
+            network.write_network(&mut text);
         }
-        self.memory(&mut text);
-        self.rest(&mut text);
+        self.write_memory_use(&mut text);
+        self.write_inspected_without_findings(&mut text);
         text
     }
 
@@ -49,12 +49,12 @@ impl TraceDiagnosis {
             finding.write_data_quality_doubt(&mut text);
         }
         for (index, finding) in self.findings.iter().enumerate() {
-            finding.head(&mut text, index + 1);
+            finding.write_finding_head(&mut text, index + 1);
         }
         text
     }
 
-    fn head(&self, text: &mut String) {
+    fn write_head(&self, text: &mut String) {
         let records: Vec<String> = self
             .records
             .iter()
@@ -81,7 +81,7 @@ impl TraceDiagnosis {
     }
 
     /// Doubts about the trace are printed before all text that depends on the trace.
-    fn quality(&self, text: &mut String) {
+    fn write_doubts(&self, text: &mut String) {
         if self.quality.is_empty() {
             return;
         }
@@ -89,7 +89,7 @@ impl TraceDiagnosis {
         for finding in &self.quality {
             finding.write_data_quality_doubt(text);
             for evidence in &finding.evidence {
-                evidence.write(text, self.origin_ns, usize::MAX);
+                evidence.write_evidence(text, self.origin_ns, usize::MAX);
             }
             wrap_line(text, &format!("do: {}", finding.advice), "     ", "       ");
         }
@@ -126,7 +126,7 @@ impl TraceDiagnosis {
     }
 
     fn write_gaps(&self, text: &mut String) {
-        if self.devices.iter().all(|device| device.gaps.count() == 0) {
+        if self.devices.iter().all(|device| device.gaps.gap_count() == 0) {
             return;
         }
         let _ = writeln!(text, "\nGaps (times in which no kernel, copy, set or graph ran)");
@@ -162,7 +162,7 @@ impl TraceDiagnosis {
                 time(gaps.longest_ns)
             );
         }
-        for device in self.devices.iter().filter(|device| device.gaps.count() > 0) {
+        for device in self.devices.iter().filter(|device| device.gaps.gap_count() > 0) {
             let _ =
                 writeln!(text, "  why device {} was idle (process {}):", device.device, device.pid);
             for cause in device.gaps.causes.iter().take(4) {
@@ -180,8 +180,8 @@ impl TraceDiagnosis {
                 let _ = writeln!(
                     text,
                     "    {} → {}",
-                    shorten(&short_name(&transition.before), 45),
-                    shorten(&short_name(&transition.after), 46)
+                    shorten(&readable_name(&transition.before), 45),
+                    shorten(&readable_name(&transition.after), 46)
                 );
                 let range = transition
                     .range
@@ -206,7 +206,7 @@ impl TraceDiagnosis {
         }
         let whole = self.critical_path.total_ns;
         for (index, finding) in self.findings.iter().enumerate() {
-            finding.write(text, index + 1, self.origin_ns);
+            finding.write_finding(text, index + 1, self.origin_ns);
             if let Some(of) = finding.replayed {
                 let share = percent(of.alone_ns, whole);
                 let mut line =
@@ -237,7 +237,7 @@ impl TraceDiagnosis {
         }
     }
 
-    fn time(&self, text: &mut String) {
+    fn write_time_answers(&self, text: &mut String) {
         let answers = &self.answers;
         if !answers.top_kernels.is_empty() {
             let _ = writeln!(text, "\nTop kernels ({} of kernel time)", time(answers.kernel_ns));
@@ -250,7 +250,7 @@ impl TraceDiagnosis {
                     with_thousands_separators(&kernel.summary.count.to_string()),
                     median_time_text(kernel.summary.median),
                     kernel.class.label(),
-                    shorten(&short_name(&kernel.name), 41)
+                    shorten(&readable_name(&kernel.name), 41)
                 );
             }
             let _ = writeln!(text, "\nKernel time by kind of work (by the kernels' names)");
@@ -265,7 +265,7 @@ impl TraceDiagnosis {
                 );
             }
         }
-        self.softmax(text);
+        self.write_softmax_ratio(text);
         if answers.components.is_empty() {
             return;
         }
@@ -295,7 +295,7 @@ impl TraceDiagnosis {
     }
 
     /// Prints softmax time against matmul time, if their ratio is plausible for attention.
-    fn softmax(&self, text: &mut String) {
+    fn write_softmax_ratio(&self, text: &mut String) {
         let Some(ratio) = self
             .answers
             .softmax_over_matmul_time()
@@ -318,7 +318,7 @@ impl TraceDiagnosis {
         );
     }
 
-    fn memory(&self, text: &mut String) {
+    fn write_memory_use(&self, text: &mut String) {
         if self.memory.is_empty() {
             return;
         }
@@ -338,8 +338,8 @@ impl TraceDiagnosis {
                  given back{unknown}",
                 of.pid,
                 of.device,
-                bytes(peak),
-                bytes(of.bytes_at_end()),
+                format_bytes(peak),
+                format_bytes(of.bytes_at_end()),
                 with_thousands_separators(&of.taken.to_string()),
                 with_thousands_separators(&of.given_back.to_string()),
             );
@@ -354,8 +354,8 @@ impl TraceDiagnosis {
                     "    {:<50}{:>8}{:>12}{:>13}",
                     shorten(&phase.name, 49),
                     with_thousands_separators(&phase.times.to_string()),
-                    bytes(phase.peak_bytes),
-                    format!("{sign}{}", bytes(phase.change_bytes.unsigned_abs()))
+                    format_bytes(phase.peak_bytes),
+                    format!("{sign}{}", format_bytes(phase.change_bytes.unsigned_abs()))
                 );
             }
             if let Some(more) =
@@ -366,7 +366,7 @@ impl TraceDiagnosis {
         }
     }
 
-    fn rest(&self, text: &mut String) {
+    fn write_inspected_without_findings(&self, text: &mut String) {
         // Several rules inspected, or lack, the same data, so they share one line.
         let mut passed: Vec<(String, Vec<&str>)> = Vec::new();
         let mut lacking: Vec<(String, Vec<&str>)> = Vec::new();
@@ -413,7 +413,7 @@ impl fmt::Display for InspectedShare {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = self.unit.label();
         if self.unit == InspectedUnit::KernelTime {
-            let share = self.share() * 100.0;
+            let share = self.inspected_share() * 100.0;
             return write!(formatter, "{share:.1} % of {} of {label}", time(self.whole));
         }
         let [seen, whole] =
@@ -430,7 +430,7 @@ impl DiagnosisFinding {
     }
 
     /// Prints a finding with its measurements.
-    fn head(&self, text: &mut String, number: usize) {
+    fn write_finding_head(&self, text: &mut String, number: usize) {
         let head = format!(
             "{number}. {} {}: {}",
             self.severity.label().to_uppercase(),
@@ -451,10 +451,10 @@ impl DiagnosisFinding {
         wrap_line(text, &line, "     ", "       ");
     }
 
-    fn write(&self, text: &mut String, number: usize, origin_ns: i64) {
-        self.head(text, number);
+    fn write_finding(&self, text: &mut String, number: usize, origin_ns: i64) {
+        self.write_finding_head(text, number);
         for evidence in &self.evidence {
-            evidence.write(text, origin_ns, MAX_EVIDENCE_NAME_CHARACTERS);
+            evidence.write_evidence(text, origin_ns, MAX_EVIDENCE_NAME_CHARACTERS);
         }
         wrap_line(text, &format!("do: {}", self.advice), "     ", "       ");
         wrap_line(text, &format!("no fault if: {}", self.false_positive), "     ", "       ");
@@ -462,7 +462,7 @@ impl DiagnosisFinding {
 }
 
 impl FindingEvidence {
-    fn write(&self, text: &mut String, origin_ns: i64, width: usize) {
+    fn write_evidence(&self, text: &mut String, origin_ns: i64, width: usize) {
         let mut line = shorten(&self.what, width);
         if self.count > 1 {
             let _ = write!(line, ", {} times", with_thousands_separators(&self.count.to_string()));
@@ -527,7 +527,7 @@ pub(super) fn time(ns: i64) -> String {
 
 /// Formats bytes in a suitable unit.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn bytes(bytes: u64) -> String {
+pub(super) fn format_bytes(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
         0..1_000 => format!("{bytes} B"),

@@ -68,8 +68,8 @@ pub struct RangeTreeNode {
     pub host_ns: Option<i64>,
     /// Nanoseconds in which at least one operation of the range ran.
     pub busy_ns: i64,
-    /// The part of it in which none that started earlier ran, in any range: parts of the busy time
-    /// that add up, also where a launch begins before the one ahead of it has ended.
+    /// The part of the busy time in which no operation that started earlier ran, in any range:
+    /// these parts add up, also where a launch begins before the one ahead of it has ended.
     pub own_ns: i64,
     /// Time from the first start to the last end, over all instances, nanoseconds.
     pub span_ns: i64,
@@ -144,12 +144,12 @@ pub(super) fn build_range_tree(
         for (&(node, _), _) in
             after.iter().zip(before).take_while(|(after, before)| after == before)
         {
-            tree.nodes[node].idle_ns += gap.length();
+            tree.nodes[node].idle_ns += gap.gap_ns();
             tree.nodes[node].waiting_ns += late;
         }
     }
     let busy_ns: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
-    tree.rows(&context.trace.work, busy_ns)
+    tree.into_rows(&context.trace.work, busy_ns)
 }
 
 impl RangeTree<'_> {
@@ -165,12 +165,12 @@ impl RangeTree<'_> {
         // Ranges of a graph's capture count as inside the ranges of its launch.
         let (mut path, mut chain) = (context.path_id_of_operation(id), Vec::new());
         while path != launched_in {
-            let node = self.node(context, path);
+            let node = self.node_of_path(context, path);
             chain.push((node, u64::from(path) << 32 | u64::from(call)));
             path = context.host.paths.parent_path(path);
         }
         while let Some(of) = ranges.get(range as usize) {
-            let node = self.node(context, of.path);
+            let node = self.node_of_path(context, of.path);
             chain.push((node, u64::from(range)));
             range = of.around;
         }
@@ -186,12 +186,12 @@ impl RangeTree<'_> {
     }
 
     /// The tree node of a path; paths whose names differ only in numbers share a node.
-    fn node(&mut self, context: &DiagnosisContext<'_>, path: RangePathId) -> usize {
+    fn node_of_path(&mut self, context: &DiagnosisContext<'_>, path: RangePathId) -> usize {
         if let Some(&known) = self.of_path.get(&path) {
             return known;
         }
         let parent = context.host.paths.parent_path(path);
-        let parent = (parent != ROOT_PATH).then(|| self.node(context, parent));
+        let parent = (parent != ROOT_PATH).then(|| self.node_of_path(context, parent));
         let name = context.trace.names.text(context.host.paths.name(path));
         let itself = self.apart.contains(&name);
         let pattern = if itself { name.to_owned() } else { without_numbers_in_name(name) };
@@ -211,13 +211,13 @@ impl RangeTree<'_> {
     }
 
     /// The nodes as rows, each before those inside it, by their first start.
-    fn rows(mut self, work: &[DeclaredRangeWork], busy_ns: i64) -> Vec<RangeTreeNode> {
-        let order = self.order();
+    fn into_rows(mut self, work: &[DeclaredRangeWork], busy_ns: i64) -> Vec<RangeTreeNode> {
+        let order = self.nodes_in_order();
         let paths: Vec<String> = (0..self.nodes.len()).map(|node| self.path(node)).collect();
         order
             .into_iter()
             .map(|index| {
-                let own_busy_ns = covered_ns(&mut self.nodes[index].spans);
+                let own_busy_ns = union_of_spans_ns(&mut self.nodes[index].spans);
                 let node = &self.nodes[index];
                 let span_ns = node.instances.values().map(|(start, end)| end - start).sum();
                 let of_limits =
@@ -233,7 +233,7 @@ impl RangeTree<'_> {
                     span_ns,
                     share: time_ratio_of_whole(own_busy_ns, busy_ns),
                     operations: node.operations,
-                    bound: time_bound(node, span_ns, &of_limits),
+                    bound: time_bound_of_node(node, span_ns, &of_limits),
                     of_limits,
                 }
             })
@@ -248,7 +248,7 @@ impl RangeTree<'_> {
         }
     }
 
-    fn order(&self) -> Vec<usize> {
+    fn nodes_in_order(&self) -> Vec<usize> {
         let mut inside: HashMap<Option<usize>, Vec<usize>> = HashMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
             inside.entry(node.parent).or_default().push(index);
@@ -278,7 +278,7 @@ fn reached_share_of_limits(
     work.map_or(Vec::new(), |work| work.limits.iter().map(reached).collect())
 }
 
-fn time_bound(node: &TreeNode, span_ns: i64, of_limits: &[(String, f64)]) -> TimeBound {
+fn time_bound_of_node(node: &TreeNode, span_ns: i64, of_limits: &[(String, f64)]) -> TimeBound {
     let idle = time_ratio_of_whole(node.idle_ns, span_ns);
     if idle > 1.0 - BUSY_DEVICE_SHARE && node.waiting_ns * 2 > node.idle_ns {
         return TimeBound::Launch;
@@ -300,7 +300,7 @@ fn time_bound(node: &TreeNode, span_ns: i64, of_limits: &[(String, f64)]) -> Tim
 }
 
 /// Nanoseconds in at least one of the spans, which are sorted.
-fn covered_ns(spans: &mut [(i64, i64)]) -> i64 {
+fn union_of_spans_ns(spans: &mut [(i64, i64)]) -> i64 {
     spans.sort_unstable();
     let (mut total, mut until) = (0, i64::MIN);
     for &(start, end) in &*spans {

@@ -9,7 +9,7 @@ use hashbrown::{HashMap, HashSet};
 use serde_json::{Value, json};
 
 use super::context::DiagnosisContext;
-use super::labels::short_name;
+use super::labels::readable_name;
 use super::text::{percent, time, wrap_line};
 use crate::analyze::launches::NO_CALL;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
@@ -24,7 +24,7 @@ use crate::model::names::NameId;
 use crate::stats::{shorten, with_thousands_separators};
 
 /// Maximum number of operators and ranges that are listed.
-const TOP: usize = 10;
+const MAX_LISTED: usize = 10;
 /// Ranges deeper than this are not listed.
 const MAX_LISTED_DEPTH: usize = 2;
 /// Work above this multiple of the tensor peak has wrong shapes. Clocks above the data sheet's and
@@ -121,7 +121,7 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
     found
         .operators
         .sort_by(|a, b| b.sum.kernel_ns.cmp(&a.sum.kernel_ns).then_with(|| a.name.cmp(&b.name)));
-    found.operators.truncate(TOP);
+    found.operators.truncate(MAX_LISTED);
     found.ranges = outer_two_range_levels(context, ranges);
     found
 }
@@ -153,8 +153,8 @@ fn declared_work_of_launches<'a>(context: &DiagnosisContext<'a>) -> Vec<Operator
     let declared = context.trace.work.iter().filter_map(|of| {
         let whole = DeclaredPaths {
             name: &of.path,
-            times: case_launches(context),
-            work: operator_work::declared(&of.work)?,
+            times: launch_count_of_case(context),
+            work: operator_work::work_of_declared_count(&of.work)?,
         };
         whole.call(context, |path| path == of.path)
     });
@@ -166,8 +166,8 @@ fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCal
     let declared = context.trace.parts.iter().filter_map(|of| {
         let part = DeclaredPaths {
             name: &of.label,
-            times: case_launches(context),
-            work: operator_work::declared(&of.work)?,
+            times: launch_count_of_case(context),
+            work: operator_work::work_of_declared_count(&of.work)?,
         };
         part.call(context, |path| {
             let before = path.strip_suffix(of.range.as_str());
@@ -178,7 +178,7 @@ fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCal
 }
 
 /// Number of times that the case was launched.
-fn case_launches(context: &DiagnosisContext<'_>) -> usize {
+fn launch_count_of_case(context: &DiagnosisContext<'_>) -> usize {
     let Some(work) = context.trace.work.first() else { return 0 };
     let paths = &context.host.paths;
     let own =
@@ -413,7 +413,7 @@ fn peaks_by_device(
         peaks.entry(call.device).or_insert_with(|| {
             let device = trace.devices.iter().find(|device| device.id == call.device);
             let name = device.map(|device| device.name.as_str()).unwrap_or_default();
-            let peaks = DevicePeaks::peaks_of_device(name);
+            let peaks = DevicePeaks::from_device_name(name);
             match peaks {
                 Some(peaks) => found.device = Some((name.to_owned(), peaks)),
                 None if name.is_empty() => found.unknown.push(format!(
@@ -466,7 +466,7 @@ fn outer_two_range_levels(
     let mut order: Vec<RangePathId> =
         sums.keys().copied().filter(|&path| depth(path) <= MAX_LISTED_DEPTH).collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernel_ns[path as usize]), path));
-    order.truncate(TOP);
+    order.truncate(MAX_LISTED);
     order
         .into_iter()
         .map(|path| RangeUtilization {
@@ -515,7 +515,7 @@ fn share_cell(value: Option<f64>) -> String {
 
 impl DeviceUtilization {
     /// Writes a section of text; writes nothing where no work is known and no device is named.
-    pub(super) fn write(&self, text: &mut String) {
+    pub(super) fn write_utilization(&self, text: &mut String) {
         if self.operators.is_empty() {
             return;
         }
@@ -540,7 +540,7 @@ impl DeviceUtilization {
                 |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
             let precision = operator.precision.filter(|_| sum.flops > 0.0);
             let precision = precision.map_or(String::new(), |of| format!(" {}", of.label()));
-            let name = shorten(&format!("{}{precision}", short_name(&operator.name)), 30);
+            let name = shorten(&format!("{}{precision}", readable_name(&operator.name)), 30);
             let _ = writeln!(
                 text,
                 "  {name:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  {}",
@@ -550,7 +550,7 @@ impl DeviceUtilization {
                 number(sum.flops_per_byte()),
                 share_cell(sum.share_of_tensor_peak().or(sum.share_of_memory_peak())),
                 share_cell(sum.share_of_roofline()),
-                sum.limit().map_or("-", |limit| limit.label())
+                sum.limiting_peak().map_or("-", |limit| limit.label())
             );
         }
         for range in &self.ranges {
@@ -581,7 +581,7 @@ impl DeviceUtilization {
                 "share_of_tensor_peak": sum.share_of_tensor_peak(),
                 "share_of_memory_peak": sum.share_of_memory_peak(),
                 "share_of_roofline": sum.share_of_roofline(),
-                "limit": sum.limit().map(|limit| limit.label()),
+                "limit": sum.limiting_peak().map(|limit| limit.label()),
             })
         };
         let operators = self.operators.iter().map(|operator| {

@@ -41,7 +41,7 @@ impl CollectiveKind {
     }
 
     /// The collective that a name mentions; separators and case do not matter.
-    pub fn collective_in_name(name: &str) -> Self {
+    pub fn from_name(name: &str) -> CollectiveKind {
         let letters: String = name
             .chars()
             .filter(char::is_ascii_alphanumeric)

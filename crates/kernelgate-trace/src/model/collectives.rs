@@ -46,7 +46,7 @@ impl CollectiveTable {
     }
 
     /// The framework's description of a kernel's collective, if it was recorded.
-    pub fn find(&self, kernel: u32) -> Option<CollectiveKernelCall> {
+    pub fn call_of_kernel(&self, kernel: u32) -> Option<CollectiveKernelCall> {
         let row = self.kernel.binary_search(&kernel).ok()?;
         Some(CollectiveKernelCall {
             name: self.name[row],
@@ -58,10 +58,10 @@ impl CollectiveTable {
     }
 
     /// The collectives of the kernels at some rows, with the rows that these kernels then have.
-    pub(crate) fn pick(&self, kernels: &[u32]) -> Self {
+    pub(crate) fn select_kernels(&self, kernels: &[u32]) -> Self {
         let mut picked = Self::default();
         for (new, &old) in (0u32..).zip(kernels) {
-            if let Some(call) = self.find(old) {
+            if let Some(call) = self.call_of_kernel(old) {
                 picked.push(new, call);
             }
         }

@@ -32,19 +32,19 @@ pub struct OperationPlace {
 
 /// The columns that every operation of the GPU has. Times are nanoseconds of the trace's clock.
 #[derive(Debug, Clone, Default)]
-pub struct Operations {
+pub struct OperationColumns {
     /// Start, nanoseconds.
     pub start: PackedColumn<i64>,
     /// Length, nanoseconds.
     length: PackedColumn<i64>,
     /// Process, device, context and stream of each operation.
     pub place: PackedColumn<PlaceId>,
-    /// The id that joins it with its launch call, within its process; 0: not recorded. Empty once
-    /// operations and calls are joined.
+    /// The correlation id that joins an operation with its launch call, within its process; 0: not
+    /// recorded. The column is empty once operations and calls are joined.
     pub correlation: PackedColumn<u32>,
 }
 
-impl Operations {
+impl OperationColumns {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.start.len()
@@ -81,18 +81,18 @@ impl Operations {
     }
 
     /// Returns a table of the operations with these indices.
-    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+    pub(crate) fn select_rows(&self, rows: &[u32]) -> Self {
         Self {
-            start: self.start.pick_rows(rows),
-            length: self.length.pick_rows(rows),
-            place: self.place.pick_rows(rows),
-            correlation: self.correlation.pick_rows(rows),
+            start: self.start.select_rows(rows),
+            length: self.length.select_rows(rows),
+            place: self.place.select_rows(rows),
+            correlation: self.correlation.select_rows(rows),
         }
     }
 }
 
 /// The elements at some indices; nothing of a column that was not recorded.
-pub(crate) fn pick<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
+pub(crate) fn select_elements<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
     if column.is_empty() {
         return Vec::new();
     }
@@ -127,12 +127,12 @@ pub struct LaunchShape {
 
 impl LaunchShape {
     /// Blocks of the launch.
-    pub fn blocks(&self) -> u64 {
+    pub fn block_count(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
     }
 
     /// Threads of a block.
-    pub fn threads(&self) -> u64 {
+    pub fn threads_per_block(&self) -> u64 {
         self.block.iter().map(|&n| u64::from(n)).product()
     }
 }
@@ -141,7 +141,7 @@ impl LaunchShape {
 #[derive(Debug, Clone, Default)]
 pub struct KernelTable {
     /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: Operations,
+    pub on_gpu: OperationColumns,
     /// Index into [`super::Trace::functions`].
     pub function: PackedColumn<u32>,
     /// Index into [`super::Trace::shapes`]; empty when shapes were not read.
@@ -154,7 +154,7 @@ impl KernelTable {
     /// Adds the node that launched the last kernel; 0: none.
     pub(crate) fn push_graph_node(&mut self, node: u64) {
         if node != 0 && self.graph_node.is_empty() {
-            self.graph_node = PackedColumn::filled_with(self.on_gpu.len() - 1, 0);
+            self.graph_node = PackedColumn::column_filled_with(self.on_gpu.len() - 1, 0);
         }
         if node != 0 || !self.graph_node.is_empty() {
             self.graph_node.push(node);
@@ -166,7 +166,7 @@ impl KernelTable {
 #[derive(Debug, Clone, Default)]
 pub struct CopyTable {
     /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: Operations,
+    pub on_gpu: OperationColumns,
     /// Bytes.
     pub bytes: Vec<u64>,
     /// Direction, as a label such as `Host-to-Device`.
@@ -213,7 +213,7 @@ impl MemoryKind {
 #[derive(Debug, Clone, Default)]
 pub struct MemsetTable {
     /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: Operations,
+    pub on_gpu: OperationColumns,
     /// Bytes.
     pub bytes: Vec<u64>,
 }
@@ -222,7 +222,7 @@ pub struct MemsetTable {
 #[derive(Debug, Clone, Default)]
 pub struct GraphLaunchTable {
     /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: Operations,
+    pub on_gpu: OperationColumns,
     /// The instantiated graph.
     pub executable: Vec<u32>,
 }
@@ -278,7 +278,8 @@ pub struct DeclaredProblemPart {
 pub struct DeclaredRangeWork {
     /// Path of the range: names with `/` between them.
     pub path: String,
-    /// Time limits in nanoseconds, each with the ceiling that sets it: [`Self::MEMORY_LIMIT_NAME`] or a unit.
+    /// Time limits in nanoseconds, each with the ceiling that sets it: [`Self::MEMORY_LIMIT_NAME`]
+    /// or a unit.
     pub limits: Vec<(String, f64)>,
     /// The work.
     pub work: DeclaredWorkCount,
@@ -293,7 +294,7 @@ impl DeclaredRangeWork {
 #[derive(Debug, Clone, Default)]
 pub struct SynchronisationTable {
     /// Time of each wait, and the context or stream that is waited for.
-    pub on_gpu: Operations,
+    pub on_gpu: OperationColumns,
     /// Object of the wait.
     pub kind: Vec<SynchronisationKind>,
 }
@@ -363,7 +364,8 @@ impl StreamKindTable {
 pub struct PageFaultTable {
     /// When.
     pub start: Vec<i64>,
-    /// Time at which the last fault of the group was served; equal to the start for faults of the host.
+    /// Time at which the last fault of the group was served; equal to the start for faults of the
+    /// host.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::processes`].
     pub process: Vec<u32>,

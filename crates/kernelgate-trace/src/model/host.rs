@@ -1,6 +1,6 @@
 //! The host's work as tables with columns.
 
-use super::gpu::pick;
+use super::gpu::select_elements;
 use super::names::NameId;
 
 /// A thread of a host process.
@@ -25,7 +25,8 @@ pub struct ApiCallTable {
     pub thread: Vec<u32>,
     /// Name of the called function, with its version suffix if it has one.
     pub name: Vec<NameId>,
-    /// The id that joins it with its operations, within its process; 0: it launched nothing.
+    /// The correlation id that joins the call with its operations, within its process; 0: it
+    /// launched nothing.
     pub correlation: Vec<u32>,
 }
 
@@ -57,13 +58,13 @@ impl ApiCallTable {
         self.correlation.reserve_exact(rows);
     }
 
-    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+    pub(crate) fn select_rows(&self, rows: &[u32]) -> Self {
         Self {
-            start: pick(&self.start, rows),
-            end: pick(&self.end, rows),
-            thread: pick(&self.thread, rows),
-            name: pick(&self.name, rows),
-            correlation: pick(&self.correlation, rows),
+            start: select_elements(&self.start, rows),
+            end: select_elements(&self.end, rows),
+            thread: select_elements(&self.thread, rows),
+            name: select_elements(&self.name, rows),
+            correlation: select_elements(&self.correlation, rows),
         }
     }
 }
@@ -163,14 +164,14 @@ impl HostRangeTable {
         self.style.reserve_exact(rows);
     }
 
-    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+    pub(crate) fn select_rows(&self, rows: &[u32]) -> Self {
         Self {
-            start: pick(&self.start, rows),
-            end: pick(&self.end, rows),
-            thread: pick(&self.thread, rows),
-            name: pick(&self.name, rows),
-            style: pick(&self.style, rows),
-            inputs: pick(&self.inputs, rows),
+            start: select_elements(&self.start, rows),
+            end: select_elements(&self.end, rows),
+            thread: select_elements(&self.thread, rows),
+            name: select_elements(&self.name, rows),
+            style: select_elements(&self.style, rows),
+            inputs: select_elements(&self.inputs, rows),
         }
     }
 }

@@ -35,7 +35,8 @@ use quality::TraceQuality;
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TracedProcess {
-    /// The recorder's key of it, unique among machines; `pid` where the recorder has no key.
+    /// The recorder's key of the process, unique among machines; `pid` where the recorder has no
+    /// key.
     pub key: u64,
     /// The system's id.
     pub pid: i64,
@@ -188,7 +189,7 @@ impl Trace {
     }
 
     /// How often the GPU was used: kernels, copies, sets and graph launches.
-    pub fn operations(&self) -> usize {
+    pub fn operation_count(&self) -> usize {
         self.kernels.on_gpu.len()
             + self.copies.on_gpu.len()
             + self.sets.on_gpu.len()
@@ -196,7 +197,7 @@ impl Trace {
     }
 
     /// The first and the last time of any activity, or `None` if the trace is empty.
-    pub fn span(&self) -> Option<(i64, i64)> {
+    pub fn first_and_last_ns(&self) -> Option<(i64, i64)> {
         let operations =
             [&self.kernels.on_gpu, &self.copies.on_gpu, &self.sets.on_gpu, &self.graphs.on_gpu];
         let rows = [(&self.calls.start, &self.calls.end), (&self.ranges.start, &self.ranges.end)];

@@ -1,5 +1,5 @@
 //! Columns of numbers in few bits: each block of rows stores its least value, and for each row the
-//! distance from it. Any row is read, and replaced, in constant time.
+//! distance from it. Reading or replacing any row of a column takes constant time.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -73,28 +73,28 @@ struct PackedBlock {
 }
 
 impl PackedBlock {
-    fn constant_block(value: i64) -> PackedBlock {
+    fn from_constant(value: i64) -> PackedBlock {
         Self { least: value, bits: 0, mask: 0, distances: Box::default() }
     }
 
     /// Packs rows into as few bits as their values need.
-    fn pack_block(rows: &[i64; BLOCK_ROWS]) -> PackedBlock {
+    fn pack_rows(rows: &[i64; BLOCK_ROWS]) -> PackedBlock {
         let (mut least, mut most) = (rows[0], rows[0]);
         for &row in rows {
             (least, most) = (least.min(row), most.max(row));
         }
         let widest = most.wrapping_sub(least).cast_unsigned();
         match u64::BITS - widest.leading_zeros() {
-            0 => Self::constant_block(least),
+            0 => Self::from_constant(least),
             // A value of up to 57 bits lies within eight bytes, whichever bit of the first byte it
             // starts at.
             bits @ 1..=57 => Self::new(rows, least, bits),
-            _ => Self::wide(rows),
+            _ => Self::full_width_block(rows),
         }
     }
 
     /// Stores rows in full width, so that each row can be replaced.
-    fn wide(rows: &[i64; BLOCK_ROWS]) -> PackedBlock {
+    fn full_width_block(rows: &[i64; BLOCK_ROWS]) -> PackedBlock {
         Self::new(rows, 0, u64::BITS)
     }
 
@@ -129,7 +129,7 @@ impl PackedBlock {
         self.least.wrapping_add(distance.cast_signed())
     }
 
-    fn rows(&self) -> [i64; BLOCK_ROWS] {
+    fn unpack_rows(&self) -> [i64; BLOCK_ROWS] {
         std::array::from_fn(|index| self.at(index))
     }
 }
@@ -161,8 +161,8 @@ impl<T> PackedColumn<T> {
 
 impl<T: PackedValue> PackedColumn<T> {
     /// A column of `rows` rows with one value.
-    pub fn filled_with(rows: usize, value: T) -> PackedColumn<T> {
-        let blocks = vec![PackedBlock::constant_block(value.number()); rows.div_ceil(BLOCK_ROWS)];
+    pub fn column_filled_with(rows: usize, value: T) -> PackedColumn<T> {
+        let blocks = vec![PackedBlock::from_constant(value.number()); rows.div_ceil(BLOCK_ROWS)];
         Self { blocks, rows, ..Self::default() }
     }
 
@@ -189,18 +189,18 @@ impl<T: PackedValue> PackedColumn<T> {
     /// Adds a row.
     pub fn push(&mut self, value: T) {
         if self.rows.is_multiple_of(BLOCK_ROWS) {
-            self.blocks.push(PackedBlock::constant_block(value.number()));
+            self.blocks.push(PackedBlock::from_constant(value.number()));
         }
         // Up to here all rows of the block equal its first one, and need no bits of their own.
         self.rows += 1;
-        self.set(self.rows - 1, value);
+        self.set_row(self.rows - 1, value);
     }
 
     /// Replaces the value of a row.
     ///
     /// # Panics
     /// The column has no row with this index.
-    pub fn set(&mut self, row: usize, value: T) {
+    pub fn set_row(&mut self, row: usize, value: T) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         let (number, index, value) = (row / BLOCK_ROWS, row % BLOCK_ROWS, value.number());
         let block = &mut self.blocks[number];
@@ -208,12 +208,12 @@ impl<T: PackedValue> PackedColumn<T> {
             if block.at(index) == value {
                 return;
             }
-            *block = PackedBlock::wide(&block.rows());
+            *block = PackedBlock::full_width_block(&block.unpack_rows());
             self.wide.push_back(number);
             if self.wide.len() > UNPACKED_BLOCKS
                 && let Some(oldest) = self.wide.pop_front()
             {
-                self.blocks[oldest] = PackedBlock::pack_block(&self.blocks[oldest].rows());
+                self.blocks[oldest] = PackedBlock::pack_rows(&self.blocks[oldest].unpack_rows());
             }
         }
         let (byte, _) = bit_position(index, u64::BITS);
@@ -230,7 +230,7 @@ impl<T: PackedValue> PackedColumn<T> {
     }
 
     /// The rows whose numbers are given; nothing of a column that was not recorded.
-    pub(crate) fn pick_rows(&self, rows: &[u32]) -> Self {
+    pub(crate) fn select_rows(&self, rows: &[u32]) -> Self {
         if self.is_empty() {
             return Self::default();
         }
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     /// Numbers of every width that follow no order.
-    fn number(row: usize) -> i64 {
+    fn to_i64(row: usize) -> i64 {
         let mixed = (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed ^ mixed >> 29).cast_signed() >> (row / 300 % 64)
     }
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn rows_of_any_width_are_exact() {
         let extremes = [i64::MIN, i64::MAX, 0, -1, 1];
-        let rows: Vec<i64> = (0..20_000).map(number).chain(extremes).chain([7; 1000]).collect();
+        let rows: Vec<i64> = (0..20_000).map(to_i64).chain(extremes).chain([7; 1000]).collect();
         let column: PackedColumn<i64> = rows.iter().copied().collect();
         assert_eq!((column.len(), column.is_empty()), (rows.len(), false));
         assert!(column.iter().eq(rows.iter().copied()));
@@ -296,15 +296,15 @@ mod tests {
     #[test]
     fn replaced_rows_are_exact_in_any_order() {
         let mut rows = vec![-5; 10_000];
-        let mut column = PackedColumn::filled_with(rows.len(), -5);
+        let mut column = PackedColumn::column_filled_with(rows.len(), -5);
         for step in 0..40_000 {
             let row = step * 7919 % rows.len();
-            rows[row] = number(step);
-            column.set(row, rows[row]);
+            rows[row] = to_i64(step);
+            column.set_row(row, rows[row]);
         }
         assert!(column.iter().eq(rows.iter().copied()));
         assert_eq!(
-            column.pick_rows(&[3, 9_999]).iter().collect::<Vec<_>>(),
+            column.select_rows(&[3, 9_999]).iter().collect::<Vec<_>>(),
             [rows[3], rows[9_999]]
         );
     }

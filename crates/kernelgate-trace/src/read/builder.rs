@@ -40,7 +40,7 @@ pub(super) struct TraceBuilder {
 
 impl TraceBuilder {
     /// The process of a key; the first mention of a key gives it its id.
-    pub fn process(&mut self, key: u64, pid: i64) -> u32 {
+    pub fn process_of_key(&mut self, key: u64, pid: i64) -> u32 {
         let index = self.processes.intern(key);
         if index as usize == self.trace.processes.len() {
             self.trace.processes.push(TracedProcess { key, pid, name: None });
@@ -49,7 +49,7 @@ impl TraceBuilder {
     }
 
     /// A thread.
-    pub fn thread(&mut self, process: u32, tid: i64) -> u32 {
+    pub fn thread_of_tid(&mut self, process: u32, tid: i64) -> u32 {
         let index = self.threads.intern((process, tid));
         if index as usize == self.trace.threads.len() {
             self.trace.threads.push(HostThread { process, tid, name: None });
@@ -76,7 +76,7 @@ impl TraceBuilder {
     }
 
     /// Puts the tables as they are by now into the trace; mangled names become readable.
-    pub fn share(&mut self) {
+    pub fn copy_tables_to_trace(&mut self) {
         let names = &mut self.trace.names;
         for function in &mut self.functions.values {
             for name in [&mut function.demangled, &mut function.short] {
@@ -92,8 +92,8 @@ impl TraceBuilder {
     }
 
     /// Returns the finished trace with its tables.
-    pub fn finish(mut self) -> Trace {
-        self.share();
+    pub fn finish_trace(mut self) -> Trace {
+        self.copy_tables_to_trace();
         self.trace
     }
 }

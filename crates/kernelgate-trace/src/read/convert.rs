@@ -19,27 +19,27 @@ pub(super) fn convert_nsys_report(path: &Path) -> Result<(TempDir, PathBuf), Tra
         path.with_extension("sqlite").display(),
         path.display()
     );
-    run(path, command, &by_hand)?;
+    run_converter(path, command, &by_hand)?;
     Ok((folder, export))
 }
 
-fn run(path: &Path, mut command: Command, by_hand: &str) -> Result<(), TraceError> {
+fn run_converter(path: &Path, mut command: Command, by_hand: &str) -> Result<(), TraceError> {
     let name = command.get_program().to_string_lossy().into_owned();
     match command.stdin(Stdio::null()).stderr(Stdio::piped()).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
             let words = String::from_utf8_lossy(&output.stderr);
             let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-            Err(TraceError::failed_conversion(path, format!("`{by_hand}` failed: {last}")))
+            Err(TraceError::conversion_error(path, format!("`{by_hand}` failed: {last}")))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(TraceError::failed_conversion(
+            Err(TraceError::conversion_error(
                 path,
                 format!("`{name}` is not installed here; where it is, run: {by_hand}"),
             ))
         }
         Err(error) => {
-            Err(TraceError::failed_conversion(path, format!("{name} did not start: {error}")))
+            Err(TraceError::conversion_error(path, format!("{name} did not start: {error}")))
         }
     }
 }

@@ -16,7 +16,7 @@ const ALWAYS_ALLOWED_BYTES: u64 = 1 << 30;
 const MAX_UNPACKED_RATIO: u64 = 200;
 
 /// Opens a file.
-pub(super) fn open(path: &Path) -> std::io::Result<LimitedReader> {
+pub(super) fn open_json(path: &Path) -> std::io::Result<LimitedReader> {
     let file = File::open(path)?;
     let packed_size = file.metadata()?.len();
     let mut file = BufReader::with_capacity(1 << 16, file);
@@ -31,10 +31,10 @@ pub(super) fn open(path: &Path) -> std::io::Result<LimitedReader> {
 }
 
 /// The first unpacked bytes of a packed file; fewer if the file is damaged.
-pub(super) fn head(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
+pub(super) fn first_unpacked_bytes(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
     // The reader of the whole file finds the error again.
-    let _ = open(path)?.take(bytes).read_to_end(&mut head);
+    let _ = open_json(path)?.take(bytes).read_to_end(&mut head);
     Ok(head)
 }
 

@@ -15,7 +15,7 @@ mod rows;
 mod unsupported;
 mod wanted;
 
-pub use rows::{CallRow, RangeRow, Row, StreamedRows, for_each_row};
+pub use rows::{CallRow, RangeOrCall, RangeRow, StreamedRows, for_each_row};
 pub use wanted::WantedTraceParts;
 
 use std::io::Read;
@@ -34,16 +34,16 @@ use crate::model::Trace;
 /// The file cannot be read, is of no known format, or holds nothing that can be used.
 pub fn open_trace_file(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
     match recognise_format(path)? {
-        TraceFormat::SystemsExport => nsys::read(path, wanted),
-        TraceFormat::Chrome => chrome::read(path),
-        TraceFormat::ComputeCsv => ncu::read(path),
-        TraceFormat::Recording => recording::read(path),
-        TraceFormat::Rocprof => rocprof::read(path),
+        TraceFormat::SystemsExport => nsys::read_nsys_export(path, wanted),
+        TraceFormat::Chrome => chrome::read_chrome_trace(path),
+        TraceFormat::ComputeCsv => ncu::read_ncu_csv(path),
+        TraceFormat::Recording => recording::read_recording(path),
+        TraceFormat::Rocprof => rocprof::read_rocprof_json(path),
         TraceFormat::SystemsReport => {
             let (_folder, export) = convert::convert_nsys_report(path)?;
-            nsys::read(&export, wanted)
+            nsys::read_nsys_export(&export, wanted)
         }
-        TraceFormat::ComputeReport => ncu_report::read(path),
+        TraceFormat::ComputeReport => ncu_report::read_ncu_report(path),
     }
 }
 
@@ -54,13 +54,15 @@ pub fn open_trace_file(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, 
 pub fn stream_trace_rows(
     path: &Path,
     wanted: &WantedTraceParts,
-    each: impl FnMut(&Trace, Row),
+    each: impl FnMut(&Trace, RangeOrCall),
 ) -> Result<Option<StreamedRows>, TraceError> {
     match recognise_format(path)? {
-        TraceFormat::SystemsExport => nsys::stream::read(path, wanted, each).map(Some),
+        TraceFormat::SystemsExport => {
+            nsys::stream::read_and_stream_rows(path, wanted, each).map(Some)
+        }
         TraceFormat::SystemsReport => {
             let (_folder, export) = convert::convert_nsys_report(path)?;
-            nsys::stream::read(&export, wanted, each).map(Some)
+            nsys::stream::read_and_stream_rows(&export, wanted, each).map(Some)
         }
         _ => Ok(None),
     }
@@ -124,7 +126,8 @@ fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
         return Ok(TraceFormat::ComputeReport);
     }
     if head.starts_with(&[0x1f, 0x8b]) {
-        let head = json_source::head(path, RECOGNISED_HEAD_BYTES).map_err(TraceError::io(path))?;
+        let head = json_source::first_unpacked_bytes(path, RECOGNISED_HEAD_BYTES)
+            .map_err(TraceError::io(path))?;
         return match unsupported::recognise_unsupported(path, &head) {
             Some(reason) => unknown(&reason),
             None if rocprof::looks_like_rocprof(&head) => Ok(TraceFormat::Rocprof),
@@ -135,7 +138,7 @@ fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
         "nsys-rep" | "qdrep" => return Ok(TraceFormat::SystemsReport),
         "ncu-rep" => return Ok(TraceFormat::ComputeReport),
         "qdstrm" => {
-            return Err(TraceError::failed_conversion(
+            return Err(TraceError::conversion_error(
                 path,
                 format!(
                     "`nsys profile` left it because it could not make its report; where Nsight \
@@ -153,10 +156,10 @@ fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
     match bytes.next() {
         // The file is TOML, INI or code, not JSON.
         Some(b'{' | b'[') if bytes.next().is_some_and(u8::is_ascii_alphabetic) => {}
-        Some(b'{') if recording::looks_like(start) => return Ok(TraceFormat::Recording),
+        Some(b'{') if recording::looks_like_recording(start) => return Ok(TraceFormat::Recording),
         Some(b'{') if rocprof::looks_like_rocprof(start) => return Ok(TraceFormat::Rocprof),
         Some(b'{' | b'[') => return Ok(TraceFormat::Chrome),
-        _ if ncu::looks_like(path).map_err(TraceError::io(path))? => {
+        _ if ncu::looks_like_ncu_csv(path).map_err(TraceError::io(path))? => {
             return Ok(TraceFormat::ComputeCsv);
         }
         _ => {}

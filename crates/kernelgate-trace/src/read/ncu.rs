@@ -60,7 +60,7 @@ fn csv_separator(line: &str) -> Option<u8> {
 }
 
 /// Whether a file has the header of Nsight Compute's CSV somewhere.
-pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
+pub(super) fn looks_like_ncu_csv(path: &Path) -> std::io::Result<bool> {
     let mut lines = BufReader::new(std::fs::File::open(path)?.take(MAX_CSV_BYTES));
     let mut line = Vec::new();
     for _ in 0..MAX_LINES_BEFORE_HEADER {
@@ -80,7 +80,7 @@ pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
 ///
 /// # Errors
 /// The file cannot be read, is too large, or holds no launch.
-pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
+pub(super) fn read_ncu_csv(path: &Path) -> Result<Trace, TraceError> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
     file.take(MAX_CSV_BYTES + 1).read_to_end(&mut bytes).map_err(TraceError::io(path))?;
@@ -99,7 +99,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     if builder.trace.profiled.is_empty() {
         return Err(TraceError::broken_file(path, "it holds no profiled launch"));
     }
-    Ok(builder.finish())
+    Ok(builder.finish_trace())
 }
 
 /// Splits the text into CSV headers with their records, without the output of other programs.
@@ -160,7 +160,7 @@ impl NcuCsvSection {
     }
 
     /// Metrics with units and values, as written.
-    fn values<'a>(
+    fn metrics_of_record<'a>(
         &'a self,
         record: &'a csv::StringRecord,
     ) -> impl Iterator<Item = [&'a str; 3]> + 'a {
@@ -183,8 +183,8 @@ fn add_section(text: &str, builder: &mut TraceBuilder) {
     let Some(section) = NcuCsvSection::parse(text) else { return };
     let trace = &mut builder.trace;
     trace.quality.odd_values += section.broken;
-    let all = section.records.iter().flat_map(|record| section.values(record));
-    let format = DecimalFormat::detect(all.map(|[_, unit, value]| (value, unit)));
+    let all = section.records.iter().flat_map(|record| section.metrics_of_record(record));
+    let format = DecimalFormat::detect_format(all.map(|[_, unit, value]| (value, unit)));
     if format == DecimalFormat::Comma {
         trace.quality.notes.push(
             "numbers are written as 1.234,5 (the locale of the machine that ran ncu), and are read \
@@ -195,8 +195,8 @@ fn add_section(text: &str, builder: &mut TraceBuilder) {
     let numbers: HashSet<&str> = section
         .records
         .iter()
-        .flat_map(|record| section.values(record))
-        .filter(|[_, _, value]| format.number(value).is_some())
+        .flat_map(|record| section.metrics_of_record(record))
+        .filter(|[_, _, value]| format.parse_number(value).is_some())
         .map(|[name, ..]| name)
         .collect();
     // Names of modes and devices are right without digits, and so is what ncu could not measure.
@@ -227,8 +227,8 @@ fn add_section(text: &str, builder: &mut TraceBuilder) {
             trace.profiled.len() - 1
         });
         let launch = &mut trace.profiled[index];
-        for [name, unit, value] in section.values(record) {
-            match format.number(value) {
+        for [name, unit, value] in section.metrics_of_record(record) {
+            match format.parse_number(value) {
                 Some(value) => add_launch_metric(&mut trace.names, launch, name, unit, value),
                 None => trace.quality.odd_values += u64::from(odd([name, unit, value])),
             }

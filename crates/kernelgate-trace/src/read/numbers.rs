@@ -32,10 +32,10 @@ const WHOLE_NUMBER_UNITS: &[&str] = &[
 impl DecimalFormat {
     /// Detects the number format of values with units: the format that most unambiguous values
     /// have.
-    pub fn detect<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> DecimalFormat {
+    pub fn detect_format<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> DecimalFormat {
         let (mut point, mut comma) = (0usize, 0usize);
         for (value, unit) in values {
-            match Self::format_of_value(value, unit) {
+            match Self::from_value(value, unit) {
                 Some(Self::Point) => point += 1,
                 Some(Self::Comma) => comma += 1,
                 None => {}
@@ -45,7 +45,7 @@ impl DecimalFormat {
     }
 
     /// The only format in which a value is a number; `None` where it is one in both, or in neither.
-    fn format_of_value(value: &str, unit: &str) -> Option<Self> {
+    fn from_value(value: &str, unit: &str) -> Option<DecimalFormat> {
         let value = without_separators(value);
         let [point, comma] = [Self::Point, Self::Comma].map(|format| format.parse(&value));
         match (point, comma) {
@@ -67,7 +67,7 @@ impl DecimalFormat {
     }
 
     /// The number that a text is in this format.
-    pub fn number(self, text: &str) -> Option<f64> {
+    pub fn parse_number(self, text: &str) -> Option<f64> {
         self.parse(&without_separators(text))
     }
 
@@ -123,20 +123,20 @@ fn without_separators(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn detect(values: &[(&str, &str)]) -> DecimalFormat {
-        DecimalFormat::detect(values.iter().copied())
+    fn detected_format(values: &[(&str, &str)]) -> DecimalFormat {
+        DecimalFormat::detect_format(values.iter().copied())
     }
 
     #[test]
     fn a_number_has_separators_where_its_format_has_them() {
         let (point, comma) = (DecimalFormat::Point, DecimalFormat::Comma);
-        assert_eq!(point.number("1,234,567.5"), Some(1_234_567.5));
-        assert_eq!(comma.number("1.234.567,5"), Some(1_234_567.5));
-        assert_eq!(comma.number("1\u{202f}234,5"), Some(1234.5));
-        assert_eq!(point.number("1'234.5"), Some(1234.5));
-        assert_eq!(point.number("11,52,192.5"), Some(1_152_192.5));
-        assert_eq!(point.number("-0.25"), Some(-0.25));
-        assert_eq!(point.number("1e3"), Some(1000.0));
+        assert_eq!(point.parse_number("1,234,567.5"), Some(1_234_567.5));
+        assert_eq!(comma.parse_number("1.234.567,5"), Some(1_234_567.5));
+        assert_eq!(comma.parse_number("1\u{202f}234,5"), Some(1234.5));
+        assert_eq!(point.parse_number("1'234.5"), Some(1234.5));
+        assert_eq!(point.parse_number("11,52,192.5"), Some(1_152_192.5));
+        assert_eq!(point.parse_number("-0.25"), Some(-0.25));
+        assert_eq!(point.parse_number("1e3"), Some(1000.0));
         for (format, text) in [
             (point, "1,5"),
             (point, "1,52,19"),
@@ -146,19 +146,19 @@ mod tests {
             (point, ""),
             (point, "PolicySpread"),
         ] {
-            assert_eq!(format.number(text), None, "{text}");
+            assert_eq!(format.parse_number(text), None, "{text}");
         }
     }
 
     #[test]
     fn other_rows_and_units_decide_what_a_separator_is() {
-        assert_eq!(detect(&[("117.344", "us"), ("97,94", "%")]), DecimalFormat::Comma);
-        assert_eq!(detect(&[("117.344", "us"), ("97.94", "%")]), DecimalFormat::Point);
-        assert_eq!(detect(&[("152.192", "ns")]), DecimalFormat::Comma);
-        assert_eq!(detect(&[("152,192", "nsecond")]), DecimalFormat::Point);
-        assert_eq!(detect(&[("0,123", "")]), DecimalFormat::Comma);
-        assert_eq!(detect(&[("0.123", ""), ("Spread", "")]), DecimalFormat::Point);
-        assert_eq!(detect(&[("152.192", "us")]), DecimalFormat::Point, "nothing decides");
+        assert_eq!(detected_format(&[("117.344", "us"), ("97,94", "%")]), DecimalFormat::Comma);
+        assert_eq!(detected_format(&[("117.344", "us"), ("97.94", "%")]), DecimalFormat::Point);
+        assert_eq!(detected_format(&[("152.192", "ns")]), DecimalFormat::Comma);
+        assert_eq!(detected_format(&[("152,192", "nsecond")]), DecimalFormat::Point);
+        assert_eq!(detected_format(&[("0,123", "")]), DecimalFormat::Comma);
+        assert_eq!(detected_format(&[("0.123", ""), ("Spread", "")]), DecimalFormat::Point);
+        assert_eq!(detected_format(&[("152.192", "us")]), DecimalFormat::Point, "nothing decides");
     }
 
     #[test]

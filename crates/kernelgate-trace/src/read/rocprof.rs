@@ -11,15 +11,15 @@ use serde::Deserialize;
 use super::builder::TraceBuilder;
 use super::json_source;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, MemoryKind, OperationPlace, Operations};
+use crate::model::gpu::{LaunchShape, MemoryKind, OperationColumns, OperationPlace};
 use crate::model::host::RangeStyle;
 use crate::model::{Trace, TraceRecorder, TracedDevice};
 
-const KEY: &str = "rocprofiler-sdk-tool";
+const ROCPROF_ROOT_KEY: &str = "rocprofiler-sdk-tool";
 
 /// Whether a text begins like a file of rocprofv3.
 pub(super) fn looks_like_rocprof(head: &[u8]) -> bool {
-    head.windows(KEY.len()).any(|part| part == KEY.as_bytes())
+    head.windows(ROCPROF_ROOT_KEY.len()).any(|part| part == ROCPROF_ROOT_KEY.as_bytes())
 }
 
 #[derive(Deserialize)]
@@ -150,7 +150,7 @@ struct RocprofSize {
 }
 
 impl RocprofSize {
-    fn axes(&self) -> [u32; 3] {
+    fn to_array(&self) -> [u32; 3] {
         [self.x, self.y, self.z]
     }
 }
@@ -159,17 +159,17 @@ impl RocprofSize {
 ///
 /// # Errors
 /// The file cannot be read, is broken, or holds no record.
-pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
-    let source = json_source::open(path).map_err(TraceError::io(path))?;
+pub(super) fn read_rocprof_json(path: &Path) -> Result<Trace, TraceError> {
+    let source = json_source::open_json(path).map_err(TraceError::io(path))?;
     let file: RocprofFile = serde_json::from_reader(BufReader::with_capacity(1 << 18, source))
         .map_err(|error| TraceError::broken_file(path, format!("JSON of rocprofv3: {error}")))?;
     let mut builder = TraceBuilder::default();
     builder.trace.recorder = TraceRecorder::Rocprof;
     for process in &file.processes {
-        RocprofReader::new(process, &mut builder).all();
+        RocprofReader::new(process, &mut builder).read_all_records();
     }
-    let trace = builder.finish();
-    if trace.operations() == 0 && trace.calls.is_empty() {
+    let trace = builder.finish_trace();
+    if trace.operation_count() == 0 && trace.calls.is_empty() {
         let reason = "it holds no kernel, copy or call; record with: rocprofv3 --sys-trace \
                       --output-format json -- PROGRAM";
         return Err(TraceError::broken_file(path, reason));
@@ -191,7 +191,7 @@ struct RocprofReader<'a> {
 impl<'a> RocprofReader<'a> {
     fn new(records: &'a RocprofProcess, builder: &'a mut TraceBuilder) -> Self {
         let pid = records.metadata.pid;
-        let process = builder.process(pid.cast_unsigned(), pid);
+        let process = builder.process_of_key(pid.cast_unsigned(), pid);
         let name = |symbol: &'a RocprofKernelSymbol| {
             let names =
                 [&symbol.formatted_kernel_name, &symbol.demangled_kernel_name, &symbol.kernel_name];
@@ -240,18 +240,18 @@ impl<'a> RocprofReader<'a> {
         }
     }
 
-    fn all(mut self) {
+    fn read_all_records(mut self) {
         let records = &self.records.buffer_records;
         self.add_dispatches(&records.kernel_dispatch);
         self.add_copies(&records.memory_copy);
         for calls in [&records.hip_api, &records.hsa_api, &records.rccl_api] {
-            self.calls(calls);
+            self.add_host_calls(calls);
         }
-        self.ranges(&records.marker_api);
+        self.add_ranges(&records.marker_api);
     }
 
     /// The times of a record; `None` if the record has no times.
-    fn times(&mut self, record: &RocprofRecord) -> Option<(i64, i64)> {
+    fn record_times(&mut self, record: &RocprofRecord) -> Option<(i64, i64)> {
         let quality = &mut self.builder.trace.quality;
         if record.start_timestamp == 0 && record.end_timestamp == 0 {
             quality.without_times += 1;
@@ -265,11 +265,11 @@ impl<'a> RocprofReader<'a> {
 
     fn push(
         &mut self,
-        operations: &mut Operations,
+        operations: &mut OperationColumns,
         record: &RocprofRecord,
         agent: RocprofHandle,
     ) -> bool {
-        let Some((start, end)) = self.times(record) else { return false };
+        let Some((start, end)) = self.record_times(record) else { return false };
         let stream = match record.stream_id.handle {
             0 => record.dispatch_info.queue_id.handle,
             stream => stream,
@@ -297,7 +297,7 @@ impl<'a> RocprofReader<'a> {
             let name = self.kernels.get(&info.kernel_id).copied().unwrap_or("unknown kernel");
             let name = self.builder.trace.names.intern_text(name);
             kernels.function.push(self.builder.function(name, name));
-            let (block, items) = (info.workgroup_size.axes(), info.grid_size.axes());
+            let (block, items) = (info.workgroup_size.to_array(), info.grid_size.to_array());
             kernels.shape.push(self.builder.shape(LaunchShape {
                 grid: std::array::from_fn(|axis| items[axis].div_ceil(block[axis].max(1))),
                 block,
@@ -339,21 +339,21 @@ impl<'a> RocprofReader<'a> {
         name.map_or("unknown call", String::as_str)
     }
 
-    fn calls(&mut self, rows: &[RocprofRecord]) {
+    fn add_host_calls(&mut self, rows: &[RocprofRecord]) {
         for row in rows {
-            let Some((start, end)) = self.times(row) else { continue };
-            let thread = self.builder.thread(self.process, row.thread_id);
+            let Some((start, end)) = self.record_times(row) else { continue };
+            let thread = self.builder.thread_of_tid(self.process, row.thread_id);
             let name = self.builder.trace.names.intern_text(self.name_of_operation(row));
             let correlation = self.correlation_of_record(row);
             self.builder.trace.calls.push(start, end, thread, name, correlation);
         }
     }
 
-    fn ranges(&mut self, rows: &[RocprofRecord]) {
+    fn add_ranges(&mut self, rows: &[RocprofRecord]) {
         for row in rows {
-            let Some((start, end)) = self.times(row) else { continue };
+            let Some((start, end)) = self.record_times(row) else { continue };
             let text = self.markers.get(&row.correlation_id.internal).copied();
-            let thread = self.builder.thread(self.process, row.thread_id);
+            let thread = self.builder.thread_of_tid(self.process, row.thread_id);
             let name = text.unwrap_or_else(|| self.name_of_operation(row));
             let trace = &mut self.builder.trace;
             let name = trace.names.intern_text(name);

@@ -42,13 +42,14 @@ pub struct CallRow {
     pub process: u32,
     /// The function.
     pub name: NameId,
-    /// The id that joins it with its operations, within its process; 0: it launched nothing.
+    /// The correlation id that joins the call with its operations, within its process; 0: it
+    /// launched nothing.
     pub correlation: u32,
 }
 
 /// A row of a streamed export: a range or a call.
 #[derive(Debug, Clone, Copy)]
-pub enum Row {
+pub enum RangeOrCall {
     /// The stream begins, maybe anew: earlier rows are discarded.
     Begin,
     /// A range.
@@ -70,31 +71,31 @@ pub struct StreamedRows {
 
 /// A row with an order in time: by its start, the outer one of two first.
 pub(super) trait OrderedByTime {
-    fn key(&self) -> (i64, Reverse<i64>);
+    fn time_key(&self) -> (i64, Reverse<i64>);
 }
 
 impl OrderedByTime for RangeRow {
-    fn key(&self) -> (i64, Reverse<i64>) {
+    fn time_key(&self) -> (i64, Reverse<i64>) {
         (self.start, Reverse(self.end))
     }
 }
 
 /// A row with the global id of its thread.
 impl<T: OrderedByTime> OrderedByTime for (i64, T) {
-    fn key(&self) -> (i64, Reverse<i64>) {
-        self.1.key()
+    fn time_key(&self) -> (i64, Reverse<i64>) {
+        self.1.time_key()
     }
 }
 
 impl OrderedByTime for CallRow {
-    fn key(&self) -> (i64, Reverse<i64>) {
+    fn time_key(&self) -> (i64, Reverse<i64>) {
         (self.start, Reverse(self.end))
     }
 }
 
 /// Visits the ranges and calls of a trace in time order; a range comes before a call with the same
 /// start. The labels of the ranges are names of the trace.
-pub fn for_each_row(trace: &Trace, mut each: impl FnMut(Row)) {
+pub fn for_each_row(trace: &Trace, mut each: impl FnMut(RangeOrCall)) {
     let (ranges, calls) = (&trace.ranges, &trace.calls);
     let range = |row: u32| {
         let at = row as usize;
@@ -125,13 +126,13 @@ pub fn for_each_row(trace: &Trace, mut each: impl FnMut(Row)) {
         }
         order
     };
-    let range_order = ordered(ranges.len(), &|row| range(row).key());
-    let call_order = ordered(calls.len(), &|row| call(row).key());
-    each(Row::Begin);
-    for row in merge(range_order.into_iter().map(range), call_order.into_iter().map(call)) {
+    let range_order = ordered(ranges.len(), &|row| range(row).time_key());
+    let call_order = ordered(calls.len(), &|row| call(row).time_key());
+    each(RangeOrCall::Begin);
+    for row in merge_by_time(range_order.into_iter().map(range), call_order.into_iter().map(call)) {
         each(match row {
-            RowOfEitherOrder::Range(range) => Row::Range(range),
-            RowOfEitherOrder::Call(call) => Row::Call(call),
+            RowOfEitherOrder::Range(range) => RangeOrCall::Range(range),
+            RowOfEitherOrder::Call(call) => RangeOrCall::Call(call),
         });
     }
 }
@@ -143,14 +144,14 @@ pub(super) enum RowOfEitherOrder<R, C> {
 }
 
 /// Merges two series that are sorted by time.
-pub(super) fn merge<R: OrderedByTime, C: OrderedByTime>(
+pub(super) fn merge_by_time<R: OrderedByTime, C: OrderedByTime>(
     ranges: impl Iterator<Item = R>,
     calls: impl Iterator<Item = C>,
 ) -> impl Iterator<Item = RowOfEitherOrder<R, C>> {
     let (mut ranges, mut calls) = (ranges.peekable(), calls.peekable());
     std::iter::from_fn(move || {
-        let start = calls.peek().map_or(i64::MAX, |call| call.key().0);
-        match ranges.next_if(|range| range.key().0 <= start) {
+        let start = calls.peek().map_or(i64::MAX, |call| call.time_key().0);
+        match ranges.next_if(|range| range.time_key().0 <= start) {
             Some(range) => Some(RowOfEitherOrder::Range(range)),
             None => calls.next().map(RowOfEitherOrder::Call),
         }

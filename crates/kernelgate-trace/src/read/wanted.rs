@@ -31,7 +31,7 @@ impl WantedTraceParts {
 
     /// The parts that either of two questions needs.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn wanted_by_either(self, other: Self) -> Self {
         Self {
             operations: self.operations || other.operations,
             shapes: self.shapes || other.shapes,

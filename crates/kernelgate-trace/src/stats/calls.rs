@@ -1,8 +1,8 @@
 //! Makes tables of CUDA API calls.
 
-use super::cells::{count, groups_by_total, summary_table};
+use super::cells::{count_cell, groups_by_total, summary_table};
 use super::summary::{GroupedSamples, ValueSummary};
-use super::table::{Table, TableCell};
+use super::table::{StatsTable, TableCell};
 use crate::analyze::launches::{NO_CALL, TraceLaunches};
 use crate::model::{InternedValues as Interner, Trace};
 
@@ -16,7 +16,7 @@ pub fn without_interface_version(name: &str) -> &str {
     }
 }
 
-pub(super) fn calls(trace: &Trace) -> Table {
+pub(super) fn host_call_table(trace: &Trace) -> StatsTable {
     let mut names = Interner::default();
     let mut samples = GroupedSamples::with_value_capacity(trace.calls.len());
     // The number of distinct names is small: each is shortened once.
@@ -70,8 +70,8 @@ const KERNEL_EXECUTION_COLUMNS: [&str; 27] = [
 /// Launches by thread, device, call and kernel. A launch's times: total, from the entry of the call
 /// to the end of kernel and call; the call; the queue, from the return of the call to the start of
 /// the kernel where that did not start before; the kernel.
-pub(super) fn kernel_execution_table(trace: &Trace) -> Table {
-    let launches = TraceLaunches::join_launches(trace);
+pub(super) fn kernel_execution_table(trace: &Trace) -> StatsTable {
+    let launches = TraceLaunches::join_operations_with_calls(trace);
     let (calls, kernels) = (&trace.calls, &trace.kernels.on_gpu);
     let mut groups = Interner::default();
     let mut times: [GroupedSamples; 4] = Default::default();
@@ -116,8 +116,8 @@ pub(super) fn kernel_execution_table(trace: &Trace) -> Table {
             TableCell::Integer(trace.processes[thread.process as usize].pid),
             TableCell::Integer(thread.tid),
             TableCell::Integer(i64::from(device)),
-            count(total[index].count),
-            count(queue[index].count),
+            count_cell(total[index].count),
+            count_cell(queue[index].count),
         ];
         for summary in [&total[index], &api[index], &queue[index], &kernel[index]] {
             cells.extend(five(summary));
@@ -126,7 +126,7 @@ pub(super) fn kernel_execution_table(trace: &Trace) -> Table {
         cells.push(TableCell::Text(trace.names.text(function).to_owned()));
         cells
     };
-    Table {
+    StatsTable {
         report: "cuda_kern_exec_sum",
         columns: KERNEL_EXECUTION_COLUMNS.to_vec(),
         rows: order.into_iter().map(row).collect(),

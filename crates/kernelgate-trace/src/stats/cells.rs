@@ -1,7 +1,7 @@
 //! Cells that several tables share.
 
 use super::summary::ValueSummary;
-use super::table::{Table, TableCell};
+use super::table::{StatsTable, TableCell};
 
 /// Share of a total, per cent.
 #[allow(clippy::cast_precision_loss)]
@@ -10,7 +10,7 @@ fn percent_cell(part: i64, total: i64) -> TableCell {
 }
 
 /// Share, total, count, mean, median, smallest, largest, deviation: the columns of most tables.
-fn summary_cells(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
+fn cells_of_summary(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
     let mut cells = vec![percent_cell(summary.total, total)];
     cells.extend(total_cells_without_share(summary));
     cells
@@ -20,7 +20,7 @@ fn summary_cells(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
 pub(super) fn total_cells_without_share(summary: &ValueSummary) -> Vec<TableCell> {
     vec![
         TableCell::Integer(summary.total),
-        count(summary.count),
+        count_cell(summary.count),
         TableCell::Decimal(summary.mean, 1),
         TableCell::Decimal(summary.median, 1),
         TableCell::Integer(summary.min),
@@ -29,16 +29,16 @@ pub(super) fn total_cells_without_share(summary: &ValueSummary) -> Vec<TableCell
     ]
 }
 
-/// Makes a table of groups: the columns of [`summary_cells`], of which `counted` names the third,
-/// then columns that identify the group, which `cells` makes from its label. The last cell holds
-/// the name of the row.
+/// Makes a table of groups: the columns of [`cells_of_summary`], of which `counted` names the
+/// third, then columns that identify the group, which `cells` makes from its label. The last cell
+/// holds the name of the row.
 pub(super) fn summary_table<T>(
     report: &'static str,
     counted: &'static str,
     labelled: &[&'static str],
     rows: Vec<(T, ValueSummary)>,
     cells: impl Fn(T) -> Vec<TableCell>,
-) -> Table {
+) -> StatsTable {
     let total = rows.iter().map(|(_, summary)| summary.total).fold(0, i64::saturating_add);
     let columns = [
         "Time (%)",
@@ -52,11 +52,11 @@ pub(super) fn summary_table<T>(
     ];
     let columns: Vec<_> = columns.iter().chain(labelled).copied().collect();
     let row = |(label, summary): (T, ValueSummary)| {
-        let mut row = summary_cells(&summary, total);
+        let mut row = cells_of_summary(&summary, total);
         row.extend(cells(label));
         row
     };
-    Table {
+    StatsTable {
         report,
         named_by: columns.len() - 1,
         columns,
@@ -64,7 +64,7 @@ pub(super) fn summary_table<T>(
     }
 }
 
-pub(super) fn count(count: usize) -> TableCell {
+pub(super) fn count_cell(count: usize) -> TableCell {
     TableCell::Integer(i64::try_from(count).unwrap_or(i64::MAX))
 }
 

@@ -1,8 +1,8 @@
 //! Makes tables of GPU operations.
 
-use super::cells::{count, groups_by_total, summary_table};
+use super::cells::{count_cell, groups_by_total, summary_table};
 use super::summary::{GroupedSamples, ValueSummary};
-use super::table::{Table, TableCell};
+use super::table::{StatsTable, TableCell};
 use crate::analyze::operations::{MEMSET_NAME, memcpy_name};
 use crate::model::{InternedValues as Interner, Trace};
 
@@ -23,14 +23,14 @@ fn kernel_summary_rows(trace: &Trace) -> Vec<(String, ValueSummary)> {
     groups_by_total(names.values.into_iter().map(text).collect(), summaries)
 }
 
-pub(super) fn kernels(trace: &Trace) -> Table {
+pub(super) fn kernels(trace: &Trace) -> StatsTable {
     let rows = kernel_summary_rows(trace);
     summary_table("cuda_gpu_kern_sum", "Instances", &["Name"], rows, |name| {
         vec![TableCell::Text(name)]
     })
 }
 
-pub(super) fn kernel_shape_table(trace: &Trace) -> Table {
+pub(super) fn kernel_shape_table(trace: &Trace) -> StatsTable {
     let mut groups = Interner::default();
     let kernels = &trace.kernels;
     let mut samples = GroupedSamples::with_value_capacity(kernels.on_gpu.len());
@@ -78,14 +78,14 @@ fn memory_time_rows(trace: &Trace) -> Vec<(String, ValueSummary)> {
     )
 }
 
-pub(super) fn memory_time_table(trace: &Trace) -> Table {
+pub(super) fn memory_time_table(trace: &Trace) -> StatsTable {
     let rows = memory_time_rows(trace);
     summary_table("cuda_gpu_mem_time_sum", "Count", &["Operation"], rows, |name| {
         vec![TableCell::Text(name)]
     })
 }
 
-pub(super) fn memory_size_table(trace: &Trace) -> Table {
+pub(super) fn memory_size_table(trace: &Trace) -> StatsTable {
     let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let rows = memory_operation_rows(
         trace,
@@ -97,7 +97,7 @@ pub(super) fn memory_size_table(trace: &Trace) -> Table {
     let row = |(name, summary): (String, ValueSummary)| {
         vec![
             megabytes(summary.total as f64),
-            count(summary.count),
+            count_cell(summary.count),
             megabytes(summary.mean),
             megabytes(summary.median),
             megabytes(summary.min as f64),
@@ -106,7 +106,7 @@ pub(super) fn memory_size_table(trace: &Trace) -> Table {
             TableCell::Text(name),
         ]
     };
-    Table {
+    StatsTable {
         report: "cuda_gpu_mem_size_sum",
         columns: vec![
             "Total (MB)",
@@ -123,7 +123,7 @@ pub(super) fn memory_size_table(trace: &Trace) -> Table {
     }
 }
 
-pub(super) fn operations(trace: &Trace) -> Table {
+pub(super) fn gpu_operation_table(trace: &Trace) -> StatsTable {
     let categorized = |rows: Vec<(String, ValueSummary)>, category: &'static str| {
         rows.into_iter().map(move |(name, summary)| ((name, category), summary))
     };

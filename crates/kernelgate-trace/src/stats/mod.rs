@@ -14,13 +14,13 @@ mod table;
 
 pub use calls::without_interface_version;
 pub use summary::{CountedGroupValues, GroupedSamples, ValueSummary};
-pub use table::{Table, TableCell, shorten, with_thousands_separators};
+pub use table::{StatsTable, TableCell, shorten, with_thousands_separators};
 
 use std::path::Path;
 
 use projections::ProjectionSums;
 use range_kernels::KernelSumsByRange;
-use ranges::{End, RangeSumsByName, StreamedSums};
+use ranges::{EndOfRows, RangeSumsByName, StreamedSums};
 
 use crate::error::TraceError;
 use crate::model::Trace;
@@ -56,7 +56,7 @@ pub enum StatsReport {
 
 impl StatsReport {
     /// Every table.
-    pub const ALL: [Self; 11] = [
+    pub const ALL_REPORTS: [Self; 11] = [
         Self::GpuKernels,
         Self::GpuKernelShapes,
         Self::ApiCalls,
@@ -88,7 +88,7 @@ impl StatsReport {
     }
 
     /// The rows of the report, in words.
-    pub fn rows(self) -> &'static str {
+    pub fn row_description(self) -> &'static str {
         match self {
             Self::GpuKernels => "kernels by name",
             Self::GpuKernelShapes => "kernels by name, grid and block",
@@ -107,12 +107,12 @@ impl StatsReport {
     }
 
     /// The report whose table has this name.
-    pub fn report_from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|report| report.name() == name)
+    pub fn from_name(name: &str) -> Option<StatsReport> {
+        Self::ALL_REPORTS.into_iter().find(|report| report.name() == name)
     }
 
     /// The parts of a file that the table needs.
-    pub fn columns(self) -> WantedTraceParts {
+    pub fn wanted_parts(self) -> WantedTraceParts {
         let nothing = WantedTraceParts::default();
         match self {
             Self::GpuKernels | Self::MemoryTimes | Self::MemorySizes | Self::GpuOperations => {
@@ -130,11 +130,11 @@ impl StatsReport {
 }
 
 /// Makes one table of a trace.
-pub fn table(trace: &Trace, report: StatsReport) -> Table {
+pub fn make_table(trace: &Trace, report: StatsReport) -> StatsTable {
     match report {
         StatsReport::GpuKernels => gpu::kernels(trace),
         StatsReport::GpuKernelShapes => gpu::kernel_shape_table(trace),
-        StatsReport::ApiCalls => calls::calls(trace),
+        StatsReport::ApiCalls => calls::host_call_table(trace),
         StatsReport::Ranges => table_from_rows(trace, RangeSumsByName::new(false)),
         StatsReport::PushPopRanges => table_from_rows(trace, RangeSumsByName::new(true)),
         StatsReport::RangeKernels => table_from_rows(trace, KernelSumsByRange::default()),
@@ -142,13 +142,13 @@ pub fn table(trace: &Trace, report: StatsReport) -> Table {
         StatsReport::KernelExecution => calls::kernel_execution_table(trace),
         StatsReport::MemoryTimes => gpu::memory_time_table(trace),
         StatsReport::MemorySizes => gpu::memory_size_table(trace),
-        StatsReport::GpuOperations => gpu::operations(trace),
+        StatsReport::GpuOperations => gpu::gpu_operation_table(trace),
     }
 }
 
-fn table_from_rows(trace: &Trace, mut sums: impl StreamedSums) -> Table {
+fn table_from_rows(trace: &Trace, mut sums: impl StreamedSums) -> StatsTable {
     read::for_each_row(trace, |row| sums.add(trace, row));
-    sums.table(&End { trace, name_of: NameId, last: i64::MAX })
+    sums.projection_table(&EndOfRows { trace, name_of: NameId, last: i64::MAX })
 }
 
 /// A table of an export of any length: ranges and calls are summed while they are read, and
@@ -170,7 +170,7 @@ pub fn table_of_streamed_export(
 #[derive(Debug)]
 pub struct StreamedTable {
     /// The table.
-    pub table: Table,
+    pub table: StatsTable,
     /// The trace without its ranges and calls.
     pub trace: Trace,
 }
@@ -181,10 +181,10 @@ fn table_from_stream(
     mut sums: impl StreamedSums,
 ) -> Result<Option<StreamedTable>, TraceError> {
     let streamed =
-        read::stream_trace_rows(path, &report.columns(), |trace, row| sums.add(trace, row))?;
+        read::stream_trace_rows(path, &report.wanted_parts(), |trace, row| sums.add(trace, row))?;
     Ok(streamed.map(|read::StreamedRows { trace, names, last }| {
         let name_of = |label: u32| names[label as usize];
-        let table = sums.table(&End { trace: &trace, name_of, last });
+        let table = sums.projection_table(&EndOfRows { trace: &trace, name_of, last });
         StreamedTable { table, trace }
     }))
 }

@@ -1,15 +1,15 @@
 //! Ranges by the time of the GPU between their first and last operation.
 
 use super::cells::{groups_by_total, total_cells_without_share};
-use super::ranges::{End, StreamedSums, regroup};
+use super::ranges::{EndOfRows, StreamedSums, regroup_by_meaning};
 use super::summary::{GroupedSamples, ValueSummary};
-use super::table::{Table, TableCell};
+use super::table::{StatsTable, TableCell};
 use crate::analyze::launches::passing::{LaunchedOperations, OpenHostRange, OpenRangesByThread};
 use crate::analyze::operations::{AllOperations, OperationKind};
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
 use crate::model::{InternedValues as Interner, Trace};
-use crate::read::{CallRow, Row};
+use crate::read::{CallRow, RangeOrCall};
 
 /// The time span of the GPU operations that were launched in a range.
 struct RangeProjection {
@@ -59,7 +59,7 @@ impl ProjectionSums {
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
         // Graphs are recorded whole; tables of `nsys stats` are of kernels, copies and sets.
         let launched = self.launched.by(trace, call).iter();
-        for &id in launched.filter(|&&id| all.part(id).0 != OperationKind::Graph) {
+        for &id in launched.filter(|&&id| all.kind_and_row(id).0 != OperationKind::Graph) {
             start = start.min(all.start(id));
             end = end.max(all.end(id));
             number += 1;
@@ -100,23 +100,23 @@ impl ProjectionSums {
 }
 
 impl StreamedSums for ProjectionSums {
-    fn add(&mut self, trace: &Trace, row: Row) {
+    fn add(&mut self, trace: &Trace, row: RangeOrCall) {
         match row {
-            Row::Begin => {
+            RangeOrCall::Begin => {
                 *self = Self { launched: LaunchedOperations::new(trace), ..Self::default() }
             }
-            Row::Range(range) => {
+            RangeOrCall::Range(range) => {
                 self.open.add(range, None, |range| self.closed.add(&range, i64::MAX));
             }
-            Row::Call(call) => self.call(trace, &call),
+            RangeOrCall::Call(call) => self.call(trace, &call),
         }
     }
 
-    fn table(mut self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table {
-        self.open.finish(|range| self.closed.add(&range, end.last));
+    fn projection_table(mut self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable {
+        self.open.close_all(|range| self.closed.add(&range, end.last));
         let EndedProjections { groups, mut samples, sums: parts } = self.closed;
         let meaning = |(label, style)| ((end.name_of)(label), style);
-        let (groups, group_of) = regroup(&groups.values, &mut samples, meaning);
+        let (groups, group_of) = regroup_by_meaning(&groups.values, &mut samples, meaning);
         let mut sums = vec![[0i64; 4]; groups.len()];
         for (&group, part) in group_of.iter().zip(parts) {
             for (sum, part) in sums[group as usize].iter_mut().zip(part) {
@@ -147,7 +147,7 @@ impl StreamedSums for ProjectionSums {
             cells.extend([operations, levels, children].map(|sum| mean(sum, &summary)));
             cells
         };
-        Table {
+        StatsTable {
             report: "nvtx_gpu_proj_sum",
             columns: vec![
                 "Range",

@@ -1,15 +1,15 @@
 //! Kernels by the ranges that they were launched in.
 
-use super::cells::{count, total_cells_without_share};
-use super::ranges::{End, StreamedSums, regroup};
+use super::cells::{count_cell, total_cells_without_share};
+use super::ranges::{EndOfRows, StreamedSums, regroup_by_meaning};
 use super::summary::GroupedSamples;
-use super::table::{Table, TableCell};
+use super::table::{StatsTable, TableCell};
 use crate::analyze::launches::passing::{LaunchedOperations, OpenRangesByThread};
 use crate::analyze::operations::{AllOperations, OperationKind};
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
 use crate::model::{InternedValues as Interner, Trace};
-use crate::read::{CallRow, Row};
+use crate::read::{CallRow, RangeOrCall};
 
 /// Kernels that are summed together: name (or label) and style of the range, thread, name of the
 /// kernel. No range: none is around the launch; no thread either: the launch is not in the trace.
@@ -33,7 +33,7 @@ impl KernelSumsByRange {
         let all = AllOperations::new(trace);
         let ranges = self.open.at(call.thread, call.start, |_| ());
         for &id in self.launched.by(trace, call) {
-            let (OperationKind::Kernel, kernel) = all.part(id) else { continue };
+            let (OperationKind::Kernel, kernel) = all.kind_and_row(id) else { continue };
             let (function, length) = kernel_name_and_duration(trace, kernel);
             let mut alone = true;
             for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
@@ -61,17 +61,17 @@ fn kernel_name_and_duration(trace: &Trace, kernel: usize) -> (u32, i64) {
 }
 
 impl StreamedSums for KernelSumsByRange {
-    fn add(&mut self, trace: &Trace, row: Row) {
+    fn add(&mut self, trace: &Trace, row: RangeOrCall) {
         match row {
-            Row::Begin => {
+            RangeOrCall::Begin => {
                 *self = Self { launched: LaunchedOperations::new(trace), ..Self::default() }
             }
-            Row::Range(range) => self.open.add(range, Vec::new(), |_| ()),
-            Row::Call(call) => self.call(trace, &call),
+            RangeOrCall::Range(range) => self.open.add(range, Vec::new(), |_| ()),
+            RangeOrCall::Call(call) => self.call(trace, &call),
         }
     }
 
-    fn table(mut self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table {
+    fn projection_table(mut self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable {
         let trace = end.trace;
         for kernel in self.launched.operations_without_call().map(|id| id as usize) {
             if kernel < trace.kernels.on_gpu.len() {
@@ -83,7 +83,7 @@ impl StreamedSums for KernelSumsByRange {
         let meaning = |(scope, thread, kernel): KernelGroupKey| {
             (scope.map(|(label, style)| ((end.name_of)(label).0, style)), thread, kernel)
         };
-        let (groups, group_of) = regroup(&self.groups.values, &mut samples, meaning);
+        let (groups, group_of) = regroup_by_meaning(&self.groups.values, &mut samples, meaning);
         let mut instances_of = vec![0usize; groups.len()];
         for (&group, &instances) in group_of.iter().zip(&self.instances) {
             instances_of[group as usize] += instances;
@@ -115,8 +115,8 @@ impl StreamedSums for KernelSumsByRange {
                 TableCell::Text(scope.map_or("", |(_, style)| style.label()).to_owned()),
                 ids.map_or(TableCell::Empty, |(pid, _)| TableCell::Integer(pid)),
                 ids.map_or(TableCell::Empty, |(_, tid)| TableCell::Integer(tid)),
-                count(instances_of[index]),
-                count(summaries[index].count),
+                count_cell(instances_of[index]),
+                count_cell(summaries[index].count),
             ];
             let mut summary = total_cells_without_share(&summaries[index]);
             // In this table the count comes before the total.
@@ -125,7 +125,7 @@ impl StreamedSums for KernelSumsByRange {
             cells.push(TableCell::Text(text(kernel).to_owned()));
             cells
         };
-        Table {
+        StatsTable {
             report: "nvtx_kern_sum",
             columns: vec![
                 "NVTX Range",

@@ -5,14 +5,14 @@ use std::hash::Hash;
 
 use super::cells::{groups_by_total, summary_table};
 use super::summary::GroupedSamples;
-use super::table::{Table, TableCell};
+use super::table::{StatsTable, TableCell};
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
 use crate::model::{InternedValues as Interner, Trace};
-use crate::read::{RangeRow, Row};
+use crate::read::{RangeOrCall, RangeRow};
 
 /// Results that are known once all rows were read.
-pub(super) struct End<'a, N: Fn(u32) -> NameId> {
+pub(super) struct EndOfRows<'a, N: Fn(u32) -> NameId> {
     pub trace: &'a Trace,
     /// Names of the ranges, by the labels that rows hold.
     pub name_of: N,
@@ -23,21 +23,21 @@ pub(super) struct End<'a, N: Fn(u32) -> NameId> {
 /// A table that is summed row by row.
 pub(super) trait StreamedSums {
     /// The next row; the trace is all but ranges and calls.
-    fn add(&mut self, trace: &Trace, row: Row);
+    fn add(&mut self, trace: &Trace, row: RangeOrCall);
     /// The table.
-    fn table(self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table;
+    fn projection_table(self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable;
 }
 
-/// Groups by what their labels mean, since several labels may mean one name: the new groups, and
-/// which each is.
-pub(super) fn regroup<K: Copy, L: Copy + Eq + Hash>(
+/// Merges groups whose labels mean one name; returns the new groups, and the new group of each old
+/// one.
+pub(super) fn regroup_by_meaning<K: Copy, L: Copy + Eq + Hash>(
     groups: &[K],
     samples: &mut GroupedSamples,
     meaning: impl Fn(K) -> L,
 ) -> (Vec<L>, Vec<u32>) {
     let mut meanings = Interner::default();
     let group_of: Vec<u32> = groups.iter().map(|&group| meanings.intern(meaning(group))).collect();
-    samples.merge_groups(&group_of);
+    samples.merge_value_groups(&group_of);
     (meanings.values, group_of)
 }
 
@@ -58,10 +58,12 @@ impl RangeSumsByName {
 }
 
 impl StreamedSums for RangeSumsByName {
-    fn add(&mut self, _: &Trace, row: Row) {
+    fn add(&mut self, _: &Trace, row: RangeOrCall) {
         match row {
-            Row::Begin => *self = Self::new(self.push_pop_only),
-            Row::Range(range) if !self.push_pop_only || range.style == RangeStyle::PushPop => {
+            RangeOrCall::Begin => *self = Self::new(self.push_pop_only),
+            RangeOrCall::Range(range)
+                if !self.push_pop_only || range.style == RangeStyle::PushPop =>
+            {
                 let group = self.groups.intern((range.label, range.style));
                 if range.end == RangeRow::UNCLOSED_RANGE_END {
                     self.unclosed.push((group, range.start));
@@ -69,17 +71,17 @@ impl StreamedSums for RangeSumsByName {
                     self.samples.push(group, range.end - range.start);
                 }
             }
-            Row::Range(_) | Row::Call(_) => {}
+            RangeOrCall::Range(_) | RangeOrCall::Call(_) => {}
         }
     }
 
-    fn table(mut self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table {
+    fn projection_table(mut self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable {
         for (group, start) in self.unclosed {
             self.samples.push(group, end.last.max(start) - start);
         }
         let mut samples = self.samples;
         let meaning = |(label, style)| ((end.name_of)(label), style);
-        let (groups, _) = regroup(&self.groups.values, &mut samples, meaning);
+        let (groups, _) = regroup_by_meaning(&self.groups.values, &mut samples, meaning);
         let summaries = samples.group_summaries(groups.len());
         let label = |(name, style)| (end.trace.names.text(name).to_owned(), style);
         let rows = groups_by_total(groups.into_iter().map(label).collect(), summaries);

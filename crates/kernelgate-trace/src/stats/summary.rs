@@ -81,13 +81,13 @@ impl GroupedSamples {
     pub fn push(&mut self, group: u32, value: i64) {
         // The larger of both, so that counting stays linear in the values.
         if self.recent.len() >= self.counted.len().max(Self::MIN_BUFFERED_VALUES) {
-            self.count();
+            self.count_new_values();
         }
         self.recent.push((group, value));
     }
 
     /// Counts the values that came since the last count.
-    fn count(&mut self) {
+    fn count_new_values(&mut self) {
         self.recent.sort_unstable();
         let mut old = std::mem::take(&mut self.counted).into_iter().peekable();
         let mut add = |(group, value, times): (u32, i64, u32)| match self.counted.last_mut() {
@@ -104,7 +104,7 @@ impl GroupedSamples {
     }
 
     /// Makes groups one: what each is from now on.
-    pub fn merge_groups(&mut self, group_of: &[u32]) {
+    pub fn merge_value_groups(&mut self, group_of: &[u32]) {
         self.recent.iter_mut().for_each(|(group, _)| *group = group_of[*group as usize]);
         for (group, ..) in &mut self.counted {
             *group = group_of[*group as usize];
@@ -114,13 +114,13 @@ impl GroupedSamples {
 
     /// The summary of each group.
     pub fn group_summaries(self, groups: usize) -> Vec<ValueSummary> {
-        let samples = self.counted();
-        (0u32..).take(groups).map(|group| samples.summary(group)).collect()
+        let samples = self.into_counted_values();
+        (0u32..).take(groups).map(|group| samples.summary_of_group(group)).collect()
     }
 
     /// Sorts and counts all values that were added.
-    pub fn counted(mut self) -> CountedGroupValues {
-        self.count();
+    pub fn into_counted_values(mut self) -> CountedGroupValues {
+        self.count_new_values();
         CountedGroupValues { rows: self.counted }
     }
 }
@@ -134,12 +134,12 @@ pub struct CountedGroupValues {
 
 impl CountedGroupValues {
     /// The groups that have values, in order.
-    pub fn groups(&self) -> impl Iterator<Item = u32> {
+    pub fn groups_with_values(&self) -> impl Iterator<Item = u32> {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
     }
 
     /// The summary of one group.
-    pub fn summary(&self, group: u32) -> ValueSummary {
+    pub fn summary_of_group(&self, group: u32) -> ValueSummary {
         let first = self.rows.partition_point(|row| row.0 < group);
         let own = &self.rows[first..];
         let own = &own[..own.partition_point(|row| row.0 == group)];
@@ -180,11 +180,11 @@ mod tests {
         let values = [(0, 7), (1, 5), (0, 7), (2, 1), (0, 9), (1, 5), (0, 8), (1, 4), (2, 3)];
         for (group, value) in values {
             samples.push(group, value);
-            samples.count();
+            samples.count_new_values();
         }
         assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
         // Group 2 becomes group 0 in this test.
-        samples.merge_groups(&[0, 1, 0]);
+        samples.merge_value_groups(&[0, 1, 0]);
         let groups = samples.group_summaries(2);
         assert_eq!(groups[0], ValueSummary::new(&mut [7, 7, 9, 8, 1, 3]));
         assert_eq!((groups[0].count, groups[0].total, groups[0].median), (6, 35, 7.0));

@@ -17,7 +17,7 @@ pub enum TableCell {
 
 impl TableCell {
     /// The value as text, in CSV's form.
-    pub fn plain(&self) -> String {
+    pub fn csv_text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Integer(value) => value.to_string(),
@@ -36,7 +36,7 @@ impl TableCell {
             Self::Integer(value) => (*value).into(),
             // The number has as many decimals as in CSV.
             Self::Decimal(..) => {
-                self.plain().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
+                self.csv_text().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
             }
             Self::Empty => serde_json::Value::Null,
         }
@@ -45,7 +45,7 @@ impl TableCell {
 
 /// Rows under titles.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Table {
+pub struct StatsTable {
     /// The report's name.
     pub report: &'static str,
     /// Titles of the columns, with their units.
@@ -56,15 +56,15 @@ pub struct Table {
     pub named_by: usize,
 }
 
-impl Table {
+impl StatsTable {
     /// Keeps only the rows whose name matches. Shares are not changed, because they refer to the
     /// whole table.
-    pub fn filter(&mut self, expression: &regex::Regex) {
+    pub fn keep_matching_rows(&mut self, expression: &regex::Regex) {
         let column = self.named_by;
-        self.rows.retain(|row| expression.is_match(&row[column].plain()));
+        self.rows.retain(|row| expression.is_match(&row[column].csv_text()));
     }
 
-    /// Replaces every text: by what is harmless where the table is shown.
+    /// Replaces every text of the table, for example by text that is harmless on a terminal.
     pub fn map_text_cells(&mut self, shown: impl Fn(&str) -> String) {
         for cell in self.rows.iter_mut().flatten() {
             if let TableCell::Text(text) = cell {
@@ -79,7 +79,7 @@ impl Table {
         let written = writer.write_record(&self.columns).and_then(|()| {
             self.rows
                 .iter()
-                .try_for_each(|row| writer.write_record(row.iter().map(TableCell::plain)))
+                .try_for_each(|row| writer.write_record(row.iter().map(TableCell::csv_text)))
         });
         let bytes = written.ok().and_then(|()| writer.into_inner().ok());
         String::from_utf8(bytes.expect("writing to memory does not fail")).expect("cells are UTF-8")
@@ -102,7 +102,8 @@ impl Table {
         serde_json::json!({ "report": self.report, "rows": rows })
     }
 
-    /// For a terminal of 100 columns: aligned, thousands separated, long names cut in their middle.
+    /// The table as text for a terminal of 100 columns: aligned, thousands separated, long names
+    /// cut in their middle.
     pub fn to_text(&self) -> String {
         const TABLE_WIDTH: usize = 100;
         let cells: Vec<Vec<String>> =
@@ -140,8 +141,8 @@ impl Table {
 fn cell_text(cell: &TableCell) -> String {
     match cell {
         TableCell::Integer(value) => with_thousands_separators(&value.to_string()),
-        TableCell::Decimal(..) => with_thousands_separators(&cell.plain()),
-        _ => cell.plain(),
+        TableCell::Decimal(..) => with_thousands_separators(&cell.csv_text()),
+        _ => cell.csv_text(),
     }
 }
 

@@ -167,7 +167,7 @@ fn iterations_of_unequal_length_are_named() {
     }
     let diagnosis = diagnosed(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert_eq!(iterations.unusual_iterations(), [6]);
+    assert_eq!(iterations.unusually_long_iterations(), [6]);
     let text = diagnosis.to_text();
     insta::assert_snapshot!(lines_with(&text, "median"), @r"
     iterations: 8 by range step_#; first 1.000 ms, then median 1.000 ms (100.0 µs to 3.000 ms); twice

@@ -66,7 +66,7 @@ fn a_single_wait_at_the_end_is_no_loop() {
     export.call(7, (9_000_000, 9_100_000), 0, "cudaDeviceSynchronize_v3020");
     let diagnosis = diagnose(&export.read().unwrap());
     assert!(finding(&diagnosis, "sync-in-loop").is_none());
-    assert!(diagnosis.passed("sync-in-loop"));
+    assert!(diagnosis.has_rule_passed("sync-in-loop"));
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
     let mut export = Export::new();
     export.launch((10, 20), (1_000, 9_000), 1, "odd");
     export.launch((30, 40), (10_000, 12_000), 2, "even");
-    assert!(diagnose(&export.read().unwrap()).passed("block-size"));
+    assert!(diagnose(&export.read().unwrap()).has_rule_passed("block-size"));
     export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
     let diagnosis = diagnose(&export.read().unwrap());
     let finding = finding(&diagnosis, "block-size").unwrap();

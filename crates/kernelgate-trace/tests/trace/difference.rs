@@ -2,7 +2,7 @@
 
 use crate::fixture::{Export, lines_with};
 use kernelgate_trace::diagnose::difference::{
-    AmountChange, TraceDifference, TracePartChange, TracePartKind, TraceSums, difference,
+    AmountChange, TraceDifference, TracePartChange, TracePartKind, TraceSums, compare_sums,
 };
 
 /// Five steps of ten kernels of 30 µs, launched ahead of time by calls of 5 µs, each step waited
@@ -71,7 +71,7 @@ fn to(steps: &Steps) -> TraceDifference {
 
 fn between(base: &Export, head: &Export) -> TraceDifference {
     let [base, head] = [base, head].map(|export| TraceSums::new(&export.read().unwrap()));
-    let difference = difference(base, head);
+    let difference = compare_sums(base, head);
     adds_up(&difference);
     difference
 }
@@ -98,7 +98,7 @@ fn a_slower_kernel_explains_all_of_it() {
     let first = &slower.parts[0];
     assert_eq!((first.part.name.as_str(), first.change()), ("k3", AmountChange::Longer));
     assert_eq!((first.change_by_count_ns(), first.change_by_length_ns()), (0, 100_000));
-    assert_eq!(first.evidence(), ["registers 96 -> 128"]);
+    assert_eq!(first.describe_launch_changes(), ["registers 96 -> 128"]);
     assert_eq!(slower.parts[1].total_change_ns(), 0, "nothing else changed");
     assert_eq!(slower.places[0].path, "step_#");
     assert_eq!(slower.places[0].total_change_ns(), 100_000);
@@ -111,7 +111,7 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
         let difference = between(&base.export(), &head.export());
         let kernel = difference.parts.iter().find(|part| part.part.name == "k3").unwrap();
         let text = difference.to_text(["a", "b"]);
-        (kernel.evidence(), text.split_whitespace().collect::<Vec<_>>().join(" "))
+        (kernel.describe_launch_changes(), text.split_whitespace().collect::<Vec<_>>().join(" "))
     };
     let spills = Steps { registers: 128, ..with_local(184) };
     let (evidence, text) = words(&PLAIN, &spills);

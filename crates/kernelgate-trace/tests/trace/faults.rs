@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::fixture::kineto::{At, FULL, Kineto};
 use crate::fixture::{Export, lines_with, process, titles};
 use kernelgate_trace::diagnose::checklist::{ChecklistMark, checklist};
-use kernelgate_trace::diagnose::difference::{SetupProperty, TraceSums, difference};
+use kernelgate_trace::diagnose::difference::{SetupProperty, TraceSums, compare_sums};
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingConfidence, FindingSeverity, IdleCauseKind, QuestionAnswer,
     TraceDiagnosis, diagnose,
@@ -413,13 +413,13 @@ fn a_line_of_several_rules_holds_where_none_lacks_data() {
     trace.copy(id, (10.0, 2.0), "HtoD (Pinned -> Device)", 1024);
     trace.launch(20.0, (30.0, 500.0), "k", FULL);
     let diagnosis = diagnose(&trace.read());
-    assert!(diagnosis.passed("pageable-copy"));
+    assert!(diagnosis.has_rule_passed("pageable-copy"));
     let lines = checklist(&diagnosis);
     let line = lines.iter().find(|line| line.text.contains("transactions")).unwrap();
     assert_eq!(line.tick, ChecklistMark::NotMeasured, "nobody counted sectors");
     insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     // PyTorch's profiler does not record them, so that none in the trace says nothing.
-    assert!(!diagnosis.passed("page-migration"));
+    assert!(!diagnosis.has_rule_passed("page-migration"));
     insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     assert_eq!(tick(&diagnosis, "Optimal work distribution"), ChecklistMark::Holds);
 }
@@ -711,7 +711,7 @@ fn two_machines_are_named_before_their_difference() {
         "  device: A NVIDIA A100-SXM4-80GB, B Tesla V100-SXM2-16GB",
     ];
     for ((a, b), device) in pairs.iter().zip(devices) {
-        let difference = difference(TraceSums::new(a), TraceSums::new(b));
+        let difference = compare_sums(TraceSums::new(a), TraceSums::new(b));
         assert_eq!(difference.setup[0].property, Device);
         assert!(difference.is_other_machine());
         let text = difference.to_text(["a", "b"]);
@@ -722,7 +722,7 @@ fn two_machines_are_named_before_their_difference() {
         );
     }
     let properties = |other: &Trace| {
-        let difference = difference(base.clone(), TraceSums::new(other));
+        let difference = compare_sums(base.clone(), TraceSums::new(other));
         difference.setup.iter().map(|change| change.property).collect::<Vec<_>>()
     };
     assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
@@ -776,7 +776,7 @@ fn a_wavefront_has_64_threads() {
     }
     let mut nvidia = Kineto::nvidia();
     nvidia.launch(0.0, (10.0, 50.0), "k", At { block: 96, ..FULL });
-    assert!(diagnose(&nvidia.read()).passed("block-size"));
+    assert!(diagnose(&nvidia.read()).has_rule_passed("block-size"));
 }
 
 #[test]

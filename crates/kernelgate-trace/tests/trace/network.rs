@@ -1,5 +1,6 @@
 //! The profiling guide's questions, answered from traces of a language model: two layers of the
-//! small size with attention in operations of their own, by `peers/transformer_trace.py` on an H100.
+//! small size with attention in operations of their own, by `peers/transformer_trace.py` on an
+//! H100.
 
 use std::path::Path;
 
@@ -47,8 +48,9 @@ fn phases_of_a_step_have_all_its_kernels() {
     let network = network(&found);
     // Gradients are set to 0 before the forward pass.
     assert!((0.0..0.05).contains(&network.outside), "{}", network.outside);
-    let optimizer = network.phase(TrainingPhase::Optimizer).unwrap();
+    let optimizer = network.use_in_phase(TrainingPhase::Optimizer).unwrap();
     assert_eq!(optimizer.kernels[0].class, KernelClass::Optimizer);
-    let share: f64 = time_share_by_class(&network.step()).iter().map(|(_, share)| share).sum();
+    let share: f64 =
+        time_share_by_class(&network.step_kernels()).iter().map(|(_, share)| share).sum();
     assert!((share - 1.0).abs() < 1e-9);
 }

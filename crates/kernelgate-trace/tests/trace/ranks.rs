@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::fixture::lines_with;
 use kernelgate_trace::diagnose::ranks::{
-    Job, JobProblem, RankTrace, join_ranks, ranks_of_trace, read_rank_traces,
+    JobProblem, JoinedJob, RankTrace, join_ranks, ranks_of_trace, read_rank_traces,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -75,7 +75,7 @@ fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
     ranks.iter().enumerate().map(each).collect()
 }
 
-fn job(ranks: &[Rank]) -> Job {
+fn job(ranks: &[Rank]) -> JoinedJob {
     let folder = tempfile::tempdir().unwrap();
     let parts: Vec<RankTrace> = read_rank_traces(&write(&folder, ranks)).unwrap();
     let job = join_ranks(parts);
@@ -168,7 +168,7 @@ fn a_rank_that_was_cut_is_reported_and_joined() {
     let whole = std::fs::read(&traces[1].1).unwrap();
     std::fs::write(&traces[1].1, &whole[..whole.len() * 3 / 4]).unwrap();
     let job = join_ranks(read_rank_traces(&traces).unwrap());
-    insta::assert_snapshot!(job.problems[0].message(), @"rank1.json: read in part only: JSON after 59 events: EOF while parsing an object at line 1 column 254");
+    insta::assert_snapshot!(job.problems[0].problem_text(), @"rank1.json: read in part only: JSON after 59 events: EOF while parsing an object at line 1 column 254");
     assert!((STEPS / 2..STEPS).contains(&job.joined), "{}", job.joined);
 }
 
@@ -197,7 +197,7 @@ fn one_rank_alone_is_no_job() {
 type Event<'a> = (&'a str, &'a str, u32, f64, f64, u32);
 
 /// Joins two ranks with these events.
-fn two_ranks(ranks: [&[Event<'_>]; 2]) -> Job {
+fn two_ranks(ranks: [&[Event<'_>]; 2]) -> JoinedJob {
     let folder = tempfile::tempdir().unwrap();
     let write = |(rank, events): (usize, &&[Event<'_>])| {
         let event = |&(name, category, thread, start, end, correlation): &Event<'_>| {
@@ -225,7 +225,7 @@ fn two_ranks(ranks: [&[Event<'_>]; 2]) -> Job {
     job
 }
 
-fn gain(job: &Job, change: &str) -> Option<i64> {
+fn gain(job: &JoinedJob, change: &str) -> Option<i64> {
     job.path.gains.iter().find(|of| of.change == change).map(|of| of.gain_ns)
 }
 
@@ -319,7 +319,7 @@ fn a_late_rank_that_compute_hides_is_no_straggler() {
     };
     let hidden = late(295.0);
     assert_eq!(hidden.ranks[1].delayed_ns, 290_000);
-    assert!(hidden.straggler_ranks().is_empty() && hidden.worst().is_none());
+    assert!(hidden.straggler_ranks().is_empty() && hidden.worst_severity().is_none());
     insta::assert_snapshot!(lines_with(&hidden.to_text(), "straggler"), @"no straggler: no rank delays the others by 5 % of the time where no compute hides it, and by more");
     let felt = late(100.0);
     assert_eq!(felt.straggler_ranks()[0].name, "rank 1");

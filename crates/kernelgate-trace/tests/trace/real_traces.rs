@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kernelgate_trace::analyze::launches::TraceLaunches;
 use kernelgate_trace::analyze::operations::AllOperations;
 use kernelgate_trace::analyze::timeline::idle;
-use kernelgate_trace::diagnose::difference::{AmountChange, TraceSums, difference};
+use kernelgate_trace::diagnose::difference::{AmountChange, TraceSums, compare_sums};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -59,11 +59,11 @@ fn every_table_is_that_of_nsys_stats() {
     for export in exports(&folder) {
         let trace =
             read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
-        for report in StatsReport::ALL {
+        for report in StatsReport::ALL_REPORTS {
             let truth = export.join(format!("gt/gt_{}.csv", report.name()));
             let Ok(truth) = std::fs::read_to_string(&truth) else { continue };
             let (mut theirs, mut ours) =
-                (rows(&truth), rows(&stats::table(&trace, report).to_csv()));
+                (rows(&truth), rows(&stats::make_table(&trace, report).to_csv()));
             let name = format!("{} of {}", report.name(), export.display());
             let streamed =
                 stats::table_of_streamed_export(&export.join("trace.sqlite"), report).unwrap();
@@ -163,7 +163,7 @@ fn gaps(trace: &Trace, activities: &[idle::DeviceActivity]) -> Gaps {
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);
     for gap in activities.iter().flat_map(|of| of.gaps.iter(&all)) {
-        let length = gap.length();
+        let length = gap.gap_ns();
         classes[usize::from(length >= 20_000) + usize::from(length > 50_000)] += 1;
         idle += length;
         longest = longest.max(length);
@@ -213,7 +213,7 @@ fn pytorch_and_ncu_files_are_read() {
     assert_eq!(counts, (4350, 1600, 145));
     assert_eq!((trace.calls.len(), trace.quality.odd_values), (15329, 0));
     assert!(trace.quality.unreadable.is_empty());
-    let launches = TraceLaunches::join_launches(&trace);
+    let launches = TraceLaunches::join_operations_with_calls(&trace);
     assert!(
         launches.operations_without_call() * 100 < launches.call_of.len(),
         "{}",
@@ -280,9 +280,9 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
         drop(file);
         let again = read::open_trace_file(timeline.path(), &WantedTraceParts::ALL).unwrap();
         assert_eq!((again.quality.odd_values, again.quality.unreadable.len()), (0, 0));
-        for report in StatsReport::ALL {
+        for report in StatsReport::ALL_REPORTS {
             let sorted = |trace| {
-                let mut rows = rows(&stats::table(trace, report).to_csv());
+                let mut rows = rows(&stats::make_table(trace, report).to_csv());
                 rows.sort();
                 rows
             };
@@ -305,7 +305,7 @@ fn the_parts_of_a_difference_add_up() {
     let sums: Vec<TraceSums> = exports.iter().map(read).collect();
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
-            let change = difference(base.clone(), head.clone());
+            let change = compare_sums(base.clone(), head.clone());
             let parts: i64 = change.parts.iter().map(|part| part.total_change_ns()).sum();
             let places: i64 = change.places.iter().map(|place| place.total_change_ns()).sum();
             let name = format!("{} and {}", exports[a].display(), exports[b].display());

@@ -73,7 +73,7 @@ fn a_product_has_its_share_of_the_tensor_peak() {
     near(product.sum.share_of_tensor_peak(), 0.5);
     near(product.sum.achieved_teraflops(), 494.4);
     near(product.sum.flops_per_byte(), 4096.0 / 3.0);
-    assert_eq!(product.sum.limit(), Some(RooflineLimit::Compute));
+    assert_eq!(product.sum.limiting_peak(), Some(RooflineLimit::Compute));
     let step = utilization.ranges.iter().find(|range| range.path == "step").unwrap();
     near(step.sum.share_of_tensor_peak_over(step.host_ns), 0.5 * 278.0 / 900.0);
     assert_eq!(utilization.known_work_share(), 1.0);
@@ -150,7 +150,7 @@ fn unknown(utilization: &DeviceUtilization, words: &str) {
 fn an_unknown_device_has_rates_and_no_shares() {
     let found = diagnosis("Test GPU", &[PRODUCT]).utilization;
     near(found.all.achieved_teraflops(), 494.4);
-    assert_eq!((found.all.share_of_tensor_peak(), found.all.limit()), (None, None));
+    assert_eq!((found.all.share_of_tensor_peak(), found.all.limiting_peak()), (None, None));
     unknown(&found, "the peaks of Test GPU are not in the table");
 }
 
@@ -178,7 +178,7 @@ fn moving_operators_are_limited_by_memory() {
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[add]).utilization;
     // 402 MB at 3350 GB/s take 120 µs.
     near(found.operators[0].sum.share_of_roofline(), 0.5);
-    assert_eq!(found.operators[0].sum.limit(), Some(RooflineLimit::Memory));
+    assert_eq!(found.operators[0].sum.limiting_peak(), Some(RooflineLimit::Memory));
     assert_eq!(found.operators[0].sum.share_of_tensor_peak(), None);
 }
 

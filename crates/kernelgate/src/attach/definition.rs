@@ -99,7 +99,7 @@ impl Tolerances {
         self
     }
 
-    pub(super) fn outputs(&self) -> impl Iterator<Item = &'static str> {
+    pub(super) fn outputs_with_own_tolerance(&self) -> impl Iterator<Item = &'static str> {
         self.own.keys().copied()
     }
 

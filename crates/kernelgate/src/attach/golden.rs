@@ -12,7 +12,7 @@ use crate::workload::{Dtype, Tensors};
 /// # Errors
 /// The error is a fragment of a message that names the file, and the tensor that is missing or of
 /// another shape or dtype.
-pub(super) fn read(
+pub(super) fn read_golden(
     path: &Path,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
@@ -78,7 +78,7 @@ mod tests {
         let input =
             [declared_tensor("x", &[2], Dtype::F32), declared_tensor("w", &[9], Dtype::F32)];
         let output = [declared_tensor("y", &[2], Dtype::F32)];
-        let (inputs, outputs) = read(&path, &input, &output).unwrap();
+        let (inputs, outputs) = read_golden(&path, &input, &output).unwrap();
         assert_eq!(inputs.f32("x"), [1.0, 2.0]);
         assert!(inputs.get("w").is_none(), "drawn, because it is not there");
         assert_eq!(outputs.tensor("y").to_f64(0, 2), [3.0, 6.0]);
@@ -88,26 +88,26 @@ mod tests {
             (declared_tensor("y", &[2], Dtype::I8), "`y` is f64, the definition i8"),
             (declared_tensor("n", &[2], Dtype::I8), "`n` is U8, which no row computes"),
         ] {
-            let error = read(&path, &[], &[outputs]).unwrap_err();
+            let error = read_golden(&path, &[], &[outputs]).unwrap_err();
             assert!(error.contains("golden.safetensors: ") && error.contains(words), "{error}");
         }
-        let wrong = read(&path, &[declared_tensor("x", &[2], Dtype::F16)], &[]).unwrap_err();
+        let wrong = read_golden(&path, &[declared_tensor("x", &[2], Dtype::F16)], &[]).unwrap_err();
         let reason = "`x` is f32, the definition f16";
         assert_eq!(wrong, format!("golden tensors {}: {reason}", path.display()));
-        // Cut anywhere, it is an error and no panic.
+        // A file that is cut at any place is an error and no panic.
         let whole = std::fs::read(&path).unwrap();
         for end in 0..whole.len() {
             std::fs::write(&path, &whole[..end]).unwrap();
-            assert!(read(&path, &input, &output).is_err(), "{end} of {}", whole.len());
+            assert!(read_golden(&path, &input, &output).is_err(), "{end} of {}", whole.len());
         }
         let shifted = String::from_utf8_lossy(&whole).replace("\"shape\":[2]", "\"shape\":[1]");
         std::fs::write(&path, shifted.as_bytes()).unwrap();
         let one = [declared_tensor("y", &[1], Dtype::F32)];
-        assert!(read(&path, &[], &one).is_err());
+        assert!(read_golden(&path, &[], &one).is_err());
         std::fs::write(&path, "nothing of the kind").unwrap();
-        let other = read(&path, &input, &output).unwrap_err();
+        let other = read_golden(&path, &input, &output).unwrap_err();
         let reason = "no safetensors file (its header is longer than the file)";
         assert_eq!(other, format!("golden tensors {}: {reason}", path.display()));
-        assert!(read(&folder.path().join("none"), &[], &[]).unwrap_err().contains("none: "));
+        assert!(read_golden(&folder.path().join("none"), &[], &[]).unwrap_err().contains("none: "));
     }
 }

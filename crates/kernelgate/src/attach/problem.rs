@@ -16,7 +16,7 @@ use crate::workload::{
 };
 
 /// A row on the host or over a raw stream.
-pub(super) struct Row {
+pub(super) struct AttachedRow {
     pub name: &'static str,
     /// Names of the tensors that an attached row takes.
     pub tensors: Vec<&'static str>,
@@ -36,17 +36,17 @@ type PrepareAttachedRow = dyn Fn(&BoundDefinition, &Tensors, &Arc<Device>) -> Re
 /// The definition of a point, with the tensors of its golden file.
 pub(super) struct BoundDefinition {
     pub point: Point,
-    pub rows: Arc<[Row]>,
+    pub rows: Arc<[AttachedRow]>,
     pub definition: ProblemDefinition,
     /// Inputs and outputs of the golden file; empty if there is no golden file.
     golden: Result<(Tensors, Tensors), String>,
 }
 
 impl BoundDefinition {
-    pub fn new(point: Point, rows: Arc<[Row]>, definition: ProblemDefinition) -> Self {
+    pub fn new(point: Point, rows: Arc<[AttachedRow]>, definition: ProblemDefinition) -> Self {
         let golden = match &definition.reference {
             OutputReference::Golden(path) => {
-                golden::read(path, &definition.inputs, &definition.outputs)
+                golden::read_golden(path, &definition.inputs, &definition.outputs)
             }
             _ => Ok(Default::default()),
         };
@@ -70,7 +70,7 @@ impl BoundDefinition {
     pub fn check_names(&self) -> Result<(), AxisError> {
         let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         let names: Vec<_> = inputs.iter().chain(outputs).map(|tensor| tensor.name).collect();
-        for Row { name, tensors, .. } in self.rows.iter() {
+        for AttachedRow { name, tensors, .. } in self.rows.iter() {
             if let Some(unknown) = tensors.iter().find(|tensor| !names.contains(tensor)) {
                 return Err(AxisError::Combination(format!(
                     "the row `{name}` takes a tensor `{unknown}`, the definition has `{}`",
@@ -103,7 +103,7 @@ impl BoundDefinition {
     ///
     /// # Errors
     /// Fails with the error of the row, or when device memory is short.
-    pub fn prepare(
+    pub fn prepare_row(
         &self,
         row: &str,
         inputs: &Tensors,
@@ -189,7 +189,9 @@ impl Problem for BoundDefinition {
             ));
         }
         let is_output = |name: &&str| self.definition.outputs.iter().any(|it| it.name == *name);
-        if let Some(name) = self.definition.tolerance.outputs().find(|name| !is_output(name)) {
+        if let Some(name) =
+            self.definition.tolerance.outputs_with_own_tolerance().find(|name| !is_output(name))
+        {
             return Err(format!("a tolerance of output `{name}`, which is not declared"));
         }
         self.golden.as_ref().map(drop).map_err(Clone::clone)

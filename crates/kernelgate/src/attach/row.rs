@@ -47,7 +47,7 @@ impl At<'_> {
     }
 
     /// Joins a stream of the row's own code, made in this context: work that is enqueued inside
-    /// [`JoinedStreams::around`] counts as if it were enqueued on [`Self::stream`].
+    /// [`JoinedStreams::enqueue_between`] counts as if it were enqueued on [`Self::stream`].
     ///
     /// # Errors
     /// Fails if the handle is null or no stream, or of another context or GPU.
@@ -61,7 +61,7 @@ impl At<'_> {
     /// Fails if the image does not fit the GPU (the case is skipped) or is invalid, or lacks the
     /// kernel.
     pub fn kernel(&self, image: &KernelImage, symbol: &str) -> Result<Kernel, BackendError> {
-        self.device.load_module(image)?.kernel(symbol)
+        self.device.load_module(image)?.kernel_of_symbol(symbol)
     }
 
     /// A kernel of CUDA source, compiled by NVRTC.

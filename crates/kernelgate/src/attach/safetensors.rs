@@ -135,7 +135,7 @@ impl SafeTensorsFile {
     /// # Errors
     /// A fragment, without the file's name: the file cannot be read, or has another format.
     pub fn read(path: &Path) -> Result<SafeTensorsFile, String> {
-        let bytes = regular_file::read(path).map_err(|cause| cause.to_string())?;
+        let bytes = regular_file::read_regular_file(path).map_err(|cause| cause.to_string())?;
         Self::parse(bytes).map_err(|why| format!("no safetensors file ({why})"))
     }
 

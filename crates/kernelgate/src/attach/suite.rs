@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::definition::{ProblemDefinition, TensorSpec};
-use super::problem::{AttachedRowKind, BoundDefinition, Row};
+use super::problem::{AttachedRow, AttachedRowKind, BoundDefinition};
 use super::row::{self, At, RowLaunches};
 use crate::backend::cuda::{CudaTask, Device, Input, Output};
 use crate::backend::{BackendError, Implementation, Prepare};
@@ -36,7 +36,7 @@ use crate::workload::{Axis, AxisError, Point, SelectionLines, Tensors};
 pub struct Attached {
     facts: WorkloadFacts,
     define: Box<DefineProblem>,
-    rows: Vec<Row>,
+    rows: Vec<AttachedRow>,
 }
 
 type DefineProblem = dyn Fn(&Point) -> Result<ProblemDefinition, AxisError> + Send + Sync;
@@ -87,7 +87,7 @@ impl Attached {
             copying_task(bound, inputs, device, tensors, &prepare)
         };
         let (tensors, kind) = (tensors.to_vec(), AttachedRowKind::Stream(Box::new(prepare)));
-        self.rows.push(Row { name, tensors, kind });
+        self.rows.push(AttachedRow { name, tensors, kind });
         self
     }
 
@@ -98,7 +98,7 @@ impl Attached {
         name: &'static str,
         run: impl Fn(&Tensors, &mut Tensors) + Send + Sync + 'static,
     ) -> Attached {
-        self.rows.push(Row {
+        self.rows.push(AttachedRow {
             name,
             tensors: Vec::new(),
             kind: AttachedRowKind::Host(Arc::new(run)),
@@ -110,7 +110,7 @@ impl Attached {
 impl From<Attached> for Suite {
     fn from(attached: Attached) -> Self {
         let Attached { facts, define, rows } = attached;
-        let implementation = |row: &Row| Implementation {
+        let implementation = |row: &AttachedRow| Implementation {
             name: row.name,
             about: "attached",
             supports: |_: &BoundDefinition| Ok(()),
@@ -118,12 +118,12 @@ impl From<Attached> for Suite {
                 AttachedRowKind::Host(_) => Prepare::CpuByName(BoundDefinition::host_task),
                 AttachedRowKind::Stream(_) => Prepare::CudaByName {
                     device_bytes: BoundDefinition::device_bytes,
-                    prepare: BoundDefinition::prepare,
+                    prepare: BoundDefinition::prepare_row,
                 },
             },
         };
         let implementations: Vec<_> = rows.iter().map(implementation).collect();
-        let rows: Arc<[Row]> = rows.into();
+        let rows: Arc<[AttachedRow]> = rows.into();
         Self::new(facts, implementations, move |point| {
             let bound = BoundDefinition::new(point.clone(), Arc::clone(&rows), define(point)?);
             bound.check_names().map(|()| bound)
@@ -227,7 +227,7 @@ mod tests {
         let point = &suite.points(Effort::Default, DefaultScale::Host, &[]).unwrap()[0];
         let inputs = Arc::new(Tensors::new().with("x", [2], vec![1.0_f32, 2.5]));
         let bound = suite.bind(point).unwrap();
-        let mut task = bound.prepare(0, inputs, &BenchTarget::Cpu).unwrap();
+        let mut task = bound.prepare_implementation(0, inputs, &BenchTarget::Cpu).unwrap();
         task.launch().unwrap();
         assert_eq!(task.outputs().unwrap().f32("y"), [2.0, 5.0]);
         assert_eq!((suite.implementations()[0].backend, bound.device_bytes(0)), (Cpu, None));

@@ -30,7 +30,7 @@ impl Input {
     }
 
     /// This input buffer, under the name that the workload gives the input of a rank.
-    pub(super) fn renamed(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
+    pub(super) fn named_for_rank(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
         Self { name: name(&self.name, rank).to_owned(), ..self }
     }
 }
@@ -69,12 +69,12 @@ impl Output {
     }
 
     /// An output that lies in memory which launches also read.
-    pub(super) fn output_in_state(
+    pub(super) fn in_state_buffer(
         buffer: &DeviceBuffer,
         name: &'static str,
         shape: Vec<usize>,
         dtype: Dtype,
-    ) -> Self {
+    ) -> Output {
         Self { name, shape, dtype, buffer: buffer.clone(), decode: None }
     }
 
@@ -82,7 +82,7 @@ impl Output {
     ///
     /// # Errors
     /// Fails if device memory is short.
-    pub fn encoded_output(
+    pub fn new_encoded(
         device: &Device,
         name: &'static str,
         shape: impl Into<Vec<usize>>,
@@ -99,7 +99,7 @@ impl Output {
     }
 
     /// This output buffer, under the name that the workload gives the output of a rank.
-    pub(super) fn renamed(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
+    pub(super) fn named_for_rank(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
         Self { name: name(self.name, rank), ..self }
     }
 
@@ -140,7 +140,7 @@ impl Output {
         let mut sample = [0; POISON_SAMPLE_BYTES];
         for i in 0..=POISON_SAMPLE_INTERVALS {
             let offset = (bytes - length) / POISON_SAMPLE_INTERVALS * i;
-            self.buffer.peek(stream, offset, &mut sample[..length])?;
+            self.buffer.copy_to_host_on_stream(stream, offset, &mut sample[..length])?;
             if sample[..length].iter().any(|&byte| byte != poison) {
                 return Ok(false);
             }
@@ -244,8 +244,8 @@ impl CudaTask {
         }
     }
 
-    /// Declares the purposes of its device memory: uses such as `weights` or `activations` with
-    /// their bytes, each use once.
+    /// Declares the purposes of the row's device memory: uses such as `weights` or `activations`
+    /// with their bytes, each use once.
     pub fn with_memory_uses(self, memory_uses: Vec<(&'static str, u64)>) -> Self {
         Self { memory_uses, ..self }
     }
@@ -258,14 +258,18 @@ impl CudaTask {
 
     /// The GPU that an output lies on.
     fn device_of_output(&self, output: &Output) -> &Arc<Device> {
-        let ordinal = output.buffer.ordinal();
+        let ordinal = output.buffer.gpu_ordinal();
         let own = self.devices.iter().find(|device| device.facts().ordinal == ordinal);
-        own.unwrap_or_else(|| self.devices.one())
+        own.unwrap_or_else(|| self.devices.first_device())
     }
 
     /// Makes the first GPU current again, after work on several.
     fn make_first_gpu_current(&self) -> Result<(), BackendError> {
-        if self.devices.count() > 1 { self.devices.one().make_current() } else { Ok(()) }
+        if self.devices.device_count() > 1 {
+            self.devices.first_device().make_current()
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -323,7 +327,7 @@ impl Executable for CudaTask {
     }
 
     fn gpus(&self) -> usize {
-        self.devices.count()
+        self.devices.device_count()
     }
 
     fn allowed(&self) -> AllowedActions {
@@ -333,7 +337,9 @@ impl Executable for CudaTask {
     fn launch(&mut self) -> Result<(), BackendError> {
         let launched = if !self.allowed.contexts && self.checked < LAUNCHES_WITH_STATE_CHECK {
             self.checked += 1;
-            thread_state::restore_after_launch(self.devices.one(), || (self.launch)(&self.outputs))
+            thread_state::restore_after_launch(self.devices.first_device(), || {
+                (self.launch)(&self.outputs)
+            })
         } else {
             (self.launch)(&self.outputs)
         };
@@ -345,8 +351,8 @@ impl Executable for CudaTask {
     }
 
     fn synchronize(&mut self) -> Result<(), BackendError> {
-        if self.devices.count() == 1 {
-            return self.devices.one().synchronize();
+        if self.devices.device_count() == 1 {
+            return self.devices.first_device().synchronize();
         }
         self.devices.for_each_device(|rank, device| {
             device.synchronize().map_err(|error| match error {
@@ -407,7 +413,7 @@ impl Executable for CudaTask {
             self.observers = streams.collect::<Result<_, _>>()?;
         }
         let observer_of = |output: &Output| {
-            let ordinal = output.buffer.ordinal();
+            let ordinal = output.buffer.gpu_ordinal();
             let rank = self.devices.iter().position(|device| device.facts().ordinal == ordinal);
             &self.observers[rank.unwrap_or(0)]
         };

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 static LAUNCH_WATCHDOG: OnceLock<LaunchWatchdog> = OnceLock::new();
 
-/// Starts the watch: once launches that are [`watch_host_launches`] take longer than the limit, another thread
-/// calls `ended` with the name of the case, which has to end the process. Only the first call in a
-/// process counts; without a call nothing is watched.
+/// Starts the watch: once launches that are [`watch_host_launches`] take longer than the limit,
+/// another thread calls `ended` with the name of the case, which has to end the process. Only the
+/// first call in a process counts; without a call nothing is watched.
 pub fn start_watchdog(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
     if LAUNCH_WATCHDOG.set(LaunchWatchdog::new(limit)).is_ok()
         && let Some(watch) = LAUNCH_WATCHDOG.get()
     {
-        std::thread::spawn(move || watch.wait(ended));
+        std::thread::spawn(move || watch.wait_for_timeout(ended));
     }
 }
 
@@ -27,7 +27,7 @@ pub fn name(case: &str) {
 /// Watches launches until the result is dropped. The watch must be created and dropped outside of
 /// the measured time.
 pub fn watch_host_launches() -> WatchedLaunchGuard {
-    let begun = LAUNCH_WATCHDOG.get().filter(|watch| watch.begin());
+    let begun = LAUNCH_WATCHDOG.get().filter(|watch| watch.begin_if_unwatched());
     WatchedLaunchGuard { watch: begun }
 }
 
@@ -69,7 +69,7 @@ impl LaunchWatchdog {
     }
 
     /// Whether this call began to watch the launches.
-    fn begin(&self) -> bool {
+    fn begin_if_unwatched(&self) -> bool {
         let mut state = self.lock();
         let begins = state.ends_at.is_none();
         if begins {
@@ -81,7 +81,7 @@ impl LaunchWatchdog {
     }
 
     /// Blocks until launches exceed the timeout, then calls `ended` while it holds the lock.
-    fn wait(&self, ended: impl FnOnce(&str)) {
+    fn wait_for_timeout(&self, ended: impl FnOnce(&str)) {
         let mut state = self.lock();
         loop {
             let left = state.ends_at.map(|at| at.saturating_duration_since(Instant::now()));
@@ -109,18 +109,18 @@ mod tests {
         let watch: &'static LaunchWatchdog = Box::leak(Box::new(LaunchWatchdog::new(limit)));
         let (ended, named) = mpsc::channel();
         std::thread::spawn(move || {
-            watch.wait(|case| ended.send((case.to_owned(), Instant::now())).unwrap());
+            watch.wait_for_timeout(|case| ended.send((case.to_owned(), Instant::now())).unwrap());
         });
         for _ in 0..3 {
-            assert!(watch.begin());
-            assert!(!watch.begin(), "one inside the other");
+            assert!(watch.begin_if_unwatched());
+            assert!(!watch.begin_if_unwatched(), "one inside the other");
             watch.lock().ends_at = None;
             // None of these threads runs on after the timeout.
             std::thread::sleep(limit / 2);
         }
         "family/operation/n1/cpu/hot".clone_into(&mut watch.lock().case);
         let begun = Instant::now();
-        assert!(watch.begin() && named.try_recv().is_err());
+        assert!(watch.begin_if_unwatched() && named.try_recv().is_err());
         let (case, at) = named.recv_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(case, "family/operation/n1/cpu/hot");
         assert!(at - begun >= limit, "{:?}", at - begun);

@@ -46,8 +46,8 @@ pub struct Implementation<P> {
     pub name: &'static str,
     /// Description of the implementation that `kernelgate list` prints in one line.
     pub about: &'static str,
-    /// Whether it computes this problem; otherwise the reason, a fragment such as "computes f32
-    /// only".
+    /// Whether the implementation computes this problem; otherwise the reason, a fragment such as
+    /// "computes f32 only".
     pub supports: fn(&P) -> Result<(), String>,
     /// Function that makes the implementation ready to launch.
     pub prepare: Prepare<P>,
@@ -100,8 +100,8 @@ impl<P> Implementation<P> {
         }
     }
 
-    /// Device memory that it declares for a problem, bytes; `None` on the host and if it declares
-    /// none.
+    /// Device memory that the implementation declares for a problem, bytes; `None` on the host and
+    /// if it declares none.
     pub fn device_bytes(&self, problem: &P) -> Option<u64> {
         match self.prepare {
             Prepare::CudaWithin { device_bytes, .. }
@@ -120,7 +120,7 @@ impl<P> Implementation<P> {
         devices: &Devices,
     ) -> Result<cuda::CudaTask, BackendError> {
         let Prepare::CudaSet { device_bytes, prepare } = self.prepare else {
-            return self.prepare_cuda(problem, inputs, devices.one());
+            return self.prepare_cuda(problem, inputs, devices.first_device());
         };
         devices.for_each_device(|_, device| {
             memory::require_free_memory(device, device_bytes(problem))
@@ -153,7 +153,7 @@ impl<P> Implementation<P> {
             Prepare::Program(write, capture) => {
                 let program = write(problem);
                 memory::require_free_memory(device, program.device_bytes())?;
-                program.task(device, inputs, capture)
+                program.into_task(device, inputs, capture)
             }
             Prepare::Cpu(_) | Prepare::CpuByName(_) => {
                 let message = format!("{} does not run on this backend", self.name);

@@ -56,7 +56,7 @@ impl BenchTarget {
         match self {
             Self::Cpu => (Self::Cpu, LoadedKernels::default()),
             Self::Cuda(devices) => {
-                let (views, loaded) = devices.recording();
+                let (views, loaded) = devices.recording_views();
                 (Self::Cuda(views), loaded)
             }
         }
@@ -66,7 +66,7 @@ impl BenchTarget {
     pub fn telemetry(&self) -> Option<CardTelemetry> {
         match self {
             Self::Cpu => None,
-            Self::Cuda(devices) => CardTelemetry::open(&devices.one().facts().uuid),
+            Self::Cuda(devices) => CardTelemetry::open_card(&devices.first_device().facts().uuid),
         }
     }
 
@@ -74,7 +74,7 @@ impl BenchTarget {
     /// far as NVML reports it.
     pub fn others_computing(&self) -> Vec<(usize, u32)> {
         let Self::Cuda(devices) = self else { return Vec::new() };
-        let others = |uuid: &str| CardTelemetry::open(uuid)?.other_computing_processes();
+        let others = |uuid: &str| CardTelemetry::open_card(uuid)?.other_computing_processes();
         let facts = devices.iter().map(|device| device.facts());
         let counts = facts.filter_map(|facts| Some((facts.ordinal, others(&facts.uuid)?)));
         counts.filter(|(_, others)| *others > 0).collect()

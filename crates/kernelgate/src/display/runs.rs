@@ -257,7 +257,7 @@ fn clock_cell(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
     let clocks = &case.samples.clock_mhz;
     let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
     let mark = match &case.samples.power {
-        Some(power) if power.slowed() => " slowed",
+        Some(power) if power.was_slowed() => " slowed",
         Some(power) if power.at_cap => " cap",
         _ => "",
     };
@@ -290,7 +290,7 @@ impl<'a> TimedTableRow<'a> {
             limit.map_or_else(dash, |limit| time_text(limit.time_ns)),
             fraction.map_or_else(dash, limit_share_cell),
             limit.map_or_else(dash, |limit| limit.by.clone()),
-            fraction.map_or_else(String::new, bar),
+            fraction.map_or_else(String::new, bar_of_share),
         ];
         cells.extend(clock.clone());
         cells.extend(skew.clone());
@@ -306,7 +306,7 @@ fn limit_share_cell(fraction: f64) -> String {
 }
 
 /// A share drawn as a bar of eight characters, to an eighth of a character.
-fn bar(fraction: f64) -> String {
+fn bar_of_share(fraction: f64) -> String {
     const BAR_WIDTH: usize = 8;
     const EIGHTH_BLOCKS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (fraction.clamp(0.0, 1.0) * (8 * BAR_WIDTH) as f64).round() as usize;
@@ -368,8 +368,7 @@ mod tests {
 
     #[test]
     fn a_case_without_a_record_of_a_launch_says_so() {
-        let mut run =
-            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         run.cases.insert("w/f/n1/cuda/seen/hot".to_owned(), timed_case("cuda/seen", "hot", 100.0));
         let mut unseen = timed_case("cuda/unseen", "hot", 100.0);
         unseen.samples.unrecorded = Some("CUPTI is missing".to_owned());
@@ -385,7 +384,7 @@ mod tests {
     #[test]
     fn a_launch_that_is_too_short_to_show_reuse_is_marked() {
         let environment = Environment { device_kind: "cuda".to_owned(), ..Environment::cpu() };
-        let mut run = ProcessRun::start_process_run("b", "s", environment, Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", environment, Provenance::default());
         for (name, elapsed_ns) in [("tiny", 1_500.0), ("long", 2_500.0)] {
             let mut of = timed_case(name, "hot", elapsed_ns);
             of.verification.after = Some(AfterTiming::SAME_BITS_VERIFICATION);
@@ -401,8 +400,7 @@ mod tests {
 
     #[test]
     fn lines_of_messages_are_indented() {
-        let mut run =
-            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         let message = "boom\n\n0 regressed, 3 unchanged";
         run.failed.insert("w/f/a".to_owned(), message.into());
         run.skipped.insert("w/f/b".to_owned(), message.to_owned());
@@ -413,8 +411,7 @@ mod tests {
 
     #[test]
     fn a_host_that_needs_longer_than_the_gpu_is_mentioned() {
-        let mut run =
-            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         for (name, gpu_ns, host_ns, host_bound) in [
             // Two milliseconds of computing on the host, and a copy.
             ("computes", 200e3, Some(2e6), false),
@@ -438,8 +435,7 @@ mod tests {
 
     #[test]
     fn a_network_has_its_rate_and_its_share_of_the_matmul_peak() {
-        let mut run =
-            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         run.limits.flops_per_s.insert("matmul bf16".to_owned(), 500e12);
         let mut network = timed_case("cuda/fused", "hot", 1e6);
         network.work.flops.insert("matmul bf16".to_owned(), 250_000_000_000);
@@ -458,8 +454,7 @@ mod tests {
 
     #[test]
     fn problems_are_in_order_of_size_and_their_fastest_case_is_marked() {
-        let mut run =
-            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         for (id, cached) in [
             ("w/f/n1024/cpu/hot", timed_case("cpu", "hot", 100.0)),
             ("w/f/n512/cuda/slow/hot", timed_case("cuda/slow", "hot", 200.0)),

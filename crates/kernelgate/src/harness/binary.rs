@@ -16,7 +16,7 @@ use super::settings::{BenchSettings, process};
 use super::{answer, guard};
 use crate::backend::BenchTarget;
 use crate::exit::ExitReason;
-use crate::measure::criterion::ElapsedMeasurement;
+use crate::measure::criterion::ElapsedTimeMethod;
 use crate::protocol::{
     self, BenchRequest, BenchResponse, BenchResponseBody, RequestedAction, TimingReportPart,
 };
@@ -94,8 +94,9 @@ impl Harness {
         }
     }
 
-    /// Workloads of the package's other bench binaries, so that a filter which matches nothing in any
-    /// of them is an error. Without them it is an error only in a package with one bench.
+    /// Workloads of the package's other bench binaries, so that a filter which matches nothing in
+    /// any of them is an error. Without the siblings, a filter without a match is an error only in
+    /// a package with one bench.
     pub fn siblings(mut self, siblings: Vec<Suite>) -> Self {
         self.siblings = siblings;
         self
@@ -115,8 +116,9 @@ impl Harness {
     }
 
     /// Files of its CUDA kernels, from [`kernelgate_cuda::embedded_files!`], for sources made by
-    /// [`Source::in_files`](kernelgate_cuda::Source::in_files). If the executable embeds them and
-    /// not the library with the rows, an edited kernel does not compile that library anew.
+    /// [`Source::in_files`](kernelgate_cuda::Source::in_files). If the executable embeds the kernel
+    /// files, and not the library with the rows, an edited kernel does not compile that library
+    /// anew.
     pub fn kernel_files(mut self, files: &'static [KernelFile]) -> Self {
         self.kernel_files = files;
         self
@@ -146,7 +148,7 @@ impl Harness {
         self.suites.iter().chain(self.suites_of_other_benches())
     }
 
-    fn own(&self) -> impl Iterator<Item = &Suite> {
+    fn own_suites(&self) -> impl Iterator<Item = &Suite> {
         self.suites.iter()
     }
 
@@ -158,9 +160,9 @@ impl Harness {
             return self.respond_to_request(settings, file::read(path)?);
         }
         cases::check_axis_overrides(self.all_suites(), &settings.axes)?;
-        let place = settings.device.place(self.own())?;
+        let place = settings.device.choose_place(self.own_suites())?;
         let divide = |all: &CaseSelectionResult<'_>| partition_by_recorded_times(settings, all);
-        let selected = match self.select(settings, &place, &settings.filter, divide) {
+        let selected = match self.select_in_shard(settings, &place, &settings.filter, divide) {
             // `cargo bench -- FILTER` runs every bench of the package.
             Err(error @ HarnessError::NoMatch { .. })
                 if self.siblings.is_empty() && settings.process.has_other_benches =>
@@ -171,7 +173,7 @@ impl Harness {
             selected => selected?,
         };
         let Some(selection) = selected else { return Ok(ExitReason::Fine) };
-        let store = BaselineStore::discover_store();
+        let store = BaselineStore::discover();
         let baselines = &settings.baselines;
         if !matches!(settings.mode, ProcessMode::Test | ProcessMode::Profile) {
             stored::check_stored_baseline(&store, &selection, baselines.load.as_deref(), true)?;
@@ -191,12 +193,12 @@ impl Harness {
                 let mut criterion = criterion_with_measurement(
                     &store,
                     settings.effort,
-                    ElapsedMeasurement::default(),
+                    ElapsedTimeMethod::default(),
                 );
                 for group in &selection.groups {
                     let mut criterion_group = open_criterion_group(&mut criterion, group);
                     for case in &group.cases {
-                        criterion_group.bench_function(case.function(), |_| {});
+                        criterion_group.bench_function(case.criterion_function_name(), |_| {});
                     }
                 }
                 Ok(ExitReason::Fine)
@@ -218,11 +220,11 @@ impl Harness {
         let mut exit = ExitReason::Fine;
         let answer = match request.action {
             RequestedAction::Trial(request) => {
-                exit = self.trial(settings, *request)?;
+                exit = self.run_trial(settings, *request)?;
                 BenchResponseBody::Trial
             }
             action => self
-                .answer(settings, &action)
+                .answer_request(settings, &action)
                 .unwrap_or_else(|error| BenchResponseBody::Refused(error.to_string())),
         };
         let response = BenchResponse { bench: self.name.to_owned(), answer };
@@ -232,27 +234,27 @@ impl Harness {
 
     /// Runs the trial that a request describes; does nothing if this binary has none of the
     /// requested cases.
-    fn trial(
+    fn run_trial(
         &self,
         settings: &BenchSettings,
         request: TrialRequest,
     ) -> Result<ExitReason, HarnessError> {
         cases::check_axis_overrides(self.all_suites(), &settings.axes)?;
-        let place = settings.device.place(self.own())?;
+        let place = settings.device.choose_place(self.own_suites())?;
         let filter = trial::trial_case_filter(&request, settings);
         // Both builds of a comparison divide their cases into equal shards, even if their baselines
         // hold different times. Cases that the request names already belong to one shard.
         let shard = settings.shard.filter(|_| request.cases.is_none());
         let divide = |_: &CaseSelectionResult<'_>| shard.map(ShardPartition::divide_by_hash);
-        let Some(mut selection) = self.select(settings, &place, &filter, divide)? else {
+        let Some(mut selection) = self.select_in_shard(settings, &place, &filter, divide)? else {
             return Ok(ExitReason::Fine);
         };
         selection.move_to_front(&request.first);
-        let store = BaselineStore::discover_store();
+        let store = BaselineStore::discover();
         trial_run::carry_out_trial(self.name, settings, request, &place, &selection, &store)
     }
 
-    fn answer(
+    fn answer_request(
         &self,
         settings: &BenchSettings,
         action: &RequestedAction,
@@ -263,7 +265,7 @@ impl Harness {
             let kernels: Vec<_> = self.kernels.iter().map(with_files).collect();
             return Ok(answer::resources::answer_resources(&kernels, arch, &filter));
         }
-        let place = settings.device.place(self.own())?;
+        let place = settings.device.choose_place(self.own_suites())?;
         let no_gpu = || BenchResponseBody::Refused(format!("no GPU to time: {}", place.otherwise));
         match action {
             RequestedAction::Peers => {
@@ -307,7 +309,11 @@ impl Harness {
                 let target = settings.device.open(&place)?;
                 answer::profile::profile_cases(&selection, seed, &target, action.recorded())?
             }
-            _ => BenchResponseBody::List(answer::list::list_cases(self.own(), &selection, &place)),
+            _ => BenchResponseBody::List(answer::list::list_cases(
+                self.own_suites(),
+                &selection,
+                &place,
+            )),
         })
     }
 
@@ -323,7 +329,7 @@ impl Harness {
         cases::check_axis_overrides(self.all_suites(), &settings.axes).map_err(refused)?;
         let filter = &settings.filter;
         let divide = |all: &CaseSelectionResult<'_>| partition_by_recorded_times(settings, all);
-        match (self.select(settings, place, filter, divide), filter.text()) {
+        match (self.select_in_shard(settings, place, filter, divide), filter.text()) {
             (Ok(Some(selection)), _) => Ok(selection),
             (Ok(None), _) => {
                 Err(nothing("another bench has what was asked for".to_owned(), Vec::new()))
@@ -333,7 +339,7 @@ impl Harness {
                 // The program puts close ids together from all benches.
                 None => nothing(
                     format!("no case matches `{}`", shorten_for_message(text)),
-                    cases::closest_ids(filter, &cases::all_case_ids(self.own())),
+                    cases::closest_ids(filter, &cases::all_case_ids(self.own_suites())),
                 ),
             }),
             (Err(error), None) => Err(refused(error)),
@@ -344,7 +350,7 @@ impl Harness {
     ///
     /// If a filter matches no case of the effort, the whole sweep is tried, because a user who
     /// names a case expects it to run.
-    fn select(
+    fn select_in_shard(
         &self,
         settings: &BenchSettings,
         place: &BenchPlace,
@@ -358,15 +364,15 @@ impl Harness {
             filter,
             part: None,
         };
-        let mut selection = choice.select(self.own())?;
+        let mut selection = choice.select_suites(self.own_suites())?;
         if selection.matched_nothing() && choice.effort < Effort::Thorough {
             choice.effort = Effort::Thorough;
-            selection = choice.select(self.own())?;
+            selection = choice.select_suites(self.own_suites())?;
             if !selection.matched_nothing() && settings.mode != ProcessMode::List {
                 eprintln!(
                     "{}: not among the default cases; {} of the whole sweep match",
                     self.name,
-                    selection.count()
+                    selection.case_count()
                 );
             }
         }
@@ -374,12 +380,12 @@ impl Harness {
             if let Some(partition) = divide(&selection) {
                 let plan = selection.plan(self.name, &partition);
                 let shard = partition.shard;
-                selection =
-                    SelectionChoice { part: Some(&partition), ..choice }.select(self.own())?;
+                selection = SelectionChoice { part: Some(&partition), ..choice }
+                    .select_suites(self.own_suites())?;
                 // A bench run prints its shard in the first line of its output, and its record
                 // holds the shard.
                 if settings.mode != ProcessMode::Bench {
-                    let (part, all) = (selection.count(), plan.cases);
+                    let (part, all) = (selection.case_count(), plan.cases);
                     eprintln!("{}: shard {shard}: {part} of {all} cases", self.name);
                 }
                 if shard.count as usize > plan.problems {
@@ -393,7 +399,7 @@ impl Harness {
             selection.order_cases(settings.order);
             return Ok(Some(selection));
         }
-        let elsewhere = self.elsewhere(settings, place, filter);
+        let elsewhere = self.select_in_other_benches(settings, place, filter);
         if elsewhere.is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
             return Ok(None);
         }
@@ -402,7 +408,7 @@ impl Harness {
                 .unmatched_axes_error(settings, place)
                 .unwrap_or_else(|| cases::unmatched_filter_error(filter, self.all_suites()))),
             None if !settings.axes.is_empty() && !matches!(filter, CaseFilter::None) => {
-                Err(cases::unmatched_axis_error(self.own(), &settings.axes))
+                Err(cases::unmatched_axis_error(self.own_suites(), &settings.axes))
             }
             None => Ok(None),
         }
@@ -420,11 +426,11 @@ impl Harness {
         }
         let filter = &CaseFilter::All;
         let choice = SelectionChoice { effort: Effort::Thorough, place, axes, filter, part: None };
-        match choice.select(self.own()) {
+        match choice.select_suites(self.own_suites()) {
             Err(error) => Some(error),
-            Ok(selection) => {
-                selection.matched_nothing().then(|| cases::unmatched_axis_error(self.own(), axes))
-            }
+            Ok(selection) => selection
+                .matched_nothing()
+                .then(|| cases::unmatched_axis_error(self.own_suites(), axes)),
         }
     }
 
@@ -443,7 +449,7 @@ impl Harness {
             || in_part
             || !run.cases.is_empty()
             || !run.failed.is_empty()
-            || self.elsewhere(settings, place, &settings.filter)?.count() > 0
+            || self.select_in_other_benches(settings, place, &settings.filter)?.case_count() > 0
         {
             return Ok(());
         }
@@ -454,7 +460,7 @@ impl Harness {
     }
 
     /// Matching cases of the package's other bench binaries.
-    fn elsewhere(
+    fn select_in_other_benches(
         &self,
         settings: &BenchSettings,
         place: &BenchPlace,
@@ -462,7 +468,7 @@ impl Harness {
     ) -> Result<CaseSelectionResult<'_>, HarnessError> {
         let axes = &settings.axes;
         let choice = SelectionChoice { effort: Effort::Thorough, place, axes, filter, part: None };
-        choice.select(self.suites_of_other_benches())
+        choice.select_suites(self.suites_of_other_benches())
     }
 }
 
@@ -473,20 +479,20 @@ fn partition_by_recorded_times(
 ) -> Option<ShardPartition> {
     let shard = settings.shard?;
     let problems: Vec<String> = all.groups.iter().map(ProblemGroup::id).collect();
-    let times = estimate::recorded_problem_times(&BaselineStore::discover_store());
+    let times = estimate::recorded_problem_times(&BaselineStore::discover());
     Some(ShardPartition::divide_by_time(shard, problems.iter().map(String::as_str), &times))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::selection::sample::{all, own};
+    use super::super::selection::sample::{own_suites, suites_of_all_binaries};
     use super::*;
     use crate::backend::BackendKind;
 
     #[test]
     fn a_mistyped_filter_gets_suggestions_where_siblings_name_the_own_workloads_too() {
-        let harness = Harness::new("spike", own()).siblings(all());
-        assert_eq!(harness.all_suites().count(), all().len());
+        let harness = Harness::new("spike", own_suites()).siblings(suites_of_all_binaries());
+        assert_eq!(harness.all_suites().count(), suites_of_all_binaries().len());
         let filter = CaseFilter::parse(Some("atention/sofmax"), false).unwrap();
         let error = cases::unmatched_filter_error(&filter, harness.all_suites());
         let HarnessError::NoMatch { suggestions, .. } = error else { panic!("{error:?}") };
@@ -497,7 +503,7 @@ mod tests {
     fn an_invalid_name_is_refused_before_anything_else() {
         let refused = |name, line: &str| {
             let settings = BenchSettings::parse(line).unwrap();
-            let error = Harness::new(name, own()).run(&settings).unwrap_err();
+            let error = Harness::new(name, own_suites()).run(&settings).unwrap_err();
             assert!(matches!(error, HarnessError::Name { .. }), "{error:?}");
         };
         for line in ["--list", "--bench", "--test no_such_case"] {
@@ -508,7 +514,7 @@ mod tests {
 
     #[test]
     fn accepts_filters_for_sibling_binaries_and_rejects_unknown_ones() {
-        let harness = Harness::new("spike", own()).siblings(all());
+        let harness = Harness::new("spike", own_suites()).siblings(suites_of_all_binaries());
         let place = BenchPlace {
             kind: BackendKind::Cpu,
             otherwise: "elsewhere".to_owned(),
@@ -517,8 +523,9 @@ mod tests {
         };
         let select = |arguments: &[&str]| {
             let settings = BenchSettings::parse(&arguments.join(" "))?;
-            let selected = harness.select(&settings, &place, &settings.filter, |_| None)?;
-            Ok::<_, HarnessError>(selected.map(|selection| selection.count()))
+            let selected =
+                harness.select_in_shard(&settings, &place, &settings.filter, |_| None)?;
+            Ok::<_, HarnessError>(selected.map(|selection| selection.case_count()))
         };
         assert_eq!(select(&["attention/softmax"]).unwrap(), None);
         assert_eq!(select(&["--axis", "d=64"]).unwrap(), None);

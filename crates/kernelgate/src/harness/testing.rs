@@ -54,14 +54,14 @@ impl TestBench<'_> {
     fn select<'s>(&self, suite: &'s Suite) -> Result<CaseSelectionResult<'s>, CaseError> {
         let gpus = match self.target {
             BenchTarget::Cpu => 0,
-            BenchTarget::Cuda(devices) => devices.count(),
+            BenchTarget::Cuda(devices) => devices.device_count(),
         };
         let place =
             BenchPlace { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0, gpus };
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
         select_cases([suite], Effort::Default, &place, &axes, &CaseFilter::All)
-            .map_err(|error| CaseError::failed_case(error.to_string()))
+            .map_err(|error| CaseError::failed(error.to_string()))
     }
 
     /// Verifies and times the first row of a suite.
@@ -102,16 +102,16 @@ impl TestBench<'_> {
         let case = case.expect("tests name caches that cases have");
         let session =
             OneCaseSession { sampling: self.sampling, verified, errors: RefCell::default() };
-        let mut ready = session.prepare(group, self.target)?;
-        let mut verified = session.verify(&mut ready, group, case, self.target)?;
+        let mut ready = session.prepare_problem(group, self.target)?;
+        let mut verified = session.verify_case(&mut ready, group, case, self.target)?;
         let (settings, timer) = (BenchSettings::default_settings(), SampleTimer::new(self.target)?);
         let progress = BenchProgress::new(settings.quiet, 1);
         let (ready, checked) = (&mut ready, &mut ExecutableFindings::default());
         let timed = CaseToTime { group, case, ready, verified: &mut verified, checked };
-        CaseExecution::new(&session, &settings, self.target.clone(), timer, progress).time(
+        CaseExecution::new(&session, &settings, self.target.clone(), timer, progress).time_case(
             timed,
             None,
-            &mut session.trial_sampler().open(group),
+            &mut session.trial_sampler().begin_problem(group),
         )
     }
 
@@ -120,7 +120,7 @@ impl TestBench<'_> {
     ///
     /// # Panics
     /// Fails if no case of the suite has these axes.
-    pub fn errors(
+    pub fn errors_by_case(
         &self,
         suite: &Suite,
     ) -> Result<BTreeMap<String, Option<CaseFailure>>, CaseError> {
@@ -147,7 +147,7 @@ impl TestBench<'_> {
         let group = &selection.groups[0];
         let each = |case| {
             let mut ready = PreparedProblem::new(group, INPUT_SEED, self.target)?;
-            ready.verify(group, case, self.target).map(|(_, comparison)| comparison)
+            ready.prepare_and_verify(group, case, self.target).map(|(_, comparison)| comparison)
         };
         group.cases.iter().map(each).collect()
     }
@@ -173,7 +173,7 @@ struct OneCaseSession {
 }
 
 impl CaseSession for OneCaseSession {
-    fn prepare(
+    fn prepare_problem(
         &self,
         group: &ProblemGroup<'_>,
         target: &BenchTarget,
@@ -181,7 +181,7 @@ impl CaseSession for OneCaseSession {
         PreparedProblem::new(group, INPUT_SEED, target)
     }
 
-    fn verify(
+    fn verify_case(
         &self,
         ready: &mut PreparedProblem,
         group: &ProblemGroup<'_>,

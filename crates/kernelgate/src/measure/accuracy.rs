@@ -143,7 +143,7 @@ pub fn time_copies_by_events_and_cupti(
         .flat_map(|cache| COPY_SIZES_BYTES.map(|it| (cache, it)));
     each.map(|(cache, bytes)| {
         let what = format!("copy {} MiB", bytes >> 20);
-        time_with_and_without_cupti(events, &what, cache, &mut || passes.copy(bytes))
+        time_with_and_without_cupti(events, &what, cache, &mut || passes.enqueue_copy(bytes))
     })
     .collect()
 }
@@ -177,13 +177,13 @@ fn time_with_and_without_cupti(
     events.launches_ns(3, cache, launch)?;
     let events_ns = median(&events.launches_ns(LAUNCHES_PER_ROW, cache, launch)?);
     let device = Arc::clone(events.device());
-    let Some(recording) = CuptiRecording::start_recording(&device, RecordingExtent::Operations)?
+    let Some(recording) = CuptiRecording::attach_and_start(&device, RecordingExtent::Operations)?
     else {
         return Ok(None);
     };
     events.launches_ns(3, cache, launch)?;
     let events_recorded_ns = median(&events.launches_ns(LAUNCHES_PER_ROW, cache, launch)?);
-    let spans_ns = recorded_launch_times_ns(&recording.end(0)?, LAUNCHES_PER_ROW)
+    let spans_ns = recorded_launch_times_ns(&recording.detach_and_take(0)?, LAUNCHES_PER_ROW)
         .map_err(|why| BackendError::Launch(format!("CUPTI's record of {what}: {why}")))?;
     Ok(Some(EventAndCuptiTimeRow {
         what: what.to_owned(),
@@ -215,7 +215,7 @@ fn recorded_launch_times_ns(
     let [.., first, last] = probes[..] else {
         return Err(format!("{} of 2 probes around the launches", probes.len()));
     };
-    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, TimingInstruments::FLUSH];
+    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, TimingInstruments::FLUSH_L2_SYMBOL];
     let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
     let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
     spans.extend(record.copies.iter().map(|copy| (copy.start, copy.end)));
@@ -242,11 +242,11 @@ pub fn time_hot_and_cold_reads(
     events: &mut EventTimer,
 ) -> Result<Vec<HotAndColdReadRow>, BackendError> {
     let passes = measured_passes(events)?;
-    let memory_ns = events.typical_ns(&mut || passes.read(READ_BYTES_BEYOND_CACHES))?;
+    let memory_ns = events.typical_ns(&mut || passes.enqueue_read(READ_BYTES_BEYOND_CACHES))?;
     let ns_per_byte = memory_ns / READ_BYTES_BEYOND_CACHES as f64;
     let mut rows = Vec::new();
     for bytes in READ_SIZES_BYTES {
-        let read = &mut || passes.read(bytes);
+        let read = &mut || passes.enqueue_read(bytes);
         events.launches_ns(3, CacheState::Hot, read)?;
         rows.push(HotAndColdReadRow {
             bytes,

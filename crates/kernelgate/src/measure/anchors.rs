@@ -48,8 +48,7 @@ pub enum AnchorRecord {
 impl AnchorRecord {
     /// Measures the anchor rates of the host.
     pub fn measure_cpu(power: PowerMode) -> AnchorRecord {
-        let limits =
-            DeviceLimits::measure_cpu_limits(&[anchor_work(HOST_ANCHOR_BYTES, Dtype::F32)]);
+        let limits = DeviceLimits::measure_cpu(&[anchor_work(HOST_ANCHOR_BYTES, Dtype::F32)]);
         Self::anchors_from_limits(&limits, power)
     }
 

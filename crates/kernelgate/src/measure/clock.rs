@@ -2,9 +2,9 @@
 //! slowed down during the sample.
 //!
 //! A case at the power cap keeps a clock far below the card's highest one; `power` waits until that
-//! clock is steady. A sample whose clock falls clearly below it is taken again if NVML names heat or
-//! a slow-down of the hardware, or reports nothing. Deliberately absent: how often a sample is taken
-//! again, the power cap.
+//! clock is steady. A sample whose clock falls clearly below it is taken again if NVML names heat
+//! or a slow-down of the hardware, or reports nothing. Deliberately absent: how often a sample is
+//! taken again, the power cap.
 
 use super::power::PowerMeter;
 use kernelgate_cuda::driver::device::DeviceFacts;
@@ -25,7 +25,7 @@ impl SampleClockWatch {
     }
 
     /// Begins a case, whose clock is not settled yet.
-    pub const fn begin(&mut self) {
+    pub const fn begin_case(&mut self) {
         self.settled_mhz = None;
     }
 
@@ -37,7 +37,9 @@ impl SampleClockWatch {
     /// Whether the card was slowed down in the sample that has just ended.
     pub fn is_throttled(&self, clock_mhz: Option<f64>, power: &PowerMeter) -> bool {
         let Some(clock_mhz) = clock_mhz else { return false };
-        is_throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || power.slowed())
+        is_throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || {
+            power.is_slowed_by_hardware()
+        })
     }
 }
 

@@ -14,7 +14,7 @@ pub struct CpuTimeTicks {
 
 /// Processes whose CPU time does not count as contention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Own {
+enum OwnProcesses {
     This,
     Children,
 }
@@ -22,22 +22,22 @@ enum Own {
 impl CpuTimeTicks {
     /// Current CPU times, if the system reports them (Linux).
     pub fn now() -> Option<CpuTimeTicks> {
-        Self::read(Own::This)
+        Self::read(OwnProcesses::This)
     }
 
     /// Current CPU times for a process that measures its child processes. The time of this process
     /// itself then counts as other load.
-    pub fn cpu_time_of_children() -> Option<Self> {
-        Self::read(Own::Children)
+    pub fn for_children() -> Option<CpuTimeTicks> {
+        Self::read(OwnProcesses::Children)
     }
 
     #[expect(clippy::disallowed_methods, reason = "files of the system")]
-    fn read(own: Own) -> Option<CpuTimeTicks> {
+    fn read(own: OwnProcesses) -> Option<CpuTimeTicks> {
         let read = |path| std::fs::read_to_string(path).ok();
         Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?, own)
     }
 
-    fn parse(system: &str, process: &str, own: Own) -> Option<CpuTimeTicks> {
+    fn parse(system: &str, process: &str, own: OwnProcesses) -> Option<CpuTimeTicks> {
         // user nice system idle iowait irq softirq steal; the later columns are part of user.
         let line = system.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line
@@ -49,7 +49,7 @@ impl CpuTimeTicks {
         let busy = user + nice + kernel + irq + soft_irq + steal;
         // Fields 14 and 15 are user and kernel time, fields 16 and 17 those of the children that
         // were waited for; field 2, the name, ends with the last parenthesis.
-        let first = if own == Own::This { 11 } else { 13 };
+        let first = if own == OwnProcesses::This { 11 } else { 13 };
         let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(first);
         let mut field = || after_name.next()?.parse::<u64>().ok();
         Some(Self { total: busy + idle + wait, busy, own: field()? + field()? })
@@ -75,7 +75,7 @@ mod tests {
     fn others_are_what_is_busy_beyond_this_process() {
         let process =
             |user: u64| format!("7 (a) name) S 1 1 1 0 -1 0 0 0 0 0 {user} 10 3 4 20 0 1 0 5 0 0");
-        let own = Own::This;
+        let own = OwnProcesses::This;
         let earlier =
             CpuTimeTicks::parse("cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1", &process(100), own)
                 .unwrap();
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(later.taken_by_others_since(&earlier), Some(0.5));
         assert_eq!(earlier.taken_by_others_since(&earlier), None);
         let system = "cpu  100 0 50 800 10 5 5 30";
-        let children = CpuTimeTicks::parse(system, &process(100), Own::Children);
+        let children = CpuTimeTicks::parse(system, &process(100), OwnProcesses::Children);
         assert_eq!(children.map(|time| time.own), Some(7));
         assert_eq!(CpuTimeTicks::parse("nonsense", &process(1), own), None);
     }
@@ -95,6 +95,6 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn reads_cpu_times() {
-        assert!(CpuTimeTicks::now().is_some() && CpuTimeTicks::cpu_time_of_children().is_some());
+        assert!(CpuTimeTicks::now().is_some() && CpuTimeTicks::for_children().is_some());
     }
 }

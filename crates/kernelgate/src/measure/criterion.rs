@@ -20,18 +20,18 @@ pub struct CriterionDisplayedCase {
 /// Elapsed nanoseconds. Values come from `iter_custom`; `start` and `end` serve Criterion's own
 /// loops.
 #[derive(Debug, Clone, Default)]
-pub struct ElapsedMeasurement {
+pub struct ElapsedTimeMethod {
     formatter: ElapsedFormatter,
 }
 
-impl ElapsedMeasurement {
+impl ElapsedTimeMethod {
     /// The case that is about to be timed; shared with the formatter.
     pub fn displayed_case(&self) -> Rc<RefCell<CriterionDisplayedCase>> {
         Rc::clone(&self.formatter.case)
     }
 }
 
-impl Measurement for ElapsedMeasurement {
+impl Measurement for ElapsedTimeMethod {
     type Intermediate = Instant;
     type Value = f64;
 
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn throughput_is_shown_with_the_share_of_the_limit() {
-        let elapsed = ElapsedMeasurement::default();
+        let elapsed = ElapsedTimeMethod::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
         elapsed.displayed_case().borrow_mut().limit =
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn times_are_scaled_to_the_typical_value() {
-        let elapsed = ElapsedMeasurement::default();
+        let elapsed = ElapsedTimeMethod::default();
         let mut values = [1.5e6, 2.5e6];
         assert_eq!(elapsed.formatter().scale_values(2e6, &mut values), "ms");
         assert_eq!(values, [1.5, 2.5]);

@@ -19,7 +19,7 @@ use kernelgate_cuda::instruments::spin::SpinKernel;
 
 /// Longest delay that may be asked for: a second.
 const MAX_DELAY_NS: u64 = 1_000_000_000;
-/// Most bytes that are read for it: more than any memory gives in that time.
+/// Maximum bytes that a delay reads: more than any memory gives in that time.
 const MAX_TOUCHED_BYTES: u64 = 100_000 * MAX_DELAY_NS;
 /// Maximum bytes that a delaying pass on a GPU reads: more than its L2.
 const MAX_DELAY_PASS_BYTES: u64 = 256 << 20;
@@ -42,9 +42,9 @@ const MAX_DELAY_ERROR: f64 = 0.25;
 const TARGET_TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES_PER_TURN: f64 = 50.0;
 /// Turns come in groups of four: without, with, with, without. About how long all of them take,
-/// nanoseconds, and how many groups there are at most. One turn would be too few: a launch after an
-/// idle moment takes a few µs more or less than the next launch, and the clock drifts by 1 % within
-/// ten milliseconds.
+/// nanoseconds, and how many groups there are at most. One turn of each kind would be too few: a
+/// launch after an idle moment takes a few µs more or less than the next launch, and the clock
+/// drifts by 1 % within ten milliseconds.
 const TARGET_TURNS_NS: f64 = 1e8;
 const MAX_TURN_GROUPS: f64 = 8.0;
 
@@ -99,7 +99,7 @@ impl FromStr for InjectedDelay {
 
 impl InjectedDelay {
     /// Delay of a case: the one for its whole id, else the last one whose text the id contains.
-    pub fn delay_of_case<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
+    pub fn find_for_case<'a>(delays: &'a [Self], id: &str) -> Option<&'a InjectedDelay> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
         exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
     }
@@ -121,7 +121,10 @@ enum DelayMethod {
 
 impl<'a> DelayedExecutable<'a> {
     /// Delays launches that run on the host.
-    pub fn delayed_on_host(inner: &'a mut dyn Executable, delay: &InjectedDelay) -> Self {
+    pub fn with_host_delay(
+        inner: &'a mut dyn Executable,
+        delay: &InjectedDelay,
+    ) -> DelayedExecutable<'a> {
         if !delay.by_work {
             return Self { inner, wait: DelayMethod::Host(Duration::from_nanos(delay.delay_ns)) };
         }
@@ -169,7 +172,7 @@ impl<'a> DelayedExecutable<'a> {
             return Ok(delayed);
         }
         let delay_ns = delay.delay_ns as f64;
-        let mut without = events.plan(delayed.inner, cache)?;
+        let mut without = events.plan_case(delayed.inner, cache)?;
         let least_ns = delayed.measured_delay_ns(&mut without, events, cache)?;
         if least_ns > delay_ns {
             let by_work = if delay.by_work { " by work" } else { "" };
@@ -214,7 +217,7 @@ impl<'a> DelayedExecutable<'a> {
         cache: CacheState,
     ) -> Result<f64, BackendError> {
         // The captured graph includes the delay that was set at that time.
-        let mut with = events.plan(self, cache)?;
+        let mut with = events.plan_case(self, cache)?;
         let mut turn_ns = |delayed: &mut Self, is_delayed: bool, launches: u64| {
             let sample = match is_delayed {
                 false => events.steady_sample(without, delayed.inner, launches)?,
@@ -333,7 +336,7 @@ impl Executable for DelayedExecutable<'_> {
             }
             DelayMethod::Device { spin, spin_ns } => spin.launch(*spin_ns),
             DelayMethod::DeviceWork { passes, count, bytes } => {
-                (0..*count).try_for_each(|_| passes.read(*bytes))
+                (0..*count).try_for_each(|_| passes.enqueue_read(*bytes))
             }
         }
     }
@@ -384,7 +387,7 @@ mod tests {
     use std::sync::Arc;
 
     use kernelgate_cuda::Device;
-    use kernelgate_cuda::testing::gpu;
+    use kernelgate_cuda::testing::lock_first_gpu;
 
     use super::*;
     use crate::backend::cpu::CpuTask;
@@ -395,7 +398,7 @@ mod tests {
         let delays: Vec<InjectedDelay> =
             ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
         let delay_ns =
-            |id: &str| InjectedDelay::delay_of_case(&delays, id).map(|delay| delay.delay_ns);
+            |id: &str| InjectedDelay::find_for_case(&delays, id).map(|delay| delay.delay_ns);
         assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
         assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
         assert_eq!(delay_ns("c"), None);
@@ -418,7 +421,7 @@ mod tests {
     fn a_delayed_launch_takes_at_least_that_long() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
         let mut delayed =
-            DelayedExecutable::delayed_on_host(&mut task, &"a=2000000".parse().unwrap());
+            DelayedExecutable::with_host_delay(&mut task, &"a=2000000".parse().unwrap());
         let start = Instant::now();
         delayed.launch().unwrap();
         assert!(start.elapsed() >= Duration::from_millis(2));
@@ -428,7 +431,7 @@ mod tests {
     fn a_launch_delayed_by_work_goes_over_memory() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
         let mut delayed =
-            DelayedExecutable::delayed_on_host(&mut task, &"a=2000000:work".parse().unwrap());
+            DelayedExecutable::with_host_delay(&mut task, &"a=2000000:work".parse().unwrap());
         let DelayMethod::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
         assert!(count > 10_000, "{count} words in two milliseconds");
         let sum = |delayed: &DelayedExecutable<'_>| match &delayed.wait {
@@ -448,7 +451,7 @@ mod tests {
             BandwidthPasses::new(device, MAX_DELAY_PASS_BYTES as usize, &[7; 1 << 10]).unwrap();
         CudaTask::new(device, [], Vec::new(), move |_| {
             busy_wait(Duration::from_micros(50));
-            passes.read(MAX_DELAY_PASS_BYTES)
+            passes.enqueue_read(MAX_DELAY_PASS_BYTES)
         })
     }
 
@@ -482,13 +485,13 @@ mod tests {
 
     #[test]
     fn launches_on_a_gpu_are_longer_by_what_was_asked_for_however_slow_the_host_is() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let mut events = EventTimer::new(&device).unwrap();
         for cache in [CacheState::Hot, CacheState::Cold] {
             for (delay, wanted_ns) in [("a=8000", 8e3), ("a=8000:work", 8e3), ("a=300000", 3e5)] {
                 let mut slow = slow_host_task(&device);
                 let mut delay: InjectedDelay = delay.parse().unwrap();
-                let mut without = events.plan(&mut slow, cache).unwrap();
+                let mut without = events.plan_case(&mut slow, cache).unwrap();
                 let fitted =
                     DelayedExecutable::delay_on_device(&mut slow, &delay, &mut events, cache);
                 delay.size = fitted.unwrap().delay_size();

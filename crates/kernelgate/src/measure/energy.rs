@@ -134,7 +134,7 @@ fn launch_groups_until(
     let mut marks = vec![EndedLaunchesMark { at: started.elapsed(), launches: 0 }];
     let mut launches = 0;
     while !done.load(Ordering::Relaxed) {
-        launches += stopwatch.enqueue(executable, group)?;
+        launches += stopwatch.enqueue_launches(executable, group)?;
         executable.synchronize()?;
         marks.push(EndedLaunchesMark { at: started.elapsed(), launches });
     }

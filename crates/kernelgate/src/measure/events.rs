@@ -1,11 +1,10 @@
 //! CUDA events: the clock of the GPU backend.
 //!
 //! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not
-//! in the samples. Launches over several GPUs are queued behind a blocking kernel on each, which are
-//! released together; the slowest GPU counts. A probe before and one after the burst measure the SM
-//! clock. In the cold state
-//! the L2 cache is filled with other data before each launch. All memory is allocated here, none
-//! while timing.
+//! in the samples. Launches over several GPUs are queued behind a blocking kernel on each, which
+//! are released together; the slowest GPU counts. A probe before and one after the burst measure
+//! the SM clock. In the cold state the L2 cache is filled with other data before each launch. The
+//! timer allocates all memory when it is created, and none while timing.
 
 mod calibration;
 mod case;
@@ -40,9 +39,9 @@ const GRAPH_TARGET_NS: f64 = 100_000.0;
 /// Maximum number of short launches in a graph.
 const MAX_GRAPH_LAUNCHES: f64 = 64.0;
 /// Launches of a ceiling that show how long one is.
-const FIRST_LAUNCHES: usize = 3;
+const CEILING_TRIAL_LAUNCHES: usize = 3;
 /// Attempts a sample before a throttled one is kept.
-const THROTTLED_ATTEMPTS: u64 = 4;
+const MAX_THROTTLED_ATTEMPTS: u64 = 4;
 /// A burst that takes longer is not enqueued while another one runs: the device idles for less than
 /// a fiftieth of the time between two such bursts.
 const MAX_BURST_AHEAD_NS: f64 = 50e6;
@@ -111,7 +110,7 @@ fn unless_held_up(
     mut burst: impl FnMut() -> Result<LaunchBurst, BackendError>,
 ) -> Result<LaunchBurst, BackendError> {
     let mut last = burst()?;
-    for _ in 1..THROTTLED_ATTEMPTS {
+    for _ in 1..MAX_THROTTLED_ATTEMPTS {
         if !last.held_up {
             break;
         }
@@ -128,7 +127,7 @@ impl EventTimer {
     /// delayed all the time.
     pub fn new(devices: impl Into<Devices>) -> Result<Self, BackendError> {
         let devices: Devices = devices.into();
-        let device = devices.one();
+        let device = devices.first_device();
         let nothing = LaunchOverhead {
             event_pair_ns: 0.0,
             launch_ns: 0.0,
@@ -142,7 +141,7 @@ impl EventTimer {
             overhead: nothing,
             typical_clock_mhz: None,
             clock: SampleClockWatch::new(device.facts()),
-            power: Arc::new(PowerMeter::open_power_meters(
+            power: Arc::new(PowerMeter::open_for_devices(
                 device.facts(),
                 devices.iter().skip(1).map(|other| other.facts()),
             )),
@@ -156,7 +155,7 @@ impl EventTimer {
 
     /// The first GPU, on which all work for one GPU is timed.
     pub fn device(&self) -> &Arc<Device> {
-        self.devices.one()
+        self.devices.first_device()
     }
 
     /// The GPUs that can be timed.
@@ -182,24 +181,25 @@ impl EventTimer {
     ) -> Result<Vec<f64>, BackendError> {
         self.lanes.use_first(1);
         let around_ns = self.overhead.around_launch_ns;
-        let intervals_ns = self.burst(count, cache, 1, launch)?.without_host()?.intervals_ns;
+        let intervals_ns =
+            self.burst_with_retries(count, cache, 1, launch)?.without_host()?.intervals_ns;
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
     /// Prepares launches of a ceiling to be timed as those of a case are: short hot launches are
     /// captured together.
-    pub fn ceiling<'a>(
+    pub fn ceiling_launches<'a>(
         &'a mut self,
         cache: CacheState,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<CeilingLaunches<'a>, BackendError> {
         self.lanes.use_first(1);
-        let first = self.burst(FIRST_LAUNCHES, cache, 1, launch)?;
+        let first = self.burst_with_retries(CEILING_TRIAL_LAUNCHES, cache, 1, launch)?;
         self.ceiling_of_set(cache, &first, launch)
     }
 
-    /// Prepares a ceiling as [`Self::ceiling`] does, unless the median of the first launches is
-    /// more than `most_ns`. Also returns the median time of the trial, nanoseconds.
+    /// Prepares a ceiling as [`Self::ceiling_launches`] does, unless the median of the first
+    /// launches is more than `most_ns`. Also returns the median time of the trial, nanoseconds.
     pub fn ceiling_within<'a>(
         &'a mut self,
         cache: CacheState,
@@ -207,7 +207,7 @@ impl EventTimer {
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<(f64, CeilingLaunches<'a>)>, BackendError> {
         self.lanes.use_first(1);
-        let first = self.burst(FIRST_LAUNCHES, cache, 1, launch)?;
+        let first = self.burst_with_retries(CEILING_TRIAL_LAUNCHES, cache, 1, launch)?;
         let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
         if first_ns > most_ns {
             return Ok(None);
@@ -216,15 +216,15 @@ impl EventTimer {
         Ok(Some((first_ns.max(EVENT_RESOLUTION_NS), ceiling)))
     }
 
-    /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling`] does for one
-    /// GPU.
+    /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling_launches`] does
+    /// for one GPU.
     pub fn ceiling_over<'a>(
         &'a mut self,
         gpus: usize,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<CeilingLaunches<'a>, BackendError> {
         self.lanes.use_first(gpus);
-        let first = self.burst(FIRST_LAUNCHES, CacheState::Hot, 1, launch)?;
+        let first = self.burst_with_retries(CEILING_TRIAL_LAUNCHES, CacheState::Hot, 1, launch)?;
         self.ceiling_of_set(CacheState::Hot, &first, launch)
     }
 
@@ -258,7 +258,7 @@ impl EventTimer {
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
-        self.ceiling(CacheState::Hot, launch)?.settled_ns()
+        self.ceiling_launches(CacheState::Hot, launch)?.settled_ns()
     }
 
     /// SM clock of the last ceiling that was timed, MHz, if its probes are comparable.
@@ -268,7 +268,7 @@ impl EventTimer {
 
     /// Captures short launches together, or one launch if it is to be cold. Returns `None` if a
     /// launch is long enough to be timed alone.
-    fn batch(
+    fn capture_batch_if_short(
         &mut self,
         cache: CacheState,
         commands: usize,
@@ -278,7 +278,7 @@ impl EventTimer {
             return Ok(None);
         }
         let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
-            let burst = self.burst(count, CacheState::Hot, commands, launch)?;
+            let burst = self.burst_with_retries(count, CacheState::Hot, commands, launch)?;
             Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
         };
         let short = if commands > 1 { GRAPH_TARGET_NS } else { SHORT_LAUNCH_NS };
@@ -335,7 +335,7 @@ impl EventTimer {
 
     /// Runs [`Self::burst_once`], and repeats it until the host releases the blocking kernel in
     /// time.
-    fn burst(
+    fn burst_with_retries(
         &mut self,
         count: usize,
         cache: CacheState,
@@ -361,9 +361,9 @@ impl EventTimer {
         self.finish_burst(queued)
     }
 
-    /// Takes the next burst of a device that is kept loaded: the burst in the queue, if there is one,
-    /// else one of `count` launches. Before the host waits for it, a burst of `next` launches is
-    /// enqueued behind it, so that the device does not idle until the next call.
+    /// Takes the next burst of a device that is kept loaded: the burst in the queue, if there is
+    /// one, else one of `count` launches. Before the host waits for it, a burst of `next` launches
+    /// is enqueued behind it, so that the device does not idle until the next call.
     fn burst_before_next(
         &mut self,
         plan: BurstPlan,
@@ -404,7 +404,7 @@ impl EventTimer {
         self.lanes.use_slot(slot);
         let begun = self.lanes.begin(hidden.then_some(BLOCKER_TIMEOUT));
         let enqueued = begun
-            .and_then(|()| self.lanes.enqueue(launches, cache, launch))
+            .and_then(|()| self.lanes.enqueue_launches(launches, cache, launch))
             .and_then(|()| self.lanes.mark_end());
         self.lanes.release();
         enqueued.map(|()| QueuedBurst { slot, launches, cache, hidden })
@@ -417,7 +417,7 @@ impl EventTimer {
         // The hold times out if the host is delayed for half a second.
         let held_up = self.lanes.wait_for_end()? == Some(false);
         let at = |i: usize| if cache == CacheState::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
-        let (intervals_ns, skew_ns) = self.lanes.intervals((0..launches).map(at))?;
+        let (intervals_ns, skew_ns) = self.lanes.slowest_intervals((0..launches).map(at))?;
         let clock_mhz = self.lanes.clock_mhz();
         self.lanes.use_slot(0);
         Ok(LaunchBurst {
@@ -431,7 +431,7 @@ impl EventTimer {
 
     /// The GPUs whose streams are timed now.
     fn timed_devices(&self) -> Devices {
-        self.devices.first(self.lanes.used())
+        self.devices.first(self.lanes.timed_gpu_count())
     }
 }
 
@@ -461,7 +461,7 @@ impl CeilingLaunches<'_> {
             None => (1, overhead.around_launch_ns),
         };
         let launch: &mut dyn FnMut() -> Result<(), BackendError> = match batch {
-            Some(batch) => &mut || batch.graph.launch(),
+            Some(batch) => &mut || batch.graph.launch_all(),
             None => launch,
         };
         let plan = BurstPlan { launches: *count, cache: *cache, commands: 1 };
@@ -519,7 +519,7 @@ impl Drop for CeilingLaunches<'_> {
 }
 
 impl GpuLoad for CeilingLaunches<'_> {
-    fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
+    fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError> {
         self.burst_ns()?;
         let intervals_ns = self.last.as_ref().map(|burst| &burst.intervals_ns[..]);
         let intervals_ns = intervals_ns.unwrap_or_default();
@@ -539,8 +539,8 @@ impl GpuLoad for CeilingLaunches<'_> {
         Ok(())
     }
 
-    fn cool(&mut self) {
-        self.timer.power.cool();
+    fn cool_card(&mut self) {
+        self.timer.power.cool_card();
     }
 }
 
@@ -577,8 +577,8 @@ mod tests {
         };
         assert_eq!(bursts(true, 0), (1, false));
         assert_eq!(bursts(true, 2), (3, false));
-        assert_eq!(bursts(true, THROTTLED_ATTEMPTS), (THROTTLED_ATTEMPTS, true));
-        assert_eq!(bursts(false, THROTTLED_ATTEMPTS), (1, true));
+        assert_eq!(bursts(true, MAX_THROTTLED_ATTEMPTS), (MAX_THROTTLED_ATTEMPTS, true));
+        assert_eq!(bursts(false, MAX_THROTTLED_ATTEMPTS), (1, true));
         let failed = unless_held_up(|| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(failed, Err(BackendError::Lost(_))));
     }

@@ -156,7 +156,7 @@ fn launch_one_by_one(executable: &mut dyn Executable, launches: u64) -> Result<u
 /// Measures the samples of one case.
 pub trait Stopwatch {
     /// Times `launches` launches, or somewhat more if they are captured in batches.
-    fn time(
+    fn time_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
@@ -165,7 +165,7 @@ pub trait Stopwatch {
     /// Runs the timed graph once more, or one launch if launches were not captured. Returns its
     /// time, on a GPU with caches that hold other data; `None` if its time cannot be separated from
     /// the host's.
-    fn replay(
+    fn replay_timed(
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<ReplayResult>, BackendError>;
@@ -197,7 +197,7 @@ pub trait Stopwatch {
 
     /// Starts at least `launches` launches back to back, without waiting for them, and returns
     /// their number.
-    fn enqueue(
+    fn enqueue_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
@@ -219,7 +219,7 @@ pub trait Stopwatch {
 
     /// Commands that a launch puts into the device's queue: the nodes of its graph. The number is
     /// `None` if commands cannot be counted, and on the host.
-    fn commands(&self) -> Option<u64> {
+    fn command_count(&self) -> Option<u64> {
         None
     }
 }

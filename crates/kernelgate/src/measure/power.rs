@@ -3,8 +3,8 @@
 //!
 //! A card at its power cap lowers its clock some tens of milliseconds after a load begins. A short
 //! sample behind a pause therefore runs above the sustained clock. In the steady state a case is
-//! launched, the way it is sampled, until its time no longer changes: [`SettlingWindows`] decides when.
-//! Deliberately absent: how launches are timed, how many samples follow.
+//! launched, the way it is sampled, until its time no longer changes: [`SettlingWindows`] decides
+//! when. Deliberately absent: how launches are timed, how many samples follow.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -115,8 +115,8 @@ pub struct PowerRecord {
     /// sample. The range holds each window after the first and the mean's 99 % interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
-    /// Share of the samples' wall time during which their launches ran: a card at its cap that idles
-    /// between samples has a higher clock. Absent in records of versions that let it idle.
+    /// Share of the samples' wall time during which their launches ran: a card at its cap that
+    /// idles between samples has a higher clock. Absent in records of versions that let it idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy: Option<f64>,
     /// Power drawn at the end of the samples, milliwatts.
@@ -154,7 +154,7 @@ impl PowerRecord {
     }
 
     /// Whether heat or a slow-down of the hardware held the clock down at the end of the samples.
-    pub fn slowed(&self) -> bool {
+    pub fn was_slowed(&self) -> bool {
         names_slowdown(&self.throttle)
     }
 
@@ -191,7 +191,7 @@ pub struct TimedLaunches {
 /// Launches of a case or of a ceiling, one sample after the other without a pause.
 pub trait GpuLoad {
     /// Takes the next sample.
-    fn sample(&mut self) -> Result<TimedLaunches, BackendError>;
+    fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError>;
 
     /// Reads the card at the end of a window whose last sample had this clock.
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading;
@@ -201,7 +201,7 @@ pub trait GpuLoad {
     fn keep_loaded(&mut self) -> Result<(), BackendError>;
 
     /// Waits for a card that heat slows down to cool.
-    fn cool(&mut self);
+    fn cool_card(&mut self);
 }
 
 /// Runs a load until its samples may begin; the load is running when this returns. If heat slows
@@ -213,14 +213,14 @@ pub fn wait_until_steady(
     let mut coolings = 0;
     loop {
         let started = Instant::now();
-        let TimedLaunches { launches, elapsed_ns, clock_mhz } = load.sample()?;
+        let TimedLaunches { launches, elapsed_ns, clock_mhz } = load.take_load_sample()?;
         if !settling.add(started.elapsed(), launches, elapsed_ns, clock_mhz) {
             continue;
         }
         let reading = load.cap_reading(clock_mhz);
         if reading.slowed == Some(true) && coolings < MAX_COOLINGS {
             coolings += 1;
-            load.cool();
+            load.cool_card();
             settling = SettlingWindows::default();
         } else if let Some(settled) = settling.decide(&reading) {
             return Ok((settling, settled));
@@ -243,10 +243,10 @@ pub struct PowerMeter {
 
 impl PowerMeter {
     /// Opens NVML for a card; a card without it has a meter that reads clocks only.
-    pub fn open_power_meter(facts: &DeviceFacts) -> Self {
+    pub fn open_for_device(facts: &DeviceFacts) -> PowerMeter {
         Self {
             highest_mhz: f64::from(facts.max_clock_mhz),
-            telemetry: CardTelemetry::open(&facts.uuid),
+            telemetry: CardTelemetry::open_card(&facts.uuid),
             shared: match facts {
                 _ if facts.uuid.starts_with("MIG-") => Some(MIG),
                 _ if facts.mps => Some("MPS shares the card's power with other processes"),
@@ -258,12 +258,12 @@ impl PowerMeter {
 
     /// Opens NVML for the cards of a set: power and energy are read from the first card, heat and
     /// other processes from all cards.
-    pub fn open_power_meters<'a>(
+    pub fn open_for_devices<'a>(
         first: &DeviceFacts,
         others: impl Iterator<Item = &'a DeviceFacts>,
-    ) -> Self {
-        let others = others.filter_map(|facts| CardTelemetry::open(&facts.uuid)).collect();
-        Self { others, ..Self::open_power_meter(first) }
+    ) -> PowerMeter {
+        let others = others.filter_map(|facts| CardTelemetry::open_card(&facts.uuid)).collect();
+        Self { others, ..Self::open_for_device(first) }
     }
 
     /// Creates a power meter for a card without NVML, which reads nothing.
@@ -274,20 +274,25 @@ impl PowerMeter {
 
     /// Whether heat or a slow-down of the hardware holds the clock down now; absent where NVML does
     /// not report reasons.
-    pub fn slowed(&self) -> Option<bool> {
-        let others = self.others.iter().any(|card| card.slowed() == Some(true));
-        self.telemetry.as_ref()?.slowed().map(|slowed| slowed || others)
+    pub fn is_slowed_by_hardware(&self) -> Option<bool> {
+        let others = self.others.iter().any(|card| card.is_slowed_by_hardware() == Some(true));
+        self.telemetry.as_ref()?.is_slowed_by_hardware().map(|slowed| slowed || others)
     }
 
     /// Reads the card at the end of a window with this clock. Reading the cap takes two calls of
     /// NVML.
     pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
         let capped = self.telemetry.as_ref().and_then(CardTelemetry::is_power_capped);
-        CapReading { clock_mhz, highest_mhz: self.highest_mhz, capped, slowed: self.slowed() }
+        CapReading {
+            clock_mhz,
+            highest_mhz: self.highest_mhz,
+            capped,
+            slowed: self.is_slowed_by_hardware(),
+        }
     }
 
     /// Waits until the card is 10 °C cooler, for at most 10 s.
-    pub fn cool(&self) {
+    pub fn cool_card(&self) {
         let Some(telemetry) = &self.telemetry else { return };
         let Some(hot_c) = telemetry.temperature_c() else { return };
         let started = Instant::now();
@@ -310,7 +315,7 @@ impl PowerMeter {
     /// Reads all quantities that NVML reports for the card. Reading NVML takes some milliseconds,
     /// so it is never done while samples are taken.
     pub fn reading(&self) -> Option<CardReading> {
-        self.telemetry.as_ref().map(CardTelemetry::read)
+        self.telemetry.as_ref().map(CardTelemetry::read_card)
     }
 
     /// Energy that the card has used, millijoules; `None` if it has no counter, if other GPUs or
@@ -351,16 +356,16 @@ pub struct SamplesBehindLoad<'a> {
 
 impl PowerRecord {
     /// Power state of samples that were taken behind a load.
-    pub fn power_behind_load(
+    pub fn from_samples_behind_load(
         (settling, settled): &(SettlingWindows, SettlingEnd),
         samples: &SamplesBehindLoad<'_>,
         meter: &PowerMeter,
-    ) -> Self {
+    ) -> PowerRecord {
         let reading = meter.reading().unwrap_or_default();
         let precise = *settled == SettlingEnd::BelowCap
             || (samples.idle <= MAX_IDLE_SHARE && precision::mean_is_precise(samples.windows_ns));
-        let at_cap =
-            names_power_cap(&reading) || (*settled != SettlingEnd::BelowCap && !reading.slowed());
+        let at_cap = names_power_cap(&reading)
+            || (*settled != SettlingEnd::BelowCap && !reading.is_slowed_by_hardware());
         let limitation = meter.limitation();
         let state = match settled {
             _ if limitation.is_some() => PowerState::NotApplicable,
@@ -373,7 +378,7 @@ impl PowerRecord {
             state,
             reason: limitation.map(str::to_owned),
             at_cap: at_cap && limitation.is_none(),
-            range: if unsettled { settling.range(samples) } else { None },
+            range: if unsettled { settling.relative_window_range(samples) } else { None },
             settling_s: settling.elapsed().as_secs_f64(),
             ..Self::from_reading(state, reading)
         }
@@ -514,7 +519,7 @@ impl SettlingWindows {
     /// a load and of the samples behind it, and the 99 % interval of the samples' mean. The first
     /// window, which is a burst, does not count. A card that does not idle is slower, at most by the
     /// share that it idled.
-    pub fn range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
+    pub fn relative_window_range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
         let around_ns = precision::mean_interval(samples.windows_ns).into_iter().flatten();
         let windows_ns = self.windows_ns.iter().skip(1).chain(samples.windows_ns).copied();
         let relative: Vec<f64> =
@@ -576,7 +581,7 @@ mod tests {
     }
 
     impl GpuLoad for HotCard {
-        fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
+        fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError> {
             std::thread::sleep(SETTLING_WINDOW / 2);
             Ok(TimedLaunches { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
         }
@@ -590,7 +595,7 @@ mod tests {
             Ok(())
         }
 
-        fn cool(&mut self) {
+        fn cool_card(&mut self) {
             self.coolings += 1;
         }
     }
@@ -611,7 +616,7 @@ mod tests {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             let reading = CardReading { throttle, ..CardReading::default() };
             let record = PowerRecord::from_reading(PowerState::Steady, reading);
-            (record.at_cap, record.slowed())
+            (record.at_cap, record.was_slowed())
         };
         assert_eq!(hot(&["sw_thermal_slowdown"]), (false, true));
         assert_eq!(hot(&["sw_power_cap"]), (true, false));
@@ -635,8 +640,9 @@ mod tests {
             settling.add(SETTLING_WINDOW, 1, window_ns, None);
         }
         let samples = SamplesBehindLoad { windows_ns: &[1.2], median_ns: 1.0, idle: 0.0 };
-        assert_eq!(settling.range(&samples), Some([0.99, 1.2]));
-        let [low, high] = settling.range(&SamplesBehindLoad { idle: 0.1, ..samples }).unwrap();
+        assert_eq!(settling.relative_window_range(&samples), Some([0.99, 1.2]));
+        let [low, high] =
+            settling.relative_window_range(&SamplesBehindLoad { idle: 0.1, ..samples }).unwrap();
         assert!(low == 0.99 && (high - 1.32).abs() < 1e-12, "{low} {high}");
     }
 
@@ -672,7 +678,7 @@ mod tests {
         let record = |meter: &PowerMeter| {
             let load = (SettlingWindows::default(), SettlingEnd::Unsettled);
             let samples = SamplesBehindLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle: 0.0 };
-            PowerRecord::power_behind_load(&load, &samples, meter)
+            PowerRecord::from_samples_behind_load(&load, &samples, meter)
         };
         for (shared, reason) in [(None, "NVML is missing"), (Some(MIG), "a MIG partition")] {
             let PowerRecord { state, reason: found, at_cap, range, .. } =

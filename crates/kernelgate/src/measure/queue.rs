@@ -21,8 +21,8 @@ pub const fn fits_queue(commands: usize, launches: usize) -> bool {
         <= MAX_QUEUED_COMMANDS + 3 * MAX_LAUNCHES_PER_BURST
 }
 
-/// Graphs with nodes that only order commands. Such nodes take entries of the queue in a number that
-/// CUDA does not state.
+/// Graphs with nodes that only order commands. Such nodes take entries of the queue in a number
+/// that CUDA does not state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrderedGraphs {
     /// GPUs on which a graph is replayed.
@@ -44,7 +44,7 @@ impl FoundBursts {
     ///
     /// # Errors
     /// Those of a trial.
-    pub fn find<E>(
+    pub fn find_longest_burst<E>(
         &mut self,
         graphs: OrderedGraphs,
         longest: usize,
@@ -94,7 +94,7 @@ pub fn check_launches_fit_queue(
 ) -> Result<(), BackendError> {
     executable.synchronize()?;
     let commands =
-        capture_launch(&Devices::from(device), executable)?.map_or(1, |graph| graph.nodes());
+        capture_launch(&Devices::from(device), executable)?.map_or(1, |graph| graph.max_nodes());
     if fits_queue(commands, launches) {
         return Ok(());
     }
@@ -125,7 +125,7 @@ mod tests {
                 failed += usize::from(!fits);
                 Ok::<_, ()>(fits)
             };
-            (bursts.find(graphs, 63, fits).unwrap(), failed)
+            (bursts.find_longest_burst(graphs, 63, fits).unwrap(), failed)
         };
         assert_eq!(find(graphs(false, 20)), (7, 3));
         assert_eq!(find(graphs(false, 20)), (7, 0));
@@ -141,7 +141,7 @@ mod tests {
     fn a_failed_trial_leaves_no_burst() {
         let graphs = OrderedGraphs { gpus: 1, flushed: false, nodes: 9 };
         let mut bursts = FoundBursts::default();
-        assert_eq!(bursts.find(graphs, 63, |_| Err("lost")), Err("lost"));
-        assert_eq!(bursts.find(graphs, 63, |_| Ok::<_, ()>(true)), Ok(63));
+        assert_eq!(bursts.find_longest_burst(graphs, 63, |_| Err("lost")), Err("lost"));
+        assert_eq!(bursts.find_longest_burst(graphs, 63, |_| Ok::<_, ()>(true)), Ok(63));
     }
 }

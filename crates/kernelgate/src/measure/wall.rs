@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::{LaunchSample, ReplayResult, SampleConditions, Stopwatch};
 use crate::backend::{BackendError, Executable, cpu, host_timeout};
 
-/// How much more CPU time a replay may take than the next one: of a launch, as caches differ, and for
-/// each thread, which may have to wake up or look for work, nanoseconds.
+/// How much more CPU time a replay may take than the next one: of a launch, as caches differ, and
+/// for each thread, which may have to wake up or look for work, nanoseconds.
 const REPLAY_TOLERANCE_OF_LAUNCH: f64 = 1.0;
 const REPLAY_TOLERANCE_NS: f64 = 200_000.0;
 
@@ -25,7 +25,7 @@ pub fn process_cpu_time() -> Option<Duration> {
 pub struct WallClock;
 
 impl Stopwatch for WallClock {
-    fn time(
+    fn time_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
@@ -48,7 +48,7 @@ impl Stopwatch for WallClock {
         })
     }
 
-    fn replay(
+    fn replay_timed(
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<ReplayResult>, BackendError> {

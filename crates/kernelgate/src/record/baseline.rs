@@ -77,7 +77,7 @@ impl Baseline {
     ///
     /// # Errors
     /// Fails if the file exists and cannot be used.
-    pub fn open_baseline(path: &Path, name: &str) -> Result<Baseline, RecordFileError> {
+    pub fn open_or_empty(path: &Path, name: &str) -> Result<Baseline, RecordFileError> {
         match file::read(path) {
             Err(error) if error.is_not_found() => Ok(Self::new(name)),
             // The file may have been copied under another name.
@@ -94,7 +94,8 @@ impl Baseline {
         self.insert(run, |baseline, key| baseline.belongs_to_same_code(key, run));
     }
 
-    /// The runs that a [`Self::merge_run`] of a run with these cases replaces, grouped by their code.
+    /// The runs that a [`Self::merge_run`] of a run with these cases replaces, grouped by their
+    /// code.
     pub fn runs_replaced_by<'a>(
         &self,
         run: &ProcessRun,
@@ -149,7 +150,7 @@ impl Baseline {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
         let mut differing: Vec<EnvironmentMismatch> = refuse_delayed_run(run).into_iter().collect();
         differing.extend(both.flat_map(|(base, case)| {
-            let mut found = self.mismatches(base, run, case);
+            let mut found = self.case_mismatches(base, run, case);
             let others = base.runs.keys().map(|key| self.runs[key].origin());
             found.extend(others.filter_map(|other| other.differing_code(run.origin())));
             found
@@ -184,7 +185,7 @@ impl Baseline {
     }
 
     /// All facts in which a case of a run differs from the same case of this baseline.
-    pub fn mismatches(
+    pub fn case_mismatches(
         &self,
         base: &BaselineCase,
         run: &ProcessRun,
@@ -246,10 +247,9 @@ impl Baseline {
                         entry.verification.weaker_verification(before.verification);
                 }
             }
-            entry.runs.insert(
-                run_key.clone(),
-                CaseRun::summary_of_case(case).round_to_significant_digits(),
-            );
+            entry
+                .runs
+                .insert(run_key.clone(), CaseRun::from_record(case).round_to_significant_digits());
             if case.verification.value().is_verified() {
                 let numerics = entry.numerics.get_or_insert_default();
                 numerics.insert_verified_case(run.seed, &case.verification);
@@ -276,16 +276,16 @@ impl Baseline {
     /// The run's own key, with a number where another run has it: sessions may be given the same
     /// name in several checkouts.
     fn unused_run_key(&self, run: &ProcessRun) -> String {
-        let process = run.process();
+        let process = run.process_name_of_run();
         let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
-        let mut keys = std::iter::once(run.key()).chain(numbered);
+        let mut keys = std::iter::once(run.baseline_key()).chain(numbered);
         let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is(run));
-        keys.find(free).unwrap_or_else(|| run.key())
+        keys.find(free).unwrap_or_else(|| run.baseline_key())
     }
 
     /// Whether the baseline has this run already.
     pub fn has(&self, run: &ProcessRun) -> bool {
-        self.runs.get(&run.key()).is_some_and(|there| there.is(run))
+        self.runs.get(&run.baseline_key()).is_some_and(|there| there.is(run))
     }
 
     /// Returns the summary of a case's earlier runs to keep: that of the runs replaced now, or of
@@ -427,12 +427,7 @@ mod tests {
             cases: ["a", "b"]
                 .map(|id| (id.to_owned(), CaseRecord::untimed_samples(vec![100.0])))
                 .into(),
-            ..ProcessRun::start_process_run(
-                "bench",
-                session,
-                Environment::cpu(),
-                Provenance::default(),
-            )
+            ..ProcessRun::start_now("bench", session, Environment::cpu(), Provenance::default())
         }
     }
 

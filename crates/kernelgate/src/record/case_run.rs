@@ -46,7 +46,7 @@ pub struct CaseRun {
 
 impl CaseRun {
     /// Summarizes samples that were validated; the numbers are meaningless for invalid samples.
-    pub fn case_from_samples(samples: &CaseSamples) -> Self {
+    pub fn from_samples(samples: &CaseSamples) -> CaseRun {
         let spread = QuartileSpread::from_values(&samples.per_launch_ns());
         let clocks = &samples.clock_mhz;
         Self {
@@ -64,8 +64,8 @@ impl CaseRun {
     }
 
     /// Summarizes a case whose samples were validated.
-    pub fn summary_of_case(case: &CaseRecord) -> Self {
-        Self { limit: case.limit.clone(), ..Self::case_from_samples(&case.samples) }
+    pub fn from_record(case: &CaseRecord) -> CaseRun {
+        Self { limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
     }
 
     /// Rounds times to seven significant digits and other numbers to four.
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!([round_to_digits(0.0, 4), round_to_digits(9.9999e-300, 2)], [0.0, 1e-299]);
         let mut case = CaseRecord::untimed_samples(vec![1e6 / 3.0, 1e6 / 3.0]);
         case.samples.conditions.contention = Some(2.0 / 3.0);
-        let run = CaseRun::summary_of_case(&case).round_to_significant_digits();
+        let run = CaseRun::from_record(&case).round_to_significant_digits();
         assert_eq!((run.median_ns, run.conditions.contention), (333_333.3, Some(0.6667)));
         assert_eq!(run.validate(), Ok(()));
     }
@@ -184,6 +184,6 @@ mod tests {
     fn launches_beyond_all_numbers_do_not_overflow() {
         let mut case = CaseRecord::untimed_samples(vec![1e20, 1e20]);
         case.samples.launches = vec![u64::MAX, 1];
-        assert_eq!(CaseRun::case_from_samples(&case.samples).total_launches, u64::MAX);
+        assert_eq!(CaseRun::from_samples(&case.samples).total_launches, u64::MAX);
     }
 }

@@ -200,7 +200,7 @@ fn checked_iteration_counts(sample: &CriterionSampleFile) -> Result<Vec<u64>, St
 mod tests {
     use super::*;
 
-    fn write(store: &Path, folder: &str, id: &str, sample: &str) {
+    fn write_case(store: &Path, folder: &str, id: &str, sample: &str) {
         write_criterion_case(store, folder, (id, id), sample);
     }
 
@@ -224,10 +224,10 @@ mod tests {
         assert_eq!(read(&store.join("none")).unwrap(), CriterionStoreResults::default());
         assert!(is_empty(store));
         let linear = "{\"sampling_mode\":\"Linear\",\"iters\":[3.0,6.0],\"times\":[30.0,66.5]}";
-        write(store, "grüppe_β __/with_slash/1000/new", "grüppe/β ?*/with/slash/1000", linear);
+        write_case(store, "grüppe_β __/with_slash/1000/new", "grüppe/β ?*/with/slash/1000", linear);
         // What Criterion copies to compare with, and a case named as its folders are.
-        write(store, "grüppe_β __/with_slash/1000/base", "base", linear);
-        write(store, "new/new", "new", linear);
+        write_case(store, "grüppe_β __/with_slash/1000/base", "base", linear);
+        write_case(store, "new/new", "new", linear);
         std::fs::create_dir_all(store.join("report/new")).unwrap();
         let stored = read(store).unwrap();
         assert_eq!(stored.cases.keys().collect::<Vec<_>>(), ["grüppe/β ?*/with/slash/1000", "new"]);
@@ -245,13 +245,13 @@ mod tests {
             ("negative", "{\"iters\":[1.0],\"times\":[-2.0]}", "a time of -2 for 1 iterations"),
             ("never", "{\"iters\":[0.0],\"times\":[2.0]}", "for 0 iterations"),
         ] {
-            write(store, &format!("{id}/new"), id, sample);
+            write_case(store, &format!("{id}/new"), id, sample);
             let stored = read(store).unwrap();
             assert!(stored.unusable[id].contains(words), "{}", stored.unusable[id]);
         }
         let sample = "{\"iters\":[1.0],\"times\":[2.0]}";
-        write(store, "one/new", "same", sample);
-        write(store, "one_2/new", "same", sample);
+        write_case(store, "one/new", "same", sample);
+        write_case(store, "one_2/new", "same", sample);
         let stored = read(store).unwrap();
         assert!(stored.cases.is_empty(), "{:?}", stored.cases);
         assert_eq!(stored.unusable["same"], "two cases have this id");
@@ -268,7 +268,7 @@ mod tests {
         let stored = read(store).unwrap();
         let ids: Vec<&str> = stored.cases.keys().map(String::as_str).collect();
         assert_eq!(ids, ["long 1", "long 2", "numbered", "numbered #2"]);
-        write(store, "cut/new", "cut", "{\"iters\":[1.0");
+        write_case(store, "cut/new", "cut", "{\"iters\":[1.0");
         let error = read(store).unwrap_err();
         assert!(
             matches!(&error, StoreError::Json(path, _) if path.ends_with("cut/new/sample.json")),
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_device_in_place_of_a_sample_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), "a/new", "a", "");
+        write_case(folder.path(), "a/new", "a", "");
         let sample = folder.path().join("a/new/sample.json");
         std::fs::remove_file(&sample).unwrap();
         std::os::unix::fs::symlink("/dev/null", &sample).unwrap();

@@ -54,8 +54,8 @@ pub struct CompiledKernels {
     pub sources: BTreeMap<String, String>,
 }
 
-/// [`RunResources`] as a file, with numbers in place of repeated names, and without what follows from
-/// others: the sum of the instructions and the occupancy.
+/// [`RunResources`] as a file, with numbers in place of repeated names, and without what follows
+/// from others: the sum of the instructions and the occupancy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResourceRecord {
     /// Architecture: "sm_90a".
@@ -313,7 +313,7 @@ pub fn compile_resources(
     for (build, kernels, compiled) in compiled {
         let name = build.name();
         let broken = |error| ResourcesError::Cubin { kernel: name.clone(), error };
-        let mut facts = cubin::facts(&compiled.cubin, &compiled.log).map_err(broken)?;
+        let mut facts = cubin::kernel_facts(&compiled.cubin, &compiled.log).map_err(broken)?;
         let mut hashes = code::machine_code_hashes(&compiled.cubin).map_err(broken)?;
         let source = cache::content_hash(build, arch)?;
         for kernel in kernels {

@@ -54,12 +54,13 @@ pub struct ProcessRun {
     /// Part of the selection that this process measured; absent if it measured the whole selection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<Shard>,
-    /// The whole of which the shard is a part.
+    /// Plan of all shards, of which `shard` is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<BenchShardPlan>,
     /// Environment of the process.
     pub environment: Environment,
-    /// Digest of the machine ([`MachineFacts`](super::MachineFacts)), as `kernelgate doctor --save` records it.
+    /// Digest of the machine ([`MachineFacts`](super::MachineFacts)), as `kernelgate doctor --save`
+    /// records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// Revision of the code.
@@ -205,8 +206,8 @@ pub struct CaseSamples {
         deserialize_with = "deserialize_exact_capacity"
     )]
     pub clock_mhz: Vec<f64>,
-    /// By how much the slowest GPU took longer than the fastest in each sample, for all its launches
-    /// together, nanoseconds; empty for one GPU.
+    /// By how much the slowest GPU took longer than the fastest in each sample, for all its
+    /// launches together, nanoseconds; empty for one GPU.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
@@ -322,12 +323,12 @@ impl CaseSamples {
 
 impl ProcessRun {
     /// A run that starts now and has measured nothing yet, of effort default and seed 1.
-    pub fn start_process_run(
+    pub fn start_now(
         bench: &str,
         session: &str,
         environment: Environment,
         provenance: Provenance,
-    ) -> Self {
+    ) -> ProcessRun {
         Self {
             bench: bench.to_owned(),
             session: session.to_owned(),
@@ -373,18 +374,18 @@ impl ProcessRun {
     }
 
     /// Key of the process run in a baseline, `<session>/<process>`.
-    pub fn key(&self) -> String {
-        format!("{}/{}", self.session, self.process())
+    pub fn baseline_key(&self) -> String {
+        format!("{}/{}", self.session, self.process_name_of_run())
     }
 
     /// Message about a run that is not complete.
     pub fn interrupted_message(&self) -> String {
-        format!("interrupted: bench `{}` did not get to its end", self.process())
+        format!("interrupted: bench `{}` did not get to its end", self.process_name_of_run())
     }
 
     /// Name of the bench binary, followed by its shard if it has one: "attention",
     /// "attention-2-of-4".
-    pub fn process(&self) -> String {
+    pub fn process_name_of_run(&self) -> String {
         process_name(&self.bench, self.shard)
     }
 

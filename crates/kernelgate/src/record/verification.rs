@@ -107,7 +107,7 @@ pub enum VerificationExtent {
         /// Elements of the outputs.
         total: u64,
     },
-    /// Compared with the base build's outputs, because there is no reference.
+    /// The outputs were compared with the base build's outputs, because there is no reference.
     ComparedWithBase {
         /// Elements that were compared.
         checked: u64,

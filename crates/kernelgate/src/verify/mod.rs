@@ -225,7 +225,7 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
         let held = match &one.values {
             TensorData::F64(values) => {
                 let finite = |piece: &[f64]| piece.iter().fold(true, |all, x| all & x.is_finite());
-                if !values.par_chunks(PIECE_ELEMENTS).all(finite) {
+                if !values.par_chunks(ELEMENTS_PER_TASK).all(finite) {
                     let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
                     return Err(error(format!("value {at} is {}", values[at])));
                 }
@@ -275,7 +275,7 @@ fn output_with_expected_shape<'a>(
 }
 
 /// Number of elements that one task compares.
-const PIECE_ELEMENTS: usize = 1 << 16;
+const ELEMENTS_PER_TASK: usize = 1 << 16;
 
 /// Consecutive elements of an output and their expected values.
 struct ReferencePiece<'a, T> {
@@ -287,9 +287,9 @@ struct ReferencePiece<'a, T> {
 fn reference_pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<ReferencePiece<'a, T>> {
     match &expected.rows {
         None => values
-            .chunks(PIECE_ELEMENTS)
+            .chunks(ELEMENTS_PER_TASK)
             .enumerate()
-            .map(|(i, expected)| ReferencePiece { from: i * PIECE_ELEMENTS, expected })
+            .map(|(i, expected)| ReferencePiece { from: i * ELEMENTS_PER_TASK, expected })
             .collect(),
         Some(rows) => {
             let row_len = expected.row_elements();
@@ -331,10 +331,10 @@ fn compare_expected_rows(
                 .par_iter()
                 .map(|piece| ErrorSums::compare(output, piece))
                 .collect();
-            // In order, so that the thread count changes no bit of the result.
+            // The sums are added in order, so that the thread count changes no bit of the result.
             let sums = parts.into_iter().fold(ErrorSums::default(), ErrorSums::plus);
-            let (max_error, relative_l2) = sums.errors(values.len());
-            // Written so that a NaN in either figure fails.
+            let (max_error, relative_l2) = sums.max_and_relative_l2(values.len());
+            // The condition is written so that a NaN in either figure fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
                 let rounding = output.dtype().unit_roundoff();
                 return Ok(OutputErrors { max_error, relative_l2, rounding });
@@ -357,11 +357,11 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     if matches!(output.tensor_data(), TensorData::I8(_)) {
         return Ok(());
     }
-    let starts: Vec<usize> = (0..output.len()).step_by(PIECE_ELEMENTS).collect();
+    let starts: Vec<usize> = (0..output.len()).step_by(ELEMENTS_PER_TASK).collect();
     let found: Vec<(u64, Option<usize>)> = starts
         .par_iter()
         .map(|&from| {
-            let len = PIECE_ELEMENTS.min(output.len() - from);
+            let len = ELEMENTS_PER_TASK.min(output.len() - from);
             if output.are_all_finite(from, len) {
                 return (0, None);
             }
@@ -478,9 +478,9 @@ impl ErrorSums {
     }
 
     /// Maximum and relative L2 error of `elements` elements, relative to the reference. If the
-    /// reference is all zero, for example because terms cancel, they are absolute, with the root
-    /// mean square instead of the norm, which grows with the number of elements.
-    fn errors(&self, elements: usize) -> (f64, f64) {
+    /// reference is all zero, for example because terms cancel, the errors are absolute, with the
+    /// root mean square instead of the norm, which grows with the number of elements.
+    fn max_and_relative_l2(&self, elements: usize) -> (f64, f64) {
         let over =
             |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };
         let relative_l2 = match self.reference_squared > 0.0 {

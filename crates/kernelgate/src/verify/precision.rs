@@ -14,8 +14,8 @@ use crate::workload::{Dtype, Expected, Problem, Tensor, TensorData, Tensors, Tol
 /// Allowed part of the error of the next lower precision. A row that rounds all its operands to the
 /// lower precision has all of that error; a row that rounds one of two operands has 0.7 of it.
 const LOWER_PRECISION_SHARE: f64 = 0.25;
-/// Values of an output from which on what rounding moves them by is about the same for other inputs; of
-/// fewer it may be next to nothing by chance.
+/// Minimum number of values of an output for which the effect of rounding is about the same with
+/// other inputs; with fewer values it may be almost zero by chance.
 const FEW: usize = 64;
 
 /// How close outputs must be to the reference.
@@ -43,7 +43,7 @@ impl From<&Self> for ErrorBounds {
 
 impl ErrorBounds {
     /// The error bounds of a problem's outputs.
-    pub fn bounds_for_problem(problem: &dyn Problem) -> Self {
+    pub fn for_problem(problem: &dyn Problem) -> ErrorBounds {
         Self { by_output: problem.tolerances(), ..problem.tolerance().into() }
     }
 

@@ -70,9 +70,9 @@ pub trait Problem: Send + Sync + 'static {
     }
 
     /// Changes of inputs whose effect on the outputs is known, the best first. After timing, the
-    /// first one that changes only inputs that every launch reads shows that the timed launch still
-    /// computes its outputs from its inputs. Without any, inputs are drawn anew for that and the
-    /// reference is computed again.
+    /// first symmetry that changes only inputs that every launch reads shows that the timed launch
+    /// still computes its outputs from its inputs. Without a symmetry, inputs are drawn anew for
+    /// this check and the reference is computed again.
     fn symmetries(&self) -> Vec<Symmetry> {
         Vec::new()
     }

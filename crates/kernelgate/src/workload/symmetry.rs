@@ -81,8 +81,8 @@ impl Symmetry {
     }
 }
 
-/// Checks that the symmetries of a problem hold. For the tests of a workload, at a small shape
-/// whose reference holds every row. Returns how many symmetries there were to check.
+/// Checks that the symmetries of a problem hold. This function is for the tests of a workload, at a
+/// small shape whose reference holds every row. Returns how many symmetries there were to check.
 ///
 /// # Errors
 /// The error names the first output that differs by more than `tolerated`, relative to its largest

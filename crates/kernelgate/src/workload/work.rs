@@ -35,7 +35,7 @@ pub struct Flops {
 
 impl Flops {
     /// Key of the operations' unit and dtype among the ceilings: "matmul f32".
-    pub fn key(&self) -> String {
+    pub fn ceiling_key(&self) -> String {
         format!("{} {}", self.unit.name(), self.dtype.name())
     }
 }
@@ -59,7 +59,7 @@ pub struct GpuLinkWork {
     /// Fewest bytes that a GPU has to receive; the GPU with the most counts. Over the time of a
     /// launch this is the bus bandwidth of nccl-tests.
     pub bytes: u64,
-    /// Whether every GPU also sends as much; otherwise the first one only sends.
+    /// Whether every GPU also sends as many bytes; otherwise the first GPU only sends.
     pub both_ways: bool,
     /// Number of GPUs.
     pub gpus: usize,

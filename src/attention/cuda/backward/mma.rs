@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, ScratchAddresses};
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, kernel, strided_defines, strided_variants,
+    ELEMENT_BYTES, Extents, attention_kernel, strided_defines, strided_variants,
 };
 use crate::attention::cuda::layout::{BackwardLayout, Strides};
 use kernelgate::backend::BackendError;
@@ -53,9 +53,12 @@ pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
     variants: strided_variants,
     constants: |extents| flash_mma_macros(extents, 2),
     shared_bytes: |extents| flash_mma_shared_bytes(extents, 2),
-    ..kernel("attention/backward_flash_mma", "attention_backward_flash_mma", THREADS, |extents| {
-        [extents.s.div_ceil(KEYS_PER_BLOCK) * extents.heads, 1, 1]
-    })
+    ..attention_kernel(
+        "attention/backward_flash_mma",
+        "attention_backward_flash_mma",
+        THREADS,
+        |extents| [extents.s.div_ceil(KEYS_PER_BLOCK) * extents.heads, 1, 1],
+    )
 };
 pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_prepare",
@@ -160,7 +163,7 @@ pub fn load_backward_kernels(
     let kernels = stages.kernels();
     // The main kernel is loaded first, because the device may decline it.
     let [main, first, last] =
-        [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.load(device, extents));
+        [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.compile_and_load(device, extents));
     Ok([first?, main?, last?])
 }
 
@@ -185,16 +188,16 @@ impl PendingLaunches<'_> {
     }
 
     /// Arguments of the kernel before the main one, with the address of the dq sums that it zeroes.
-    pub fn prepare_arguments(&self, zeroed: Option<u64>) -> Arguments {
+    pub fn arguments_of_prepare_kernel(&self, zeroed: Option<u64>) -> Arguments {
         let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
         let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
         let tensors = [out, grad_out, lse, self.row_statistics_address(), zeroed.unwrap_or(0)];
-        self.arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
+        self.kernel_arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
     }
 
     /// Arguments of the kernel after the main one.
-    pub fn finish_arguments(&self) -> Arguments {
-        self.arguments(
+    pub fn arguments_of_finish_kernel(&self) -> Arguments {
+        self.kernel_arguments(
             &[self.dq_accumulator_address(), self.addresses.grad_q],
             &[&self.layout.grad_q],
         )
@@ -214,11 +217,11 @@ impl PendingLaunches<'_> {
         ];
         let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
         let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
-        self.arguments(&tensors, &strides)
+        self.kernel_arguments(&tensors, &strides)
     }
 
     /// Arguments of a kernel: addresses, `seqlen`, `batch_heads`, `heads`, strides.
-    fn arguments(&self, addresses: &[u64], strides: &[&Strides]) -> Arguments {
+    fn kernel_arguments(&self, addresses: &[u64], strides: &[&Strides]) -> Arguments {
         let extents = self.extents;
         let numbers = [extents.s, extents.heads, extents.query_heads_per_sequence()];
         let all = addresses.iter().fold(Arguments::new(), |all, address| all.address(*address));
@@ -228,7 +231,7 @@ impl PendingLaunches<'_> {
 }
 
 /// Prepares the three launches of `backward_flash_mma`.
-pub fn launches(
+pub fn prepare_mma_backward_launches(
     call: &PendingLaunches<'_>,
     stages: QueryStages,
 ) -> Result<OrderedLaunches, BackendError> {
@@ -236,14 +239,14 @@ pub fn launches(
     Ok(OrderedLaunches::new([
         (
             "prepare",
-            first.prepare(
+            first.prepare_launch(
                 call.device,
                 None,
-                call.prepare_arguments(Some(call.dq_accumulator_address())),
+                call.arguments_of_prepare_kernel(Some(call.dq_accumulator_address())),
             )?,
         ),
-        ("scores_dkv_dq", main.prepare(call.device, None, call.main_kernel_arguments())?),
-        ("finish", last.prepare(call.device, None, call.finish_arguments())?),
+        ("scores_dkv_dq", main.prepare_launch(call.device, None, call.main_kernel_arguments())?),
+        ("finish", last.prepare_launch(call.device, None, call.arguments_of_finish_kernel())?),
     ]))
 }
 

@@ -1,7 +1,7 @@
 //! Attention backward on the GPU: rows, and kernels that only they launch.
 //!
-//! The forward's output and the rows' log-sum-exp are computed beforehand ([`saved_forward`]). Each row
-//! times the launches of a training step: first the row sums of dout · out, then the gradients.
+//! The forward's output and the rows' log-sum-exp are computed beforehand ([`saved_forward`]). Each
+//! row times the launches of a training step: first the row sums of dout · out, then the gradients.
 
 pub mod mma;
 pub mod saved_forward;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use super::call::{AttentionTechnique, BackwardAddresses, QueryGradientSumOrder, ScratchAddresses};
 use super::forward::mma::FLASH_MMA_KERNEL as FORWARD;
-use super::launch::{Extents, kernel, scratch};
-use super::launches::Backward;
-use super::layout::{BackwardLayout, ForwardLayout, Shape};
+use super::launch::{Extents, allocate_scratch, attention_kernel};
+use super::launches::BackwardCall;
+use super::layout::{AttentionShape, BackwardLayout, ForwardLayout};
 use crate::attention::definition::Attention;
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{CudaTask, Output};
@@ -42,9 +42,12 @@ const NAIVE_TILE: usize = 16;
 
 const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
-    ..kernel("attention/backward_naive", "attention_backward_naive_delta", THREADS, |extents| {
-        [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1]
-    })
+    ..attention_kernel(
+        "attention/backward_naive",
+        "attention_backward_naive_delta",
+        THREADS,
+        |extents| [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1],
+    )
 };
 const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_naive_scores",
@@ -71,21 +74,21 @@ pub const BACKWARD_LADDER: &[Implementation<AttentionBackward>] = &[
             let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV, FORWARD];
             Extents::from(&problem.attention).supported_with_scores(&kernels)
         },
-        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: naive },
+        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: prepare_naive_backward },
     },
     Implementation {
         name: "cuda/flash_mma",
         about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of \
                 dq's sums is not fixed",
         supports: |problem| {
-            Extents::from(&problem.attention).supported_alike(&[
+            Extents::from(&problem.attention).check_ungrouped_support(&[
                 FLASH_MMA_PREPARE,
                 FLASH_MMA,
                 FLASH_MMA_FINISH,
                 FORWARD,
             ])
         },
-        prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: flash_mma },
+        prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: prepare_flash_mma },
     },
 ];
 
@@ -96,7 +99,7 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
             sm_90a only; the order of dq's sums is not fixed, nor of dk's and dv's over heads that \
             share keys",
     supports: |problem| {
-        Extents::from(&problem.attention).supported(&[
+        Extents::from(&problem.attention).check_support(&[
             FLASH_MMA_PREPARE,
             FLASH_WGMMA,
             GROUPED_HEADS_KERNEL,
@@ -136,72 +139,74 @@ pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
 /// Bytes of the tensors of a backward: four inputs, the saved output and log-sum-exp, three
 /// gradients.
 pub fn tensor_bytes_of_backward(extents: &Extents) -> u64 {
-    4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.rows()
+    4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.query_rows()
 }
 
 /// Device memory of `naive`: fp32 probabilities and score gradients, and the row sums.
 fn naive_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
-    tensor_bytes_of_backward(&extents) + 2 * 4 * extents.query_key_pairs() + 4 * extents.rows()
+    tensor_bytes_of_backward(&extents)
+        + 2 * 4 * extents.query_key_pairs()
+        + 4 * extents.query_rows()
 }
 
-/// Device memory of `flash_mma`: the fp32 accumulator of dq and two floats for each row, padded to
-/// whole steps.
+/// Device memory of `prepare_flash_mma`: the fp32 accumulator of dq and two floats for each row,
+/// padded to whole steps.
 fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     tensor_bytes_of_backward(&extents) + row_statistics_bytes(&extents) + dq_sum_bytes(&extents)
 }
 
-fn naive(
+fn prepare_naive_backward(
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
-    let [sum, score, query, key] = kernels.map(|kernel| kernel.load(device, &extents));
+    let [sum, score, query, key] = kernels.map(|kernel| kernel.compile_and_load(device, &extents));
     let (sum, score, query, key) = (sum?, score?, query?, key?);
     let saved = save_forward_outputs(&problem.attention, inputs, device)?;
-    let delta = scratch(device, 4 * extents.rows())?;
+    let delta = allocate_scratch(device, 4 * extents.query_rows())?;
     let (p, ds) = (
-        scratch(device, 4 * extents.query_key_pairs())?,
-        scratch(device, 4 * extents.query_key_pairs())?,
+        allocate_scratch(device, 4 * extents.query_key_pairs())?,
+        allocate_scratch(device, 4 * extents.query_key_pairs())?,
     );
     Ok(CudaTask::new(
         device,
         saved.inputs_of_every_launch(),
-        gradients(device, &problem.attention)?,
+        allocate_gradients(device, &problem.attention)?,
         move |outputs| {
             let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
             let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads_argument()];
-            within_range("delta", || sum.launch(&sums))?;
+            within_range("delta", || sum.launch_with(&sums))?;
             let operands = [q, k, v, grad_out, lse, &delta, &p, &ds].map(at);
-            within_range("scores", || score.launch(&[&operands[..], &[s()]].concat()))?;
-            within_range("dq", || query.launch(&[at(&ds), at(k), grad_q, s()]))?;
+            within_range("scores", || score.launch_with(&[&operands[..], &[s()]].concat()))?;
+            within_range("dq", || query.launch_with(&[at(&ds), at(k), grad_q, s()]))?;
             let keys = [at(&p), at(&ds), at(q), at(grad_out), grad_k, grad_v, s()];
-            within_range("dkv", || key.launch(&keys))
+            within_range("dkv", || key.launch_with(&keys))
         },
     ))
 }
 
-fn flash_mma(
+fn prepare_flash_mma(
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let shape = Shape::from(&problem.attention);
+    let shape = AttentionShape::from(&problem.attention);
     let layout = BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-    let backward = Backward::new(
+    let backward = BackwardCall::new(
         device,
         &shape,
         &layout,
         AttentionTechnique::FlashMma,
         QueryGradientSumOrder::Any,
     )?;
-    task(&backward, problem, inputs, device)
+    dense_backward_task(&backward, problem, inputs, device)
 }
 
 fn prepare_flash_wgmma(
@@ -210,26 +215,27 @@ fn prepare_flash_wgmma(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let shape = Shape::from(&problem.attention);
+    let shape = AttentionShape::from(&problem.attention);
     let layout = BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-    let backward = Backward::new(device, &shape, &layout, AttentionTechnique::FlashWgmma, order)?;
-    task(&backward, problem, inputs, device)
+    let backward =
+        BackwardCall::new(device, &shape, &layout, AttentionTechnique::FlashWgmma, order)?;
+    dense_backward_task(&backward, problem, inputs, device)
 }
 
 /// Task that times one backward row over dense tensors.
-pub fn task(
-    backward: &Backward,
+pub fn dense_backward_task(
+    backward: &BackwardCall,
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let saved = save_forward_outputs(&problem.attention, inputs, device)?;
     let bytes = backward.scratch_bytes();
-    let memory = [scratch(device, bytes.any)?, scratch(device, bytes.zeroed)?];
+    let memory = [allocate_scratch(device, bytes.any)?, allocate_scratch(device, bytes.zeroed)?];
     memory[1].fill(0)?;
-    let outputs = gradients(device, &problem.attention)?;
+    let outputs = allocate_gradients(device, &problem.attention)?;
     let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].address());
-    let launches = backward.launches(
+    let launches = backward.prepare_launches(
         &BackwardAddresses {
             q: saved.q.address(),
             k: saved.k.address(),
@@ -251,7 +257,10 @@ pub fn task(
 }
 
 /// Allocates the outputs `grad_q`, `grad_k` and `grad_v`.
-pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, BackendError> {
+pub fn allocate_gradients(
+    device: &Device,
+    attention: &Attention,
+) -> Result<Vec<Output>, BackendError> {
     [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
         .into_iter()
         .map(|(name, input)| {

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use crate::attention::cuda::call::{AttentionTechnique, ForwardAddresses};
-use crate::attention::cuda::launch::{Extents, scratch, upload_inputs};
-use crate::attention::cuda::launches::Forward;
-use crate::attention::cuda::layout::{ForwardLayout, Shape};
+use crate::attention::cuda::launch::{Extents, allocate_scratch, upload_inputs};
+use crate::attention::cuda::launches::ForwardCall;
+use crate::attention::cuda::layout::{AttentionShape, ForwardLayout};
 use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input};
@@ -42,8 +42,8 @@ impl BackwardInputs {
         device: &Arc<Device>,
     ) -> Result<Self, BackendError> {
         let [q, k, v, grad_out] = upload_inputs(device, inputs, ["q", "k", "v", "grad_out"])?;
-        let out = scratch(device, extents.vector_bytes())?;
-        let lse = scratch(device, 4 * extents.rows())?;
+        let out = allocate_scratch(device, extents.vector_bytes())?;
+        let lse = allocate_scratch(device, 4 * extents.query_rows())?;
         Ok(Self { q, k, v, grad_out, out, lse })
     }
 
@@ -54,10 +54,10 @@ impl BackwardInputs {
         technique: AttentionTechnique,
         device: &Arc<Device>,
     ) -> Result<(), BackendError> {
-        let shape = Shape::from(attention);
+        let shape = AttentionShape::from(attention);
         let forward =
-            Forward::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
-        let launches = forward.launches(&ForwardAddresses {
+            ForwardCall::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
+        let launches = forward.prepare_launches(&ForwardAddresses {
             q: self.q.address(),
             k: self.k.address(),
             v: self.v.address(),
@@ -78,7 +78,8 @@ pub fn save_forward_outputs(
 ) -> Result<BackwardInputs, BackendError> {
     let saved =
         BackwardInputs::upload_with_arbitrary_outputs(&Extents::from(attention), inputs, device)?;
-    let technique = AttentionTechnique::fastest_on_device(device, &Shape::from(attention))?;
+    let technique =
+        AttentionTechnique::fastest_on_device(device, &AttentionShape::from(attention))?;
     saved.save_forward_outputs(attention, technique, device)?;
     Ok(saved)
 }
@@ -87,7 +88,7 @@ pub fn save_forward_outputs(
 mod tests {
     use super::*;
     use crate::attention::definition::HeadTensors;
-    use crate::gpu_tests::gpu;
+    use crate::gpu_tests::lock_first_gpu;
     use kernelgate::workload::Dtype;
 
     /// Computes `ln Σ exp(q kᵀ / sqrt(d))` in fp64 for every row, over the keys that the row sees.
@@ -124,7 +125,7 @@ mod tests {
 
     #[test]
     fn both_forwards_save_the_log_sum_exp_of_the_reference() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         // The numbers of query heads, key heads and queries: a single row, edges of tiles and of
         // key blocks, several tiles for each multiprocessor.
         for (h, h_kv, s) in [

@@ -5,7 +5,9 @@ use super::mma::{
     queries_per_step,
 };
 use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, QueryGradientSumOrder};
-use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, kernel, key_boxes, query_boxes};
+use crate::attention::cuda::launch::{
+    ELEMENT_BYTES, Extents, attention_kernel, key_boxes, query_boxes,
+};
 use kernelgate::backend::BackendError;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
@@ -32,16 +34,16 @@ const THREADS: usize = 384;
 const QUERIES_PER_STEP: usize = 64;
 
 /// Positions of a head from which blocks take wide steps: the shortest of which they were faster.
-const LONG_HEAD: usize = 4096;
+const MIN_LONG_HEAD_QUERIES: usize = 4096;
 
 /// Number of keys of a warpgroup, and of a tensor-copy box of its gradients.
 const KEYS_PER_WARPGROUP: usize = KEYS_PER_BLOCK / 2;
 
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE", "WIDE"]),
+    constants: |extents| kernel_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE", "WIDE"]),
     shared_bytes,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    ..kernel(
+    ..attention_kernel(
         "attention/backward_flash_wgmma",
         "attention_backward_flash_wgmma",
         THREADS,
@@ -52,7 +54,7 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
 /// Build of the kernel in which a block handles only some of the query heads that share keys.
 pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "GROUPED=1"),
-    constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
+    constants: |extents| kernel_macros(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
     // The grid has at most this size: if each query head has blocks of its own.
     blocks: |extents| [grid_blocks(extents, 1), 1, 1],
     ..FLASH_WGMMA
@@ -62,7 +64,7 @@ pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
 /// in memory.
 pub const ROUND_KEY_GRADIENTS_KERNEL: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_round",
-    blocks: |extents| [(2 * key_octets(extents)).div_ceil(THREADS), 1, 1],
+    blocks: |extents| [(2 * key_element_octets(extents)).div_ceil(THREADS), 1, 1],
     shared_bytes: |_| 0,
     ..GROUPED_HEADS_KERNEL
 };
@@ -70,7 +72,7 @@ pub const ROUND_KEY_GRADIENTS_KERNEL: KernelSpec<Extents> = KernelSpec {
 /// Build of the kernel in which dq is summed in a fixed order.
 const FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "DETERMINISTIC=1"),
-    constants: |extents| constants(extents, &["GROUPED", "WHOLE", "WIDE"]),
+    constants: |extents| kernel_macros(extents, &["GROUPED", "WHOLE", "WIDE"]),
     ..FLASH_WGMMA
 };
 
@@ -80,7 +82,7 @@ const WHOLE_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "WHOLE=1"),
     constants: |extents| {
         let shared = [("SHARED_BYTES", shared_bytes_of_two_stages(extents))];
-        replace_constants(constants(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]), &shared)
+        replace_macros(kernel_macros(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]), &shared)
     },
     shared_bytes: shared_bytes_of_two_stages,
     // The launcher sets one block for each multiprocessor.
@@ -92,13 +94,13 @@ const WHOLE_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
 pub const WIDE_STEPS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "WIDE=1"),
     variants: || in_wide_steps(FLASH_WGMMA.variants),
-    constants: |extents| wide_constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
+    constants: |extents| macros_of_wide_steps(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
     shared_bytes: shared_bytes_of_wide_steps,
     ..FLASH_WGMMA
 };
 const WIDE_GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| [defines_with(extents, "WIDE=1"), vec!["GROUPED=1".to_owned()]].concat(),
-    constants: |extents| wide_constants(extents, &["DETERMINISTIC", "WHOLE"]),
+    constants: |extents| macros_of_wide_steps(extents, &["DETERMINISTIC", "WHOLE"]),
     blocks: GROUPED_HEADS_KERNEL.blocks,
     ..WIDE_STEPS_KERNEL
 };
@@ -110,16 +112,16 @@ const WIDE_FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
     variants: || {
         (WIDE_STEPS_KERNEL.variants)().into_iter().filter(|extents| !extents.causal).collect()
     },
-    constants: |extents| wide_constants(extents, &["GROUPED", "WHOLE"]),
+    constants: |extents| macros_of_wide_steps(extents, &["GROUPED", "WHOLE"]),
     ..WIDE_STEPS_KERNEL
 };
 
-fn wide_constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
+fn macros_of_wide_steps(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
     let wide = [
         ("TILE_QUERIES", QUERIES_OF_WIDE_STEP),
         ("SHARED_BYTES", shared_bytes_of_wide_steps(extents)),
     ];
-    replace_constants(constants(extents, zeros), &wide)
+    replace_macros(kernel_macros(extents, zeros), &wide)
 }
 
 /// Row statistics in the order of wide steps.
@@ -151,7 +153,7 @@ fn computes_in_wide_steps(extents: &Extents) -> bool {
     extents.d == 128 && extents.dtype == Dtype::Bf16
 }
 
-fn replace_constants(
+fn replace_macros(
     mut constants: Vec<(&'static str, usize)>,
     others: &[(&'static str, usize)],
 ) -> Vec<(&'static str, usize)> {
@@ -169,13 +171,13 @@ const fn grid_blocks(extents: &Extents, heads_a_block: usize) -> usize {
 }
 
 /// Number of groups of eight elements in the keys.
-const fn key_octets(extents: &Extents) -> usize {
+const fn key_element_octets(extents: &Extents) -> usize {
     extents.key_heads() * extents.keys * extents.d / 8
 }
 
 /// Bytes of the fp32 sums of the gradients of keys, or of values.
 pub const fn key_gradient_sum_bytes(extents: &Extents) -> u64 {
-    4 * 8 * key_octets(extents) as u64
+    4 * 8 * key_element_octets(extents) as u64
 }
 
 /// Number of query heads that a block handles, out of those that share its keys: the divisor that
@@ -207,7 +209,7 @@ fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
 }
 
 /// Macros of a build: all macros of the kernel, with those in `zeros` set to 0.
-fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
+fn kernel_macros(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
     let numbers = [
         ("THREADS", THREADS),
         ("TILE_QUERIES", queries_per_step(extents)),
@@ -277,7 +279,8 @@ impl BackwardBlockWork {
             QueryGradientSumOrder::Fixed => extents.share,
         };
         let ordered = order == QueryGradientSumOrder::Fixed && extents.causal;
-        let wide = extents.s >= LONG_HEAD && computes_in_wide_steps(extents) && !ordered;
+        let wide =
+            extents.s >= MIN_LONG_HEAD_QUERIES && computes_in_wide_steps(extents) && !ordered;
         Self::OfKeys { heads, order, wide }
     }
 
@@ -328,7 +331,7 @@ pub fn load_backward_kernels(
     blocks: BackwardBlockWork,
 ) -> Result<LoadedBackwardKernels, BackendError> {
     // The main kernel is loaded first, because the device may decline it.
-    let main = blocks.kernel(extents).load(device, extents)?;
+    let main = blocks.kernel(extents).compile_and_load(device, extents)?;
     let grouped = blocks.adds_to_key_gradients(extents);
     let (first, last) = match blocks {
         BackwardBlockWork::OfKeys { wide: false, .. } => {
@@ -341,9 +344,11 @@ pub fn load_backward_kernels(
     };
     Ok(LoadedBackwardKernels {
         main,
-        first: first.load(device, extents)?,
-        round: grouped.then(|| ROUND_KEY_GRADIENTS_KERNEL.load(device, extents)).transpose()?,
-        last: last.map(|last| last.load(device, extents)).transpose()?,
+        first: first.compile_and_load(device, extents)?,
+        round: grouped
+            .then(|| ROUND_KEY_GRADIENTS_KERNEL.compile_and_load(device, extents))
+            .transpose()?,
+        last: last.map(|last| last.compile_and_load(device, extents)).transpose()?,
     })
 }
 
@@ -357,7 +362,7 @@ pub const fn bytes_to_zero(extents: &Extents, blocks: BackwardBlockWork) -> u64 
 
 /// Prepares the launches: two if blocks compute whole heads, three otherwise, four if blocks add to
 /// sums of dk and dv.
-pub fn launches(
+pub fn prepare_wgmma_backward_launches(
     call: &PendingLaunches<'_>,
     blocks: BackwardBlockWork,
 ) -> Result<OrderedLaunches, BackendError> {
@@ -378,13 +383,13 @@ pub fn launches(
     let key_heads = extents.key_heads_a_batch();
     let numbers = [extents.s, key_heads, extents.share, heads, extents.key_heads()];
     let parameters = Arguments::new()
-        .bytes(&of_step(&layout.forward.q).map(q)?)
-        .bytes(&of_keys(&layout.forward.k, KEYS_PER_BLOCK).map(k)?)
-        .bytes(&of_keys(&layout.forward.v, KEYS_PER_BLOCK).map(v)?)
-        .bytes(&of_step(&layout.grad_out).map(grad_out)?)
-        .bytes(&of_keys(&layout.grad_k, KEYS_PER_WARPGROUP).map(grad_k)?)
-        .bytes(&of_keys(&layout.grad_v, KEYS_PER_WARPGROUP).map(grad_v)?)
-        .bytes(&of_step(&layout.grad_q).map(grad_q)?)
+        .bytes(&of_step(&layout.forward.q).encode_map(q)?)
+        .bytes(&of_keys(&layout.forward.k, KEYS_PER_BLOCK).encode_map(k)?)
+        .bytes(&of_keys(&layout.forward.v, KEYS_PER_BLOCK).encode_map(v)?)
+        .bytes(&of_step(&layout.grad_out).encode_map(grad_out)?)
+        .bytes(&of_keys(&layout.grad_k, KEYS_PER_WARPGROUP).encode_map(grad_k)?)
+        .bytes(&of_keys(&layout.grad_v, KEYS_PER_WARPGROUP).encode_map(grad_v)?)
+        .bytes(&of_step(&layout.grad_q).encode_map(grad_q)?)
         .address(call.row_statistics_address())
         .address(call.dq_accumulator_address())
         .address(turns)
@@ -393,8 +398,8 @@ pub fn launches(
     let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
     let zeroed = last.as_ref().map(|_| call.dq_accumulator_address());
     let mut steps = vec![
-        ("prepare", first.prepare(device, None, call.prepare_arguments(zeroed))?),
-        ("scores_dkv_dq", main.prepare(device, Some(grid), parameters)?),
+        ("prepare", first.prepare_launch(device, None, call.arguments_of_prepare_kernel(zeroed))?),
+        ("scores_dkv_dq", main.prepare_launch(device, Some(grid), parameters)?),
     ];
     if let Some(round) = round {
         let numbers = [extents.batch, extents.key_heads_a_batch(), extents.s];
@@ -405,7 +410,7 @@ pub fn launches(
             .value(layout.grad_v.stride_words());
         let parameters =
             numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
-        steps.push(("round", round.prepare(device, None, parameters)?));
+        steps.push(("round", round.prepare_launch(device, None, parameters)?));
     }
     if let Some(last) = last {
         let parameters = if wide {
@@ -413,9 +418,9 @@ pub fn launches(
             let sums = Arguments::new().address(call.dq_accumulator_address()).address(grad_q);
             sums.value(extents.s as i32).value(heads as i32).value(layout.grad_q.stride_words())
         } else {
-            call.finish_arguments()
+            call.arguments_of_finish_kernel()
         };
-        steps.push(("finish", last.prepare(device, None, parameters)?));
+        steps.push(("finish", last.prepare_launch(device, None, parameters)?));
     }
     Ok(OrderedLaunches::new(steps))
 }
@@ -423,13 +428,13 @@ pub fn launches(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cuda::backward::task;
-    use crate::attention::cuda::launches::Backward;
-    use crate::attention::cuda::layout::{BackwardLayout, ForwardLayout, Shape};
+    use crate::attention::cuda::backward::dense_backward_task;
+    use crate::attention::cuda::launches::BackwardCall;
+    use crate::attention::cuda::layout::{AttentionShape, BackwardLayout, ForwardLayout};
     use crate::attention::cuda::tests::bf16_attention;
     use crate::attention::definition::Attention;
     use crate::attention::gradients::AttentionBackward;
-    use crate::gpu_tests::gpu;
+    use crate::gpu_tests::lock_first_gpu;
     use kernelgate::backend::Executable;
     use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::{Dtype, Problem};
@@ -488,7 +493,7 @@ mod tests {
 
     #[test]
     fn whole_heads_a_block_agree_with_the_reference_bit_by_bit_in_each_launch() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;
         }
@@ -498,13 +503,14 @@ mod tests {
                 let problem = AttentionBackward { attention };
                 let inputs = problem.inputs(26);
                 let expected = problem.reference(&inputs);
-                let shape = Shape::from(&attention);
+                let shape = AttentionShape::from(&attention);
                 let layout =
                     BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
                 let blocks = BackwardBlockWork::OfHeads { count: 3 };
                 let backward =
-                    Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
-                let mut task = task(&backward, &problem, &inputs, &device).unwrap();
+                    BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
+                        .unwrap();
+                let mut task = dense_backward_task(&backward, &problem, &inputs, &device).unwrap();
                 let mut launch = || {
                     launch_and_verify(&mut task, &expected, problem.tolerance())
                         .unwrap_or_else(|error| panic!("{attention:?}: {error}"));
@@ -520,7 +526,7 @@ mod tests {
 
     #[test]
     fn wide_steps_agree_with_the_reference_at_odd_shapes() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;
         }
@@ -534,7 +540,7 @@ mod tests {
                 let problem = AttentionBackward { attention };
                 let inputs = problem.inputs(27);
                 let expected = problem.reference(&inputs);
-                let shape = Shape::from(&attention);
+                let shape = AttentionShape::from(&attention);
                 let layout =
                     BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
                 let share = 4 / h_kv;
@@ -549,9 +555,10 @@ mod tests {
                     }
                     let blocks = BackwardBlockWork::OfKeys { heads, order, wide: true };
                     let backward =
-                        Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
+                        BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
                             .unwrap();
-                    let mut task = task(&backward, &problem, &inputs, &device).unwrap();
+                    let mut task =
+                        dense_backward_task(&backward, &problem, &inputs, &device).unwrap();
                     let mut launch = || {
                         launch_and_verify(&mut task, &expected, problem.tolerance())
                             .unwrap_or_else(|error| panic!("{attention:?}, {blocks:?}: {error}"));
@@ -568,7 +575,7 @@ mod tests {
 
     #[test]
     fn any_number_of_heads_a_block_agrees_with_the_reference() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;
         }
@@ -578,14 +585,15 @@ mod tests {
             let inputs = problem.inputs(25);
             let expected = problem.reference(&inputs);
             for heads in [1, 2, 4] {
-                let shape = Shape::from(&attention);
+                let shape = AttentionShape::from(&attention);
                 let layout =
                     BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
                 let order = QueryGradientSumOrder::Any;
                 let blocks = BackwardBlockWork::OfKeys { heads, order, wide: false };
                 let backward =
-                    Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
-                let mut task = task(&backward, &problem, &inputs, &device).unwrap();
+                    BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
+                        .unwrap();
+                let mut task = dense_backward_task(&backward, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = launch_and_verify(&mut task, &expected, problem.tolerance());
                     let name = format!("{attention:?}, {heads} heads, launch {launch}");

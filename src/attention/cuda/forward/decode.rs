@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::fused_device_bytes;
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, element, kernel, output, qkv, scratch, upload_inputs,
+    ELEMENT_BYTES, Extents, allocate_output, allocate_scratch, attention_kernel, element_macro,
+    qkv, upload_inputs,
 };
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
@@ -15,7 +16,7 @@ use kernelgate_cuda::observe::range::within_range;
 use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
 /// The decode kernel, and a build of it for cards with less shared memory.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_DECODE_KERNEL, SMALL];
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_DECODE_KERNEL, SMALL_DECODE_KERNEL];
 
 /// Maximum number of queries of a head in decoding; for more queries, tiles of many queries are
 /// faster.
@@ -66,7 +67,7 @@ impl DecodeTile {
     }
 
     /// Macros that are determined by the build's name, which contains the number of rows.
-    fn constants(&self, extents: &Extents) -> Vec<(&'static str, usize)> {
+    fn kernel_macros(&self, extents: &Extents) -> Vec<(&'static str, usize)> {
         vec![
             ("THREADS", THREADS),
             ("STEP_KEYS", self.step_keys),
@@ -79,7 +80,7 @@ impl DecodeTile {
     fn defines(&self, extents: &Extents) -> Vec<String> {
         let numbers = [("HEAD_DIM", extents.d), ("TILE_ROWS", self.rows), ("STAGES", self.stages)];
         let numbers = numbers.map(|(name, value)| format!("{name}={value}"));
-        [element(extents)].into_iter().chain(numbers).collect()
+        [element_macro(extents)].into_iter().chain(numbers).collect()
     }
 }
 
@@ -87,10 +88,10 @@ const THREADS: usize = DECODE_WARPS * 32;
 
 const FLASH_DECODE_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| decode_tile(extents).defines(extents),
-    constants: |extents| decode_tile(extents).constants(extents),
+    constants: |extents| decode_tile(extents).kernel_macros(extents),
     shared_bytes: |extents| decode_tile(extents).shared_bytes(extents),
-    variants: || variants(&[1, MAX_DECODE_QUERIES]),
-    ..kernel(
+    variants: || extents_of_builds(&[1, MAX_DECODE_QUERIES]),
+    ..attention_kernel(
         "attention/forward_flash_decode",
         "attention_forward_flash_decode",
         THREADS,
@@ -100,15 +101,15 @@ const FLASH_DECODE_KERNEL: KernelSpec<Extents> = KernelSpec {
 };
 
 /// Build of the decode kernel for cards on which the default build does not fit.
-const SMALL: KernelSpec<Extents> = KernelSpec {
+const SMALL_DECODE_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| SMALL_DECODE_TILE.defines(extents),
-    constants: |extents| SMALL_DECODE_TILE.constants(extents),
+    constants: |extents| SMALL_DECODE_TILE.kernel_macros(extents),
     shared_bytes: |extents| SMALL_DECODE_TILE.shared_bytes(extents),
-    variants: || variants(&[1]),
+    variants: || extents_of_builds(&[1]),
     ..FLASH_DECODE_KERNEL
 };
 
-fn variants(queries: &[usize]) -> Vec<Extents> {
+fn extents_of_builds(queries: &[usize]) -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for d in [64, 128] {
@@ -123,19 +124,19 @@ fn variants(queries: &[usize]) -> Vec<Extents> {
 /// Number of blocks: as many as can run at once, or up to a sixteenth fewer if each block then has
 /// whole units or an equal share of one unit. The memory is equally busy, and no block shares two
 /// units with other blocks.
-fn blocks(units: usize, most: usize) -> usize {
+fn block_count(units: usize, most: usize) -> usize {
     let even = |blocks: &usize| units.is_multiple_of(*blocks) || blocks.is_multiple_of(units);
     (most - most / 16..=most).rev().find(even).unwrap_or(most)
 }
 
 /// Row of the decode kernel in the forward ladder.
-pub const ROW: Implementation<AttentionForward> = Implementation {
+pub const FLASH_DECODE_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_decode",
     about: "few queries over many keys: heads that share keys read them once, blocks share a \
             head's keys",
     supports: |problem| {
         let extents = Extents::from(&problem.attention);
-        extents.supported(&[FLASH_DECODE_KERNEL])?;
+        extents.check_support(&[FLASH_DECODE_KERNEL])?;
         if extents.s <= MAX_DECODE_QUERIES {
             Ok(())
         } else {
@@ -159,7 +160,7 @@ fn prepare_flash_decode(
     if FLASH_DECODE_KERNEL.unmet_requirement_for(&extents, arch, most).is_none() {
         decode_launcher(&FLASH_DECODE_KERNEL, decode_tile(&extents), problem, inputs, device)
     } else {
-        decode_launcher(&SMALL, SMALL_DECODE_TILE, problem, inputs, device)
+        decode_launcher(&SMALL_DECODE_KERNEL, SMALL_DECODE_TILE, problem, inputs, device)
     }
 }
 
@@ -171,15 +172,15 @@ fn decode_launcher(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let loaded = kernel.load(device, &extents)?;
+    let loaded = kernel.compile_and_load(device, &extents)?;
     let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
-    let out = output(device, "out", &problem.attention)?;
+    let out = allocate_output(device, "out", &problem.attention)?;
     let row_tiles = rows_with_shared_keys(&extents).div_ceil(tile.rows);
     let units = extents.key_heads() * row_tiles;
     let tiles = units * extents.keys.div_ceil(tile.keys_per_step());
-    let blocks = blocks(units, tiles.min(device.facts().multiprocessors as usize));
+    let blocks = block_count(units, tiles.min(device.facts().multiprocessors as usize));
     // Each block has two partial results: o, m and l of each row.
-    let sums = scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
+    let sums = allocate_scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
     let arrived = device.upload(&vec![0; 4 * units])?;
     let parameters = Arguments::new()
         .address(q.address())
@@ -194,7 +195,7 @@ fn decode_launcher(
         .value(extents.keys as i32)
         .value(extents.share as i32)
         .value(i32::from(extents.causal));
-    let launch = loaded.prepare(device, Some(blocks as u32), parameters)?;
+    let launch = loaded.prepare_launch(device, Some(blocks as u32), parameters)?;
     let inputs = qkv([&q, &k, &v]);
     let alive = [q, k, v, sums, arrived];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
@@ -208,7 +209,7 @@ mod tests {
     use super::*;
     use crate::attention::cuda::tests::bf16_attention;
     use crate::attention::definition::Attention;
-    use crate::gpu_tests::gpu;
+    use crate::gpu_tests::lock_first_gpu;
     use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
 
@@ -221,7 +222,7 @@ mod tests {
         assert_eq!(bytes(&narrow), 4 * (6 * 8192 + 8 * 70 * 4));
         assert_eq!(bytes(&many), 4 * (4 * 8192 + 32 * 134 * 4));
         assert!([&one, &narrow, &many].iter().all(|extents| bytes(extents) <= 227 << 10));
-        assert!((SMALL.shared_bytes)(&one) <= 99 << 10);
+        assert!((SMALL_DECODE_KERNEL.shared_bytes)(&one) <= 99 << 10);
     }
 
     #[test]
@@ -239,20 +240,26 @@ mod tests {
     fn blocks_have_whole_units_or_equal_shares_of_one_where_few_are_left_idle() {
         // With 132 multiprocessors: 64 units get two blocks each, 8 units sixteen, and 256 units
         // share blocks in pairs.
-        assert_eq!([64, 8, 256].map(|units| blocks(units, 132)), [128; 3]);
+        assert_eq!([64, 8, 256].map(|units| block_count(units, 132)), [128; 3]);
         // No divisor is close enough to 132, or there are fewer key tiles than multiprocessors.
-        assert_eq!((blocks(75, 132), blocks(5, 5), blocks(3, 1)), (132, 5, 1));
+        assert_eq!((block_count(75, 132), block_count(5, 5), block_count(3, 1)), (132, 5, 1));
     }
 
     #[test]
     fn the_build_for_less_shared_memory_agrees_with_the_reference() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         for (s, keys, d, causal) in [(1, 1000, 128, false), (9, 333, 64, true)] {
             let attention = Attention { h_kv: 2, keys, ..bf16_attention(2, 8, s, d, causal) };
             let problem = AttentionForward { attention };
             let inputs = problem.inputs(25);
-            let mut task =
-                decode_launcher(&SMALL, SMALL_DECODE_TILE, &problem, &inputs, &device).unwrap();
+            let mut task = decode_launcher(
+                &SMALL_DECODE_KERNEL,
+                SMALL_DECODE_TILE,
+                &problem,
+                &inputs,
+                &device,
+            )
+            .unwrap();
             let result =
                 launch_and_verify(&mut task, &problem.reference(&inputs), problem.tolerance());
             assert!(result.is_ok(), "{attention:?}: {}", result.unwrap_err());

@@ -3,7 +3,7 @@
 
 use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, kernel, strided_defines, strided_variants,
+    ELEMENT_BYTES, Extents, attention_kernel, strided_defines, strided_variants,
 };
 use crate::attention::cuda::layout::ForwardLayout;
 use kernelgate::backend::BackendError;
@@ -28,9 +28,12 @@ pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
         ]
     },
     shared_bytes,
-    ..kernel("attention/forward_flash_mma", "attention_forward_flash_mma", THREADS, |extents| {
-        [extents.s.div_ceil(QUERIES_PER_BLOCK) * extents.heads, 1, 1]
-    })
+    ..attention_kernel(
+        "attention/forward_flash_mma",
+        "attention_forward_flash_mma",
+        THREADS,
+        |extents| [extents.s.div_ceil(QUERIES_PER_BLOCK) * extents.heads, 1, 1],
+    )
 };
 
 /// Shared memory of the kernel: the queries, and two stages of 64 keys and values.
@@ -39,18 +42,23 @@ fn shared_bytes(extents: &Extents) -> usize {
 }
 
 /// Prepares the launch of [`FLASH_MMA_KERNEL`] over the tensors at these addresses.
-pub fn launches(
+pub fn prepare_flash_mma_launch(
     device: &Device,
     extents: &Extents,
     layout: &ForwardLayout,
     addresses: &ForwardAddresses,
 ) -> Result<OrderedLaunches, BackendError> {
-    let loaded = FLASH_MMA_KERNEL.load(device, extents)?;
-    let launch = loaded.prepare(device, None, arguments(extents, layout, addresses))?;
+    let loaded = FLASH_MMA_KERNEL.compile_and_load(device, extents)?;
+    let launch =
+        loaded.prepare_launch(device, None, kernel_arguments(extents, layout, addresses))?;
     Ok(OrderedLaunches::new([("forward", launch)]))
 }
 
-fn arguments(extents: &Extents, layout: &ForwardLayout, addresses: &ForwardAddresses) -> Arguments {
+fn kernel_arguments(
+    extents: &Extents,
+    layout: &ForwardLayout,
+    addresses: &ForwardAddresses,
+) -> Arguments {
     let ForwardAddresses { q, k, v, out, lse } = *addresses;
     let tensors = [q, k, v, out, lse.unwrap_or(0)];
     let Extents { s, keys, heads, share, .. } = *extents;
@@ -67,9 +75,9 @@ fn arguments(extents: &Extents, layout: &ForwardLayout, addresses: &ForwardAddre
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cuda::layout::{RowStrides, Shape};
+    use crate::attention::cuda::layout::{AttentionShape, RowStrides};
     use crate::attention::cuda::tests::bf16_attention;
-    use crate::kernel_tests::parameters as kernel_parameters;
+    use crate::kernel_tests::kernel_parameters;
     use kernelgate::workload::Dtype;
     use kernelgate_cuda::KernelArgument;
 
@@ -77,7 +85,7 @@ mod tests {
 
     #[test]
     fn arguments_are_the_parameters_of_flash_mma() {
-        let shape = Shape::from(&bf16_attention(2, 3, 77, 64, true));
+        let shape = AttentionShape::from(&bf16_attention(2, 3, 77, 64, true));
         let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
         let layout = ForwardLayout::strides_of_bshd(&shape);
         let bytes = |parameter: &String| match parameter {
@@ -88,8 +96,11 @@ mod tests {
         let parameters: Vec<usize> =
             kernel_parameters(&FLASH_MMA_KERNEL).iter().map(bytes).collect();
         let extents = Extents::new(&shape, layout.rows(&shape));
-        let given = arguments(&extents, &layout, &addresses);
-        assert_eq!(given.iter().map(KernelArgument::size).collect::<Vec<_>>(), parameters);
+        let given = kernel_arguments(&extents, &layout, &addresses);
+        assert_eq!(
+            given.iter().map(KernelArgument::argument_bytes).collect::<Vec<_>>(),
+            parameters
+        );
     }
 
     #[test]

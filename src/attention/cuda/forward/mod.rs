@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use super::call::{AttentionTechnique, ForwardAddresses};
 use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
-use super::launch::{Extents, kernel, output, qkv, scratch, upload_inputs};
-use super::launches::Forward;
-use super::layout::{ForwardLayout, Shape};
+use super::launch::{
+    Extents, allocate_output, allocate_scratch, attention_kernel, qkv, upload_inputs,
+};
+use super::launches::ForwardCall;
+use super::layout::{AttentionShape, ForwardLayout};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -32,9 +34,12 @@ const TILE_SIDE: usize = 64;
 
 const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("TILE", TILE_SIDE)],
-    ..kernel("attention/forward_tiled", "attention_forward_tiled_scores", THREADS, |extents| {
-        [extents.s.div_ceil(TILE_SIDE), extents.s.div_ceil(TILE_SIDE), extents.heads]
-    })
+    ..attention_kernel(
+        "attention/forward_tiled",
+        "attention_forward_tiled_scores",
+        THREADS,
+        |extents| [extents.s.div_ceil(TILE_SIDE), extents.s.div_ceil(TILE_SIDE), extents.heads],
+    )
 };
 const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_tiled_softmax",
@@ -56,7 +61,7 @@ const FLASH_KERNEL: KernelSpec<Extents> = KernelSpec {
         ]
     },
     shared_bytes: flash_shared_bytes,
-    ..kernel("attention/forward_flash", "attention_forward_flash", THREADS, |extents| {
+    ..attention_kernel("attention/forward_flash", "attention_forward_flash", THREADS, |extents| {
         [extents.s.div_ceil(TILE_SIDE) * extents.heads, 1, 1]
     })
 };
@@ -80,7 +85,10 @@ pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
                 NAIVE_VALUES,
             ])
         },
-        prepare: Prepare::CudaWithin { device_bytes: naive_device_bytes, prepare: prepare_naive },
+        prepare: Prepare::CudaWithin {
+            device_bytes: naive_device_bytes,
+            prepare: prepare_naive_forward,
+        },
     },
     Implementation {
         name: "cuda/tiled",
@@ -92,18 +100,26 @@ pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
                 TILED_VALUES,
             ])
         },
-        prepare: Prepare::CudaWithin { device_bytes: tiled_device_bytes, prepare: tiled },
+        prepare: Prepare::CudaWithin {
+            device_bytes: tiled_device_bytes,
+            prepare: prepare_tiled_forward,
+        },
     },
     Implementation {
         name: "cuda/flash",
         about: "one launch, online softmax: scores never leave the chip; CUDA cores",
-        supports: |problem| Extents::from(&problem.attention).supported_alike(&[FLASH_KERNEL]),
-        prepare: Prepare::CudaWithin { device_bytes: fused_device_bytes, prepare: prepare_flash },
+        supports: |problem| {
+            Extents::from(&problem.attention).check_ungrouped_support(&[FLASH_KERNEL])
+        },
+        prepare: Prepare::CudaWithin {
+            device_bytes: fused_device_bytes,
+            prepare: prepare_flash_forward,
+        },
     },
     Implementation {
         name: "cuda/flash_mma",
         about: "as flash, GEMMs on the tensor cores through mma.sync, asynchronous copies",
-        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA_KERNEL]),
+        supports: |problem| Extents::from(&problem.attention).check_support(&[FLASH_MMA_KERNEL]),
         prepare: Prepare::CudaWithin {
             device_bytes: fused_device_bytes,
             prepare: prepare_flash_mma,
@@ -116,12 +132,12 @@ pub const FLASH_WGMMA_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma",
     about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
             that stay; sm_90a only",
-    supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA_KERNEL]),
+    supports: |problem| Extents::from(&problem.attention).check_support(&[FLASH_WGMMA_KERNEL]),
     // The lists of tiles take a thousandth of the memory and are not counted.
     prepare: Prepare::CudaWithin {
         device_bytes: fused_device_bytes,
         prepare: |problem, inputs, device| {
-            task(AttentionTechnique::FlashWgmma, problem, inputs, device)
+            dense_forward_task(AttentionTechnique::FlashWgmma, problem, inputs, device)
         },
     },
 };
@@ -144,79 +160,79 @@ fn tiled_device_bytes(problem: &AttentionForward) -> u64 {
     fused_device_bytes(problem) + 4 * Extents::from(&problem.attention).query_key_pairs()
 }
 
-fn prepare_naive(
+fn prepare_naive_forward(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] =
-        [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES].map(|kernel| kernel.load(device, &extents));
+    let [score, normalize, weigh] = [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES]
+        .map(|kernel| kernel.compile_and_load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
     let (scores, probabilities) = (
-        scratch(device, 4 * extents.query_key_pairs())?,
-        scratch(device, 2 * extents.query_key_pairs())?,
+        allocate_scratch(device, 4 * extents.query_key_pairs())?,
+        allocate_scratch(device, 2 * extents.query_key_pairs())?,
     );
     Ok(CudaTask::new(
         device,
         qkv([&q, &k, &v]),
-        vec![output(device, "out", &problem.attention)?],
+        vec![allocate_output(device, "out", &problem.attention)?],
         move |outputs| {
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
-            within_range("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
+            within_range("scores", || score.launch_with(&[at(&q), at(&k), at(&scores), s()]))?;
             let rows = [at(&scores), at(&probabilities), NULL_ADDRESS, s()];
-            within_range("softmax", || normalize.launch(&rows))?;
+            within_range("softmax", || normalize.launch_with(&rows))?;
             let out = outputs[0].argument();
-            within_range("values", || weigh.launch(&[at(&probabilities), at(&v), out, s()]))
+            within_range("values", || weigh.launch_with(&[at(&probabilities), at(&v), out, s()]))
         },
     ))
 }
 
-fn tiled(
+fn prepare_tiled_forward(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] =
-        [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES].map(|kernel| kernel.load(device, &extents));
+    let [score, normalize, weigh] = [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES]
+        .map(|kernel| kernel.compile_and_load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
-    let scores = scratch(device, 4 * extents.query_key_pairs())?;
+    let scores = allocate_scratch(device, 4 * extents.query_key_pairs())?;
     Ok(CudaTask::new(
         device,
         qkv([&q, &k, &v]),
-        vec![output(device, "out", &problem.attention)?],
+        vec![allocate_output(device, "out", &problem.attention)?],
         move |outputs| {
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
-            within_range("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
-            within_range("softmax", || normalize.launch(&[at(&scores), NULL_ADDRESS, s()]))?;
+            within_range("scores", || score.launch_with(&[at(&q), at(&k), at(&scores), s()]))?;
+            within_range("softmax", || normalize.launch_with(&[at(&scores), NULL_ADDRESS, s()]))?;
             let out = outputs[0].argument();
-            within_range("values", || weigh.launch(&[at(&scores), at(&v), out, s()]))
+            within_range("values", || weigh.launch_with(&[at(&scores), at(&v), out, s()]))
         },
     ))
 }
 
-fn prepare_flash(
+fn prepare_flash_forward(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let step = FLASH_KERNEL.load(device, &extents)?;
+    let step = FLASH_KERNEL.compile_and_load(device, &extents)?;
     let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
     Ok(CudaTask::new(
         device,
         qkv([&q, &k, &v]),
-        vec![output(device, "out", &problem.attention)?],
+        vec![allocate_output(device, "out", &problem.attention)?],
         move |outputs| {
             let [q, k, v] = [&q, &k, &v].map(KernelArgument::from);
             let arguments =
                 [q, k, v, outputs[0].argument(), NULL_ADDRESS, extents.sequence_length_argument()];
-            within_range("forward", || step.launch(&arguments))
+            within_range("forward", || step.launch_with(&arguments))
         },
     ))
 }
@@ -226,21 +242,22 @@ fn prepare_flash_mma(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    task(AttentionTechnique::FlashMma, problem, inputs, device)
+    dense_forward_task(AttentionTechnique::FlashMma, problem, inputs, device)
 }
 
 /// Task that times one forward row over dense tensors, computed by `technique`.
-pub fn task(
+pub fn dense_forward_task(
     technique: AttentionTechnique,
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let shape = Shape::from(&problem.attention);
-    let forward = Forward::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
+    let shape = AttentionShape::from(&problem.attention);
+    let forward =
+        ForwardCall::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
     let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
-    let out = output(device, "out", &problem.attention)?;
-    let launches = forward.launches(&ForwardAddresses {
+    let out = allocate_output(device, "out", &problem.attention)?;
+    let launches = forward.prepare_launches(&ForwardAddresses {
         q: q.address(),
         k: k.address(),
         v: v.address(),
@@ -277,16 +294,16 @@ mod tests {
 
     #[test]
     fn kernels_report_unsupported_shapes_with_a_reason() {
-        assert_eq!(SMALL.supported(&[FLASH_MMA_KERNEL]), Ok(()));
+        assert_eq!(SMALL.check_support(&[FLASH_MMA_KERNEL]), Ok(()));
         let f32 = Extents { dtype: Dtype::F32, ..SMALL };
         assert_eq!(
-            f32.supported(&[FLASH_MMA_KERNEL]),
+            f32.check_support(&[FLASH_MMA_KERNEL]),
             Err("computes bf16 and f16 only".to_owned())
         );
         let many = Extents { heads: 70_000, ..SMALL };
-        assert_eq!(many.supported(&[FLASH_MMA_KERNEL]), Ok(()));
+        assert_eq!(many.check_support(&[FLASH_MMA_KERNEL]), Ok(()));
         assert_eq!(
-            many.supported(&[NAIVE_VALUES]),
+            many.check_support(&[NAIVE_VALUES]),
             Err("needs more blocks than a grid holds".to_owned())
         );
         let long = Extents { d: 128, ..Extents::self_attention_extents(16, 16_384, Dtype::Bf16) };
@@ -299,8 +316,8 @@ mod tests {
         );
         let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());
         for unlike in [Extents { share: 2, ..SMALL }, Extents { keys: 201, ..SMALL }] {
-            assert_eq!(unlike.supported(&[FLASH_MMA_KERNEL]), Ok(()));
-            assert_eq!(unlike.supported_alike(&[FLASH_KERNEL]), alike);
+            assert_eq!(unlike.check_support(&[FLASH_MMA_KERNEL]), Ok(()));
+            assert_eq!(unlike.check_ungrouped_support(&[FLASH_KERNEL]), alike);
         }
     }
 }

@@ -18,7 +18,7 @@ const TILE_COST: usize = 4;
 /// Bytes of L2 that heads processed together may occupy with queries, keys, values and output.
 const L2_BYTES: usize = 20 << 20;
 /// Maximum number of tiles of two warpgroups that are tried for a head.
-const MAX_NARROW: usize = 24;
+const MAX_NARROW_GROUPS: usize = 24;
 /// Number of queries up to which a head counts as short. Blocks then have many tiles, so that one
 /// more or less matters little. Light tiles of short heads need not come last, because they would
 /// read their keys from memory again.
@@ -62,7 +62,7 @@ impl QueryTiling {
         // causal mask the costs differ enough, but two tiles of two warpgroups are better than one
         // of three and one of one.
         let most = if !self.causal {
-            MAX_NARROW.min(self.s / (2 * GROUP_ROWS))
+            MAX_NARROW_GROUPS.min(self.s / (2 * GROUP_ROWS))
         } else if self.s <= MAX_QUERIES_OF_SHORT_HEAD {
             2
         } else {

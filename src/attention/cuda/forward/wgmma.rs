@@ -6,9 +6,10 @@ use std::sync::Arc;
 use super::tile_lists::{COMPUTE_WARPGROUPS, GROUP_ROWS, QueryTiling, tile_table};
 use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, kernel, key_boxes, output, query_boxes, scratch, upload_inputs,
+    ELEMENT_BYTES, Extents, allocate_output, allocate_scratch, attention_kernel, key_boxes,
+    query_boxes, upload_inputs,
 };
-use crate::attention::cuda::layout::{ForwardLayout, Shape, Strides};
+use crate::attention::cuda::layout::{AttentionShape, ForwardLayout, Strides};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -91,7 +92,7 @@ impl TileAndBlockStages {
     }
 
     /// Kernel macros for the numbers of stages in shared memory.
-    fn constants(self) -> [(&'static str, usize); 4] {
+    fn stage_macros(self) -> [(&'static str, usize); 4] {
         [
             ("QUERY_STAGES", self.queries),
             ("KEY_STAGES", self.keys),
@@ -115,15 +116,15 @@ pub const FLASH_WGMMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     },
     constants: |extents| {
         let others = [("THREADS", THREADS), ("SHARED_BYTES", shared_bytes(extents)), ("FP8", 0)];
-        TileAndBlockStages::new(extents).constants().into_iter().chain(others).collect()
+        TileAndBlockStages::new(extents).stage_macros().into_iter().chain(others).collect()
     },
     shared_bytes,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants,
+    variants: extents_of_builds,
     ..ANY_KEYS_KERNEL
 };
 
-const ANY_KEYS_KERNEL: KernelSpec<Extents> = kernel(
+const ANY_KEYS_KERNEL: KernelSpec<Extents> = attention_kernel(
     "attention/forward_flash_wgmma",
     "attention_forward_flash_wgmma",
     THREADS,
@@ -133,7 +134,7 @@ const ANY_KEYS_KERNEL: KernelSpec<Extents> = kernel(
 
 /// Extents of all builds: those of the other kernels with few keys, with many keys, and with many
 /// heads of one, two and four parts, if these builds differ.
-fn variants() -> Vec<Extents> {
+fn extents_of_builds() -> Vec<Extents> {
     let lengths_of = |build: Extents| {
         let short =
             [1, 2, MAX_PARTS_PER_SHORT_HEAD].map(|parts| (MIN_SHORT_HEADS, parts * GROUP_ROWS));
@@ -170,17 +171,17 @@ const FLASH_WGMMA_FP8_KERNEL: KernelSpec<Extents> = KernelSpec {
             ("PARTS", COMPUTE_WARPGROUPS),
             ("SHARED_BYTES", fp8_shared_bytes(extents)),
         ];
-        FP8_KERNEL_STAGES.constants().into_iter().chain(others).collect()
+        FP8_KERNEL_STAGES.stage_macros().into_iter().chain(others).collect()
     },
     shared_bytes: fp8_shared_bytes,
-    variants: || [false, true].map(fp8_variant).to_vec(),
+    variants: || [false, true].map(fp8_extents).to_vec(),
     ..FLASH_WGMMA_KERNEL
 };
 
 const TRANSPOSE_VALUES_KERNEL: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_KEYS_PER_BLOCK)],
-    variants: || vec![fp8_variant(false)],
-    ..kernel(
+    variants: || vec![fp8_extents(false)],
+    ..attention_kernel(
         "attention/transpose_values",
         "attention_transpose_values",
         TRANSPOSE_THREADS,
@@ -195,7 +196,7 @@ fn fp8_defines(extents: &Extents) -> Vec<String> {
     (ANY_KEYS_KERNEL.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
 }
 
-fn fp8_variant(causal: bool) -> Extents {
+fn fp8_extents(causal: bool) -> Extents {
     Extents { d: 128, causal, ..Extents::self_attention_extents(1, 1, Dtype::Fp8) }
 }
 
@@ -246,12 +247,12 @@ pub const FLASH_WGMMA_FP8_ROW: Implementation<AttentionForward> = Implementation
 /// scales take a ten-thousandth and are not counted.
 fn fp8_device_bytes(problem: &AttentionForward) -> u64 {
     let extents = Extents::from(&problem.attention);
-    let elements = extents.rows() * extents.d as u64;
+    let elements = extents.query_rows() * extents.d as u64;
     (3 + ELEMENT_BYTES) * elements + transposed_value_bytes(&extents)
 }
 
 /// Makes one list of tiles for each multiprocessor.
-fn tile_lists(
+fn upload_tile_lists(
     extents: &Extents,
     device: &Arc<Device>,
     key_bytes: usize,
@@ -286,7 +287,7 @@ struct ForwardOperands<'a> {
 }
 
 impl ForwardOperands<'_> {
-    fn arguments(&self, extents: &Extents) -> Arguments {
+    fn kernel_arguments(&self, extents: &Extents) -> Arguments {
         let (list, counter) = match self.tiles {
             TileSchedule::Listed(list) => (list, 0),
             TileSchedule::Counted(counter) => (0, counter),
@@ -306,20 +307,20 @@ impl ForwardOperands<'_> {
 }
 
 /// Prepares the launch of [`FLASH_WGMMA_KERNEL`] over the tensors at these addresses.
-pub fn launches(
+pub fn prepare_flash_wgmma_launch(
     device: &Arc<Device>,
     extents: &Extents,
     layout: &ForwardLayout,
     addresses: &ForwardAddresses,
 ) -> Result<OrderedLaunches, BackendError> {
-    let loaded = FLASH_WGMMA_KERNEL.load(device, extents)?;
+    let loaded = FLASH_WGMMA_KERNEL.compile_and_load(device, extents)?;
     let key_bytes = extents.d * ELEMENT_BYTES as usize;
     let (table, tiles) = if takes_short_heads(extents) {
         let counter = device.upload(&0_u32.to_ne_bytes())?;
         let tiles = TileSchedule::Counted(counter.address());
         (counter, tiles)
     } else {
-        let lists = tile_lists(extents, device, key_bytes, keys_per_block(extents))?;
+        let lists = upload_tile_lists(extents, device, key_bytes, keys_per_block(extents))?;
         let tiles = TileSchedule::Listed(lists.address());
         (lists, tiles)
     };
@@ -327,10 +328,10 @@ pub fn launches(
     let of_group = |strides| query_boxes(extents, strides, GROUP_ROWS);
     let of_block = |strides| key_boxes(extents, strides, keys_per_block(extents));
     let tensors = [
-        of_group(&layout.q).map(q)?,
-        of_block(&layout.k).map(k)?,
-        of_block(&layout.v).map(v)?,
-        of_group(&layout.out).map(out)?,
+        of_group(&layout.q).encode_map(q)?,
+        of_block(&layout.k).encode_map(k)?,
+        of_block(&layout.v).encode_map(v)?,
+        of_group(&layout.out).encode_map(out)?,
     ];
     let operands = ForwardOperands {
         tensors: tensors.each_ref().map(|map| &map[..]),
@@ -340,7 +341,7 @@ pub fn launches(
         tiles,
     };
     let blocks = device.facts().multiprocessors;
-    let launch = loaded.prepare(device, Some(blocks), operands.arguments(extents))?;
+    let launch = loaded.prepare_launch(device, Some(blocks), operands.kernel_arguments(extents))?;
     Ok(OrderedLaunches::new([("forward", launch)]).with_table_buffer(table))
 }
 
@@ -352,21 +353,22 @@ fn prepare_flash_wgmma_fp8(
     const FP8_OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
     const FP8_SCALE_INPUTS: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
     let extents = Extents::from(&problem.attention);
-    let main = FLASH_WGMMA_FP8_KERNEL.load(device, &extents)?;
-    let first = TRANSPOSE_VALUES_KERNEL.load(device, &Extents { causal: false, ..extents })?;
+    let main = FLASH_WGMMA_FP8_KERNEL.compile_and_load(device, &extents)?;
+    let first =
+        TRANSPOSE_VALUES_KERNEL.compile_and_load(device, &Extents { causal: false, ..extents })?;
     let [q, k, v] = upload_inputs(device, inputs, FP8_OPERANDS)?;
     let scales = upload_inputs(device, inputs, FP8_SCALE_INPUTS)?;
-    let transposed = scratch(device, transposed_value_bytes(&extents))?;
-    let out = output(device, "out", &problem.attention)?;
-    let tiles = tile_lists(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;
-    let layout = ForwardLayout::strides_of_bhsd(&Shape::from(&problem.attention));
+    let transposed = allocate_scratch(device, transposed_value_bytes(&extents))?;
+    let out = allocate_output(device, "out", &problem.attention)?;
+    let tiles = upload_tile_lists(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;
+    let layout = ForwardLayout::strides_of_bhsd(&AttentionShape::from(&problem.attention));
     let of_output = Extents { dtype: Dtype::Bf16, ..extents };
     let operands = ForwardOperands {
         tensors: [
-            &query_boxes(&extents, &layout.q, GROUP_ROWS).map(q.address())?,
-            &key_boxes(&extents, &layout.k, FP8_KEYS_PER_BLOCK).map(k.address())?,
+            &query_boxes(&extents, &layout.q, GROUP_ROWS).encode_map(q.address())?,
+            &key_boxes(&extents, &layout.k, FP8_KEYS_PER_BLOCK).encode_map(k.address())?,
             &transposed.address().to_ne_bytes(),
-            &query_boxes(&of_output, &layout.out, GROUP_ROWS).map(out.address())?,
+            &query_boxes(&of_output, &layout.out, GROUP_ROWS).encode_map(out.address())?,
         ],
         lse: 0,
         lse_strides: layout.lse,
@@ -374,7 +376,7 @@ fn prepare_flash_wgmma_fp8(
         tiles: TileSchedule::Listed(tiles.address()),
     };
     let blocks = device.facts().multiprocessors;
-    let main = main.prepare(device, Some(blocks), operands.arguments(&extents))?;
+    let main = main.prepare_launch(device, Some(blocks), operands.kernel_arguments(&extents))?;
     let named = FP8_OPERANDS
         .into_iter()
         .chain(FP8_SCALE_INPUTS)
@@ -387,7 +389,7 @@ fn prepare_flash_wgmma_fp8(
             KernelArgument::from(&transposed),
             extents.sequence_length_argument(),
         ];
-        within_range("transpose", || first.launch(&arguments))?;
+        within_range("transpose", || first.launch_with(&arguments))?;
         within_range("forward", || main.launch())
     }))
 }
@@ -395,7 +397,7 @@ fn prepare_flash_wgmma_fp8(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel_tests::parameters as kernel_parameters;
+    use crate::kernel_tests::kernel_parameters;
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
@@ -409,7 +411,7 @@ mod tests {
         assert_eq!(shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
         let many = Extents { keys: 513, ..wide };
         assert_eq!(shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
-        for build in variants() {
+        for build in extents_of_builds() {
             assert!(shared_bytes(&build) <= 227 << 10, "{build:?}");
         }
         assert_eq!(fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
@@ -449,12 +451,12 @@ mod tests {
             let operands = ForwardOperands {
                 tensors: [&map, &map, values, &map],
                 lse: 0,
-                lse_strides: Strides::strides_of_bhsd(6, 200, 1),
+                lse_strides: Strides::dense_bhsd(6, 200, 1),
                 scales: [0; 3],
                 tiles: TileSchedule::Listed(0),
             };
-            let given = operands.arguments(&extents);
-            let given: Vec<usize> = given.iter().map(KernelArgument::size).collect();
+            let given = operands.kernel_arguments(&extents);
+            let given: Vec<usize> = given.iter().map(KernelArgument::argument_bytes).collect();
             let parameters: Vec<usize> =
                 kernel_parameters(&FLASH_WGMMA_KERNEL).iter().map(|it| bytes(it, fp8)).collect();
             assert_eq!(given, parameters);

@@ -4,7 +4,7 @@ use crate::attention::cuda::layout::Strides;
 use crate::attention::cuda::tests::bf16_attention;
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
-use crate::gpu_tests::gpu;
+use crate::gpu_tests::lock_first_gpu;
 use kernelgate::verify::compare_outputs;
 use kernelgate::workload::{Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
 use kernelgate_cuda::DeviceBuffer;
@@ -34,7 +34,7 @@ struct TensorPlace {
 impl TensorPlace {
     /// Rows of the tensor: for each its index in a dense `[b, h, s, d]` and its start in the
     /// buffer.
-    fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
+    fn row_indices_and_starts(&self) -> impl Iterator<Item = (usize, usize)> {
         let Self { strides, first, extents: [batch, heads, rows, _] } = *self;
         (0..batch * heads * rows).map(move |index| {
             let (head, row) = (index / rows, index % rows);
@@ -46,17 +46,17 @@ impl TensorPlace {
         })
     }
 
-    fn write(&self, dense: &[u8], memory: &mut [u8]) {
+    fn copy_dense_to_buffer(&self, dense: &[u8], memory: &mut [u8]) {
         let bytes = 2 * self.extents[3];
-        for (index, at) in self.rows() {
+        for (index, at) in self.row_indices_and_starts() {
             memory[2 * at..][..bytes].copy_from_slice(&dense[index * bytes..][..bytes]);
         }
     }
 
-    fn read(&self, memory: &[u8], dtype: Dtype) -> Tensor {
+    fn read_as_dense_tensor(&self, memory: &[u8], dtype: Dtype) -> Tensor {
         let mut dense = Tensor::zeroed(self.extents.to_vec(), dtype);
         let bytes = 2 * self.extents[3];
-        for (index, at) in self.rows() {
+        for (index, at) in self.row_indices_and_starts() {
             dense.as_bytes_mut()[index * bytes..][..bytes]
                 .copy_from_slice(&memory[2 * at..][..bytes]);
         }
@@ -69,9 +69,9 @@ impl TensorPlace {
 fn tensor_places(order: MemoryOrder, attention: &Attention) -> ([TensorPlace; 3], u64) {
     let Attention { b, h, h_kv, s, d, .. } = *attention;
     let row_of_heads = |heads: usize| match order {
-        MemoryOrder::Bhsd => Strides::strides_of_bhsd(heads, s, d),
-        MemoryOrder::Bshd => Strides::strides_of_bshd(heads + 1, s, d),
-        MemoryOrder::Packed => Strides::strides_of_bshd(h + 2 * h_kv, s, d),
+        MemoryOrder::Bhsd => Strides::dense_bhsd(heads, s, d),
+        MemoryOrder::Bshd => Strides::dense_bshd(heads + 1, s, d),
+        MemoryOrder::Packed => Strides::dense_bshd(h + 2 * h_kv, s, d),
     };
     let first = match order {
         MemoryOrder::Packed => [0, h, h + h_kv].map(|head| (head * d) as u64),
@@ -107,10 +107,11 @@ impl ProblemBuffers {
         let buffers = if matches!(order, MemoryOrder::Packed) { 1 } else { 3 };
         let mut host: Vec<_> = (0..buffers).map(|_| empty()).collect();
         for (index, name) in ["q", "k", "v"].into_iter().enumerate() {
-            places[index].write(inputs.tensor(name).as_bytes(), &mut host[index % buffers]);
+            places[index]
+                .copy_dense_to_buffer(inputs.tensor(name).as_bytes(), &mut host[index % buffers]);
         }
         let mut grad_out = empty();
-        places[0].write(inputs.tensor("grad_out").as_bytes(), &mut grad_out);
+        places[0].copy_dense_to_buffer(inputs.tensor("grad_out").as_bytes(), &mut grad_out);
         let poisoned = || device.upload(&empty()).unwrap();
         Self {
             inputs: host.iter().map(|bytes| device.upload(bytes).unwrap()).collect(),
@@ -128,7 +129,7 @@ impl ProblemBuffers {
 
     fn layout(&self, attention: &Attention) -> BackwardLayout {
         let [q, k, v] = self.places.map(|place| place.strides);
-        let lse = Strides::strides_of_bhsd(attention.h, attention.s, 1);
+        let lse = Strides::dense_bhsd(attention.h, attention.s, 1);
         BackwardLayout::gradients_like_tensors(ForwardLayout { q, k, v, out: q, lse })
     }
 
@@ -159,7 +160,7 @@ fn assert_rest_untouched(memory: &[u8], places: &[TensorPlace], name: &str) {
     let mut memory = memory.to_vec();
     for place in places {
         let bytes = place.extents.iter().product::<usize>() * 2;
-        place.write(&vec![POISON_BYTE; bytes], &mut memory);
+        place.copy_dense_to_buffer(&vec![POISON_BYTE; bytes], &mut memory);
     }
     assert!(memory.iter().all(|&byte| byte == POISON_BYTE), "{name}: wrote outside its tensors");
 }
@@ -177,15 +178,15 @@ fn check_forward(
     (expected, tolerance): (&[Expected], Tolerance),
     name: &str,
 ) {
-    let (shape, layout) = (Shape::from(attention), memory.layout(attention).forward);
-    let forward = Forward::new(device, &shape, &layout, technique).unwrap();
-    let launches = forward.launches(&memory.forward()).unwrap();
+    let (shape, layout) = (AttentionShape::from(attention), memory.layout(attention).forward);
+    let forward = ForwardCall::new(device, &shape, &layout, technique).unwrap();
+    let launches = forward.prepare_launches(&memory.forward()).unwrap();
     memory.out.fill(POISON_BYTE).unwrap();
     launches.launch().unwrap();
     device.synchronize().unwrap();
     let (place, bytes) = (memory.places[0], download_bytes(&memory.out));
     let mut outputs = Tensors::new();
-    outputs.insert("out", place.read(&bytes, attention.dtype));
+    outputs.insert("out", place.read_as_dense_tensor(&bytes, attention.dtype));
     assert_agrees(&outputs, expected, tolerance, name);
     assert_rest_untouched(&bytes, &[place], name);
 }
@@ -200,13 +201,13 @@ fn check_backward(
     (expected, tolerance): (&[Expected], Tolerance),
     name: &str,
 ) {
-    let (shape, layout) = (Shape::from(attention), memory.layout(attention));
-    let backward = Backward::new(device, &shape, &layout, technique, order).unwrap();
+    let (shape, layout) = (AttentionShape::from(attention), memory.layout(attention));
+    let backward = BackwardCall::new(device, &shape, &layout, technique, order).unwrap();
     let bytes = backward.scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
     let scratch = ScratchAddresses { any: any.address(), zeroed: zeroed.address() };
-    let launches = backward.launches(&memory.backward(), &scratch).unwrap();
+    let launches = backward.prepare_launches(&memory.backward(), &scratch).unwrap();
     let mut first: Option<Vec<Vec<u8>>> = None;
     for _ in 0..2 {
         memory.gradients.iter().try_for_each(|buffer| buffer.fill(POISON_BYTE)).unwrap();
@@ -216,7 +217,7 @@ fn check_backward(
         let mut outputs = Tensors::new();
         for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
             let bytes = &found[index % found.len()];
-            outputs.insert(name, memory.places[index].read(bytes, attention.dtype));
+            outputs.insert(name, memory.places[index].read_as_dense_tensor(bytes, attention.dtype));
         }
         assert_agrees(&outputs, expected, tolerance, name);
         for (index, bytes) in found.iter().enumerate() {
@@ -240,20 +241,20 @@ fn scratch_is_declared_without_a_device() {
     let any = 8 * 160 * (2 * 4 + 4 * 128);
     let turns = 8 * 2 * 4;
     assert_eq!(
-        Backward::max_scratch_bytes(&Shape::from(&attention)),
+        BackwardCall::max_scratch_bytes(&AttentionShape::from(&attention)),
         AttentionScratchBytes { any, zeroed: turns }
     );
-    let grouped = Shape::from(&Attention { h_kv: 2, ..attention });
+    let grouped = AttentionShape::from(&Attention { h_kv: 2, ..attention });
     let sums = 2 * (4 * 100 * 128 * 4);
     assert_eq!(
-        Backward::max_scratch_bytes(&grouped),
+        BackwardCall::max_scratch_bytes(&grouped),
         AttentionScratchBytes { any, zeroed: sums + turns }
     );
 }
 
 #[test]
 fn every_layout_agrees_with_the_reference() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let wgmma = device.facts().arch == "sm_90a";
     // Numbers of batches, query heads, key heads and rows: single rows, edges of tiles, several
     // tiles.
@@ -294,7 +295,7 @@ fn every_layout_agrees_with_the_reference() {
 
 #[test]
 fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     if device.facts().arch != "sm_90a" {
         return;
     }
@@ -306,10 +307,11 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
             let inputs = AttentionBackward { attention }.inputs(28);
             let memory = ProblemBuffers::new(&device, MemoryOrder::Bshd, &attention, &inputs);
             let name = format!("{attention:?}");
-            let (shape, layout) = (Shape::from(&attention), memory.layout(&attention).forward);
+            let (shape, layout) =
+                (AttentionShape::from(&attention), memory.layout(&attention).forward);
             let forward =
-                Forward::new(&device, &shape, &layout, AttentionTechnique::FlashWgmma).unwrap();
-            let launches = forward.launches(&memory.forward()).unwrap();
+                ForwardCall::new(&device, &shape, &layout, AttentionTechnique::FlashWgmma).unwrap();
+            let launches = forward.prepare_launches(&memory.forward()).unwrap();
             let poison = || memory.out.fill(POISON_BYTE);
             let found = |run: &dyn Fn() -> Result<(), BackendError>| {
                 poison().and_then(|()| run()).unwrap();
@@ -318,11 +320,11 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
             };
             let first = found(&|| launches.launch());
             let mut outputs = Tensors::new();
-            outputs.insert("out", memory.places[0].read(&first, attention.dtype));
+            outputs.insert("out", memory.places[0].read_as_dense_tensor(&first, attention.dtype));
             assert_agrees(&outputs, &problem.reference(&inputs), problem.tolerance(), &name);
             // The last graph launch must write all outputs again, although nothing resets the
             // counter between launches.
-            let graph = ExecutableGraph::capture(&device, || {
+            let graph = ExecutableGraph::capture_graph(&device, || {
                 (0..3).try_for_each(|_| launches.launch())?;
                 poison()?;
                 launches.launch()
@@ -341,7 +343,7 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
 
 #[test]
 fn grouped_sums_are_stored_by_strides() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     if device.facts().arch != "sm_90a" {
         return;
     }
@@ -350,54 +352,56 @@ fn grouped_sums_are_stored_by_strides() {
     let inputs = problem.inputs(27);
     let expected = problem.reference(&inputs);
     let memory = ProblemBuffers::new(&device, MemoryOrder::Packed, &attention, &inputs);
-    let (shape, layout) = (Shape::from(&attention), memory.layout(&attention));
+    let (shape, layout) = (AttentionShape::from(&attention), memory.layout(&attention));
     let forward =
-        Forward::new(&device, &shape, &layout.forward, AttentionTechnique::FlashWgmma).unwrap();
-    let forward = forward.launches(&memory.forward()).unwrap();
+        ForwardCall::new(&device, &shape, &layout.forward, AttentionTechnique::FlashWgmma).unwrap();
+    let forward = forward.prepare_launches(&memory.forward()).unwrap();
     forward.launch().unwrap();
     let blocks =
         BackwardBlockWork::OfKeys { heads: 1, order: QueryGradientSumOrder::Any, wide: false };
-    let backward = Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
+    let backward = BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
     let bytes = backward.scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
     let scratch = ScratchAddresses { any: any.address(), zeroed: zeroed.address() };
-    let launches = backward.launches(&memory.backward(), &scratch).unwrap();
+    let launches = backward.prepare_launches(&memory.backward(), &scratch).unwrap();
     assert_eq!(launches.steps().len(), 4);
     launches.launch().unwrap();
     device.synchronize().unwrap();
     let found = download_bytes(&memory.gradients[0]);
     let mut outputs = Tensors::new();
     for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
-        outputs.insert(name, memory.places[index].read(&found, attention.dtype));
+        outputs.insert(name, memory.places[index].read_as_dense_tensor(&found, attention.dtype));
     }
     assert_agrees(&outputs, &expected, problem.tolerance(), "one head a block");
 }
 
 #[test]
 fn declined_problems_are_skips() {
-    let Some((device, _alone)) = gpu() else { return };
-    let shape = Shape::from(&bf16_attention(1, 4, 64, 64, false));
+    let Some((device, _alone)) = lock_first_gpu() else { return };
+    let shape = AttentionShape::from(&bf16_attention(1, 4, 64, 64, false));
     let layout = ForwardLayout::strides_of_bshd(&shape);
     let declined = |result: Result<(), BackendError>| match result {
         Err(BackendError::Unsupported(reason)) => reason,
         other => panic!("{other:?}"),
     };
-    let narrow = Shape { head_dim: 80, ..shape };
+    let narrow = AttentionShape { head_dim: 80, ..shape };
     let technique = AttentionTechnique::FlashMma;
     let result =
-        Forward::new(&device, &narrow, &ForwardLayout::strides_of_bshd(&narrow), technique);
+        ForwardCall::new(&device, &narrow, &ForwardLayout::strides_of_bshd(&narrow), technique);
     let narrow = UnsupportedAttention::HeadDim { head_dim: 80 };
     assert_eq!(declined(result.map(drop)), narrow.to_string());
-    let forward = Forward::new(&device, &shape, &layout, technique).unwrap();
+    let forward = ForwardCall::new(&device, &shape, &layout, technique).unwrap();
     let addresses = ForwardAddresses { q: 0x100, k: 0x108, v: 0x200, out: 0x300, lse: None };
-    let result = forward.launches(&addresses).map(drop);
+    let result = forward.prepare_launches(&addresses).map(drop);
     assert_eq!(declined(result), "k: address 0x108 is no multiple of 16");
     let layout = BackwardLayout::gradients_like_tensors(layout);
-    let grouped = Shape { key_heads: 2, ..shape };
-    let result = Backward::new(&device, &grouped, &layout, technique, QueryGradientSumOrder::Any);
+    let grouped = AttentionShape { key_heads: 2, ..shape };
+    let result =
+        BackwardCall::new(&device, &grouped, &layout, technique, QueryGradientSumOrder::Any);
     let grouped = UnsupportedAttention::GroupedGradients { heads: 4, key_heads: 2 };
     assert_eq!(declined(result.map(drop)), grouped.to_string());
-    let result = Backward::new(&device, &shape, &layout, technique, QueryGradientSumOrder::Fixed);
+    let result =
+        BackwardCall::new(&device, &shape, &layout, technique, QueryGradientSumOrder::Fixed);
     assert_eq!(declined(result.map(drop)), UnsupportedAttention::FixedOrder.to_string());
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-const SHAPE: Shape = Shape {
+const SHAPE: AttentionShape = AttentionShape {
     batch: 2,
     heads: 6,
     key_heads: 2,
@@ -13,8 +13,8 @@ const SHAPE: Shape = Shape {
 
 #[test]
 fn strides_follow_the_order_of_dimensions() {
-    assert_eq!(Strides::strides_of_bhsd(6, 77, 64), Strides { batch: 29_568, head: 4928, row: 64 });
-    assert_eq!(Strides::strides_of_bshd(6, 77, 64), Strides { batch: 29_568, head: 64, row: 384 });
+    assert_eq!(Strides::dense_bhsd(6, 77, 64), Strides { batch: 29_568, head: 4928, row: 64 });
+    assert_eq!(Strides::dense_bshd(6, 77, 64), Strides { batch: 29_568, head: 64, row: 384 });
     let layout = ForwardLayout::strides_of_bshd(&SHAPE);
     assert_eq!(layout.lse, Strides { batch: 462, head: 77, row: 1 });
     assert_eq!((layout.k.row, layout.out.row), (128, 384));
@@ -47,25 +47,28 @@ fn only_a_tensor_that_is_not_dense_needs_a_build_with_strides() {
 
 #[test]
 fn shapes_without_a_kernel_have_a_reason() {
-    let reason = |shape: Shape| shape.check().unwrap_err();
+    let reason = |shape: AttentionShape| shape.check().unwrap_err();
     assert_eq!(
-        reason(Shape { head_dim: 80, ..SHAPE }),
+        reason(AttentionShape { head_dim: 80, ..SHAPE }),
         UnsupportedAttention::HeadDim { head_dim: 80 }
     );
     assert_eq!(
-        reason(Shape { dtype: Dtype::F32, ..SHAPE }),
+        reason(AttentionShape { dtype: Dtype::F32, ..SHAPE }),
         UnsupportedAttention::Dtype { dtype: "f32" }
     );
     assert_eq!(
-        reason(Shape { key_heads: 4, ..SHAPE }),
+        reason(AttentionShape { key_heads: 4, ..SHAPE }),
         UnsupportedAttention::Heads { heads: 6, key_heads: 4 }
     );
     assert_eq!(
-        reason(Shape { keys: 76, ..SHAPE }),
+        reason(AttentionShape { keys: 76, ..SHAPE }),
         UnsupportedAttention::CausalKeys { keys: 76, queries: 77 }
     );
-    assert!(matches!(reason(Shape { keys: 0, ..SHAPE }), UnsupportedAttention::Extents { .. }));
-    let more = Shape { keys: 78, ..SHAPE };
+    assert!(matches!(
+        reason(AttentionShape { keys: 0, ..SHAPE }),
+        UnsupportedAttention::Extents { .. }
+    ));
+    let more = AttentionShape { keys: 78, ..SHAPE };
     assert_eq!(more.check(), Ok(()));
     assert_eq!(
         more.check_gradients_supported(),
@@ -92,10 +95,10 @@ fn tensors_that_no_copy_finds_have_a_reason() {
         Err(UnsupportedAttention::Stride { tensor: "v", dimension: "batch", bytes: 1 << 40 })
     );
     // A batch of one sequence may have any batch stride.
-    let single = Shape { batch: 1, ..SHAPE };
+    let single = AttentionShape { batch: 1, ..SHAPE };
     assert_eq!(ForwardLayout { v: far, ..layout }.check(&single), Ok(()));
     // Tensors with one element in each row need no alignment: lse as [b, s, h].
-    let lse = Strides::strides_of_bshd(6, 77, 1);
+    let lse = Strides::dense_bshd(6, 77, 1);
     assert_eq!(ForwardLayout { lse, ..layout }.check(&SHAPE), Ok(()));
     assert_eq!(
         check_addresses(&[("q", 0x1000), ("k", 0x1008)]),

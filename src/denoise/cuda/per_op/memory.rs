@@ -4,15 +4,15 @@
 use crate::denoise::cuda::run::ExpertRun;
 use crate::denoise::cuda::writer::{ExpertWriter, NamedRegion};
 use crate::denoise::definition::WeightFormat;
-use crate::denoise::fp8::{self, Fp8};
+use crate::denoise::fp8::{self, Fp8Matrix};
 use crate::denoise::int4::{self, Int4Matrix};
-use crate::denoise::model::{ACTION_COLUMNS, Model};
+use crate::denoise::model::{ACTION_COLUMNS, ExpertModel};
 use kernelgate::backend::program::{MemoryPurpose, Pointer};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Number of keys in the GEMMs: a multiple of eight, so that rows of probabilities are whole
 /// packets.
-pub const fn padded(context: usize) -> usize {
+pub const fn padded_key_count(context: usize) -> usize {
     context.next_multiple_of(8)
 }
 
@@ -56,20 +56,20 @@ pub fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
         let (codes, scales) = encoded_bytes(run, matrix);
         let (bytes, run) = (run.shape.model.depth * (codes + scales), *run);
         let pack = move |inputs: &Tensors| encode_matrix(&run, inputs, matrix);
-        writer.program.packed(matrix.name, MemoryPurpose::Weights, bytes, pack);
+        writer.program.add_packed(matrix.name, MemoryPurpose::Weights, bytes, pack);
     }
     let values = quantised_matrix(run).iter().map(|matrix| {
         let [rows, columns] = layer_rows_and_columns(run, matrix.name);
         (matrix.values, rows * columns * Dtype::Bf16.bytes())
     });
-    writer.scratch(MemoryPurpose::Activations, activation_regions(run));
-    writer.scratch(MemoryPurpose::Workspace, values);
+    writer.declare_scratch_regions(MemoryPurpose::Activations, activation_regions(run));
+    writer.declare_scratch_regions(MemoryPurpose::Workspace, values);
     writer
 }
 
 /// Number of rows and columns of one layer of an input.
 pub fn layer_rows_and_columns(run: &ExpertRun, name: &str) -> [usize; 2] {
-    let specs = run.shape.model.tensors(run.shape.s, run.shape.p, run.shape.dtype);
+    let specs = run.shape.model.input_tensors(run.shape.s, run.shape.p, run.shape.dtype);
     let spec = specs.iter().find(|spec| spec.name == name).expect("an input of the model");
     let [.., rows, columns] = spec.shape[..] else { unreachable!("`{name}` is a matrix") };
     [rows, columns]
@@ -80,12 +80,12 @@ pub fn layer_rows_and_columns(run: &ExpertRun, name: &str) -> [usize; 2] {
 fn encode_matrix(run: &ExpertRun, inputs: &Tensors, matrix: &QuantisedMatrix) -> Vec<u8> {
     let tensor = inputs.tensor(matrix.name);
     if run.shape.weights == WeightFormat::Int4 {
-        let Int4Matrix { codes, scales } = int4::quantize(tensor);
+        let Int4Matrix { codes, scales } = int4::quantize_to_int4(tensor);
         let pairs = codes.chunks_exact(2);
         let packed = pairs.map(|two| (two[0] + 8) as u8 | ((two[1] + 8) as u8) << 4);
         packed.chain(bytemuck::cast_slice(&scales).iter().copied()).collect()
     } else {
-        let Fp8 { codes, exponents } = fp8::quantize(tensor);
+        let Fp8Matrix { codes, exponents } = fp8::quantize_to_fp8(tensor);
         [codes, bytemuck::cast_vec(exponents)].concat()
     }
 }
@@ -95,14 +95,14 @@ fn encoded_bytes(run: &ExpertRun, matrix: &QuantisedMatrix) -> (usize, usize) {
     let [rows, columns] = layer_rows_and_columns(run, matrix.name);
     match run.shape.weights {
         WeightFormat::Int4 => {
-            (rows * columns / 2, int4::groups(rows) * columns * Dtype::Bf16.bytes())
+            (rows * columns / 2, int4::groups_per_column(rows) * columns * Dtype::Bf16.bytes())
         }
         _ => (rows * columns, columns),
     }
 }
 
 /// Pointers to the codes of a layer, and to its exponents or scales.
-pub fn encoded_layer(
+pub fn codes_and_scales_of_layer(
     writer: &ExpertWriter,
     matrix: &QuantisedMatrix,
     layer: usize,
@@ -113,8 +113,8 @@ pub fn encoded_layer(
 }
 
 fn activation_regions(run: &ExpertRun) -> Vec<NamedRegion> {
-    let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
-    let (s, keys) = (run.shape.s, padded(run.shape.visible_tokens()));
+    let ExpertModel { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
+    let (s, keys) = (run.shape.s, padded_key_count(run.shape.visible_tokens()));
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
     vec![
         ("embedding", width * bf16),

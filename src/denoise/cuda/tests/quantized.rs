@@ -35,7 +35,7 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
 
 /// Compares loops at the kernel's size limits with the fp64 loop of the quantised weights.
 fn rows_agree(weights: WeightFormat) {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let problems = [
         denoise_loop_of(TINY_MODEL, 7, 13, 3),
         denoise_loop_of(TINY_MODEL, 50, 968, 10),
@@ -44,8 +44,8 @@ fn rows_agree(weights: WeightFormat) {
         denoise_loop_of(SHALLOW_MODEL, 1, 1023, 1),
         denoise_loop_of(SHALLOW_MODEL, 5, 3, 1),
         denoise_loop_of(SHALLOW_MODEL, 33, 500, 1),
-        denoise_loop_of(Model { depth: 3, ..SHALLOW_MODEL }, 10, 712, 3),
-        denoise_loop_of(Model { depth: 1, ..SHALLOW_MODEL }, 17, 111, 37),
+        denoise_loop_of(ExpertModel { depth: 3, ..SHALLOW_MODEL }, 10, 712, 3),
+        denoise_loop_of(ExpertModel { depth: 1, ..SHALLOW_MODEL }, 17, 111, 37),
     ];
     for plain in problems {
         let problem = with_weights(plain, weights);
@@ -75,16 +75,16 @@ const CHOICES: usize = 8;
 /// weights.
 #[test]
 fn rows_decode_to_the_bit() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let sizes = [(50, 968, 3), (9, 40, 2)];
     for (weights, (s, p, steps)) in FORMATS.iter().flat_map(|f| sizes.map(|sizes| (f.0, sizes))) {
-        let plain = denoise_loop_of(Model { depth: 3, ..SHALLOW_MODEL }, s, p, steps);
+        let plain = denoise_loop_of(ExpertModel { depth: 3, ..SHALLOW_MODEL }, s, p, steps);
         let problem = with_weights(plain, weights);
         let inputs = problem.inputs(27);
-        let quantized = problem.expert.effective_inputs(&inputs);
+        let quantized = problem.expert.dequantised_inputs(&inputs);
         for row in [&LOOP[0], &LOOP[5]] {
             let actions = |(problem, inputs): (DenoiseLoop, &Tensors)| {
-                let mut task = prepare(row, &problem, inputs, &device)?;
+                let mut task = prepare_row(row, &problem, inputs, &device)?;
                 task.launch().unwrap();
                 Some(task.outputs().unwrap().tensor("actions").as_bytes().to_vec())
             };

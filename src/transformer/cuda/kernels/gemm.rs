@@ -2,20 +2,20 @@
 
 use super::row::SMALL;
 use crate::kernel_files::kernel_file;
-use crate::transformer::shape::Shape;
+use crate::transformer::shape::LmShape;
 use kernelgate::backend::program::{Operand, Operands, Pointer, int_operands, tensor_boxes};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::KernelSpec;
 use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
 
 /// Kernels of the GEMMs with epilogues.
-pub const KERNELS: &[KernelSpec<EpilogueGemm>] = &[SWIGLU, SWIGLU_BACKWARD, ROPE];
+pub const KERNELS: &[KernelSpec<EpilogueGemm>] = &[SWIGLU_GEMM, SWIGLU_BACKWARD_GEMM, ROPE_GEMM];
 
 /// Parameters of a GEMM with an epilogue: the model's extents and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EpilogueGemm {
     /// Extents of the model.
-    pub shape: Shape,
+    pub shape: LmShape,
     /// Number of multiprocessors of the device; each runs one block.
     pub multiprocessors: usize,
     /// Whether the kernel writes gates and ups too.
@@ -23,7 +23,7 @@ pub struct EpilogueGemm {
 }
 
 /// Architecture for which the kernels are compiled, because of `wgmma`.
-pub const ARCHITECTURE: &str = "sm_90a";
+pub const WGMMA_ARCHITECTURE: &str = "sm_90a";
 
 /// Number of elements along k in one step.
 const DEPTH_PER_STEP: usize = 64;
@@ -61,29 +61,29 @@ const ROPE_TILES: [GemmTile; 3] = [
 ];
 
 impl GemmTile {
-    fn swiglu(product: &EpilogueGemm) -> Self {
-        Self::best(&SWIGLU_TILES, product, 2 * product.shape.ff)
+    fn best_swiglu_tile(product: &EpilogueGemm) -> Self {
+        Self::best_tile(&SWIGLU_TILES, product, 2 * product.shape.ff)
     }
 
     fn swiglu_backward(product: &EpilogueGemm) -> Self {
-        Self::best(&SWIGLU_BACKWARD_TILES, product, product.shape.ff)
+        Self::best_tile(&SWIGLU_BACKWARD_TILES, product, product.shape.ff)
     }
 
-    fn rope(product: &EpilogueGemm) -> Self {
-        Self::best(&ROPE_TILES, product, 3 * product.shape.d)
+    fn best_rope_tile(product: &EpilogueGemm) -> Self {
+        Self::best_tile(&ROPE_TILES, product, 3 * product.shape.d)
     }
 
-    fn best(tiles: &[Self], product: &EpilogueGemm, columns: usize) -> Self {
+    fn best_tile(tiles: &[Self], product: &EpilogueGemm, columns: usize) -> Self {
         let elements_a_block = |tile: &&Self| {
-            tile.count(product, columns).div_ceil(product.multiprocessors)
+            tile.tile_count(product, columns).div_ceil(product.multiprocessors)
                 * tile.rows
                 * tile.columns
         };
         *tiles.iter().min_by_key(elements_a_block).expect("each kernel has tiles")
     }
 
-    const fn count(&self, product: &EpilogueGemm, columns: usize) -> usize {
-        product.shape.tokens().div_ceil(self.rows) * columns.div_ceil(self.columns)
+    const fn tile_count(&self, product: &EpilogueGemm, columns: usize) -> usize {
+        product.shape.token_count().div_ceil(self.rows) * columns.div_ceil(self.columns)
     }
 
     const fn shared_bytes(&self) -> usize {
@@ -99,7 +99,7 @@ impl GemmTile {
         ["ELEMENT_BF16".to_owned()].into_iter().chain(extents).chain(own).collect()
     }
 
-    fn constants(&self) -> Vec<(&'static str, usize)> {
+    fn kernel_macros(&self) -> Vec<(&'static str, usize)> {
         vec![
             ("THREADS", THREADS),
             ("STAGES", self.stages),
@@ -109,8 +109,8 @@ impl GemmTile {
     }
 
     /// Grid with one block for each multiprocessor, or for each tile if there are fewer.
-    fn blocks(&self, product: &EpilogueGemm, columns: usize) -> [usize; 3] {
-        [self.count(product, columns).min(product.multiprocessors), 1, 1]
+    fn block_grid(&self, product: &EpilogueGemm, columns: usize) -> [usize; 3] {
+        [self.tile_count(product, columns).min(product.multiprocessors), 1, 1]
     }
 }
 
@@ -118,56 +118,58 @@ const SAVING_GEMM: EpilogueGemm = EpilogueGemm { shape: SMALL, multiprocessors: 
 const GEMM_WITHOUT_SAVING: EpilogueGemm = EpilogueGemm { saved: false, ..SAVING_GEMM };
 /// GEMM parameters for which the second tile size is used.
 const LONG_GEMM: EpilogueGemm =
-    EpilogueGemm { shape: Shape { context: 1024, ..SMALL }, ..GEMM_WITHOUT_SAVING };
+    EpilogueGemm { shape: LmShape { context: 1024, ..SMALL }, ..GEMM_WITHOUT_SAVING };
 const XL: EpilogueGemm = EpilogueGemm {
-    shape: Shape { d: 1600, ff: 6400, heads: 25, context: 1024, ..SMALL },
+    shape: LmShape { d: 1600, ff: 6400, heads: 25, context: 1024, ..SMALL },
     ..GEMM_WITHOUT_SAVING
 };
 /// Model shape with heads of 128 elements.
-const WIDE: Shape = Shape { heads: 6, ..SMALL };
+const WIDE: LmShape = LmShape { heads: 6, ..SMALL };
 
 /// Kernel of the GEMM with gate and up, with SwiGLU in its epilogue.
-pub const SWIGLU: KernelSpec<EpilogueGemm> = KernelSpec {
+pub const SWIGLU_GEMM: KernelSpec<EpilogueGemm> = KernelSpec {
     defines: |product| {
-        GemmTile::swiglu(product).defines(Some(format!("SAVED={}", u8::from(product.saved))))
+        GemmTile::best_swiglu_tile(product)
+            .defines(Some(format!("SAVED={}", u8::from(product.saved))))
     },
-    constants: |product| GemmTile::swiglu(product).constants(),
-    shared_bytes: |product| GemmTile::swiglu(product).shared_bytes(),
-    requires: RequiredArchitecture::Exactly(ARCHITECTURE),
+    constants: |product| GemmTile::best_swiglu_tile(product).kernel_macros(),
+    shared_bytes: |product| GemmTile::best_swiglu_tile(product).shared_bytes(),
+    requires: RequiredArchitecture::Exactly(WGMMA_ARCHITECTURE),
     variants: || vec![SAVING_GEMM, GEMM_WITHOUT_SAVING, EpilogueGemm { saved: true, ..XL }, XL],
     ..KernelSpec::new(
         kernel_file("transformer/gemm_swiglu"),
         "transformer_gemm_swiglu",
         THREADS,
-        |product| GemmTile::swiglu(product).blocks(product, 2 * product.shape.ff),
+        |product| GemmTile::best_swiglu_tile(product).block_grid(product, 2 * product.shape.ff),
     )
 };
 
 /// Kernel of the GEMM that computes the gradient of the hidden layer, with SwiGLU's gradient in its
 /// epilogue.
-pub const SWIGLU_BACKWARD: KernelSpec<EpilogueGemm> = KernelSpec {
+pub const SWIGLU_BACKWARD_GEMM: KernelSpec<EpilogueGemm> = KernelSpec {
     defines: |product| GemmTile::swiglu_backward(product).defines(None),
-    constants: |product| GemmTile::swiglu_backward(product).constants(),
+    constants: |product| GemmTile::swiglu_backward(product).kernel_macros(),
     shared_bytes: |product| GemmTile::swiglu_backward(product).shared_bytes(),
-    requires: RequiredArchitecture::Exactly(ARCHITECTURE),
+    requires: RequiredArchitecture::Exactly(WGMMA_ARCHITECTURE),
     variants: || vec![SAVING_GEMM, LONG_GEMM, XL],
     ..KernelSpec::new(
         kernel_file("transformer/gemm_swiglu_backward"),
         "transformer_gemm_swiglu_backward",
         THREADS,
-        |product| GemmTile::swiglu_backward(product).blocks(product, product.shape.ff),
+        |product| GemmTile::swiglu_backward(product).block_grid(product, product.shape.ff),
     )
 };
 
 /// Kernel of the GEMM that computes queries, keys and values, with rotary embedding in its
 /// epilogue.
-pub const ROPE: KernelSpec<EpilogueGemm> = KernelSpec {
+pub const ROPE_GEMM: KernelSpec<EpilogueGemm> = KernelSpec {
     defines: |product| {
-        GemmTile::rope(product).defines(Some(format!("HEAD_DIM={}", product.shape.head_dim())))
+        GemmTile::best_rope_tile(product)
+            .defines(Some(format!("HEAD_DIM={}", product.shape.head_dim())))
     },
-    constants: |product| GemmTile::rope(product).constants(),
-    shared_bytes: |product| GemmTile::rope(product).shared_bytes(),
-    requires: RequiredArchitecture::Exactly(ARCHITECTURE),
+    constants: |product| GemmTile::best_rope_tile(product).kernel_macros(),
+    shared_bytes: |product| GemmTile::best_rope_tile(product).shared_bytes(),
+    requires: RequiredArchitecture::Exactly(WGMMA_ARCHITECTURE),
     variants: || {
         vec![
             GEMM_WITHOUT_SAVING,
@@ -180,41 +182,47 @@ pub const ROPE: KernelSpec<EpilogueGemm> = KernelSpec {
         kernel_file("transformer/gemm_rope"),
         "transformer_gemm_rope",
         THREADS,
-        |product| GemmTile::rope(product).blocks(product, 3 * product.shape.d),
+        |product| GemmTile::best_rope_tile(product).block_grid(product, 3 * product.shape.d),
     )
 };
 
 impl EpilogueGemm {
     /// Whether the kernels support the GEMMs of a shape.
-    pub fn supports_shape(shape: &Shape) -> bool {
+    pub fn supports_shape(shape: &LmShape) -> bool {
         let of_steps = shape.d.is_multiple_of(DEPTH_PER_STEP) && shape.ff.is_multiple_of(8);
         shape.dtype == Dtype::Bf16 && of_steps && shape.head_dim().is_multiple_of(8)
     }
 
-    /// Arguments of [`SWIGLU`]: x `[tokens, d]`, w `[2, ff, d]`.
-    pub fn swiglu(&self, [x, w, h, gate_up]: [Pointer; 4]) -> impl Operands {
-        let Shape { d, ff, .. } = self.shape;
-        let maps = self.maps(&GemmTile::swiglu(self), x, w, [2, ff]);
-        (maps, h, gate_up, int_operands([self.shape.tokens(), ff, d]))
+    /// Arguments of [`SWIGLU_GEMM`]: x `[tokens, d]`, w `[2, ff, d]`.
+    pub fn swiglu_arguments(&self, [x, w, h, gate_up]: [Pointer; 4]) -> impl Operands {
+        let LmShape { d, ff, .. } = self.shape;
+        let maps = self.operand_tensor_maps(&GemmTile::best_swiglu_tile(self), x, w, [2, ff]);
+        (maps, h, gate_up, int_operands([self.shape.token_count(), ff, d]))
     }
 
-    /// Arguments of [`SWIGLU_BACKWARD`]: x `[tokens, d]`, w `[ff, d]`.
+    /// Arguments of [`SWIGLU_BACKWARD_GEMM`]: x `[tokens, d]`, w `[ff, d]`.
     pub fn swiglu_backward(&self, [x, w, gate_up, grad_gate_up]: [Pointer; 4]) -> impl Operands {
-        let Shape { d, ff, .. } = self.shape;
-        let maps = self.maps(&GemmTile::swiglu_backward(self), x, w, [1, ff]);
-        (maps, gate_up, grad_gate_up, int_operands([self.shape.tokens(), ff, d]))
+        let LmShape { d, ff, .. } = self.shape;
+        let maps = self.operand_tensor_maps(&GemmTile::swiglu_backward(self), x, w, [1, ff]);
+        (maps, gate_up, grad_gate_up, int_operands([self.shape.token_count(), ff, d]))
     }
 
-    /// Arguments of [`ROPE`]: x `[tokens, d]`, w `[3 d, d]`.
-    pub fn rope(&self, [x, w, qkv, table]: [Pointer; 4]) -> impl Operands {
-        let Shape { d, context, .. } = self.shape;
-        let maps = self.maps(&GemmTile::rope(self), x, w, [1, 3 * d]);
-        (maps, qkv, table, int_operands([self.shape.tokens(), 3 * d, d, context]))
+    /// Arguments of [`ROPE_GEMM`]: x `[tokens, d]`, w `[3 d, d]`.
+    pub fn rope_arguments(&self, [x, w, qkv, table]: [Pointer; 4]) -> impl Operands {
+        let LmShape { d, context, .. } = self.shape;
+        let maps = self.operand_tensor_maps(&GemmTile::best_rope_tile(self), x, w, [1, 3 * d]);
+        (maps, qkv, table, int_operands([self.shape.token_count(), 3 * d, d, context]))
     }
 
     /// Tensor maps of x, with one box for each tile, and of the matrices of w, with two boxes for
     /// each tile.
-    fn maps(&self, tile: &GemmTile, x: Pointer, w: Pointer, extents: [usize; 2]) -> [Operand; 2] {
+    fn operand_tensor_maps(
+        &self,
+        tile: &GemmTile,
+        x: Pointer,
+        w: Pointer,
+        extents: [usize; 2],
+    ) -> [Operand; 2] {
         let map = |at, [matrices, rows]: [usize; 2], box_rows| {
             let [matrices, rows, d] = [matrices, rows, self.shape.d].map(|extent| extent as u64);
             let tensor = TensorBoxes {
@@ -225,6 +233,6 @@ impl EpilogueGemm {
             };
             tensor_boxes(at, tensor)
         };
-        [map(x, [1, self.shape.tokens()], tile.rows), map(w, extents, tile.columns / 2)]
+        [map(x, [1, self.shape.token_count()], tile.rows), map(w, extents, tile.columns / 2)]
     }
 }

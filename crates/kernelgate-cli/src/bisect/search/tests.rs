@@ -33,7 +33,7 @@ fn search_without_noise(
             _ => BisectionAnswer::NotSlower(TEN_PERCENT_SLOWER),
         })
     };
-    let Ok(ended) = search(last, 96, compare);
+    let Ok(ended) = search_slowdown(last, 96, compare);
     (ended, asked)
 }
 
@@ -95,7 +95,7 @@ fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
             _ => BisectionAnswer::Slower(TEN_PERCENT_SLOWER),
         })
     };
-    let Ok(ended) = search(4, 10, compare);
+    let Ok(ended) = search_slowdown(4, 10, compare);
     let found = expect_slowdown_found(ended);
     assert_eq!((found.last_good, found.first_bad), (1, 3));
     assert_eq!(found.left_out, [(2, "noise".to_owned())]);
@@ -107,8 +107,9 @@ fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
     let plan = asked[1].plan.unwrap();
     assert_eq!((plan.absolute_ns, plan.tolerated), (0.0, plan.relative));
     assert!((plan.relative - 0.0488).abs() < 1e-3, "half of 10 %: {}", plan.relative);
-    let Ok(ends) =
-        search(4, 10, |_| Ok::<_, Infallible>(BisectionAnswer::Undecided("noise".to_owned())));
+    let Ok(ends) = search_slowdown(4, 10, |_| {
+        Ok::<_, Infallible>(BisectionAnswer::Undecided("noise".to_owned()))
+    });
     assert_eq!(ends, SearchEnd::EndsUndecided("noise".to_owned()));
 }
 
@@ -122,7 +123,7 @@ fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
         let slower = ratio > 1.0 + plan.map_or(0.01, |plan| plan.relative);
         Ok(if slower { BisectionAnswer::Slower(times) } else { BisectionAnswer::NotSlower(times) })
     };
-    let Ok(ended) = search(16, 10, compare);
+    let Ok(ended) = search_slowdown(16, 10, compare);
     assert!(!expect_slowdown_found(ended).is_confirmed());
 }
 
@@ -205,7 +206,7 @@ fn a_slow_commit_is_found_in_recorded_noise() {
             let sides = [time(question.base), time(question.head)];
             Ok(simulate_answer(&noise, sides, &plan, &mut random))
         };
-        let Ok(ended) = search(64, TestPlan::default().max_blocks, compare);
+        let Ok(ended) = search_slowdown(64, TestPlan::default().max_blocks, compare);
         let found = expect_slowdown_found(ended);
         found.is_confirmed() && (found.last_good, found.first_bad) == (first_slow - 1, first_slow)
     };

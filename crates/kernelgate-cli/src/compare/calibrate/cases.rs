@@ -50,7 +50,7 @@ pub fn choose_cases(
     if prepared.cases().is_empty() {
         return Err(CompareError::NothingToCalibrate);
     }
-    session.progress.now("timing the cases");
+    session.progress.show_step("timing the cases");
     let mut times_ns =
         ComparisonEngine::new(request, session, ComparisonTrials::default()).probe(prepared)?;
     if !named {

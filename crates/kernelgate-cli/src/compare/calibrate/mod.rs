@@ -16,7 +16,7 @@ use super::trials::load::CoRunningLoad;
 use super::{CompareError, ComparisonRequest, SideInjection, SideSource};
 use crate::gate::calibration::{
     BlockSeries, Calibration, CalibrationComparison, CalibrationPart, ComparisonKind, anchors,
-    differing,
+    first_differing_name,
 };
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
@@ -76,14 +76,14 @@ pub struct CalibrationRequest {
 /// # Errors
 /// Fails if the executables cannot be made ready, no case can be measured, or the result cannot be
 /// written.
-pub fn run(
+pub fn run_calibration(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
 ) -> Result<(Calibration, usize), CompareError> {
     let started = Instant::now();
-    let session = ComparisonSession::open(request, true, SessionTools::interruptible_tools()?)?;
+    let session = ComparisonSession::open_session(request, true, SessionTools::interruptible()?)?;
     let outcome = measure_calibration(request, settings, &session, started);
-    session.progress.end();
+    session.progress.end_progress_line();
     outcome
 }
 
@@ -154,7 +154,7 @@ fn measure_calibration(
             tasks.len(),
             kind.name()
         );
-        session.progress.now(&label);
+        session.progress.show_step(&label);
         let engine = ComparisonEngine::new(request, session, ComparisonTrials::default());
         let is_due = last_anchors.is_none_or(|last: Instant| last.elapsed() > ANCHOR_INTERVAL);
         let anchors =
@@ -179,7 +179,7 @@ fn measure_calibration(
         done += 1;
         file::write(&settings.state, &calibration)?;
     }
-    calibration.conclude();
+    calibration.derive_thresholds();
     file::write(&settings.state, &calibration)?;
     Ok((calibration, remaining.len() - done))
 }
@@ -252,7 +252,7 @@ fn continue_or_start_calibration(
     session: &ComparisonSession,
     (prepared, environment, cases): (&PreparedSides, Environment, BTreeMap<String, f64>),
 ) -> Result<Calibration, CompareError> {
-    let identity = session.identity(request)?;
+    let identity = session.comparison_identity(request)?;
     // An executable that was built elsewhere does not record its commit: the package around it is
     // the best guess.
     let provenance = match request.base {
@@ -282,7 +282,7 @@ fn continue_or_start_calibration(
     }
     match file::read::<Calibration>(&settings.state) {
         Ok(earlier) => {
-            let of_another = differing(&earlier.identity, &fresh.identity)
+            let of_another = first_differing_name(&earlier.identity, &fresh.identity)
                 .or_else(|| {
                     (earlier.cases.keys().ne(fresh.cases.keys())).then(|| "which cases".to_owned())
                 })
@@ -323,7 +323,7 @@ fn run_calibration_comparison(
     let (started, clock) = (current_timestamp(), Instant::now());
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
-    let delays_ns: BTreeMap<String, f64> = match kind.percent() {
+    let delays_ns: BTreeMap<String, f64> = match kind.injected_percent() {
         Some(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
             for _ in 0..PROBE_PROCESSES {
@@ -378,7 +378,7 @@ fn run_calibration_comparison(
         }
         _ => CoRunningLoad::Nothing,
     };
-    let mut engine = ComparisonEngine::engine_for_calibration(
+    let mut engine = ComparisonEngine::for_calibration(
         &request_of_head,
         session,
         settings.plan,
@@ -432,10 +432,10 @@ fn comparison_record(
         .filter_map(|judged| Some((judged.case.clone(), judged.case_error()?)));
     let facts = &comparison.facts;
     let series = |round| {
-        let observed = rounds::observed(&trials.trials, round);
+        let observed = rounds::whole_blocks_by_case(&trials.trials, round);
         observed
             .into_iter()
-            .map(|(case, blocks)| (case, BlockSeries::series_of_blocks(&blocks)))
+            .map(|(case, blocks)| (case, BlockSeries::from_blocks(&blocks)))
             .collect()
     };
     CalibrationComparison {

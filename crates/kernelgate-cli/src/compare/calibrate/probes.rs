@@ -44,7 +44,8 @@ impl ComparisonEngine<'_> {
             ..self.trial_request(bench, Arm::Base, "anchors".to_owned(), cases)
         };
         let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
-        let run = self.process(Arm::Base, &bench.name, &request, bench.timeout).map_err(broken)?;
+        let run =
+            self.run_process(Arm::Base, &bench.name, &request, bench.timeout).map_err(broken)?;
         Ok(run.and_then(|run| run.anchors))
     }
 
@@ -76,7 +77,7 @@ impl ComparisonEngine<'_> {
         let mut runs = Vec::new();
         for bench in &prepared.benches {
             let request = self.trial_request(bench, arm, session.to_owned(), bench.cases.clone());
-            let run = self.process(arm, &bench.name, &request, bench.timeout);
+            let run = self.run_process(arm, &bench.name, &request, bench.timeout);
             let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
             let run = run.map_err(broken)?;
             runs.extend(run);

@@ -18,7 +18,7 @@ use kernelgate::record::VerificationExtent;
 
 impl ComparisonEngine<'_> {
     /// Concludes from the outcome of both rounds.
-    pub(super) fn conclude(
+    pub(super) fn conclude_comparison(
         &self,
         (mut matched, benches): (MatchedCases, &[ComparedBench]),
         first: PairedOutcome,
@@ -34,15 +34,15 @@ impl ComparisonEngine<'_> {
             .iter()
             .filter(|(id, _)| !self.rules.accepts_less_verified(id))
             .filter_map(|(id, [base, head])| {
-                Some((id.clone(), VerificationLoss::loss_of_verification(id, *base, *head)?))
+                Some((id.clone(), VerificationLoss::from_extents(id, *base, *head)?))
             })
             .collect();
         let decisions = first.decisions.into_iter();
         let decisions = decisions.filter(|decision| !matched.failed.contains_key(&decision.case));
-        let mut judged = self.judgements(decisions, benches, second, &losses);
+        let mut judged = self.judgements_of_cases(decisions, benches, second, &losses);
         judged.extend(unmeasured.into_iter().map(|(id, why)| {
             let limits = self.rules.resolve(&id, &self.limits);
-            Judgement::unmeasured_judgement(id, why, &self.plan, &limits)
+            Judgement::unmeasured(id, why, &self.plan, &limits)
         }));
         let [base, head] = &self.session.sides;
         let sides = self.session.sides.iter();
@@ -97,7 +97,7 @@ impl ComparisonEngine<'_> {
     }
 
     /// Judgements of decided cases, confirmed by the second round.
-    fn judgements(
+    fn judgements_of_cases(
         &self,
         decisions: impl Iterator<Item = PairedDecision>,
         benches: &[ComparedBench],

@@ -65,13 +65,20 @@ impl ComparisonEngine<'_> {
         if bench.driver == BenchDriver::Criterion {
             return Err("it uses Criterion alone".to_owned());
         }
-        self.progress.now(&format!("profiling {} slower cases of {}", cases.len(), bench.name));
-        let filter = criterion::filter(cases).ok_or("the ids of its cases are too long")?;
+        self.progress.show_step(&format!(
+            "profiling {} slower cases of {}",
+            cases.len(),
+            bench.name
+        ));
+        let filter =
+            criterion::regex_for_cases(cases).ok_or("the ids of its cases are too long")?;
         let profiles_of = |arm: Arm| {
             let request = self.trial_request(bench, arm, "profile".to_owned(), cases.clone());
             let setup = TrialSetup { filter: Some(&filter), ..self.setup() };
-            self.trial(arm, &bench.name, &request, bench.timeout)
-                .and_then(|trial| by_protocol::ask(&setup, &trial, RequestedAction::Profile))
+            self.describe_trial(arm, &bench.name, &request, bench.timeout)
+                .and_then(|trial| {
+                    by_protocol::ask_executable(&setup, &trial, RequestedAction::Profile)
+                })
                 .and_then(|answer| match answer {
                     BenchResponseBody::Profile(cases) => Ok(cases),
                     _ => Err("it answered something else than it was asked".to_owned()),

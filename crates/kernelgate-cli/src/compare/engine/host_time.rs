@@ -25,7 +25,7 @@ impl ComparisonEngine<'_> {
     ) -> Vec<CostGrowth> {
         let (suspected, mut rest): (Vec<_>, Vec<_>) =
             costs.into_iter().partition(|it| it.cost == CaseCost::HostTime);
-        let needed = host_time::pairs(suspected.len());
+        let needed = host_time::further_pairs(suspected.len());
         rest.extend(host_time::confirm_cost_growth(suspected, |cases, pair| {
             if started.elapsed() > self.request.budget {
                 return None;
@@ -78,10 +78,11 @@ impl ComparisonEngine<'_> {
             sampling: TrialSampling::VERIFICATION_SAMPLING,
             ..self.trial_request(bench, arm, "host-time".to_owned(), cases.clone())
         };
-        let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.injection = SideInjection::default();
-            driver::run(&self.setup(), &trial)
-        });
+        let run =
+            self.describe_trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
+                trial.injection = SideInjection::default();
+                driver::run(&self.setup(), &trial)
+            });
         match run {
             Ok(run) => {
                 let times = run.into_iter().flat_map(|run| run.cases);

@@ -24,11 +24,11 @@ pub fn list_kernels(
     request: &ComparisonRequest,
     architectures: &[String],
 ) -> Result<Vec<ComparedKernels>, CompareError> {
-    let session = ComparisonSession::open(request, false, SessionTools::interruptible_tools()?)?;
+    let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;
     let engine = ComparisonEngine::new(request, &session, ComparisonTrials::default());
     let compared = |arch: &String| engine.kernels(arch);
     let kernels = architectures.iter().map(compared).collect();
-    session.progress.end();
+    session.progress.end_progress_line();
     Ok(kernels)
 }
 
@@ -52,13 +52,13 @@ impl ComparisonEngine<'_> {
         if executable.is_none_or(|it| it.driver == BenchDriver::Criterion) {
             return Err(format!("in the {arm} no bench of this harness has that name"));
         }
-        self.progress.now(&format!("compiling the kernels of {bench} for {arch}"));
+        self.progress.show_step(&format!("compiling the kernels of {bench} for {arch}"));
         let request =
             TrialRequest::new("kernels", PathBuf::new(), TrialSampling::VERIFICATION_SAMPLING);
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
-        let trial = self.trial(arm, bench, &request, timeout)?;
+        let trial = self.describe_trial(arm, bench, &request, timeout)?;
         let action = RequestedAction::Resources { arch: arch.to_owned(), filter: None };
-        match by_protocol::ask(&self.setup(), &trial, action)? {
+        match by_protocol::ask_executable(&self.setup(), &trial, action)? {
             BenchResponseBody::Resources(report) => Ok(report),
             _ => Err("it answered something else than it was asked".to_owned()),
         }

@@ -106,7 +106,7 @@ pub struct ComparisonOutcome {
 /// # Errors
 /// Fails if a side cannot be made ready, or a file cannot be copied.
 pub fn build_sides_once(request: &ComparisonRequest, output: &Path) -> Result<(), CompareError> {
-    let session = ComparisonSession::open(request, false, SessionTools::interruptible_tools()?)?;
+    let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;
     for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&session.sides) {
         let folder = output.join(arm.name());
         std::fs::create_dir_all(&folder)
@@ -117,16 +117,16 @@ pub fn build_sides_once(request: &ComparisonRequest, output: &Path) -> Result<()
             copied.map_err(|cause| CompareError::io("copy", &built, cause))?;
         }
     }
-    session.progress.end();
+    session.progress.end_progress_line();
     Ok(())
 }
 
 /// Runs a comparison.
 pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareError> {
     request.plan.check()?;
-    let session = ComparisonSession::open(request, false, SessionTools::interruptible_tools()?)?;
-    let (rules, expired) = session.rules(request)?;
-    let mut identity = session.identity(request)?;
+    let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;
+    let (rules, expired) = session.package_rules(request)?;
+    let mut identity = session.comparison_identity(request)?;
     identity.extend(rules.identity().map(|hash| (RULES_FILE.to_owned(), hash)));
     let shared = identity.clone();
     let trials = open_trials(request, &session, identity)?;
@@ -147,7 +147,7 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
                 path: session.folder.file(TRIALS_FILE),
                 why,
             })?;
-        let findings = engine.findings(&prepared, (&engine.limits, &rules))?;
+        let findings = engine.numerics_findings(&prepared, (&engine.limits, &rules))?;
         prepared.put_changed_first(&findings.code);
         let benches = prepared.benches.clone();
         let unaffected = match request.affected {
@@ -181,10 +181,10 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
         (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
         let (numerics, costs) = (findings.numerics, findings.costs);
         let comparison = Comparison { numerics, costs, rules: of_rules, ..comparison };
-        let shard = planned.map(|planned| engine.shard(planned, shared, &comparison));
+        let shard = planned.map(|planned| engine.shard_record(planned, shared, &comparison));
         Ok(ComparisonOutcome { comparison, shard })
     });
-    session.progress.end();
+    session.progress.end_progress_line();
     outcome
 }
 
@@ -213,14 +213,14 @@ impl<'a> ComparisonEngine<'a> {
 
     /// An engine for one of the comparisons of a calibration: with this plan and co-running load on
     /// the head. The progress of the comparison is printed after `label`.
-    pub fn engine_for_calibration(
+    pub fn for_calibration(
         request: &'a ComparisonRequest,
         session: &'a ComparisonSession,
         plan: TestPlan,
         co_running: CoRunningLoad,
         label: &str,
-    ) -> Self {
-        let progress = session.progress.within(label);
+    ) -> ComparisonEngine<'a> {
+        let progress = session.progress.progress_of_part(label);
         let limits = plan.limits(LimitSource::Default);
         let fresh = Self::new(request, session, ComparisonTrials::default());
         Self { plan, limits, co_running, progress, ..fresh }
@@ -247,7 +247,7 @@ impl<'a> ComparisonEngine<'a> {
     }
 
     /// The record of a shard that was compared.
-    fn shard(
+    fn shard_record(
         &self,
         planned: PlannedShard,
         identity: BTreeMap<String, String>,
@@ -256,10 +256,10 @@ impl<'a> ComparisonEngine<'a> {
         let PlannedShard { shard, plan, cases, environment, anchors } = planned;
         let [base, head] = &self.session.sides;
         let [first, second] = [1, 2].map(|round| {
-            let observed = rounds::observed(&self.trials.trials, round);
+            let observed = rounds::whole_blocks_by_case(&self.trials.trials, round);
             observed
                 .iter()
-                .map(|(case, blocks)| (case.clone(), BlockSeries::series_of_blocks(blocks)))
+                .map(|(case, blocks)| (case.clone(), BlockSeries::from_blocks(blocks)))
                 .collect()
         });
         let mut kept = ComparisonShard {
@@ -294,7 +294,7 @@ impl<'a> ComparisonEngine<'a> {
         let device =
             environment.map(|environment| environment.device_description()).unwrap_or_default();
         let selected = matched.judged.clone();
-        let first = self.round(1, &benches, &selected)?;
+        let first = self.run_round(1, &benches, &selected)?;
         let slower: BTreeSet<String> = first
             .decisions
             .iter()
@@ -306,11 +306,11 @@ impl<'a> ComparisonEngine<'a> {
         } else {
             self.progress
                 .detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
-            Some(self.round(2, &benches, &slower)?)
+            Some(self.run_round(2, &benches, &slower)?)
         };
         self.session.check_executables()?;
         let facts = ComparisonFacts { device, optimised, criterion, verification, untimed };
-        Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
+        Ok(self.conclude_comparison((matched, &benches), first, second.as_ref(), facts))
     }
 
     pub(super) fn inputs(&self, arm: Arm) -> PathBuf {
@@ -330,7 +330,7 @@ impl<'a> ComparisonEngine<'a> {
     }
 
     /// Describes one process (trial) to run.
-    pub(super) fn trial<'r>(
+    pub(super) fn describe_trial<'r>(
         &'r self,
         arm: Arm,
         bench: &str,
@@ -362,21 +362,21 @@ impl<'a> ComparisonEngine<'a> {
     }
 
     /// Runs a process and returns its run; `None` if it has no requested case.
-    pub(super) fn process(
+    pub(super) fn run_process(
         &self,
         arm: Arm,
         bench: &str,
         request: &TrialRequest,
         timeout: Duration,
     ) -> Result<Option<ProcessRun>, String> {
-        let trial = self.trial(arm, bench, request, timeout)?;
+        let trial = self.describe_trial(arm, bench, request, timeout)?;
         let setup = self.setup();
         let busy = (arm == Arm::Head).then(|| self.start_co_running(&setup, &trial)).transpose()?;
         let outcome = driver::run(&setup, &trial);
         drop(busy);
         if arm == Arm::Head
             && matches!(self.co_running, CoRunningLoad::Process(_))
-            && !self.session.co_running.end()
+            && !self.session.co_running.kill_and_wait()
         {
             return Err("the co-running load ended by itself".to_owned());
         }
@@ -391,7 +391,7 @@ impl<'a> ComparisonEngine<'a> {
     ) -> Result<Option<BusyLoadThreads>, String> {
         match self.co_running {
             CoRunningLoad::Nothing => Ok(None),
-            CoRunningLoad::Threads(count) => Ok(Some(BusyLoadThreads::start_sham_load(count))),
+            CoRunningLoad::Threads(count) => Ok(Some(BusyLoadThreads::start_on_threads(count))),
             CoRunningLoad::Process(after) => {
                 let one = trial.request.cases.iter().flatten().next().cloned();
                 let request = TrialRequest {
@@ -423,7 +423,7 @@ impl<'a> ComparisonEngine<'a> {
 
     /// Runs blocks until every selected case is decided or the budget or the plan's blocks are used
     /// up.
-    fn round(
+    fn run_round(
         &mut self,
         round: u32,
         benches: &[ComparedBench],
@@ -434,10 +434,10 @@ impl<'a> ComparisonEngine<'a> {
         loop {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
-            let observed = rounds::observed(&self.trials.trials, round);
+            let observed = rounds::whole_blocks_by_case(&self.trials.trials, round);
             let of_case = |case: &str| plan.within(&self.rules.resolve(case, &self.limits));
             let outcome = decide_cases(&observed, &plan, &of_case, self.family, false);
-            let mut todo = rounds::undecided(selected, &observed, &outcome);
+            let mut todo = rounds::undecided_cases(selected, &observed, &outcome);
             let (failed, stopped) = (
                 rounds::failure_reasons(&self.trials.trials),
                 rounds::stop_reasons(&self.trials.trials),
@@ -459,14 +459,15 @@ impl<'a> ComparisonEngine<'a> {
             if alive.is_empty() || left.is_zero() || left < block / 2 {
                 return Ok(decide_cases(&observed, &plan, &of_case, self.family, true));
             }
-            self.show(round, (selected.len(), &todo), &outcome, left, &mut shown);
+            self.show_progress(round, (selected.len(), &todo), &outcome, left, &mut shown);
             for bench in alive {
-                self.block(round, bench, &todo)?;
+                self.run_block(round, bench, &todo)?;
             }
         }
     }
 
-    /// Wall time of one block of trials, averaged over the blocks so far: each block runs every bench.
+    /// Wall time of one block of trials, averaged over the blocks so far: each block runs every
+    /// bench.
     fn block_time(&self, round: u32) -> Duration {
         self.facts_of(round).map_or(Duration::ZERO, |facts| {
             Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)
@@ -474,7 +475,7 @@ impl<'a> ComparisonEngine<'a> {
     }
 
     /// Shows the progress of a round and the time left.
-    fn show(
+    fn show_progress(
         &self,
         round: u32,
         (selected, todo): (usize, &BTreeSet<String>),
@@ -494,7 +495,7 @@ impl<'a> ComparisonEngine<'a> {
             format!("at most {most} left")
         } else {
             let passed_s = shown.estimated.map_or(0.0, |at| at.elapsed().as_secs_f64());
-            let smoothed = estimate.smoothed(shown.estimate, passed_s);
+            let smoothed = estimate.smoothed_estimate(shown.estimate, passed_s);
             (shown.estimate, shown.estimated) = (Some(smoothed), Some(Instant::now()));
             format!("about {} left, at most {most}", at_most(smoothed.likely_s))
         };
@@ -504,7 +505,7 @@ impl<'a> ComparisonEngine<'a> {
         );
         match shown.decided.replace(decided) == Some(decided) {
             true => self.progress.print_often(&text),
-            false => self.progress.now(&text),
+            false => self.progress.show_step(&text),
         }
     }
 
@@ -534,7 +535,7 @@ impl<'a> ComparisonEngine<'a> {
     }
 
     /// Runs four processes of a bench, all with the same cases.
-    fn block(
+    fn run_block(
         &mut self,
         round: u32,
         bench: &ComparedBench,
@@ -552,11 +553,13 @@ impl<'a> ComparisonEngine<'a> {
             );
             let started = Instant::now();
             let expected = &bench.expected[index(arm)];
-            let outcome = self.process(arm, &bench.name, &request, bench.timeout).and_then(|run| {
-                run.as_ref().map_or(Ok(()), |run| expected.check(run))?;
-                Ok(run)
-            });
-            // Checked before the block is saved, because a resumed comparison uses saved blocks.
+            let outcome =
+                self.run_process(arm, &bench.name, &request, bench.timeout).and_then(|run| {
+                    run.as_ref().map_or(Ok(()), |run| expected.check(run))?;
+                    Ok(run)
+                });
+            // The executable is checked before the block is saved, because a resumed comparison
+            // uses saved blocks.
             self.session.check_executable(arm, &bench.name)?;
             let mut trial = TrialRecord {
                 round,

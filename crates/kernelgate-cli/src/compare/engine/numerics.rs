@@ -48,7 +48,7 @@ impl ComparisonEngine<'_> {
     /// Compares the records of both verifications, and verifies with more seeds if necessary. Long
     /// because one pass over the cases compares code, costs and errors, and the seeds follow.
     #[expect(clippy::too_many_lines)]
-    pub(super) fn findings(
+    pub(super) fn numerics_findings(
         &self,
         prepared: &PreparedSides,
         (of_all, rules): (&CaseLimits, &PackageRules),
@@ -80,8 +80,8 @@ impl ComparisonEngine<'_> {
                 // Trials are too short for the energy counter.
                 let limits = AskedLimits { energy: None, ..rules.limits(id) };
                 let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.is_on_host());
-                findings.costs.extend(costs::grown(id, sides, &limits));
-                findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
+                findings.costs.extend(costs::grown_costs(id, sides, &limits));
+                findings.bounds.extend(costs::cost_bounds(id, sides, &limits, on_host));
                 if have_identical_outputs(&before.verification, &now.verification) {
                     same += 1;
                     continue;
@@ -110,7 +110,7 @@ impl ComparisonEngine<'_> {
             numerics::compare_numerics(cases, |case| rules.resolve(case, of_all).growth.value)
         };
         let mut report = judge(&errors);
-        let needed = numerics::seeds(report.changed_outputs);
+        let needed = numerics::necessary_seeds(report.changed_outputs);
         for more in 1..needed as u64 {
             let more_to_know = report.grown.iter().filter(|it| !it.one_data_set);
             let open: BTreeSet<String> = more_to_know.map(|it| it.case.clone()).collect();
@@ -210,16 +210,17 @@ impl ComparisonEngine<'_> {
         };
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
-        let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.injection = SideInjection::default();
-            driver::run(
-                &crate::compare::trials::process::TrialSetup {
-                    settings: &settings,
-                    ..self.setup()
-                },
-                &trial,
-            )
-        });
+        let run =
+            self.describe_trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
+                trial.injection = SideInjection::default();
+                driver::run(
+                    &crate::compare::trials::process::TrialSetup {
+                        settings: &settings,
+                        ..self.setup()
+                    },
+                    &trial,
+                )
+            });
         run.unwrap_or_else(|why| {
             self.progress.say(&format!("error: {arm} {} with seed {seed}: {why}", bench.name));
             None

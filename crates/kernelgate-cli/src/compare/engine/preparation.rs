@@ -82,7 +82,7 @@ impl ComparisonEngine<'_> {
                 }
             });
             for verified in verified.iter().flatten() {
-                prepared.note(verified);
+                prepared.note_shared_facts(verified);
             }
             self.match_cases(&mut prepared, name, &mut verified, undrivable);
             prepared.matched.abandon_listed_cases(listed, || self.bench_failure(name));
@@ -144,7 +144,7 @@ impl ComparisonEngine<'_> {
             prepared.matched.judged.difference(&before).cloned().collect();
         let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
         let power = if burst { PowerState::Burst } else { PowerState::Steady };
-        let driver = BenchDriver::driver_for_both(base.driver, head.driver);
+        let driver = BenchDriver::for_both_sides(base.driver, head.driver);
         let power = (driver != BenchDriver::Criterion).then_some(power);
         let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
         let bench = ComparedBench {
@@ -218,7 +218,7 @@ impl ComparisonEngine<'_> {
         path: PathBuf,
         driver: BenchDriver,
     ) -> Result<VerificationRun, UnverifiedReason> {
-        self.progress.now(&format!("verifying {arm} {bench}"));
+        self.progress.show_step(&format!("verifying {arm} {bench}"));
         // Stored outputs must come from the base's executable, because outputs of another
         // executable are not a reference.
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
@@ -232,7 +232,7 @@ impl ComparisonEngine<'_> {
         };
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
-        match self.process(arm, bench, &request, timeout) {
+        match self.run_process(arm, bench, &request, timeout) {
             Ok(Some(run)) => {
                 let (took, planned) = (started.elapsed(), planned_cases(&run));
                 Ok(VerificationRun { run, path, took, driver, planned })
@@ -254,7 +254,7 @@ impl ComparisonEngine<'_> {
         path: PathBuf,
     ) -> Result<VerificationRun, UnverifiedReason> {
         let bench = &*executable.bench;
-        self.progress.now(&format!("trying {arm} {bench}"));
+        self.progress.show_step(&format!("trying {arm} {bench}"));
         let slot = match self.session.folder.link_slot_to_side(arm) {
             Ok(slot) => slot,
             Err(error) => {
@@ -269,7 +269,11 @@ impl ComparisonEngine<'_> {
         let package = self.session.sides[index(arm)].package_folder_of(bench).clone();
         let program = slot.join("bin").join(bench);
         let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
-        let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {
+        let listed = match by_criterion::list_criterion_cases(
+            &self.setup(),
+            (&program, &package),
+            timeout,
+        ) {
             Ok(listed) => listed,
             Err(CaseListFailure::Undrivable(why)) => return Err(UnverifiedReason::Undrivable(why)),
             Err(CaseListFailure::Broken(why)) => {
@@ -284,7 +288,7 @@ impl ComparisonEngine<'_> {
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
         let run = self
-            .trial(arm, bench, &request, timeout)
+            .describe_trial(arm, bench, &request, timeout)
             .and_then(|trial| by_criterion::measure_listed_cases(&self.setup(), &trial, &listed));
         let mut run = match run {
             Ok(run) => run,
@@ -355,12 +359,14 @@ impl ComparisonEngine<'_> {
                     TrialSampling::VERIFICATION_SAMPLING,
                 )
             };
-            self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {
+            self.run_process(arm, bench, &request, timeout).unwrap_or_else(|why| {
                 self.progress.say(&format!("error: {arm} {bench}, outputs of the base: {why}"));
                 None
             })
         };
-        let Some(run) = process(Arm::Base).and_then(|_| process(Arm::Head)) else { return };
+        let Some(run) = process(Arm::Base).and_then(|_| process(Arm::Head)) else {
+            return;
+        };
         for (id, error) in run.failed {
             if head.run.cases.remove(&id).is_some() {
                 head.run.failed.insert(id, error);
@@ -402,7 +408,7 @@ impl ComparisonEngine<'_> {
 impl PreparedSides {
     /// Records facts that all benches share, from a bench with kernelgate's harness if there is
     /// one.
-    fn note(&mut self, VerificationRun { run, driver, .. }: &VerificationRun) {
+    fn note_shared_facts(&mut self, VerificationRun { run, driver, .. }: &VerificationRun) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
         if self.environment.is_none() || *driver != BenchDriver::Criterion {

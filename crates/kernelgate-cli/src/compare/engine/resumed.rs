@@ -56,8 +56,7 @@ mod tests {
 
     #[test]
     fn trials_of_another_plan_do_not_fit() {
-        let run =
-            ProcessRun::start_process_run("b", "verify", Environment::cpu(), Provenance::default());
+        let run = ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default());
         let expected =
             || ExpectedRun::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));
         let benches = [ComparedBench {

@@ -74,7 +74,7 @@ pub fn drop_unfinished_blocks(trials: &mut Vec<TrialRecord>) {
 
 /// Whole blocks of a round, by case and in time order. A block counts for a case only if all its
 /// processes timed the case.
-pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
+pub fn whole_blocks_by_case(trials: &[TrialRecord], round: u32) -> BlocksByCase {
     let mut blocks: Vec<((&str, usize), Vec<&TrialRecord>)> = Vec::new();
     for trial in trials.iter().filter(|trial| trial.round == round && trial.broke.is_none()) {
         let key = (trial.bench.as_str(), trial.block);
@@ -107,7 +107,7 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
 
 /// Cases that more blocks may decide: cases that the gate could not decide yet, and cases without a
 /// block.
-pub fn undecided(
+pub fn undecided_cases(
     wanted: &BTreeSet<String>,
     observed: &BlocksByCase,
     outcome: &PairedOutcome,
@@ -215,7 +215,7 @@ impl RoundTimeLeft {
 
     /// The estimate to show after the one before, since which `passed_s` seconds have passed: their
     /// weighted mean, at least one block.
-    pub fn smoothed(self, before: Option<Self>, passed_s: f64) -> Self {
+    pub fn smoothed_estimate(self, before: Option<Self>, passed_s: f64) -> Self {
         let Some(before) = before else { return self };
         let counted_down = (before.likely_s - passed_s).max(0.0);
         let likely_s = Self::NEWEST_ESTIMATE_WEIGHT * self.likely_s
@@ -256,12 +256,7 @@ pub(super) mod tests {
             cases: [("timed".to_owned(), CaseRecord::untimed_samples(vec![1.0]))].into(),
             skipped: reasons(&["short", "not asked for"]),
             failed: reasons(&["wrong"]),
-            ..ProcessRun::start_process_run(
-                "b",
-                "r1-b0-p0",
-                Environment::cpu(),
-                Provenance::default(),
-            )
+            ..ProcessRun::start_now("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
         };
         let skipped = skip_reasons(&requested, Some(&run));
         assert_eq!(
@@ -295,7 +290,7 @@ pub(super) mod tests {
         case.samples.launches = vec![1, 2, 3, 4, 5];
         let run = |case: &CaseRecord| ProcessRun {
             cases: [("x".to_owned(), case.clone())].into(),
-            ..ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default())
         };
         let found = |case: &CaseRecord| timings_by_case(&run(case))["x"];
         assert_eq!((found(&case).time_ns, found(&case).averaged), (10.1, false));
@@ -315,12 +310,12 @@ pub(super) mod tests {
     #[test]
     fn whole_blocks_count_and_others_are_dropped() {
         let mut trials: Vec<_> = (0..7).map(|i| trial(i / 4, i % 4, 10.0 + i as f64)).collect();
-        let blocks = &observed(&trials, 1)["x"];
+        let blocks = &whole_blocks_by_case(&trials, 1)["x"];
         assert_eq!(blocks.len(), 1);
         assert_eq!(blocks[0].leader, Arm::Base);
         assert_eq!(blocks[0].base.map(|observation| observation.time_ns), [10.0, 13.0]);
         assert_eq!(blocks[0].head.map(|observation| observation.time_ns), [11.0, 12.0]);
-        assert!(observed(&trials, 2).is_empty());
+        assert!(whole_blocks_by_case(&trials, 2).is_empty());
         assert_eq!(next_block(&trials, 1, "b"), 2);
         drop_unfinished_blocks(&mut trials);
         assert_eq!(
@@ -328,7 +323,7 @@ pub(super) mod tests {
             (4, 1, 0)
         );
         trials[3].cases.clear();
-        assert!(observed(&trials, 1).is_empty(), "a process lacks the case");
+        assert!(whole_blocks_by_case(&trials, 1).is_empty(), "a process lacks the case");
     }
 
     #[test]
@@ -341,7 +336,10 @@ pub(super) mod tests {
             null_fired: vec![],
             environment_sound: true,
         };
-        assert_eq!(undecided(&selected, &observed(&trials, 1), &outcome), ["y".to_owned()].into());
+        assert_eq!(
+            undecided_cases(&selected, &whole_blocks_by_case(&trials, 1), &outcome),
+            ["y".to_owned()].into()
+        );
     }
 
     /// The test has two cases in a bench whose block takes 4 s: one case needs 10 more pairs, the
@@ -353,7 +351,8 @@ pub(super) mod tests {
             trial.cases.insert("y".to_owned(), CaseTiming::default());
         }
         let plan = TestPlan { max_blocks: 24, ..TestPlan::default() };
-        let mut outcome = crate::gate::paired::decide_all(&observed(&trials, 1), &plan, false);
+        let mut outcome =
+            crate::gate::paired::decide_all(&whole_blocks_by_case(&trials, 1), &plan, false);
         for decision in &mut outcome.decisions {
             decision.pairs_needed = (decision.case == "x").then_some(14);
         }
@@ -370,13 +369,13 @@ pub(super) mod tests {
         let raw = [180.0, 4.0, 176.0, 2.0, 172.0, 1.0, 168.0];
         let mut shown: Option<RoundTimeLeft> = None;
         for likely_s in raw {
-            let next = RoundTimeLeft { likely_s, most_s: 400.0 }.smoothed(shown, 2.0);
+            let next = RoundTimeLeft { likely_s, most_s: 400.0 }.smoothed_estimate(shown, 2.0);
             let before = shown.map_or(180.0, |before| before.likely_s);
             assert!((next.likely_s - before).abs() <= 48.0, "{before} then {}", next.likely_s);
             shown = Some(next);
         }
         assert!(shown.is_some_and(|shown| shown.likely_s > 60.0), "{shown:?}");
-        let end = RoundTimeLeft { likely_s: 1.0, most_s: 4.0 }.smoothed(shown, 2.0);
+        let end = RoundTimeLeft { likely_s: 1.0, most_s: 4.0 }.smoothed_estimate(shown, 2.0);
         assert_eq!(end.likely_s, 4.0, "not more than the blocks that are left");
     }
 }

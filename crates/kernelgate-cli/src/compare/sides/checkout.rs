@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::git::{GitRepository, GitRevision, git, output, run};
+use super::git::{GitRepository, GitRevision, git, output, run_git};
 use super::leftovers;
 use super::submodules::{self, Gitlink};
 use crate::compare::CompareError;
@@ -22,9 +22,12 @@ pub struct SnapshotCheckout {
 
 impl SnapshotCheckout {
     /// Makes a checkout if it is missing; objects of an earlier snapshot are removed.
-    pub fn open_checkout(source: &GitRepository, folder: &Path) -> Result<Self, CompareError> {
+    pub fn open_or_create(
+        source: &GitRepository,
+        folder: &Path,
+    ) -> Result<SnapshotCheckout, CompareError> {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
-        let store = checkout.store();
+        let store = checkout.object_folder();
         leftovers::remove_path(&store)
             .map_err(|cause| CompareError::io("remove", &store, cause))?;
         checkout.create_checkout()?;
@@ -32,7 +35,7 @@ impl SnapshotCheckout {
     }
 
     /// Folder for the objects of a snapshot.
-    pub fn store(&self) -> PathBuf {
+    pub fn object_folder(&self) -> PathBuf {
         self.folder.join(".git").join(SNAPSHOT_STORE)
     }
 
@@ -43,25 +46,25 @@ impl SnapshotCheckout {
         // The command `git init` also runs in an existing checkout: if the checkout were damaged,
         // git would use the repository around it.
         let format = format!("--object-format={}", self.source.object_format);
-        run(git(folder).args(["init", "--quiet", &format]), action)?;
+        run_git(git(folder).args(["init", "--quiet", &format]), action)?;
         let info = folder.join(".git/objects/info");
         std::fs::create_dir_all(&info).map_err(io)?;
         let shared = self.source.objects.iter().map(|objects| objects.display().to_string());
         // The path is relative, because the checkout is moved while it is built.
-        let own = self.store().is_dir().then(|| format!("../{SNAPSHOT_STORE}/objects"));
+        let own = self.object_folder().is_dir().then(|| format!("../{SNAPSHOT_STORE}/objects"));
         let alternates: Vec<String> = shared.chain(own).collect();
         let list = info.join("alternates");
         leftovers::remove_path(&list).map_err(io)?;
         std::fs::write(list, alternates.join("\n") + "\n").map_err(io)?;
-        run(git(folder).args(["symbolic-ref", "HEAD", NONEXISTENT_BRANCH]), action)?;
+        run_git(git(folder).args(["symbolic-ref", "HEAD", NONEXISTENT_BRANCH]), action)?;
         // A killed git leaves this file; this program holds the comparison's lock.
         let _ = leftovers::remove_path(&folder.join(".git/index.lock"));
         Ok(())
     }
 
-    /// Puts a revision into it: files that are the same stay untouched, so that cargo builds only
-    /// the differences. Returns notes about submodules that stay empty, as they are in the user's
-    /// work tree.
+    /// Puts a revision into the checkout: files that are the same stay untouched, so that cargo
+    /// builds only the differences. Returns notes about submodules that stay empty, as they are in
+    /// the user's work tree.
     pub fn check_out(&self, revision: &GitRevision) -> Result<Vec<String>, CompareError> {
         let notes = self.fill(revision)?;
         let (folder, source) = (&self.folder, &self.source);
@@ -69,7 +72,7 @@ impl SnapshotCheckout {
         for lock in [Path::new("Cargo.lock").to_owned(), source.package.join("Cargo.lock")] {
             let action = format!("check out {}", revision.label());
             let tracked =
-                run(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
+                run_git(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
             if tracked.is_empty() && source.top.join(&lock).is_file() {
                 let copied = std::fs::copy(source.top.join(&lock), folder.join(&lock));
                 copied.map_err(|cause| CompareError::io("write", &folder.join(&lock), cause))?;
@@ -89,11 +92,11 @@ impl SnapshotCheckout {
                 self.remove(&before.path)?;
             }
         }
-        run(git(folder).args(["checkout", "--quiet", "--detach", "--force", commit]), &action)?;
-        run(git(folder).args(["clean", "-ffdxq", "-e", "Cargo.lock"]), &action)?;
+        run_git(git(folder).args(["checkout", "--quiet", "--detach", "--force", commit]), &action)?;
+        run_git(git(folder).args(["clean", "-ffdxq", "-e", "Cargo.lock"]), &action)?;
         let names = match links.is_empty() {
             true => Default::default(),
-            false => submodules::names(folder, commit),
+            false => submodules::submodule_names(folder, commit),
         };
         let mut notes = Vec::new();
         for link in &links {
@@ -121,8 +124,9 @@ impl SnapshotCheckout {
             }
             return Err(CompareError::NoSubmodule { path: link.path.clone(), revision: label });
         }
-        let below = Self { folder: self.inside(&link.path)?, source };
-        let (new, kept) = (self.store().join("submodules").join(&link.path), below.store());
+        let below = Self { folder: self.checked_path_inside(&link.path)?, source };
+        let (new, kept) =
+            (self.object_folder().join("submodules").join(&link.path), below.object_folder());
         let io = |cause| CompareError::io("write", &kept, cause);
         leftovers::remove_path(&kept).map_err(io)?;
         if new.exists() {
@@ -140,7 +144,7 @@ impl SnapshotCheckout {
     }
 
     fn remove(&self, path: &Path) -> Result<(), CompareError> {
-        let gone = self.inside(path)?;
+        let gone = self.checked_path_inside(path)?;
         match std::fs::remove_dir_all(&gone) {
             Err(cause) if gone.exists() => Err(CompareError::io("remove", &gone, cause)),
             _ => Ok(()),
@@ -149,7 +153,7 @@ impl SnapshotCheckout {
 
     /// Converts a path to one below the checkout. The path is refused if a link, which a build may
     /// have left, leads elsewhere.
-    fn inside(&self, path: &Path) -> Result<PathBuf, CompareError> {
+    fn checked_path_inside(&self, path: &Path) -> Result<PathBuf, CompareError> {
         let whole = self.folder.join(path);
         let below = path.ancestors().filter(|part| part.components().next().is_some());
         for part in below.map(|part| self.folder.join(part)) {
@@ -207,7 +211,7 @@ mod tests {
         at(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
         at(top, &["commit", "--quiet", "-am", "second"]);
         let second = repository.resolve("HEAD").unwrap();
-        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
         for (revision, a) in [(&first, "1"), (&second, "2"), (&first, "1")] {
             assert_eq!(checkout.check_out(revision).unwrap(), [""; 0]);
             assert_eq!(read("deps/outer/a").as_deref(), Some(a));
@@ -233,7 +237,7 @@ mod tests {
         let top = folders[0].path();
         let elsewhere = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).unwrap();
-        let open = || SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
+        let open = || SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
         assert_eq!(take_snapshot(&repository, &open()).name, "working tree, no changes");
         write(top, "deps/outer/a", "edited");
         write(top, "deps/outer/inner/new", "new");
@@ -272,7 +276,7 @@ mod tests {
         at(clone.path(), &["clone", "--quiet", url, "."]);
         let (repository, elsewhere) =
             (GitRepository::around(clone.path()).unwrap(), tempfile::tempdir().unwrap());
-        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
         let head = repository.resolve("HEAD").unwrap();
         // The submodule is empty in the user's work tree too, which may be intended.
         let notes = checkout.check_out(&head).unwrap().concat();

@@ -23,7 +23,7 @@ const MAX_SIDE_LABEL_BYTES: u64 = 16;
 /// Time between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// The folder, locked until it is dropped.
+/// The comparison's folder, locked until this value is dropped.
 pub struct LockedFolder {
     root: PathBuf,
     _lock: File,
@@ -32,7 +32,7 @@ pub struct LockedFolder {
 impl LockedFolder {
     /// Opens and locks the folder; moves a side that an interrupted build left in the slot back to
     /// its place.
-    pub fn open_locked_folder(root: &Path) -> Result<Self, CompareError> {
+    pub fn open_and_lock(root: &Path) -> Result<LockedFolder, CompareError> {
         std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, cause))?;
         let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, cause))?;
         let path = root.join("lock");
@@ -96,7 +96,8 @@ impl LockedFolder {
         outcome
     }
 
-    /// Makes the slot a link to the folder of a side, in one atomic step, and returns the slot's path.
+    /// Makes the slot a link to the folder of a side, in one atomic step, and returns the slot's
+    /// path.
     pub fn link_slot_to_side(&self, arm: Arm) -> Result<PathBuf, CompareError> {
         #[cfg(unix)]
         {
@@ -140,8 +141,8 @@ mod tests {
     #[test]
     fn the_slot_is_one_side_at_a_time_and_survives_an_interrupted_build() {
         let root = tempfile::tempdir().unwrap();
-        let folder = LockedFolder::open_locked_folder(root.path()).unwrap();
-        let busy = LockedFolder::open_locked_folder(root.path()).err().unwrap().to_string();
+        let folder = LockedFolder::open_and_lock(root.path()).unwrap();
+        let busy = LockedFolder::open_and_lock(root.path()).err().unwrap().to_string();
         insta::assert_snapshot!(busy.replace(root.path().to_str().unwrap(), "FOLDER"), @"another comparison runs in FOLDER: wait for it");
         let mark = |slot: &Path| {
             std::fs::write(slot.join("mark"), "b")
@@ -155,7 +156,7 @@ mod tests {
         drop(folder);
         std::fs::remove_file(root.path().join("slot")).unwrap();
         std::fs::rename(root.path().join("base"), root.path().join("slot")).unwrap();
-        let folder = LockedFolder::open_locked_folder(root.path()).unwrap();
+        let folder = LockedFolder::open_and_lock(root.path()).unwrap();
         assert!(
             folder.side_folder_path(Arm::Base).join("mark").exists()
                 && !folder.slot_folder_path().exists()
@@ -178,7 +179,7 @@ mod tests {
         make_pipe(&root.join("slot/side"));
         make_pipe(&root.join("base/side"));
         std::os::unix::fs::symlink(&outside, root.join("head")).unwrap();
-        let folder = LockedFolder::open_locked_folder(&root).unwrap();
+        let folder = LockedFolder::open_and_lock(&root).unwrap();
         for arm in [Arm::Base, Arm::Head] {
             let label = folder.link_slot_to_side(arm).unwrap().join("side");
             assert_eq!(std::fs::read_to_string(label).unwrap(), arm.name());

@@ -1,5 +1,6 @@
-//! Reads the user's repository. Nothing in it is changed: not its index, work tree, branches, stash
-//! or object store. Deliberately absent: the copies that are built (`checkout`, `snapshot`).
+//! Reads the user's repository. Nothing in the user's repository is changed: not its index, work
+//! tree, branches, stash or object store. Deliberately absent: the copies that are built
+//! (`checkout`, `snapshot`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -66,7 +67,7 @@ pub fn output(command: &mut Command) -> Result<Output, CompareError> {
 }
 
 /// Standard output of a git command that must succeed.
-pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> {
+pub fn run_git(command: &mut Command, action: &str) -> Result<String, CompareError> {
     let output = output(command)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
@@ -94,7 +95,7 @@ impl GitRepository {
     /// Opens the git repository around a folder.
     pub fn around(package: &Path) -> Result<GitRepository, CompareError> {
         let ask = |arguments: &[&str]| {
-            run(
+            run_git(
                 git(package).arg("rev-parse").args(arguments),
                 "find the repository of this package",
             )
@@ -127,11 +128,13 @@ impl GitRepository {
         if found.status.success() && !commit.is_empty() {
             return Ok(GitRevision { name: name.to_owned(), commit });
         }
-        let refs =
-            run(git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]), "list refs")
-                .unwrap_or_default();
+        let refs = run_git(
+            git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]),
+            "list refs",
+        )
+        .unwrap_or_default();
         let heads = ["for-each-ref", "--format=%(refname:short)", "refs/heads"];
-        let branches = run(git(&self.top).args(heads), "list branches").unwrap_or_default();
+        let branches = run_git(git(&self.top).args(heads), "list branches").unwrap_or_default();
         Err(CompareError::NoRevision {
             name: name.to_owned(),
             top: self.top.clone(),
@@ -143,7 +146,7 @@ impl GitRepository {
 
     /// Whether the clone's history is cut off.
     fn is_shallow(&self) -> bool {
-        run(git(&self.top).args(["rev-parse", "--is-shallow-repository"]), "ask")
+        run_git(git(&self.top).args(["rev-parse", "--is-shallow-repository"]), "ask")
             .is_ok_and(|answer| answer == "true")
     }
 }
@@ -169,7 +172,7 @@ pub mod tests {
         for value in set {
             command.args(["-c", value]);
         }
-        run(command.args(arguments), "test").unwrap()
+        run_git(command.args(arguments), "test").unwrap()
     }
 
     /// A repository with the file `a` in one commit on `main`.

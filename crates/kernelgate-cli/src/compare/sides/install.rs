@@ -25,7 +25,7 @@ pub enum BenchDriver {
 impl BenchDriver {
     /// The driver of both sides of a bench: the older version where both speak the protocol, else
     /// the head's.
-    pub fn driver_for_both(base: Self, head: Self) -> Self {
+    pub fn for_both_sides(base: Self, head: Self) -> BenchDriver {
         match (base, head) {
             (Self::Protocol(base), Self::Protocol(head)) => Self::Protocol(base.min(head)),
             _ => head,
@@ -62,7 +62,8 @@ pub struct InstalledBenches {
 pub struct SideInstaller<'a> {
     /// The benches that were asked for by name; all if it is empty.
     pub wanted: &'a [String],
-    /// Whether they were built from the package, whose benches may be run as `cargo bench` would.
+    /// Whether the executables were built from the package, whose benches may be run as `cargo
+    /// bench` would.
     pub built: bool,
     /// Timeout of a process that is asked for its version.
     pub timeout: Duration,
@@ -95,19 +96,22 @@ pub fn install_benches(
         let named = !how.wanted.is_empty();
         let driver = match kind {
             Ok(BenchHarnessKind::Criterion) if how.built || named => BenchDriver::Criterion,
-            Ok(BenchHarnessKind::Ours) => match ask(path, bench, label, how)? {
+            Ok(BenchHarnessKind::Ours) => match ask_driver(path, bench, label, how)? {
                 Some(driver) => driver,
                 None => continue,
             },
-            Ok(BenchHarnessKind::Unknown) | Err(_) if named => match ask(path, bench, label, how) {
-                Ok(Some(driver)) => driver,
-                Ok(None) => continue,
-                Err(_) => {
-                    let why = "asked by --bench, it did not answer as a bench of this harness does";
-                    executables.foreign.insert(bench.clone(), why.to_owned());
-                    continue;
+            Ok(BenchHarnessKind::Unknown) | Err(_) if named => {
+                match ask_driver(path, bench, label, how) {
+                    Ok(Some(driver)) => driver,
+                    Ok(None) => continue,
+                    Err(_) => {
+                        let why =
+                            "asked by --bench, it did not answer as a bench of this harness does";
+                        executables.foreign.insert(bench.clone(), why.to_owned());
+                        continue;
+                    }
                 }
-            },
+            }
             kind => {
                 executables.foreign.insert(bench.clone(), not_run_reason(&kind, bench));
                 continue;
@@ -185,7 +189,7 @@ impl InstalledBench {
 }
 
 /// Asks an executable for its version; `None` for the program itself, which may lie beside benches.
-fn ask(
+fn ask_driver(
     path: &Path,
     bench: &str,
     label: &str,
@@ -197,7 +201,7 @@ fn ask(
         found,
         needed: format!("{} to {}", protocol::SUPPORTED_VERSIONS.0, protocol::SUPPORTED_VERSIONS.1),
     };
-    match versions::ask(path, how.timeout, how.running) {
+    match versions::ask_version_range(path, how.timeout, how.running) {
         Ok(spoken) => match protocol::newest_common_version(spoken) {
             Some(version) => Ok(Some(BenchDriver::Protocol(version))),
             None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),

@@ -33,7 +33,7 @@ use git::{GitRepository, GitRevision};
 use install::{BenchDriver, InstalledBenches, SideInstaller, install_benches};
 use kernelgate::protocol::RequestedAction;
 use kernelgate::record::file;
-use seed::{seed, seed_registry};
+use seed::{copy_target_folder, seed_registry};
 use snapshot::{SnapshotOptions, take_working_snapshot};
 use surroundings::{PackageSurroundings, SIDE_SOURCES_FOLDER};
 
@@ -46,8 +46,8 @@ pub struct ComparisonSide {
     pub label: String,
     /// Commit that the side's runs record.
     pub commit: String,
-    /// The commit whose files its processes find, if they run in a checkout of it; `None` if they
-    /// run in the user's package.
+    /// The commit whose files the side's processes find, if they run in its checkout; `None` if
+    /// they run in the user's package.
     pub sources: Option<String>,
     /// Folder of the side's package: below the slot, or the user's own folder.
     pub package: PathBuf,
@@ -96,8 +96,8 @@ impl<'a> SideBuilder<'a> {
         self.prepare_both_sides(false)
     }
 
-    /// Makes both sides ready. With `twins`, the folder of the head holds executables that were built
-    /// for the base.
+    /// Makes both sides ready. With `twins`, the folder of the head holds executables that were
+    /// built for the base.
     fn prepare_both_sides(self, twins: bool) -> Result<[ComparisonSide; 2], CompareError> {
         let Self { request, folder, progress, .. } = self;
         let find = |arm, source: &'a SideSource| {
@@ -110,8 +110,9 @@ impl<'a> SideBuilder<'a> {
             let named = name.map(|name| repository.resolve(name)).transpose()?;
             let side = folder.side_folder_path(arm);
             let surroundings = PackageSurroundings::new(&repository.top);
-            let checkout = SnapshotCheckout::open_checkout(&repository, &surroundings.copy(&side))?;
-            surroundings.link(&side)?;
+            let checkout =
+                SnapshotCheckout::open_or_create(&repository, &surroundings.folder_of_copy(&side))?;
+            surroundings.update_links(&side)?;
             let revision = match named {
                 Some(revision) => revision,
                 None => {
@@ -158,8 +159,8 @@ impl<'a> SideBuilder<'a> {
         Ok([base, head])
     }
 
-    /// States before the head is built that no case of the base matches the filter, which is often a
-    /// typing error. A case that only the head has is still listed.
+    /// States before the head is built that no case of the base matches the filter, which is often
+    /// a typing error. A case that only the head has is still listed.
     fn check_case_filter(&self, base: &ComparisonSide) {
         let Self { request, folder, progress, running } = self;
         let driven = &base.executables.driven;
@@ -181,7 +182,7 @@ impl<'a> SideBuilder<'a> {
             running,
         };
         if request.filter.is_some()
-            && let Err(error) = ask::all(&found, &asking, &RequestedAction::List)
+            && let Err(error) = ask::ask_all_benches(&found, &asking, &RequestedAction::List)
             && error.is::<ask::NoMatchingCase>()
         {
             progress.say(&format!("in the base {error}"));
@@ -269,18 +270,21 @@ impl<'a> SideBuilder<'a> {
         let surroundings = PackageSurroundings::new(&repository.top);
         let notes = checkout.check_out(revision)?;
         notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
-        progress.now(&format!("building {side_name}: {label}"));
+        progress.show_step(&format!("building {side_name}: {label}"));
         let started = Instant::now();
         let seeded = match arm {
-            Arm::Head => seed(&folder.side_folder_path(Arm::Base), &folder.side_folder_path(arm)),
+            Arm::Head => copy_target_folder(
+                &folder.side_folder_path(Arm::Base),
+                &folder.side_folder_path(arm),
+            ),
             Arm::Base => seed_from_user(request, repository, &folder.side_folder_path(arm)),
         };
         if seeded.is_err() {
             // Cargo then compiles the dependencies again; on a full disk it reports that.
             let _ = leftovers::remove_path(&folder.side_folder_path(arm).join("target.partial"));
         }
-        let (built, unbuilt) = self.build(arm, found, &notes)?;
-        progress.now(&format!("built {side_name} in {}", duration(started.elapsed())));
+        let (built, unbuilt) = self.build_side(arm, found, &notes)?;
+        progress.show_step(&format!("built {side_name} in {}", duration(started.elapsed())));
         let relocated = |path: PathBuf| match path.strip_prefix(folder.slot_folder_path()) {
             Ok(below) => folder.side_folder_path(arm).join(below),
             Err(_) => path,
@@ -301,7 +305,8 @@ impl<'a> SideBuilder<'a> {
         let unbuilt = unbuilt.into_iter();
         let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
         executables.foreign.extend(unbuilt);
-        let package = surroundings.copy(&folder.slot_folder_path()).join(&repository.package);
+        let package =
+            surroundings.folder_of_copy(&folder.slot_folder_path()).join(&repository.package);
         let commit = revision.commit.clone();
         Ok(ComparisonSide {
             label,
@@ -315,7 +320,7 @@ impl<'a> SideBuilder<'a> {
 
     /// Builds a checked-out revision. Returns the benches that were built, and the package's
     /// benches that were not, with the reason.
-    fn build(
+    fn build_side(
         self,
         arm: Arm,
         found: &CheckedOutRevision,
@@ -332,12 +337,13 @@ impl<'a> SideBuilder<'a> {
         };
         let build = |targets: BuildTargets<'_>| {
             folder.run_in_slot(arm, |slot| {
-                let manifest = surroundings.copy(slot).join(&repository.package).join("Cargo.toml");
+                let manifest =
+                    surroundings.folder_of_copy(slot).join(&repository.package).join("Cargo.toml");
                 if !manifest.is_file() {
                     let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
                     return Err(CompareError::NoManifest { side: arm, label, manifest });
                 }
-                let mut command = cargo::command(targets);
+                let mut command = cargo::cargo_bench_command(targets);
                 command
                     .arg("--manifest-path")
                     .arg(&manifest)
@@ -353,7 +359,8 @@ impl<'a> SideBuilder<'a> {
                         ));
                     }
                 };
-                let built = cargo::build(&mut command, (self.running, request.build_wait), show);
+                let built =
+                    cargo::run_cargo_build(&mut command, (self.running, request.build_wait), show);
                 let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
                 let not_built = |cause| {
                     let (label, notes, slot) = (label.clone(), notes.to_owned(), slot.to_owned());

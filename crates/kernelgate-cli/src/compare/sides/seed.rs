@@ -90,7 +90,7 @@ pub fn seed_registry(
 
 /// Copies `from/target` to `to/target`, times of change kept, unless it exists; the sources of `to`
 /// then count as changed just now, because the copy was built from other sources.
-pub fn seed(from: &Path, to: &Path) -> std::io::Result<()> {
+pub fn copy_target_folder(from: &Path, to: &Path) -> std::io::Result<()> {
     let (built, fresh) = (from.join("target"), to.join("target"));
     if fresh.exists() || !built.is_dir() {
         return Ok(());
@@ -202,12 +202,12 @@ mod tests {
             std::fs::write(path, "1").unwrap();
             std::fs::File::options().write(true).open(path).unwrap().set_modified(old).unwrap();
         }
-        seed(&from, &to).unwrap();
+        copy_target_folder(&from, &to).unwrap();
         let modified = |path: &Path| std::fs::metadata(path).unwrap().modified().unwrap();
         assert_eq!(modified(&to.join("target/release/x")), old);
         assert!(modified(&source) > old);
         std::fs::write(&built, "2").unwrap();
-        seed(&from, &to).unwrap();
+        copy_target_folder(&from, &to).unwrap();
         assert_eq!(
             std::fs::read_to_string(to.join("target/release/x")).unwrap(),
             "1",

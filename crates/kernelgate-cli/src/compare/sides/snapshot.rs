@@ -7,7 +7,7 @@ use kernelgate::display;
 use kernelgate::record::text::on_one_line;
 
 use super::checkout::SnapshotCheckout;
-use super::git::{GitRepository, GitRevision, git, output, run};
+use super::git::{GitRepository, GitRevision, git, output, run_git};
 use super::submodules;
 use crate::compare::CompareError;
 
@@ -40,7 +40,7 @@ pub fn take_working_snapshot(
     for path in options.leave_out {
         check_untracked(of, path)?;
     }
-    let (revision, changed) = commit_snapshot(of, &checkout.store(), options)?;
+    let (revision, changed) = commit_snapshot(of, &checkout.object_folder(), options)?;
     // The paths come from the author of the repository, who is not trusted.
     let plain = |path: &PathBuf| on_one_line(&path.display().to_string());
     let name = match &changed[..] {
@@ -70,7 +70,7 @@ fn commit_snapshot(
     std::fs::create_dir_all(&objects).map_err(io)?;
     let folder = tempfile::tempdir().map_err(io)?;
     let index = folder.path().join("index");
-    let own = run(git(&of.top).args(["rev-parse", "--git-path", "index"]), SNAPSHOT_ACTION)?;
+    let own = run_git(git(&of.top).args(["rev-parse", "--git-path", "index"]), SNAPSHOT_ACTION)?;
     // A copied index saves reading every file again; without one every file is read.
     if copy_with_time(&of.top.join(own), &index).is_err() {
         let _ = std::fs::remove_file(&index);
@@ -96,17 +96,17 @@ fn commit_snapshot(
         let (revision, within) = commit_snapshot(&inner, &below, options)?;
         if revision.commit != link.commit {
             let entry = format!("160000,{},{}", revision.commit, link.path.display());
-            run(plumbing().args(["update-index", "--cacheinfo", &entry]), SNAPSHOT_ACTION)?;
+            run_git(plumbing().args(["update-index", "--cacheinfo", &entry]), SNAPSHOT_ACTION)?;
             changed.push(link.path.clone());
         }
         changed.extend(within.into_iter().map(|path| link.path.join(path)));
     }
-    let tree = run(plumbing().arg("write-tree"), SNAPSHOT_ACTION)?;
-    if tree == run(git(&of.top).args(["rev-parse", "HEAD^{tree}"]), SNAPSHOT_ACTION)? {
+    let tree = run_git(plumbing().arg("write-tree"), SNAPSHOT_ACTION)?;
+    if tree == run_git(git(&of.top).args(["rev-parse", "HEAD^{tree}"]), SNAPSHOT_ACTION)? {
         let name = "working tree, no changes".to_owned();
         return Ok((GitRevision { name, commit: head.commit }, changed));
     }
-    let commit = run(
+    let commit = run_git(
         plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]),
         SNAPSHOT_ACTION,
     )?;
@@ -147,13 +147,13 @@ fn add(
         .collect();
     let mut listing = git(&of.top);
     listing.args(["ls-files", "--others", "--exclude-standard", "-z", "--", "."]).args(&unwanted);
-    print_untracked_size(of, &run(&mut listing, SNAPSHOT_ACTION)?, options.say);
+    print_untracked_size(of, &run_git(&mut listing, SNAPSHOT_ACTION)?, options.say);
     let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
     if !unwanted.is_empty() {
         // Tracked files belong to the snapshot wherever they lie.
-        run(plumbing().args(quietly).arg("--update"), SNAPSHOT_ACTION)?;
+        run_git(plumbing().args(quietly).arg("--update"), SNAPSHOT_ACTION)?;
     }
-    run(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), SNAPSHOT_ACTION)
+    run_git(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), SNAPSHOT_ACTION)
         .map(drop)
 }
 
@@ -220,7 +220,7 @@ mod tests {
     fn a_snapshot_holds_changes_and_new_files_and_touches_nothing() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
-        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
         let target = folder.path().join("target");
         let clean = snapshot_work_tree(&repository, &checkout, &target);
         assert_eq!(clean.commit, repository.resolve("main").unwrap().commit);
@@ -263,7 +263,7 @@ mod tests {
     fn an_edit_of_equal_length_in_the_second_of_the_commit_is_seen() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
-        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
         let second = || {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
             (now.as_secs(), Duration::from_nanos(1_000_000_000 - u64::from(now.subsec_nanos())))
@@ -307,7 +307,7 @@ mod tests {
                 SnapshotOptions { target, leave_out, say: &say },
             )
         };
-        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
+        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
         let everything = take_snapshot(&checkout, NO_EXCLUSIONS).unwrap();
         let text = messages.take().concat();
         assert!(text.contains("data/large (50.0 MB)") && text.contains("--leave-out"), "{text}");
@@ -315,8 +315,8 @@ mod tests {
         assert!(elsewhere.path().join("data/large").exists());
 
         // The next comparison keeps no file of the previous comparison.
-        let checkout = SnapshotCheckout::open_checkout(&repository, elsewhere.path()).unwrap();
-        assert!(!checkout.store().exists());
+        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
+        assert!(!checkout.object_folder().exists());
         std::fs::write(folder.path().join("a"), "2").unwrap();
         let leave_out = [large.clone()];
         let without = take_snapshot(&checkout, &leave_out).unwrap();

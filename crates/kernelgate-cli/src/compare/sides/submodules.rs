@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use super::git::{GitRepository, git, output, run};
+use super::git::{GitRepository, git, output, run_git};
 use crate::compare::CompareError;
 
 /// Mode of a tree's entry that is a commit of another repository.
@@ -23,7 +23,7 @@ pub struct Gitlink {
 
 /// The submodules that an index records; `command` is git with that index.
 pub fn submodules_in_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
-    let listed = run(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
+    let listed = run_git(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
     // "160000 <commit> <stage>\t<path>"
     Ok(parse(&listed, 1))
 }
@@ -33,7 +33,7 @@ pub fn submodules_in_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>,
     let mut command = git(folder);
     command.args(["ls-tree", "-r", "-z", "--full-tree", commit]);
     // "160000 commit <commit>\t<path>"
-    Ok(parse(&run(&mut command, "list submodules")?, 2))
+    Ok(parse(&run_git(&mut command, "list submodules")?, 2))
 }
 
 fn parse(listed: &str, place: usize) -> Vec<Gitlink> {
@@ -56,7 +56,7 @@ fn is_below(path: &Path) -> bool {
 }
 
 /// Names of submodules by path, from the `.gitmodules` of a commit.
-pub fn names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
+pub fn submodule_names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
     let blob = format!("--blob={commit}:.gitmodules");
     let mut command = git(folder);
     command.args(["config", &blob, "-z", "--get-regexp", r"^submodule\..*\.path$"]);

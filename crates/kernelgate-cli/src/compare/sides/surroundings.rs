@@ -2,10 +2,10 @@
 //! dependency, a `[patch]`, an `include_str!` or a build script with a path out of the repository.
 //!
 //! The copy of a side lies at `sources/<grandparent>/<parent>/<repository>` below the side's
-//! folder, under the user's names of these folders. Beside it are links, so that `../other` and
-//! `../../other` lead to the user's files, which both sides read as they are now. Deliberately
-//! absent: paths that lead out of more than two folders, and hidden files (cargo finds its
-//! configuration above the target folder already).
+//! folder, under the user's names of these folders. Beside a side's folder are links, so that
+//! `../other` and `../../other` lead to the user's files, which both sides read as they are now.
+//! Deliberately absent: paths that lead out of more than two folders, and hidden files (cargo finds
+//! its configuration above the target folder already).
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -37,13 +37,13 @@ impl PackageSurroundings {
     }
 
     /// Folder of the copy, in the folder of a side.
-    pub fn copy(&self, side: &Path) -> PathBuf {
+    pub fn folder_of_copy(&self, side: &Path) -> PathBuf {
         side.join(SIDE_SOURCES_FOLDER).join(self.names.iter().collect::<PathBuf>())
     }
 
     /// Makes the links of a side, and removes those whose files are gone.
-    pub fn link(&self, side: &Path) -> Result<(), CompareError> {
-        let copy = self.copy(side);
+    pub fn update_links(&self, side: &Path) -> Result<(), CompareError> {
+        let copy = self.folder_of_copy(side);
         let above = |path: &Path, count| path.ancestors().nth(count).map(Path::to_owned);
         for count in [1, 2] {
             let (Some(links), Some(files)) = (above(&copy, count), above(&self.top, count)) else {
@@ -59,7 +59,7 @@ impl PackageSurroundings {
     /// Folders of packages outside of the repository that cargo built for a side, relative to the
     /// repository.
     pub fn outside(&self, side: &Path, manifests: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
-        let copy = self.copy(side);
+        let copy = self.folder_of_copy(side);
         let relative = |manifest: &PathBuf| {
             let package = manifest.parent().filter(|package| !package.starts_with(&copy))?;
             (1..=2).find_map(|count| {
@@ -130,12 +130,12 @@ mod tests {
         }
         let side = top.join("target/compare/base");
         let surroundings = PackageSurroundings::new(&top);
-        let copy = surroundings.copy(&side);
+        let copy = surroundings.folder_of_copy(&side);
         assert_eq!(copy, side.join("sources/a/b/own"));
         std::fs::create_dir_all(&copy).unwrap();
         let read = |path: &str| std::fs::read_to_string(copy.join(path)).ok();
         for _ in 0..2 {
-            surroundings.link(&side).unwrap();
+            surroundings.update_links(&side).unwrap();
             assert_eq!(read("../other/Cargo.toml").as_deref(), Some("other"));
             assert_eq!(read("../text").as_deref(), Some("beside"));
             assert_eq!(read("../../far/text").as_deref(), Some("far"));
@@ -145,7 +145,7 @@ mod tests {
             }
         }
         std::fs::remove_file(root.path().join("a/b/text")).unwrap();
-        surroundings.link(&side).unwrap();
+        surroundings.update_links(&side).unwrap();
         assert!(std::fs::symlink_metadata(copy.join("../text")).is_err(), "a link to nothing");
     }
 
@@ -160,7 +160,7 @@ mod tests {
         let outside = surroundings.outside(side, &manifests);
         assert_eq!(outside, [PathBuf::from("../../z"), PathBuf::from("../x/y")]);
         let root = PackageSurroundings::new(Path::new("/own"));
-        assert_eq!(root.copy(side), side.join("sources/grandparent/parent/own"));
-        root.link(&tempfile::tempdir().unwrap().path().join("side")).unwrap();
+        assert_eq!(root.folder_of_copy(side), side.join("sources/grandparent/parent/own"));
+        root.update_links(&tempfile::tempdir().unwrap().path().join("side")).unwrap();
     }
 }

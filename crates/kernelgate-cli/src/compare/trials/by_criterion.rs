@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::by_protocol::cannot_remove_record;
-use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
+use super::process::{TrialProcess, TrialSetup, command_in_package, run_to_end};
 use crate::benches::criterion::{self, CRITERION_SAMPLES, LIST_ARGUMENTS, ListedCriterionIds};
 use crate::benches::output;
 use crate::compare::sides::leftovers;
@@ -42,7 +42,7 @@ pub enum CaseListFailure {
 }
 
 /// Lists the cases of a bench executable.
-pub fn list(
+pub fn list_criterion_cases(
     setup: &TrialSetup<'_>,
     (program, package): (&Path, &Path),
     timeout: Duration,
@@ -52,7 +52,7 @@ pub fn list(
     criterion::with_criterion_folder(&mut command, &store)
         .args(LIST_ARGUMENTS)
         .stdout(Stdio::piped());
-    let ended = finish(setup, &mut command, timeout);
+    let ended = run_to_end(setup, &mut command, timeout);
     if !store::is_empty(&store) {
         let why = "it ignores Criterion's flags: asked to list its cases it measured them";
         return Err(CaseListFailure::Undrivable(why.to_owned()));
@@ -87,19 +87,19 @@ pub fn list(
 }
 
 /// The command that measures the cases of a trial, with a store of that name.
-pub fn command(
+pub fn measuring_command(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
     store: &str,
 ) -> Result<Command, String> {
     let store = fresh_criterion_folder(setup, store)?;
     let filter = match &trial.request.cases {
-        Some(cases) => criterion::filter(cases),
+        Some(cases) => criterion::regex_for_cases(cases),
         None => setup.filter.map(str::to_owned),
     };
     let mut command = command_in_package(&trial.program, &trial.package);
     criterion::with_criterion_folder(&mut command, &store)
-        .args(criterion::measure(filter.as_deref(), &trial.request.sampling))
+        .args(criterion::measuring_arguments(filter.as_deref(), &trial.request.sampling))
         .env(gpu_time::RECORD_VARIABLE, &trial.request.record)
         .stdout(Stdio::null());
     leftovers::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
@@ -125,22 +125,22 @@ pub fn measure_criterion_trial(
     measure_listed_cases(setup, trial, &ListedCriterionIds::default())
 }
 
-/// Measures as [`measure_criterion_trial`] does; a case that was listed and that the trial's filter matches counts
-/// as requested.
+/// Measures as [`measure_criterion_trial`] does; a case that was listed and that the trial's filter
+/// matches counts as requested.
 pub fn measure_listed_cases(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
     listed: &ListedCriterionIds,
 ) -> Result<ProcessRun, String> {
     const CRITERION_STORE_FOLDER: &str = "criterion-trial";
-    let mut command = command(setup, trial, CRITERION_STORE_FOLDER)?;
-    let (before, started) = (CpuTimeTicks::cpu_time_of_children(), Instant::now());
-    let ended = finish(setup, &mut command, trial.timeout)?;
+    let mut command = measuring_command(setup, trial, CRITERION_STORE_FOLDER)?;
+    let (before, started) = (CpuTimeTicks::for_children(), Instant::now());
+    let ended = run_to_end(setup, &mut command, trial.timeout)?;
     let wall_s = started.elapsed().as_secs_f64();
-    let after = CpuTimeTicks::cpu_time_of_children();
+    let after = CpuTimeTicks::for_children();
     if !ended.status.success() {
         let messages = ended.messages();
-        let case = criterion::running(&messages).map(|case| format!("measuring `{case}`, "));
+        let case = criterion::case_that_ran(&messages).map(|case| format!("measuring `{case}`, "));
         return Err(format!(
             "{}{}",
             printable_on_terminal(&case.unwrap_or_default()),
@@ -163,12 +163,7 @@ pub fn measure_listed_cases(
         executable: Some(trial.hash.to_owned()),
         spent_s: [(WHOLE_PROCESS_TIME.to_owned(), wall_s)].into(),
         telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
-        ..ProcessRun::start_process_run(
-            &bench,
-            &trial.request.session,
-            environment.clone(),
-            provenance,
-        )
+        ..ProcessRun::start_now(&bench, &trial.request.session, environment.clone(), provenance)
     };
     let filter = CaseFilter::parse(setup.filter, false).map_err(|error| error.to_string())?;
     let matches =

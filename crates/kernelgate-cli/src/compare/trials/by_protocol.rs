@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use super::expected::{check_plausible_times, check_record_matches_request, check_requested_field};
-use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
+use super::process::{TrialProcess, TrialSetup, command_in_package, run_to_end};
 use crate::benches::ask::check_file_size;
 use crate::compare::sides::leftovers;
 use kernelgate::protocol::{self, BenchRequest, BenchResponse, BenchResponseBody, RequestedAction};
@@ -18,10 +18,10 @@ pub fn measure_by_protocol(
     trial: &TrialProcess<'_>,
 ) -> Result<Option<ProcessRun>, String> {
     const TRIAL_REQUEST_FILE: &str = "trial.json";
-    let mut command = command(setup, trial, TRIAL_REQUEST_FILE)?;
+    let mut command = trial_command(setup, trial, TRIAL_REQUEST_FILE)?;
     command.stdout(Stdio::null());
     let started = Instant::now();
-    let ended = finish(setup, &mut command, trial.timeout)?;
+    let ended = run_to_end(setup, &mut command, trial.timeout)?;
     let (took, status) = (started.elapsed(), ended.status);
     check_file_size(&trial.request.record)?;
     let run = match file::read::<ProcessRun>(&trial.request.record) {
@@ -62,7 +62,7 @@ fn read_response(path: &Path, trial: &TrialProcess<'_>) -> Result<BenchResponseB
 }
 
 /// The command of a trial; its request goes into a file of that name.
-pub fn command(
+pub fn trial_command(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
     name: &str,
@@ -111,7 +111,7 @@ fn command_with_request(
 
 /// Asks an executable for something else than a trial, for the cases that match the filter of
 /// `setup` and without delays.
-pub fn ask(
+pub fn ask_executable(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
     action: RequestedAction,
@@ -122,7 +122,7 @@ pub fn ask(
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     let mut command = command_with_request(setup, trial, &path);
     command.stdout(Stdio::null());
-    let ended = finish(setup, &mut command, trial.timeout)?;
+    let ended = run_to_end(setup, &mut command, trial.timeout)?;
     if !answer_path.exists() {
         return Err(ended.process_failure());
     }

@@ -24,9 +24,14 @@ pub fn start_co_running(
     co_running: &ChildProcess,
 ) -> Result<(), String> {
     let mut command = match trial.driver {
-        BenchDriver::Protocol(_) => by_protocol::command(setup, trial, "co-running.json")?,
-        BenchDriver::Criterion => by_criterion::command(setup, trial, "co-running-criterion")?,
+        BenchDriver::Protocol(_) => by_protocol::trial_command(setup, trial, "co-running.json")?,
+        BenchDriver::Criterion => {
+            by_criterion::measuring_command(setup, trial, "co-running-criterion")?
+        }
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
+    co_running
+        .start_process(&mut command)
+        .map(drop)
+        .map_err(|cause| format!("failed to start: {cause}"))
 }

@@ -19,7 +19,7 @@ const MAX_CLOCK_RATIO: f64 = 1.01;
 pub struct ExpectedRun {
     environment: Environment,
     seed: u64,
-    /// Absent for benches of Criterion alone, whose records have no power state.
+    /// The expected power state; absent for benches of Criterion alone, whose records have none.
     power: Option<PowerState>,
     definitions: BTreeMap<String, CaseDefinition>,
 }
@@ -228,12 +228,7 @@ mod tests {
     fn run() -> ProcessRun {
         ProcessRun {
             cases: [("x".to_owned(), CaseRecord::untimed_samples(vec![1.0]))].into(),
-            ..ProcessRun::start_process_run(
-                "b",
-                "r1-b0-p0",
-                Environment::cpu(),
-                Provenance::default(),
-            )
+            ..ProcessRun::start_now("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
         }
     }
 

@@ -28,7 +28,7 @@ pub struct BusyLoadThreads {
 
 impl BusyLoadThreads {
     /// Starts `threads` spinning threads.
-    pub fn start_sham_load(threads: usize) -> Self {
+    pub fn start_on_threads(threads: usize) -> BusyLoadThreads {
         let stop = Arc::new(AtomicBool::new(false));
         let busy = |_| {
             let stop = Arc::clone(&stop);

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use crate::benches::ask::MAX_MESSAGE_BYTES;
 use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason};
-use crate::benches::output::{CapturedText, FailureLines, KeptOutput, captured, drain_on_thread};
+use crate::benches::output::{
+    CapturedText, FailureLines, KeptOutput, drain_on_thread, wait_for_captured_text,
+};
 use crate::compare::SideInjection;
 use crate::compare::progress::ComparisonProgress;
 use crate::compare::sides::install::BenchDriver;
@@ -104,20 +106,23 @@ impl FinishedProcess {
 
 /// Runs a command to its end, or until its timeout. All of the command's output is read but only a
 /// part is kept, so that a large output takes neither memory nor disk.
-pub fn finish(
+pub fn run_to_end(
     setup: &TrialSetup<'_>,
     command: &mut Command,
     timeout: Duration,
 ) -> Result<FinishedProcess, String> {
     command.stdin(Stdio::null()).stderr(Stdio::piped());
-    let (stdout, stderr) =
-        setup.running.start(command).map_err(|cause| format!("failed to start: {cause}"))?;
+    let (stdout, stderr) = setup
+        .running
+        .start_process(command)
+        .map_err(|cause| format!("failed to start: {cause}"))?;
     let (printed, stderr) = (
         stdout.map(|it| drain_on_thread(it, KeptOutput::Start)),
         stderr.map(|it| drain_on_thread(it, KeptOutput::End)),
     );
-    let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
-    let (printed, stderr) = (captured(printed), captured(stderr));
+    let ended =
+        setup.running.wait_for_end(timeout).map_err(|cause| format!("was lost: {cause}"))?;
+    let (printed, stderr) = (wait_for_captured_text(printed), wait_for_captured_text(stderr));
     if stderr.bytes > MAX_MESSAGE_BYTES {
         let bench = Path::new(command.get_program()).file_name().unwrap_or_default();
         setup.progress.print_once(&format!(

@@ -65,7 +65,7 @@ impl ComparisonKind {
     }
 
     /// Injected slow-down of the head, per cent; `None` if nothing was injected.
-    pub const fn percent(self) -> Option<f64> {
+    pub const fn injected_percent(self) -> Option<f64> {
         match self {
             Self::Null | Self::Sham | Self::Layout => None,
             Self::Injected(percent) | Self::Work(percent) | Self::Single(percent) => Some(percent),
@@ -100,8 +100,8 @@ pub struct Calibration {
     pub cases: BTreeMap<String, f64>,
     /// Cases that were not measured, with the reason.
     pub left_out: BTreeSet<String>,
-    /// Cases of benches that use Criterion alone, whose slow-downs are simulated. Their launches
-    /// cannot be delayed: the injected delay was added to their times instead.
+    /// Cases of benches that use Criterion alone, whose slow-downs are simulated. Launches of these
+    /// benches cannot be delayed: the injected delay was added to their times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub simulated: BTreeSet<String>,
     /// The shard that this is; absent for a whole calibration.
@@ -208,7 +208,7 @@ pub struct TrialColumn {
 }
 
 impl TrialColumn {
-    fn column_of_timings<'a>(observations: impl Iterator<Item = &'a CaseTiming>) -> Self {
+    fn from_timings<'a>(observations: impl Iterator<Item = &'a CaseTiming>) -> TrialColumn {
         let observations: Vec<&CaseTiming> = observations.collect();
         let optional_column = |value: &dyn Fn(&CaseTiming) -> Option<f64>| -> Vec<Option<f64>> {
             let values: Vec<Option<f64>> = observations.iter().map(|found| value(found)).collect();
@@ -248,14 +248,14 @@ impl TrialColumn {
 
 impl BlockSeries {
     /// Stores the blocks of a case as columns.
-    pub fn series_of_blocks(blocks: &[TrialBlock]) -> Self {
+    pub fn from_blocks(blocks: &[TrialBlock]) -> BlockSeries {
         Self {
             leaders: blocks
                 .iter()
                 .map(|block| if block.leader == Arm::Base { 'b' } else { 'h' })
                 .collect(),
-            base: TrialColumn::column_of_timings(blocks.iter().flat_map(|block| &block.base)),
-            head: TrialColumn::column_of_timings(blocks.iter().flat_map(|block| &block.head)),
+            base: TrialColumn::from_timings(blocks.iter().flat_map(|block| &block.base)),
+            head: TrialColumn::from_timings(blocks.iter().flat_map(|block| &block.head)),
             averaged: blocks
                 .iter()
                 .any(|block| block.base.iter().chain(&block.head).any(|timing| timing.averaged)),
@@ -331,7 +331,7 @@ impl Calibration {
     /// The injected slow-downs, per cent, in order.
     pub fn injected_percents(&self) -> Vec<f64> {
         let mut percents: Vec<f64> =
-            self.kinds().into_iter().filter_map(ComparisonKind::percent).collect();
+            self.kinds().into_iter().filter_map(ComparisonKind::injected_percent).collect();
         percents.sort_by(f64::total_cmp);
         percents.dedup();
         percents
@@ -353,7 +353,7 @@ impl Calibration {
             own.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>()
         };
         let (left, right) = (shared(self), shared(other));
-        if let Some(name) = differing(&left, &right) {
+        if let Some(name) = first_differing_name(&left, &right) {
             let values = [&left, &right].map(|facts| facts.get(&name).cloned().unwrap_or_default());
             return Some((name, values));
         }
@@ -407,7 +407,7 @@ impl Calibration {
     }
 
     /// Derives the thresholds for `compare` and the tolerance for `merge` from the comparisons.
-    pub fn conclude(&mut self) {
+    pub fn derive_thresholds(&mut self) {
         self.recommended = Some(recommend(self));
         self.anchor_tolerance = anchor_tolerance(&self.comparisons).or(self.anchor_tolerance);
     }
@@ -447,7 +447,10 @@ pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
 }
 
 /// The first name whose values differ between two maps.
-pub fn differing(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> Option<String> {
+pub fn first_differing_name(
+    a: &BTreeMap<String, String>,
+    b: &BTreeMap<String, String>,
+) -> Option<String> {
     a.keys().chain(b.keys()).find(|name| a.get(*name) != b.get(*name)).cloned()
 }
 
@@ -534,7 +537,7 @@ impl CalibrationComparison {
         plausibility::check_seconds("wall_s of a comparison", self.wall_s)?;
         plausibility::check_count("processes", self.processes as u64)?;
         self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
-        if let Some(percent) = self.kind.percent()
+        if let Some(percent) = self.kind.injected_percent()
             && !(percent > 0.0 && percent < 1e4)
         {
             return Err(format!("an injected slow-down of {percent} %"));

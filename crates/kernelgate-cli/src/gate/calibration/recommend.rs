@@ -29,7 +29,7 @@ pub const MIN_COMPARISONS_TO_RECOMMEND: usize = 20;
 /// Smallest difference in contention for which a pair of processes shows what contention costs.
 const MIN_CONTENTION_DIFFERENCE: f64 = 0.1;
 /// Budget relative to the time that the blocks took.
-const BUDGET_RESERVE: f64 = 1.25;
+const BUDGET_PER_BLOCK_TIME: f64 = 1.25;
 
 /// Largest relative error of a number that was written to a file and read again.
 const ROUNDING_ERROR: f64 = 1e-9;
@@ -75,7 +75,7 @@ pub struct TriedThreshold {
 }
 
 impl TriedThreshold {
-    fn holds(&self) -> bool {
+    fn meets_requirements(&self) -> bool {
         self.false_alarms == 0
             && self.of >= MIN_COMPARISONS_TO_RECOMMEND
             && self.found as f64 >= REQUIRED_POWER * self.of as f64
@@ -141,8 +141,10 @@ pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
         })
         .collect();
     let null = calibration.comparisons_of(ComparisonKind::Null).count();
-    let chosen =
-        tried.iter().find(|tried| tried.holds()).filter(|_| null >= MIN_COMPARISONS_TO_RECOMMEND);
+    let chosen = tried
+        .iter()
+        .find(|tried| tried.meets_requirements())
+        .filter(|_| null >= MIN_COMPARISONS_TO_RECOMMEND);
     let relative = chosen.map(|tried| tried.relative);
     let settle_blocks =
         relative.and_then(|relative| fewest_blocks(calibration, &TestPlan { relative, ..plan }));
@@ -163,7 +165,8 @@ pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
     RecommendedThresholds {
         relative,
         settle_blocks,
-        budget_s: (BUDGET_RESERVE * seconds_per_block(calibration) * plan.max_blocks as f64).ceil(),
+        budget_s: (BUDGET_PER_BLOCK_TIME * seconds_per_block(calibration) * plan.max_blocks as f64)
+            .ceil(),
         contention_weight: contention_weight(calibration),
         note,
         tried,
@@ -215,7 +218,7 @@ fn evaluate_threshold(calibration: &Calibration, plan: &TestPlan) -> TriedThresh
         calibration.injected_percents().into_iter().find(|percent| *percent >= smallest - 1e-9);
     let (mut found, mut of) = (0, 0);
     let slower = |comparison: &&CalibrationComparison| {
-        percent.is_some() && comparison.kind.percent() == percent
+        percent.is_some() && comparison.kind.injected_percent() == percent
     };
     for comparison in calibration.comparisons.iter().filter(slower) {
         for (_, verdict) in replay(comparison, plan)
@@ -243,7 +246,7 @@ fn fewest_blocks(calibration: &Calibration, plan: &TestPlan) -> Option<usize> {
     (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
         let tried =
             evaluate_threshold(calibration, &TestPlan { settle_blocks: *settle_blocks, ..*plan });
-        tried.holds() && tried.inconclusive <= MAX_INCONCLUSIVE_SHARE
+        tried.meets_requirements() && tried.inconclusive <= MAX_INCONCLUSIVE_SHARE
     })
 }
 

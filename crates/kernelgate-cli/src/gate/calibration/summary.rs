@@ -166,7 +166,7 @@ fn tally_comparisons(calibration: &Calibration, kind: ComparisonKind) -> Option<
 }
 
 fn injection_power(calibration: &Calibration, kind: ComparisonKind) -> Vec<MeasuredPower> {
-    let Some(percent) = kind.percent() else { return Vec::new() };
+    let Some(percent) = kind.injected_percent() else { return Vec::new() };
     let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
     let cases: BTreeSet<&String> =
         comparisons.iter().flat_map(|comparisons| comparisons.delays_ns.keys()).collect();
@@ -206,7 +206,7 @@ fn power_for_slowdown(
                 measured.push(
                     100.0
                         * WalshAverages::new(&pair_ratios(series))
-                            .estimate()
+                            .hodges_lehmann_center()
                             .unwrap_or(0.0)
                             .exp_m1(),
                 );

@@ -41,10 +41,10 @@ fn calibration_comparison(
     let series = |observed: &BlocksByCase| {
         observed
             .iter()
-            .map(|(case, blocks)| (case.clone(), BlockSeries::series_of_blocks(blocks)))
+            .map(|(case, blocks)| (case.clone(), BlockSeries::from_blocks(blocks)))
             .collect()
     };
-    let delay = kind.percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
+    let delay = kind.injected_percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
     CalibrationComparison {
         kind,
         number,
@@ -107,9 +107,9 @@ fn means_over_iterations_keep_their_digits_in_columns() {
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
         *timing = CaseTiming { time_ns: 1.234_567_8, averaged: true, ..*timing };
     }
-    let back = BlockSeries::series_of_blocks(&blocks).blocks();
+    let back = BlockSeries::from_blocks(&blocks).blocks();
     assert_eq!((back[0].base[0].time_ns, back[0].head[1].averaged), (1.23457, true));
-    let json = serde_json::to_value(BlockSeries::series_of_blocks(&blocks)).unwrap();
+    let json = serde_json::to_value(BlockSeries::from_blocks(&blocks)).unwrap();
     assert_eq!(json["averaged"], true);
 }
 
@@ -117,7 +117,7 @@ fn means_over_iterations_keep_their_digits_in_columns() {
 fn blocks_survive_as_columns_and_on_disk() {
     let mut original = noisy_blocks(1.02, 0.01, 5, 3);
     original[2].head[0].contention = None;
-    let back = BlockSeries::series_of_blocks(&original).blocks();
+    let back = BlockSeries::from_blocks(&original).blocks();
     assert_eq!(back.len(), 5);
     for (a, b) in original.iter().zip(&back) {
         assert_eq!(
@@ -252,8 +252,8 @@ fn deciding_again_gives_what_was_decided() {
 fn committed_calibrations_hold_for_this_gate() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| std::fs::read_dir(root.join(folder)).unwrap().map(Result::unwrap);
-    // Calibrations of `ci/measure/calibrate` have other thresholds than the default: they lie beside the
-    // evidence.
+    // Calibrations of `ci/measure/calibrate` have other thresholds than the default: they lie
+    // beside the evidence.
     let of_ci = files("docs/calibrations").map(|entry| entry.path());
     let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));
     let paths: Vec<_> = of_ci.chain(of_devices.filter(|path| path.exists())).collect();

@@ -3,8 +3,8 @@
 //! processes decide it as times are decided.
 //!
 //! With m suspected cases, growth is found where Wilcoxon's signed-rank test on ln(head / base),
-//! less what is allowed, has p of at most `COST_FALSE_ALARMS` / m (Bonferroni); the pairs are new, so
-//! that being suspected does not count. This module deliberately does not run processes.
+//! less what is allowed, has p of at most `COST_FALSE_ALARMS` / m (Bonferroni); the pairs are new,
+//! so that being suspected does not count. This module deliberately does not run processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ const COST_FALSE_ALARMS: f64 = 0.01;
 
 /// Number of further pairs for this number of suspected cases: if all pairs have one sign, they
 /// suffice.
-pub fn pairs(suspected: usize) -> usize {
+pub fn further_pairs(suspected: usize) -> usize {
     let level = COST_FALSE_ALARMS / suspected.max(1) as f64;
     ((1.0 / level).log2().ceil() as usize).max(MIN_HOST_TIME_PAIRS)
 }
@@ -30,7 +30,7 @@ pub fn confirm_cost_growth(
     suspected: Vec<CostGrowth>,
     mut measure: impl FnMut(&BTreeSet<String>, usize) -> Option<BTreeMap<String, [f64; 2]>>,
 ) -> Vec<CostGrowth> {
-    let (needed, tests) = (pairs(suspected.len()), suspected.len());
+    let (needed, tests) = (further_pairs(suspected.len()), suspected.len());
     let mut measured: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
     let mut open = suspected;
     for pair in 0..needed {
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn more_suspects_take_more_pairs() {
-        assert_eq!([0, 1, 2, 10, 40].map(pairs), [8, 8, 8, 10, 12]);
+        assert_eq!([0, 1, 2, 10, 40].map(further_pairs), [8, 8, 8, 10, 12]);
         let cases: Vec<String> = (0..10).map(|i| format!("c{i}")).collect();
         let names: Vec<&str> = cases.iter().map(String::as_str).collect();
         let settled = confirm_cost_growth(suspected_growths(&names), |cases, pair| {

@@ -2,8 +2,8 @@
 //! (`rules`).
 //!
 //! Device memory is judged by its measured size, if both sides measured it and it grew by more than
-//! `DEVICE_MEMORY_GRANULARITY`, which the driver's pages, graphs and code of kernels may add by themselves.
-//! Otherwise the memory that the rows declare is judged.
+//! `DEVICE_MEMORY_GRANULARITY`, which the driver's pages, graphs and code of kernels may add by
+//! themselves. Otherwise the memory that the rows declare is judged.
 
 pub mod host_time;
 
@@ -100,7 +100,7 @@ pub struct CostBound {
     pub case: String,
     /// The bounded cost.
     pub cost: CaseCost,
-    /// The reason why it could not be judged; `None` if it was judged.
+    /// The reason why the cost could not be judged; `None` if it was judged.
     pub missing: Option<MissingCostReason>,
 }
 
@@ -175,9 +175,9 @@ impl CaseCost {
     }
 }
 
-/// The bounds on the costs of a case, each with the reason if its growth ([`grown`]) could not be
-/// judged.
-pub fn bounds(
+/// The bounds on the costs of a case, each with the reason if its growth ([`grown_costs`]) could
+/// not be judged.
+pub fn cost_bounds(
     case: &str,
     sides: [&[LaunchCosts]; 2],
     limits: &AskedLimits,
@@ -265,7 +265,7 @@ pub fn unjudged_cost_bounds(rules: &PackageRules, bounds: &[CostBound]) -> Rules
 
 /// The costs of a case that grew by more than allowed; a cost that one side did not record did not
 /// grow.
-pub fn grown(
+pub fn grown_costs(
     case: &str,
     [base, head]: [&[LaunchCosts]; 2],
     limits: &AskedLimits,
@@ -318,11 +318,11 @@ mod tests {
         let launch_costs =
             |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
         let (base, same, more) = (launch_costs(0.5), launch_costs(0.54), launch_costs(0.6));
-        assert_eq!(grown("x", [&base, &same], &limits), []);
-        let found = grown("x", [&base, &more], &limits);
+        assert_eq!(grown_costs("x", [&base, &same], &limits), []);
+        let found = grown_costs("x", [&base, &more], &limits);
         let words = "energy of a launch 600.0 mJ, was 500.0 mJ (+20.0%, 10% are allowed)";
         assert_eq!(found[0].words(), words);
-        let unknown = bounds("x", [&[LaunchCosts::default()], &more], &limits, false);
+        let unknown = cost_bounds("x", [&[LaunchCosts::default()], &more], &limits, false);
         assert_eq!(unknown[0].missing, Some(MissingCostReason::Base));
     }
 
@@ -343,7 +343,7 @@ mod tests {
             ..AskedLimits::default()
         };
         let words = |base: &[LaunchCosts], head: &[LaunchCosts], limits: &AskedLimits| {
-            grown("x", [base, head], limits).iter().map(CostGrowth::words).collect::<Vec<_>>()
+            grown_costs("x", [base, head], limits).iter().map(CostGrowth::words).collect::<Vec<_>>()
         };
         assert_eq!(
             words(&base, &head, &limits),
@@ -367,7 +367,7 @@ mod tests {
         let recorded = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
         let nothing = LaunchCosts::default();
         let missing = |base: LaunchCosts, head: LaunchCosts, on_host: bool| {
-            let bounds = bounds("x", [&[base], &[head]], &limits, on_host);
+            let bounds = cost_bounds("x", [&[base], &[head]], &limits, on_host);
             bounds.iter().map(|it| (it.cost, it.missing)).collect::<Vec<_>>()
         };
         let both = |memory, launches| {
@@ -383,7 +383,10 @@ mod tests {
             missing(declared, measured, false),
             both(Some(MissingCostReason::Figures), None)
         );
-        assert_eq!(bounds("x", [&[recorded], &[recorded]], &AskedLimits::default(), false), []);
+        assert_eq!(
+            cost_bounds("x", [&[recorded], &[recorded]], &AskedLimits::default(), false),
+            []
+        );
     }
 
     #[test]
@@ -436,7 +439,7 @@ mod tests {
             ..LaunchCosts::default()
         };
         let grew = |base: LaunchCosts, head: LaunchCosts| {
-            let found = grown("x", [&[base], &[head]], &limits);
+            let found = grown_costs("x", [&[base], &[head]], &limits);
             found.first().map(|it| (it.base as u64 / MIB, it.head as u64 / MIB))
         };
         // Two more gigabytes of scratch memory that the row does not declare.
@@ -450,7 +453,8 @@ mod tests {
         assert_eq!(grew(costs(Some(4), Some(2)), costs(Some(6), Some(4))), Some((2, 4)));
         // The growth is declared and was not measured.
         assert_eq!(grew(costs(Some(70), same), costs(Some(70), Some(640))), None);
-        // Only one side measured, as with an older baseline: the declared sizes count.
+        // If only one side measured its memory, as with an older baseline, the declared sizes
+        // count.
         assert_eq!(grew(costs(None, same), costs(Some(2118), same)), None);
         assert_eq!(grew(costs(None, same), costs(Some(2118), Some(128))), Some((64, 128)));
     }

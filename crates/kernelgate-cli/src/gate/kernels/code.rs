@@ -179,7 +179,7 @@ fn changed_kernel_facts(
         dynamic_shared_bytes: 0,
         occupancy_percent: None,
     });
-    resources::changes(name, &base, &head).into_iter().map(|change| change.what).collect()
+    resources::resource_changes(name, &base, &head).into_iter().map(|change| change.what).collect()
 }
 
 fn launch_shape_text(shape: &Launch) -> String {
@@ -212,7 +212,7 @@ pub(super) mod tests {
     }
 
     /// Replaces the code of a kernel by one that spills.
-    pub fn spilling(kernel: &mut UsedKernel) {
+    pub fn make_kernel_spill(kernel: &mut UsedKernel) {
         let code = kernel.code.as_mut().unwrap();
         "b".clone_into(&mut code.hash);
         let facts = code.facts.as_mut().unwrap();
@@ -224,7 +224,7 @@ pub(super) mod tests {
         let plain = kernels("k", |_| {});
         let same = CodeComparison::compare_code(&plain, &plain);
         assert!(same.is_same() && same.is_known() && !same.has_changed());
-        let spills = CodeComparison::compare_code(&plain, &kernels("k", spilling));
+        let spills = CodeComparison::compare_code(&plain, &kernels("k", make_kernel_spill));
         assert_eq!(spills.code, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
         assert!(spills.has_changed() && spills.launches.is_empty());
         let only_code = CodeComparison::compare_code(

@@ -217,7 +217,7 @@ fn mean_ns(kernel: &KernelTimeSum) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::code::tests::{kernels, spilling};
+    use super::super::code::tests::{kernels, make_kernel_spill};
     use super::*;
     use crate::gate::interval::TimeRatio;
     use crate::gate::paired::tests::decision;
@@ -260,8 +260,10 @@ mod tests {
 
     #[test]
     fn a_spill_between_two_builds_is_the_code() {
-        let code =
-            CodeComparison::compare_code(&kernels("f/spin", |_| {}), &kernels("f/spin", spilling));
+        let code = CodeComparison::compare_code(
+            &kernels("f/spin", |_| {}),
+            &kernels("f/spin", make_kernel_spill),
+        );
         let (base, head) = (
             profiled_kernels(&[("spin", 1, 10_000)], 0),
             profiled_kernels(&[("spin", 1, 14_000)], 0),
@@ -307,7 +309,7 @@ mod tests {
     fn a_case_of_the_host_shows_its_launch_and_a_lost_profile_its_reason() {
         let phases = |ns: f64, threads: f64| ProfiledCase {
             summary: None,
-            phases: vec![HostPhaseTime::phase_time_of_durations(
+            phases: vec![HostPhaseTime::from_durations(
                 "launch",
                 &[ns, ns],
                 Some(2.0 * ns * threads),

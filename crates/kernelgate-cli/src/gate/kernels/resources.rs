@@ -70,7 +70,7 @@ pub fn compare_resources(base: &RunResources, head: &RunResources) -> ResourcesO
         match base.kernels.get(name) {
             Some(base) => {
                 outcome.compared += 1;
-                outcome.changes.extend(changes(name, base, kernel));
+                outcome.changes.extend(resource_changes(name, base, kernel));
             }
             // A new kernel has no record to compare with, but it may not spill unnoticed.
             None => {
@@ -121,7 +121,7 @@ fn build_of_kernel(kernel: &str) -> &str {
 }
 
 /// The changes in a kernel, a line each.
-pub(super) fn changes(
+pub(super) fn resource_changes(
     name: &str,
     base: &KernelResources,
     head: &KernelResources,
@@ -205,22 +205,34 @@ mod tests {
         }
     }
 
-    fn exit(change: impl Fn(&mut KernelResources)) -> ExitReason {
+    fn exit_after_change(change: impl Fn(&mut KernelResources)) -> ExitReason {
         compare_resources(&changed_resources(|_| {}), &changed_resources(change)).exit()
     }
 
     #[test]
     fn spills_lost_occupancy_and_growth_fail_and_the_rest_is_reported() {
-        assert_eq!(exit(|_| {}), ExitReason::Fine);
-        assert_eq!(exit(|kernel| kernel.facts.spill_store_bytes = 8), ExitReason::Regression);
-        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(49)), ExitReason::Regression);
-        assert_eq!(exit(|kernel| kernel.facts.instructions = 111), ExitReason::Regression);
-        assert_eq!(exit(|kernel| kernel.facts.instructions = 110), ExitReason::Fine);
-        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(75)), ExitReason::Fine);
+        assert_eq!(exit_after_change(|_| {}), ExitReason::Fine);
+        assert_eq!(
+            exit_after_change(|kernel| kernel.facts.spill_store_bytes = 8),
+            ExitReason::Regression
+        );
+        assert_eq!(
+            exit_after_change(|kernel| kernel.occupancy_percent = Some(49)),
+            ExitReason::Regression
+        );
+        assert_eq!(
+            exit_after_change(|kernel| kernel.facts.instructions = 111),
+            ExitReason::Regression
+        );
+        assert_eq!(exit_after_change(|kernel| kernel.facts.instructions = 110), ExitReason::Fine);
+        assert_eq!(
+            exit_after_change(|kernel| kernel.occupancy_percent = Some(75)),
+            ExitReason::Fine
+        );
         let serial = |kernel: &mut KernelResources| {
             kernel.facts.performance_loss = Some("wgmma is serialized".to_owned());
         };
-        assert_eq!(exit(serial), ExitReason::Regression);
+        assert_eq!(exit_after_change(serial), ExitReason::Regression);
         assert_eq!(
             compare_resources(&changed_resources(serial), &changed_resources(serial)).exit(),
             ExitReason::Fine

@@ -36,7 +36,7 @@ const MIN_RATIO_WITH_EXPONENT: f64 = 1e6;
 const MAX_FALSE_ALARM_PROBABILITY: f64 = 0.01;
 
 /// Number of seeds that are necessary if the errors of this number of outputs changed.
-pub fn seeds(changed: usize) -> usize {
+pub fn necessary_seeds(changed: usize) -> usize {
     let tests = 2.0 * changed.max(1) as f64;
     ((tests / MAX_FALSE_ALARM_PROBABILITY).log2().ceil() as usize).max(MIN_SEEDS_FOR_ERRORS)
 }
@@ -53,7 +53,7 @@ pub enum ErrorFigure {
 
 impl ErrorFigure {
     /// The value that this figure has among these errors.
-    const fn among(self, errors: &OutputErrors) -> f64 {
+    const fn figure_value(self, errors: &OutputErrors) -> f64 {
         match self {
             Self::RelativeL2 => errors.relative_l2,
             Self::MaxError => errors.max_error,
@@ -163,7 +163,7 @@ pub fn compare_numerics<'a>(
         |outputs: &[OutputErrorPairs]| outputs.iter().filter(|output| output.differs()).count();
     let changed: Vec<usize> = common.values().map(|(outputs, _)| changed_of(outputs)).collect();
     let changed_outputs = changed.iter().sum();
-    let needed = seeds(changed_outputs);
+    let needed = necessary_seeds(changed_outputs);
     let grown = common.iter().filter_map(|(case, (outputs, one_data_set))| {
         let each =
             outputs.iter().filter_map(|output| grown_error(case, output, growth(case), needed));
@@ -190,7 +190,7 @@ struct OutputErrorPairs {
 impl OutputErrorPairs {
     fn differs(&self) -> bool {
         let same = |pair: &SeedErrorPair, figure: ErrorFigure| {
-            figure.among(&pair.base) == figure.among(&pair.head)
+            figure.figure_value(&pair.base) == figure.figure_value(&pair.head)
         };
         self.pairs.iter().any(|pair| ERROR_FIGURES.into_iter().any(|figure| !same(pair, figure)))
     }
@@ -241,7 +241,7 @@ fn grown_error(
     let pairs = &output.pairs;
     let growth_of = |figure: ErrorFigure| {
         let errors = |pair: &SeedErrorPair| {
-            let real = |errors: &OutputErrors| figure.among(errors).max(pair.floor);
+            let real = |errors: &OutputErrors| figure.figure_value(errors).max(pair.floor);
             (real(&pair.base), real(&pair.head))
         };
         let ratios: Vec<f64> = pairs
@@ -251,7 +251,7 @@ fn grown_error(
             .collect();
         let all = pairs.iter().map(errors).all(|(base, head)| head > allowed * base);
         let middle = |side: fn(&SeedErrorPair) -> &OutputErrors| {
-            median(&pairs.iter().map(|pair| figure.among(side(pair))).collect::<Vec<_>>())
+            median(&pairs.iter().map(|pair| figure.figure_value(side(pair))).collect::<Vec<_>>())
         };
         let (base, head) = (middle(|pair| &pair.base), middle(|pair| &pair.head));
         let growth = ErrorGrowth {
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn more_cases_take_more_seeds() {
-        assert_eq!([0, 1, 2, 10, 181].map(seeds), [8, 8, 9, 11, 16]);
+        assert_eq!([0, 1, 2, 10, 181].map(necessary_seeds), [8, 8, 9, 11, 16]);
         let (base, head) = (numerics_of_errors([1e-5; 8]), numerics_of_errors([3e-5; 8]));
         let cases = ["a", "b", "c"].map(|case| (case, &base, &head));
         let report = compare_numerics(cases, |_| 1.5);

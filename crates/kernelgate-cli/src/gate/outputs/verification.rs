@@ -22,11 +22,11 @@ impl VerificationLoss {
     /// The loss of verification of a case, if the head verifies less than the base. If the baseline
     /// does not record how far the case was verified, an unverified head may have lost
     /// verification.
-    pub fn loss_of_verification(
+    pub fn from_extents(
         case: &str,
         base: VerificationExtent,
         head: VerificationExtent,
-    ) -> Option<Self> {
+    ) -> Option<VerificationLoss> {
         let lost = match base {
             VerificationExtent::Unknown => head == VerificationExtent::Unverified,
             base => head.compares_less_than(base),
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_case_that_nothing_verifies_any_more_is_a_failure() {
         for (base, head) in [(ALL, Unverified), (ONE, Unverified), (ALL, Unknown)] {
-            let loss = VerificationLoss::loss_of_verification("a", base, head).unwrap();
+            let loss = VerificationLoss::from_extents("a", base, head).unwrap();
             assert!(loss.is_failure(), "{base} {head}");
             assert_eq!(loss.words(), format!("no longer verified (before: {base})"));
         }
@@ -75,17 +75,15 @@ mod tests {
         for (base, head) in
             [(ALL, ONE), (ALL, COMPARED_WITH_BASE), (COMPARED_WITH_BASE, Unverified)]
         {
-            let loss = VerificationLoss::loss_of_verification("a", base, head).unwrap();
+            let loss = VerificationLoss::from_extents("a", base, head).unwrap();
             assert!(!loss.is_failure(), "{base} {head}");
         }
-        let words = VerificationLoss::loss_of_verification("a", ALL, ONE).unwrap().words();
+        let words = VerificationLoss::from_extents("a", ALL, ONE).unwrap().words();
         assert_eq!(
             words,
             "less verified: 1 of 1600 elements verified (before: every element verified)"
         );
-        assert!(
-            !VerificationLoss::loss_of_verification("a", Unknown, Unverified).unwrap().is_failure()
-        );
+        assert!(!VerificationLoss::from_extents("a", Unknown, Unverified).unwrap().is_failure());
     }
 
     #[test]
@@ -94,11 +92,7 @@ mod tests {
         let more =
             [(ONE, ALL), (Unverified, ALL), (Unverified, COMPARED_WITH_BASE), (Unknown, ALL)];
         for (base, head) in same.into_iter().chain(more) {
-            assert_eq!(
-                VerificationLoss::loss_of_verification("a", base, head),
-                None,
-                "{base} {head}"
-            );
+            assert_eq!(VerificationLoss::from_extents("a", base, head), None, "{base} {head}");
         }
     }
 }

@@ -18,7 +18,7 @@ const FINAL_UNCHANGED_WEIGHT: f64 = 2.0 / 3.0;
 /// Weight of the first interim analysis, where large changes are found.
 const FIRST_ANALYSIS_WEIGHT: f64 = 0.25;
 /// Factor by which the number of pairs grows from one interim analysis to the next.
-const ANALYSIS_GROWTH: f64 = 1.4;
+const ANALYSIS_PAIRS_GROWTH: f64 = 1.4;
 
 /// An interim analysis.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,7 +51,7 @@ impl AlphaSpending {
             fewest_pairs_for_level(level * FIRST_ANALYSIS_WEIGHT).div_ceil(2).saturating_mul(2);
         while pairs < most {
             early.push(InterimAnalysis { pairs, weight: FIRST_ANALYSIS_WEIGHT });
-            pairs = (pairs as f64 * ANALYSIS_GROWTH / 2.0).ceil() as usize * 2;
+            pairs = (pairs as f64 * ANALYSIS_PAIRS_GROWTH / 2.0).ceil() as usize * 2;
         }
         let later = early.len().saturating_sub(1);
         for analysis in early.iter_mut().skip(1) {
@@ -81,7 +81,7 @@ impl AlphaSpending {
     }
 
     /// Smallest number of pairs with which a test at `level` can be significant at its end.
-    pub fn fewest(&self, level: f64) -> usize {
+    pub fn fewest_pairs(&self, level: f64) -> usize {
         fewest_pairs_for_level(level * self.last)
     }
 }
@@ -99,8 +99,8 @@ pub struct UnchangedAnalyses {
 }
 
 impl UnchangedAnalyses {
-    /// After the pairs of `plan.settle_blocks`, after twice as many and so on, and at the end, which
-    /// has most of the probability, because a comparison of long cases reaches no other.
+    /// After the pairs of `plan.settle_blocks`, after twice as many and so on, and at the end,
+    /// which has most of the probability, because a comparison of long cases reaches no other.
     pub fn new(plan: &TestPlan) -> Self {
         let (first, most) =
             (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
@@ -157,7 +157,8 @@ mod tests {
                 .map(|analysis| analysis.pairs)
         };
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(first), [Some(10), Some(12), Some(14), Some(14)]);
-        let at_the_end = |cases: f64| AlphaSpending::new(0.01 / cases, 48).fewest(0.01 / cases);
+        let at_the_end =
+            |cases: f64| AlphaSpending::new(0.01 / cases, 48).fewest_pairs(0.01 / cases);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(at_the_end), [8, 10, 12, 13]);
     }
 

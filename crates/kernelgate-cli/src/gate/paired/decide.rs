@@ -50,7 +50,7 @@ pub fn decide_cases(
     family: ErrorRateFamily,
     last: bool,
 ) -> PairedOutcome {
-    let level = plan.false_alarms / family.size(cases.len()) as f64;
+    let level = plan.false_alarms / family.family_size(cases.len()) as f64;
     let most = plan.max_blocks.saturating_mul(2);
     let settling = UnchangedAnalyses::new(plan);
     let plans: Vec<TestPlan> = cases.keys().map(|case| of_case(case)).collect();
@@ -59,7 +59,7 @@ pub fn decide_cases(
         |plan| InterimTests { plan, level, change: &change, same: &same, settling: &settling };
     let tests: Vec<InterimTests<'_>> = plans.iter().map(of_plan).collect();
     let pairs: Vec<PairDifferences> =
-        cases.values().map(|blocks| PairDifferences::differences_of_blocks(blocks)).collect();
+        cases.values().map(|blocks| PairDifferences::from_blocks(blocks)).collect();
     // The interim analyses before the end decide first: decided cases are not analysed again.
     let mut standings: Vec<CaseEvidence> =
         tests.iter().zip(&pairs).map(|(tests, pairs)| tests.case_evidence(pairs, false)).collect();
@@ -88,7 +88,7 @@ pub fn decide_cases(
             case: case.clone(),
             base_contention: mean_arm_contention(blocks, Arm::Base),
             head_contention: mean_arm_contention(blocks, Arm::Head),
-            ..tests.describe(pairs, concluded, standing.ended)
+            ..tests.describe_case(pairs, concluded, standing.ended)
         })
         .collect();
     decisions.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
@@ -195,7 +195,9 @@ impl InterimTests<'_> {
             .0
         });
         let same = |direction| {
-            always_valid_p(self.same.analyses_up_to(n, ended), |n| pairs.within(n, direction, plan))
+            always_valid_p(self.same.analyses_up_to(n, ended), |n| {
+                pairs.p_value_of_change(n, direction, plan)
+            })
         };
         let (slower, faster) = (same(ChangeDirection::Slower), same(ChangeDirection::Faster));
         let same_at = slower.1.max(faster.1);
@@ -259,7 +261,7 @@ impl InterimTests<'_> {
         match self.settled(pairs, n, self.settling.last_tail) {
             None => (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
             Some(true) => (Verdict::Unchanged, None),
-            Some(false) if n < self.change.fewest(self.level) => {
+            Some(false) if n < self.change.fewest_pairs(self.level) => {
                 let throttled = pairs.excludes_throttled_blocks();
                 let doubt = if throttled {
                     InconclusiveCause::Throttled
@@ -272,9 +274,9 @@ impl InterimTests<'_> {
         }
     }
 
-    /// The numbers of a case whose blocks may have `ended`; the decision's contention is added by the
-    /// caller.
-    fn describe(
+    /// The numbers of a case whose blocks may have `ended`; the decision's contention is added by
+    /// the caller.
+    fn describe_case(
         &self,
         pairs: &PairDifferences,
         concluded: &CaseConclusion,
@@ -286,7 +288,7 @@ impl InterimTests<'_> {
         let walsh = WalshAverages::new(&pairs.time);
         let tail = FINAL_ANALYSIS_WEIGHT * plan.missed;
         let level = FINAL_ANALYSIS_WEIGHT * self.level;
-        let center = walsh.estimate().unwrap_or(0.0).abs();
+        let center = walsh.hodges_lehmann_center().unwrap_or(0.0).abs();
         let open = matches!(
             concluded.reason,
             None | Some(
@@ -356,7 +358,11 @@ fn ratio_with_interval(walsh: &WalshAverages, tail: f64) -> TimeRatio {
         .interval_with_tail(tail)
         .or(walsh.range())
         .unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
-    TimeRatio { center: walsh.estimate().unwrap_or(0.0).exp(), low: low.exp(), high: high.exp() }
+    TimeRatio {
+        center: walsh.hodges_lehmann_center().unwrap_or(0.0).exp(),
+        low: low.exp(),
+        high: high.exp(),
+    }
 }
 
 /// The null control of all cases together, a value for each block: whether an after-effect of one

@@ -2,8 +2,8 @@
 //!
 //! The unit of the statistics is a process, not a sample. Four fresh processes make a block,
 //! base-head-head-base or head-base-base-head, so that even drift through a block affects both
-//! sides equally; each block gives two pairs of neighbours. [`decide_all()`] is pure and may be called
-//! after every block: its error rates hold however often it is called.
+//! sides equally; each block gives two pairs of neighbours. [`decide_all()`] is pure and may be
+//! called after every block: its error rates hold however often it is called.
 //!
 //! Running processes, choosing their order and printing are deliberately elsewhere.
 
@@ -84,8 +84,8 @@ pub struct TestPlan {
     /// Highest probability that a case with a larger change than its verdict excludes is called
     /// unchanged; for each case.
     pub missed: f64,
-    /// Difference in [`CaseTiming::contention`] between the processes of a pair above which the pair is
-    /// not used as evidence.
+    /// Difference in [`CaseTiming::contention`] between the processes of a pair above which the
+    /// pair is not used as evidence.
     pub contention: f64,
     /// Assumed relative time that one unit of contention costs below that difference: 1 for
     /// perfectly divisible work, the number of cores for work that is divided among them once.
@@ -155,7 +155,7 @@ pub enum ErrorRateFamily {
 
 impl ErrorRateFamily {
     /// Number of cases to adjust for, if the decision has `given` cases.
-    fn size(self, given: usize) -> usize {
+    fn family_size(self, given: usize) -> usize {
         match self {
             Self::Given => given.max(1),
             Self::Plan(cases) => cases.max(given).max(1),
@@ -167,14 +167,15 @@ impl ErrorRateFamily {
         match self {
             Self::Given => benjamini_hochberg_adjusted(p_values),
             Self::Plan(_) => {
-                let cases = self.size(p_values.len()) as f64;
+                let cases = self.family_size(p_values.len()) as f64;
                 p_values.iter().map(|p| (p * cases).min(1.0)).collect()
             }
         }
     }
 }
 
-/// The doubt that keeps a decision open; [`Reason`](super::reason::InconclusiveReason) adds the facts.
+/// The doubt that keeps a decision open; [`Reason`](super::reason::InconclusiveReason) adds the
+/// facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InconclusiveCause {
@@ -209,9 +210,9 @@ pub struct PairedDecision {
     /// Median over the head's processes, nanoseconds a launch; 0 without a usable pair.
     pub head_ns: f64,
     /// Head over base: Hodges-Lehmann estimate and exact interval, each end wrong with a
-    /// probability of at most half [`TestPlan::missed`] (2.5 % by default). With fewer pairs
-    /// than that takes, from the smallest to the largest pair; without a usable pair 1 within
-    /// 0 to infinity.
+    /// probability of at most half [`TestPlan::missed`] (2.5 % by default). With too few pairs for
+    /// that interval, it goes from the smallest to the largest pair; without a usable pair the
+    /// ratio is 1 within 0 to infinity.
     pub ratio: TimeRatio,
     /// Ratio of the cycles, if the clock was read in every process.
     pub cycles: Option<TimeRatio>,

@@ -61,7 +61,7 @@ fn is_usable_timing(observation: &CaseTiming) -> bool {
 impl PairDifferences {
     /// Makes pairs of the blocks, in time order. A block with a time that is not positive, or of a
     /// throttled GPU, does not count.
-    pub fn differences_of_blocks(blocks: &[TrialBlock]) -> Self {
+    pub fn from_blocks(blocks: &[TrialBlock]) -> PairDifferences {
         let slowed =
             |block: &&TrialBlock| block.base.iter().chain(&block.head).any(|it| it.throttled);
         let throttled = blocks.iter().filter(slowed).count();
@@ -180,7 +180,7 @@ impl PairDifferences {
     }
 
     /// p value of "by at least the threshold in that direction".
-    pub fn within(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
+    pub fn p_value_of_change(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
         p_of_shifted(&self.time[..n], -direction.sign(), self.relevant_log_ratio(n, plan))
     }
 

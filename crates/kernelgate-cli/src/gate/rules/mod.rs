@@ -56,7 +56,7 @@ pub struct ThresholdRule {
 /// A slow-down, or a loss of accuracy, that is intended.
 #[derive(Debug, Clone)]
 pub struct AcceptanceRule {
-    /// Pattern of the ids to which it applies.
+    /// Pattern of the case ids to which the rule applies.
     pub cases: Regex,
     /// Largest accepted relative growth of the time.
     pub slower: Option<f64>,

@@ -79,21 +79,33 @@ pub fn parse(shown: &str, text: &str) -> Result<PackageRules, RulesError> {
         .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
     let thresholds = threshold.iter().map(|rule| {
         let limits = AskedLimits {
-            relative: source.number("relative", rule.relative.as_ref(), 0.0..=MAX_RULE_RATIO)?,
-            absolute_ns: source.number(
+            relative: source.read_number(
+                "relative",
+                rule.relative.as_ref(),
+                0.0..=MAX_RULE_RATIO,
+            )?,
+            absolute_ns: source.read_number(
                 "absolute-ns",
                 rule.absolute_ns.as_ref(),
                 0.0..=MAX_ACCEPTED_TIME_NS,
             )?,
-            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
-            device_memory: source.number(
+            growth: source.read_number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
+            device_memory: source.read_number(
                 "device-memory",
                 rule.device_memory.as_ref(),
                 0.0..=MAX_RULE_RATIO,
             )?,
-            launches: source.number("launches", rule.launches.as_ref(), 0.0..=MAX_RULE_RATIO)?,
-            host_time: source.number("host-time", rule.host_time.as_ref(), 0.0..=MAX_RULE_RATIO)?,
-            energy: source.number("energy", rule.energy.as_ref(), 0.0..=MAX_RULE_RATIO)?,
+            launches: source.read_number(
+                "launches",
+                rule.launches.as_ref(),
+                0.0..=MAX_RULE_RATIO,
+            )?,
+            host_time: source.read_number(
+                "host-time",
+                rule.host_time.as_ref(),
+                0.0..=MAX_RULE_RATIO,
+            )?,
+            energy: source.read_number("energy", rule.energy.as_ref(), 0.0..=MAX_RULE_RATIO)?,
             ..AskedLimits::default()
         };
         if limits == AskedLimits::default() {
@@ -119,8 +131,8 @@ pub fn parse(shown: &str, text: &str) -> Result<PackageRules, RulesError> {
         }
         Ok(AcceptanceRule {
             cases: source.compile_case_pattern(&rule.cases)?,
-            slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RULE_RATIO)?,
-            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
+            slower: source.read_number("slower", rule.slower.as_ref(), 0.0..=MAX_RULE_RATIO)?,
+            growth: source.read_number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
             less_verified: rule.less_verified,
             removed: rule.removed,
             reason: one_line(rule.reason.get_ref()),
@@ -208,7 +220,7 @@ impl RulesSource<'_> {
     }
 
     /// Reads the number of a key and checks that it is in a range.
-    fn number(
+    fn read_number(
         &self,
         key: &str,
         value: Option<&Spanned<f64>>,

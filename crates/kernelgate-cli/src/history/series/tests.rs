@@ -18,7 +18,7 @@ fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> ProcessRun 
     ProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", minute / 60, minute % 60),
         cases: [(HISTORY_CASE.to_owned(), CaseRecord::untimed_samples(vec![time_ns; 3]))].into(),
-        ..ProcessRun::start_process_run(
+        ..ProcessRun::start_now(
             "bench",
             &format!("s{session}"),
             Environment { machine: Some("host".to_owned()), ..Environment::cpu() },
@@ -178,7 +178,7 @@ fn only_the_last_runs_of_100_000_are_searched() {
     let folder = tempfile::tempdir().unwrap();
     let mut index = HistoryIndex::open(&folder.path().join("history.sqlite")).unwrap();
     let example = &run(0, &commits[0], 0, 1e6);
-    let case = CaseRun::summary_of_case(&example.cases[HISTORY_CASE]);
+    let case = CaseRun::from_record(&example.cases[HISTORY_CASE]);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
         IndexedRun {

@@ -12,7 +12,7 @@ use crate::plot::{
 };
 
 /// Largest number of groups of problems that are drawn for one workload and axis.
-const MAX_GROUPS: usize = 3;
+const MAX_GROUPS_PER_AXIS: usize = 3;
 /// Largest number of charts.
 const MAX_CHARTS: usize = 150;
 
@@ -73,7 +73,7 @@ pub fn curves(measured: &ReportMeasurements) -> ChartGallery {
         let figures = curve_figures(measured, &group);
         let count = drawn.entry((group.workload, group.axis)).or_default();
         *count += 1;
-        if *count > MAX_GROUPS {
+        if *count > MAX_GROUPS_PER_AXIS {
             gallery.left_out += figures.len();
         } else {
             gallery.add(MAX_CHARTS, figures);
@@ -85,8 +85,8 @@ pub fn curves(measured: &ReportMeasurements) -> ChartGallery {
 /// Groups of cases that have at least three values of the axis. The axes with most values come
 /// first, and within an axis the groups with most values and cases.
 fn curve_groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
-    type Key<'a> = (&'a str, &'a str, ProblemAxes, &'a str);
-    let mut groups: BTreeMap<Key<'_>, Vec<(u64, &MeasuredCase)>> = BTreeMap::new();
+    type CurveKey<'a> = (&'a str, &'a str, ProblemAxes, &'a str);
+    let mut groups: BTreeMap<CurveKey<'_>, Vec<(u64, &MeasuredCase)>> = BTreeMap::new();
     for case in cases {
         for (axis, value) in &case.axes.numbers {
             let key = (&*case.workload, axis.as_str(), case.axes.without(&[axis]), &*case.cache);

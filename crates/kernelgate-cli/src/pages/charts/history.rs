@@ -16,7 +16,7 @@ const MAX_COMMITS: usize = 120;
 /// Largest number of charts.
 const MAX_CHARTS: usize = 24;
 /// Smallest relative range of an axis around the last level, so that noise does not fill the chart.
-const MIN_RANGE: f64 = 0.03;
+const MIN_AXIS_RANGE: f64 = 0.03;
 
 /// One chart for each case, the latest changes first.
 pub fn history(measured: &ReportMeasurements, histories: &[CaseHistory]) -> ChartGallery {
@@ -60,7 +60,7 @@ fn history_figure(case: &MeasuredCase, history: &CaseHistory) -> ChartFigure {
         ..ChartAxis::new("commits, the last on the right", PlottedUnit::Count, ScaleKind::Linear)
     };
     let y = ChartAxis {
-        shows: vec![last * (1.0 - MIN_RANGE), last * (1.0 + MIN_RANGE)],
+        shows: vec![last * (1.0 - MIN_AXIS_RANGE), last * (1.0 + MIN_AXIS_RANGE)],
         ..ChartAxis::new("time of a launch", PlottedUnit::Time, ScaleKind::Linear)
     };
     let change = history.changes.last().map(|change| {
@@ -127,8 +127,7 @@ mod tests {
     const TEST_CASE_ID: &str = "w/f/n1/cpu/hot";
 
     fn measured_history() -> ReportMeasurements {
-        let mut run =
-            ProcessRun::start_process_run("b", "1", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "1", Environment::cpu(), Provenance::default());
         run.cases = [TEST_CASE_ID, "w/f/n2/cpu/hot"]
             .map(|id| (id.to_owned(), CaseRecord::untimed_samples(vec![100.0])))
             .into();

@@ -3,8 +3,8 @@
 use super::{ChartFigure, ChartGallery};
 use crate::pages::measured::{MeasuredCase, PeerTime, ReportMeasurements};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, MAX_ROWS, PlottedUnit, Row,
-    ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, MAX_ROWS,
+    PlottedUnit, ScaleKind,
 };
 use kernelgate::display::time_text;
 
@@ -49,7 +49,7 @@ fn ladder_figure(measured: &ReportMeasurements, cases: &[MeasuredCase]) -> Chart
         let share =
             case.fraction_of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
         let limit = case.limit.iter().map(|limit| ChartRowMark::Tick(limit.time_ns));
-        let row = Row {
+        let row = LabelledRow {
             label: case.implementation.clone(),
             value: time_text(case.median_time_ns()) + &share.unwrap_or_default(),
             marks: [ChartRowMark::Bar(case.median_time_ns(), usize::from(!case.best))]
@@ -61,9 +61,12 @@ fn ladder_figure(measured: &ReportMeasurements, cases: &[MeasuredCase]) -> Chart
     };
     let peer_row = |peer: &&PeerTime| {
         let marks = vec![ChartRowMark::Bar(peer.peer_ns, 2)];
-        (peer.peer_ns, Row { label: peer.peer.clone(), value: time_text(peer.peer_ns), marks })
+        (
+            peer.peer_ns,
+            LabelledRow { label: peer.peer.clone(), value: time_text(peer.peer_ns), marks },
+        )
     };
-    let mut rows: Vec<(f64, Row)> =
+    let mut rows: Vec<(f64, LabelledRow)> =
         cases.iter().map(row).chain(peers.iter().map(peer_row)).collect();
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     // The slowest are skipped: nobody reads a picture of thousands of rows, which would be
@@ -104,8 +107,7 @@ mod tests {
 
     #[test]
     fn a_long_ladder_has_its_fastest_rungs_and_says_so() {
-        let mut run =
-            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         for i in 0..MAX_ROWS + 40 {
             let name = format!("cuda/row{i:03}");
             let timed = CaseRecord::untimed_samples(vec![1000.0 + i as f64]);

@@ -17,7 +17,7 @@ pub use ladder::ladder_charts;
 pub use peers::peers;
 pub use roofline::roofline_figure;
 pub use runs::run_distributions;
-pub use speed::{caches, errors};
+pub use speed::{cold_cache_charts, errors};
 
 use crate::plot::ChartWithTitle;
 

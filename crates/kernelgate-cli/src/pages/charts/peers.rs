@@ -4,7 +4,8 @@ use super::ChartGallery;
 use super::speed::charts_of_at_most_max_rows;
 use crate::pages::measured::PeerTime;
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, PlottedUnit, Row, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, PlottedUnit,
+    ScaleKind,
 };
 
 /// Largest number of charts.
@@ -15,7 +16,7 @@ pub fn peers(times: &[PeerTime]) -> ChartGallery {
     let row = |time: &PeerTime| {
         let ratio = time.peer_ns / time.ours_ns;
         let shown = kernelgate::display::time_text;
-        Row {
+        LabelledRow {
             label: format!("{} {} / {}", time.problem, time.peer, time.implementation),
             value: format!("{} / {}", shown(time.peer_ns), shown(time.ours_ns)),
             marks: vec![ChartRowMark::Interval(

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::ChartGallery;
-use super::speed::changes;
+use super::speed::change_charts;
 use crate::pages::measured::{MeasuredCase, ReportMeasurements};
-use crate::plot::{ChartRowMark, Row};
+use crate::plot::{ChartRowMark, LabelledRow};
 use kernelgate::display::time_text;
 use kernelgate::stats::{QuartileSpread, relative_half_range};
 
@@ -14,11 +14,11 @@ const MAX_RUNS_DRAWN_SINGLY: usize = 12;
 
 /// The medians of the process runs relative to their median, a row for each case with several runs.
 pub fn run_distributions(measured: &ReportMeasurements) -> ChartGallery {
-    let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
+    let mut rows: BTreeMap<&str, Vec<LabelledRow>> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.medians_ns.len() > 1) {
         rows.entry(&case.workload).or_default().push(row(case));
     }
-    changes(
+    change_charts(
         rows,
         "runs",
         (
@@ -29,7 +29,7 @@ pub fn run_distributions(measured: &ReportMeasurements) -> ChartGallery {
     )
 }
 
-fn row(case: &MeasuredCase) -> Row {
+fn row(case: &MeasuredCase) -> LabelledRow {
     let middle = case.median_time_ns();
     let relative: Vec<f64> = case.medians_ns.iter().map(|median| median / middle).collect();
     let marks = if relative.len() <= MAX_RUNS_DRAWN_SINGLY {
@@ -42,7 +42,7 @@ fn row(case: &MeasuredCase) -> Row {
             ChartRowMark::Span(q1, q3, 0),
         ]
     };
-    Row {
+    LabelledRow {
         label: format!("{} {} {}", case.problem, case.implementation, case.cache),
         value: format!(
             "{} ±{:.2}%",

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{ChartFigure, ChartGallery};
 use crate::pages::measured::{MeasuredCase, ReportMeasurements};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRows,
-    MAX_ROWS, PlottedUnit, Row, ScaleKind, Xy,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRow,
+    LabelledRows, MAX_ROWS, PlottedUnit, ScaleKind, Xy,
 };
 use kernelgate::display::time_text;
 
@@ -14,7 +14,7 @@ use kernelgate::display::time_text;
 const MAX_SPEED_CHARTS: usize = 30;
 
 /// A chart for each workload: the additional time of a launch with cold caches.
-pub fn caches(measured: &ReportMeasurements) -> ChartGallery {
+pub fn cold_cache_charts(measured: &ReportMeasurements) -> ChartGallery {
     let key = |case: &MeasuredCase| {
         (case.workload.clone(), case.problem.clone(), case.implementation.clone())
     };
@@ -24,11 +24,11 @@ pub fn caches(measured: &ReportMeasurements) -> ChartGallery {
         .filter(|case| case.cache == "cold")
         .map(|case| (key(case), case))
         .collect();
-    let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
+    let mut rows: BTreeMap<&str, Vec<LabelledRow>> = BTreeMap::new();
     for hot in measured.cases.iter().filter(|case| case.cache == "hot") {
         let Some(cold) = cold.get(&key(hot)) else { continue };
         let ratio = cold.median_time_ns() / hot.median_time_ns();
-        rows.entry(&hot.workload).or_default().push(Row {
+        rows.entry(&hot.workload).or_default().push(LabelledRow {
             label: format!("{} {}", hot.problem, hot.implementation),
             value: format!(
                 "{} hot, {} cold",
@@ -38,7 +38,7 @@ pub fn caches(measured: &ReportMeasurements) -> ChartGallery {
             marks: vec![ChartRowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
         });
     }
-    changes(
+    change_charts(
         rows,
         "caches",
         (
@@ -51,8 +51,8 @@ pub fn caches(measured: &ReportMeasurements) -> ChartGallery {
 
 /// Charts of changes, one for each workload. `name` begins the names of the charts; their title and
 /// subtitle follow the workload, and the axis has the given name.
-pub fn changes(
-    rows: BTreeMap<&str, Vec<Row>>,
+pub fn change_charts(
+    rows: BTreeMap<&str, Vec<LabelledRow>>,
     name: &str,
     (title, subtitle): (&str, &str),
     axis: &str,
@@ -81,7 +81,7 @@ pub fn changes(
 pub fn charts_of_at_most_max_rows(
     workload: &str,
     name: &str,
-    rows: Vec<Row>,
+    rows: Vec<LabelledRow>,
     chart: impl Fn(&str) -> ChartWithTitle,
 ) -> Vec<ChartFigure> {
     let parts = rows.len().div_ceil(MAX_ROWS);

@@ -40,7 +40,7 @@ const DTYPE_PREFIXES: [&str; 8] = ["f", "bf", "tf", "fp", "int", "uint", "i", "u
 
 impl ProblemAxes {
     /// Makes the axes from the text values of a record.
-    pub fn axes_of_record(axes: &BTreeMap<String, String>) -> Self {
+    pub fn from_record(axes: &BTreeMap<String, String>) -> ProblemAxes {
         let mut all = Self::default();
         for (name, value) in axes {
             match value.parse() {
@@ -53,7 +53,7 @@ impl ProblemAxes {
 
     /// Axes as an id spells them: numbers carry their axis' name (`s512`), words stand alone
     /// (`causal`).
-    pub fn axes_of_problem(problem: &str) -> Self {
+    pub fn from_problem_name(problem: &str) -> ProblemAxes {
         let mut all = Self::default();
         for (place, word) in problem.split('_').enumerate() {
             let digits = word.find(|c: char| c.is_ascii_digit()).unwrap_or(word.len());
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn numbers_of_an_id_are_axes_and_dtypes_are_not() {
-        let axes = ProblemAxes::axes_of_problem("pi05_s50_p968_steps10_bf16_int8");
+        let axes = ProblemAxes::from_problem_name("pi05_s50_p968_steps10_bf16_int8");
         let numbers: Vec<_> = axes.numbers.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         assert_eq!(numbers, [("p", 968), ("s", 50), ("steps", 10)]);
         assert_eq!(axes.without(&["s", "p"]).to_string(), "steps10 pi05 bf16 int8");

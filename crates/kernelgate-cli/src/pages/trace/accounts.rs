@@ -6,7 +6,8 @@ use maud::{Markup, html};
 use crate::pages::charts::ChartFigure;
 use crate::pages::shell;
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, PlottedUnit, Row, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, PlottedUnit,
+    ScaleKind,
 };
 use kernelgate::display::time_text;
 use kernelgate_trace::analyze::timeline::BusyTimeLine;
@@ -61,7 +62,7 @@ fn account_chart(account: &DeviceTimeAccount) -> ChartFigure {
 }
 
 /// A chart row of consecutive time spans.
-fn row(label: String, account: &TimeAccount) -> Row {
+fn row(label: String, account: &TimeAccount) -> LabelledRow {
     let mut at = 0;
     let mut marks = Vec::new();
     let busy = BUSY_TIME_PARTS
@@ -73,7 +74,7 @@ fn row(label: String, account: &TimeAccount) -> Row {
             at += ns;
         }
     }
-    Row { label, value: time_text(account.total_ns() as f64), marks }
+    LabelledRow { label, value: time_text(account.total_ns() as f64), marks }
 }
 
 /// Tables of the whole time of each device, and of its transfers.
@@ -84,7 +85,7 @@ pub fn tables(diagnosis: &TraceDiagnosis) -> Markup {
         .flat_map(|device| {
             let total = device.account.total.total_ns().max(1) as f64;
             let place = format!("process {}, device {}", device.pid, device.device);
-            device.account.total.lines().into_iter().map(move |(label, ns)| {
+            device.account.total.labelled_times().into_iter().map(move |(label, ns)| {
                 let share = format!("{:.1}%", 100.0 * ns as f64 / total);
                 vec![label, place.clone(), time_text(ns as f64), share]
             })

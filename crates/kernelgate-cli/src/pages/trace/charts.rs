@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::pages::charts::ChartFigure;
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRows,
-    PlottedUnit, Row, ScaleKind, Xy,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRow,
+    LabelledRows, PlottedUnit, ScaleKind, Xy,
 };
 use kernelgate::display::time_text;
 use kernelgate_trace::analyze::operations::{AllOperations, OperationKind};
-use kernelgate_trace::diagnose::{TraceDiagnosis, short_name};
+use kernelgate_trace::diagnose::{TraceDiagnosis, readable_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::shorten;
 
@@ -20,7 +20,7 @@ const MAX_DRAWN_STREAMS: usize = 24;
 /// Largest number of points of memory over time.
 const MAX_CHART_POINTS: usize = 250;
 /// Largest number of characters of a kernel's name.
-const MAX_NAME: usize = 60;
+const MAX_KERNEL_NAME_LENGTH: usize = 60;
 
 /// A timeline with a row for each stream and kind of operation.
 pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
@@ -35,7 +35,7 @@ pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
     let mut rows: BTreeMap<(u32, u32, u64, OperationKind), BTreeMap<i64, i64>> = BTreeMap::new();
     for id in operations.ids() {
         let place = trace.places[operations.place(id).0 as usize];
-        let (kind, _) = operations.part(id);
+        let (kind, _) = operations.kind_and_row(id);
         let busy = rows.entry((place.process, place.device, place.stream, kind)).or_default();
         let (start, end) = (operations.start(id) - first, operations.end(id) - first);
         for at in start / column..=((end - 1).max(start) / column) {
@@ -56,7 +56,7 @@ pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
         let pid = trace.processes.get(process as usize).map_or(0, |process| process.pid);
         let process = if several { format!("process {pid}, ") } else { String::new() };
         let total: i64 = busy.values().sum();
-        Row {
+        LabelledRow {
             label: format!("{process}device {device}, stream {stream}: {}", activity_words(kind)),
             value: format!(
                 "{} ({:.1}%)",
@@ -123,7 +123,7 @@ fn row_spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<Chart
 /// The kernels with most time, and the kinds of work.
 pub fn kernels(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
     let answers = &diagnosis.answers;
-    let bar = |label: String, count: usize, total_ns: i64| Row {
+    let bar = |label: String, count: usize, total_ns: i64| LabelledRow {
         label,
         value: format!(
             "{count} x, {}, {:.1}%",
@@ -132,7 +132,7 @@ pub fn kernels(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
         ),
         marks: vec![ChartRowMark::Bar(total_ns as f64, 0)],
     };
-    let chart = |title: &str, rows: Vec<Row>| ChartWithTitle {
+    let chart = |title: &str, rows: Vec<LabelledRow>| ChartWithTitle {
         title: title.to_owned(),
         subtitle: format!("of {} of kernels", time_text(answers.kernel_ns as f64)),
         body: ChartBody::Rows(LabelledRows {
@@ -143,7 +143,11 @@ pub fn kernels(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
         }),
     };
     let top = answers.top_kernels.iter().map(|of| {
-        bar(shorten(&short_name(&of.name), MAX_NAME), of.summary.count, of.summary.total)
+        bar(
+            shorten(&readable_name(&of.name), MAX_KERNEL_NAME_LENGTH),
+            of.summary.count,
+            of.summary.total,
+        )
     });
     let classes =
         answers.classes.iter().map(|(class, ns, count)| bar(class.label().to_owned(), *count, *ns));
@@ -160,7 +164,7 @@ pub fn kernels(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
 
 /// Device memory that was held over time, a series a process and device.
 pub fn memory(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
-    let Some((begun, last)) = trace.span() else { return Vec::new() };
+    let Some((begun, last)) = trace.first_and_last_ns() else { return Vec::new() };
     let starts = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
     let first = starts.fold(begun, i64::min);
     let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
@@ -199,7 +203,7 @@ pub fn memory(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
 
 /// Share of the peaks that profiled launches reach, a series for each kernel: near the top a kernel
 /// is compute-bound, near the right memory-bound, far from both latency-bound.
-pub fn bounds(trace: &Trace) -> Vec<ChartFigure> {
+pub fn roofline_chart(trace: &Trace) -> Vec<ChartFigure> {
     let metric = |name: &str| trace.names.find(name);
     let names = metric("Memory Throughput").zip(metric("Compute (SM) Throughput"));
     let Some((memory, compute)) = names else { return Vec::new() };
@@ -210,7 +214,8 @@ pub fn bounds(trace: &Trace) -> Vec<ChartFigure> {
     let mut series: BTreeMap<String, Vec<CurveMark>> = BTreeMap::new();
     for launch in &trace.profiled {
         if let (Some(x), Some(y)) = (percent(launch, memory), percent(launch, compute)) {
-            let name = shorten(&short_name(trace.names.text(launch.kernel)), MAX_NAME);
+            let name =
+                shorten(&readable_name(trace.names.text(launch.kernel)), MAX_KERNEL_NAME_LENGTH);
             series.entry(name).or_default().push(CurveMark::at(x, y));
         }
     }

@@ -45,7 +45,7 @@ fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
         let accepted = worst.iter().any(|row| row.verdict == Verdict::Accepted);
         let _ = writeln!(out, "\n{}", judgement_rows(&worst, shown, summary.evidence, accepted));
     }
-    if let Some(drawn) = intervals::text(&summary.rows) {
+    if let Some(drawn) = intervals::interval_plot(&summary.rows) {
         let _ = writeln!(out, "\n```\n{}\n```", drawn.replace('`', "'"));
     }
     out.push_str(&markdown_list(&summary.notes, shown));

@@ -134,8 +134,7 @@ mod tests {
 
     #[test]
     fn energy_is_a_measure_of_its_own() {
-        let mut run =
-            ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         let mut case = CaseRecord::untimed_samples(vec![2e6, 2e6]);
         run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());
         let energy =

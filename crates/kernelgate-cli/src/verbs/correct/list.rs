@@ -43,7 +43,7 @@ struct ListedCaseJson<'a> {
 
 pub fn run(arguments: &ListArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let mut listings: Vec<(String, BenchListing)> = Vec::new();
-    for (bench, answer) in arguments.choice.ask(store, &RequestedAction::List)? {
+    for (bench, answer) in arguments.choice.ask_package(store, &RequestedAction::List)? {
         let BenchResponseBody::List(listing) = answer else {
             return Err(unexpected_response(&bench));
         };

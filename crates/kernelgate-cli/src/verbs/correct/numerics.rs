@@ -24,12 +24,12 @@ pub fn record_errors(
     let seeds = client.verification_seeds(count);
     // The records of other benches are neither read nor replaced.
     let mut with_cases = BTreeSet::new();
-    client.each(seeds[0], &RequestedAction::List, |bench, _| {
+    client.ask_each(seeds[0], &RequestedAction::List, |bench, _| {
         with_cases.insert(bench.to_owned());
         Ok(())
     })?;
     let mut benches: BTreeMap<String, BenchErrors> = BTreeMap::new();
-    client.each(seeds[0], &RequestedAction::Environment, |bench, answer| {
+    client.ask_each(seeds[0], &RequestedAction::Environment, |bench, answer| {
         if with_cases.contains(bench) {
             benches.insert(bench.to_owned(), BenchErrors::new(bench, answer, client, store)?);
         }
@@ -38,7 +38,7 @@ pub fn record_errors(
     let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
     let verified = seeds.iter().try_for_each(|&seed| {
         eprintln!("seed {seed}, {count} in all");
-        client.each(seed, &RequestedAction::Verify { dump: None }, |bench, answer| {
+        client.ask_each(seed, &RequestedAction::Verify { dump: None }, |bench, answer| {
             let BenchResponseBody::Verify(verified) = answer else {
                 return Err(unexpected_response(bench));
             };
@@ -48,12 +48,12 @@ pub fn record_errors(
             recorded.add(store, seed, &verified)
         })
     });
-    benches.values().for_each(|bench| bench.say(store));
+    benches.values().for_each(|bench| bench.print_saved_errors(store));
     VerifiedCases::new(rows.into_values().collect(), verified)
 }
 
 /// Prints that errors of several seeds are now part of a baseline.
-pub fn say(record: &Numerics, cases: usize) {
+pub fn print_saved_errors(record: &Numerics, cases: usize) {
     let seeds = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
     if cases > 0 {
         let (seeds, cases) = (counted_noun(seeds, "seed"), counted_noun(cases, "case"));
@@ -81,7 +81,7 @@ struct BenchErrors {
 }
 
 impl BenchErrors {
-    /// Checks that its record can be read and written, before anything is verified.
+    /// Checks that the record of errors can be read and written, before anything is verified.
     fn new(
         bench: &str,
         answer: BenchResponseBody,
@@ -183,7 +183,7 @@ impl BenchErrors {
         Ok(())
     }
 
-    fn say(&self, store: &BaselineStore) {
+    fn print_saved_errors(&self, store: &BaselineStore) {
         let path = printable_path(&store.seed_errors_path(&self.empty.bench));
         let (seeds, cases) = (self.seeds, self.cases.len());
         if !self.answered {

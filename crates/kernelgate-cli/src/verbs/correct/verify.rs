@@ -82,7 +82,7 @@ pub fn run(arguments: &VerifyArguments, store: &BaselineStore) -> anyhow::Result
         file::write(&path, &record).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         eprintln!("shard {shard} in {}: `kernelgate merge` takes it", printable_path(&path));
     }
-    let exit = show(&rows, arguments.format, &arguments.choice.shard_words())?;
+    let exit = print_verified_cases(&rows, arguments.format, &arguments.choice.shard_words())?;
     if let Some(broken) = broken {
         return Err(broken);
     }
@@ -98,7 +98,7 @@ pub fn run(arguments: &VerifyArguments, store: &BaselineStore) -> anyhow::Result
 ///
 /// # Errors
 /// Fails if the cases cannot be written as JSON.
-pub fn show(
+pub fn print_verified_cases(
     rows: &[VerifiedCase],
     format: OutputFormat,
     suffix: &str,
@@ -201,7 +201,7 @@ fn verify_once(
     action: &RequestedAction,
 ) -> anyhow::Result<VerifiedCases> {
     let mut rows: Vec<VerifiedCase> = Vec::new();
-    let outcome = client.each(client.verification_seeds(1)[0], action, |bench, answer| {
+    let outcome = client.ask_each(client.verification_seeds(1)[0], action, |bench, answer| {
         let BenchResponseBody::Verify(verified) = answer else {
             return Err(unexpected_response(bench));
         };

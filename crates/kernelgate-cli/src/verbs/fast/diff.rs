@@ -30,7 +30,7 @@ pub struct DiffArguments {
 
 /// A table row: one case in two runs.
 #[derive(Debug, Serialize)]
-struct Row {
+struct DiffRow {
     case: String,
     base_ns: Option<f64>,
     head_ns: Option<f64>,
@@ -66,12 +66,12 @@ fn read(run: &Path, store: &BaselineStore) -> anyhow::Result<Vec<ProcessRun>> {
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
 
-fn metric_rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<Row> {
+fn metric_rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<DiffRow> {
     let ids: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
     let row = |id: &String| {
         let [base_ns, head_ns] = [base, head].map(|side| Some(side.get(id)?.latency.value));
         let change = base_ns.zip(head_ns).map(|(base, head)| head / base - 1.0);
-        Row { case: id.clone(), base_ns, head_ns, change }
+        DiffRow { case: id.clone(), base_ns, head_ns, change }
     };
     ids.into_iter().map(row).collect()
 }
@@ -95,7 +95,7 @@ mod tests {
     fn a_case_of_one_run_has_no_change() {
         let side = |cases: [(&str, f64); 2]| {
             let mut run =
-                ProcessRun::start_process_run("b", "s", Environment::cpu(), Provenance::default());
+                ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
             let case =
                 |(id, ns): (&str, f64)| (id.to_owned(), CaseRecord::untimed_samples(vec![ns]));
             run.cases.extend(cases.map(case));

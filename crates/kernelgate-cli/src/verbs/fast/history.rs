@@ -49,8 +49,8 @@ struct HistoryShowArguments {
     case: Option<String>,
     #[command(flatten)]
     place: HistoryStoreArguments,
-    /// Show only runs of commits in the history of this revision [default: all runs, in the order of
-    /// HEAD's history, those of other commits by their recorded start]
+    /// Show only runs of commits in the history of this revision [default: all runs, in the order
+    /// of HEAD's history, those of other commits by their recorded start]
     #[arg(long, value_name = "REV")]
     branch: Option<String>,
     /// Treat all cards of one model, or all hosts, as one device
@@ -125,7 +125,7 @@ impl HistoryStoreArguments {
 
     fn open(&self, store: &BaselineStore) -> HistoryStore {
         let store_at = |folder: &PathBuf| HistoryStore::at(folder);
-        self.store.as_ref().map_or_else(|| HistoryStore::store_around(&store.runs), store_at)
+        self.store.as_ref().map_or_else(|| HistoryStore::around_run_folder(&store.runs), store_at)
     }
 }
 
@@ -216,7 +216,7 @@ fn show_history(
         eprintln!("no index can be written in {root}: its records are read each time");
     }
     warn_of_other_packages(&index, store)?;
-    let order = CommitOrder::order_around(&store.root, arguments.branch.as_deref())?;
+    let order = CommitOrder::from_repository_around(&store.root, arguments.branch.as_deref())?;
     let find = |cases: &CaseFilter| {
         let query = HistoryQuery {
             package: store.package.as_ref(),

@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason};
-use crate::benches::output::{KEPT_START_BYTES, KeptOutput, captured, drain_on_thread};
+use crate::benches::output::{
+    KEPT_START_BYTES, KeptOutput, drain_on_thread, wait_for_captured_text,
+};
 use crate::compare::progress::parse_duration;
 use crate::pages::measured::PeerTime;
 use crate::verbs::shared::bench_flags::BenchFlags;
@@ -186,7 +188,7 @@ pub fn run(arguments: &PeersArguments, store: &BaselineStore) -> anyhow::Result<
     }
     match report.ended_early {
         None => Ok(ExitReason::Fine),
-        Some(why) if partial.interrupted() => {
+        Some(why) if partial.was_interrupted() => {
             eprintln!("\n{why}");
             std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE)
         }
@@ -212,10 +214,10 @@ fn time_peers(
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
     let mut ended_early = None;
-    partial.begin();
+    partial.catch_interrupts();
     for program in programs {
         let family = &program.family;
-        if partial.interrupted() {
+        if partial.was_interrupted() {
             ended_early = Some(format!("interrupted, before the peers of {family}"));
             break;
         }
@@ -357,7 +359,7 @@ fn peer_programs(
     let asking = RequestSettings { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
     let found = arguments.benches.find(&store.root, running)?;
     let mut programs: Vec<PeerProgram> = Vec::new();
-    for (bench, answer) in ask::all(&found, &asking, &RequestedAction::Peers)? {
+    for (bench, answer) in ask::ask_all_benches(&found, &asking, &RequestedAction::Peers)? {
         let BenchResponseBody::Peers(found) = answer else {
             return Err(unexpected_response(&bench));
         };
@@ -404,7 +406,7 @@ fn run_peer_program(
         .stdin(std::fs::File::open(&problems).context(lost)?)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let (stdout, stderr) = running.start(&mut command).with_context(|| {
+    let (stdout, stderr) = running.start_process(&mut command).with_context(|| {
         format!("failed to start {python}: --python names the one that has PyTorch")
     })?;
     let (printed, said) = (
@@ -412,11 +414,11 @@ fn run_peer_program(
         stderr.map(|it| drain_on_thread(it, KeptOutput::End)),
     );
     let ended = running
-        .finish(arguments.wait)
+        .wait_for_end(arguments.wait)
         .with_context(|| format!("failed to wait for peers/{main}"))?;
-    let (printed, said) = (captured(printed), captured(said));
+    let (printed, said) = (wait_for_captured_text(printed), wait_for_captured_text(said));
     let early = match ended {
-        _ if partial.interrupted() => Some(format!("interrupted, with peers/{main} at work")),
+        _ if partial.was_interrupted() => Some(format!("interrupted, with peers/{main} at work")),
         ProcessEnd::Exited(status) if status.success() => None,
         ProcessEnd::Exited(_) => {
             let errors = String::from_utf8_lossy(&said.kept);

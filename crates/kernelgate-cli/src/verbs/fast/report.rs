@@ -104,7 +104,7 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
                     return Ok(ExitReason::Refused);
                 }
             };
-            let judged = gate::judge(store, name, &measurement, GatePolicy::default())?;
+            let judged = gate::judge_measurement(store, name, &measurement, GatePolicy::default())?;
             Some(verdicts::summary(&judged, &gate::local_reproduction_commands(name)))
         }
     };
@@ -119,7 +119,8 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
     let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
     let index = folder.join("index.html");
     let csv = tables::cases_csv(&measured).context("failed to write cases.csv")?;
-    let mut files = vec![("cases.csv", csv), ("report.json", json(&tables::numbers(&content))?)];
+    let mut files =
+        vec![("cases.csv", csv), ("report.json", json(&tables::report_numbers(&content))?)];
     if let Some(history) = &history {
         let csv = tables::history_csv(&history.histories);
         files.push(("history.csv", csv.context("failed to write history.csv")?));
@@ -135,8 +136,8 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
     Ok(ExitReason::Fine)
 }
 
-/// Fills the marked tables of the pages in a folder; where no page marks any, writes a page for each
-/// family.
+/// Fills the marked tables of the pages in a folder; where no page marks any, writes a page for
+/// each family.
 fn write_result_tables(folder: &Path, measured: &ReportMeasurements) -> anyhow::Result<ExitReason> {
     let pages = match results::family_pages(measured) {
         Ok(pages) => pages,
@@ -199,7 +200,7 @@ fn read_commit_histories(
         super::history::check_store(folder)?;
         return histories_from_store(&HistoryStore::at(folder), arguments, store, measured);
     }
-    let usual = HistoryStore::store_around(&store.runs);
+    let usual = HistoryStore::around_run_folder(&store.runs);
     if !arguments.runs.is_empty() || !HistoryStore::is_store(usual.root()) {
         return Ok(None);
     }
@@ -216,7 +217,7 @@ fn histories_from_store(
     measured: &ReportMeasurements,
 ) -> anyhow::Result<Option<CommitHistories>> {
     let index = place.index()?;
-    let order = CommitOrder::order_around(&store.root, None)?;
+    let order = CommitOrder::from_repository_around(&store.root, None)?;
     let query = HistoryQuery {
         package: store.package.as_ref(),
         cases: &CaseFilter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
@@ -269,7 +270,8 @@ fn read_records_and_baselines(
         !runs.is_empty() || !baselines.is_empty(),
         "--runs: no run and no baseline among what was given"
     );
-    let mut keys: Vec<(String, &str)> = runs.iter().map(|run| (run.key(), &*run.started)).collect();
+    let mut keys: Vec<(String, &str)> =
+        runs.iter().map(|run| (run.baseline_key(), &*run.started)).collect();
     keys.sort();
     if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
         anyhow::bail!("--runs: the run {} is given twice", twice[0].0);

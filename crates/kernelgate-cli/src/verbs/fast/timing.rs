@@ -94,13 +94,13 @@ pub fn run(arguments: &TimingArguments, store: &BaselineStore) -> anyhow::Result
     match arguments.part {
         Some(TimingPart::Cases) => {
             CaseFilter::parse(filter, false)?;
-            ask::each(&found, &asking, &action, show)?;
+            ask::ask_each_bench(&found, &asking, &action, show)?;
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
             // Every bench would measure the same timing facts, so only the first bench is asked.
             let bench = &found.executables[0];
-            show(&bench.bench, ask::one(bench, &asking, &action)?)?;
+            show(&bench.bench, ask::ask_one_bench(bench, &asking, &action)?)?;
         }
     }
     Ok(ExitReason::Fine)

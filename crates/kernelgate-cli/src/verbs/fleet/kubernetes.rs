@@ -104,6 +104,6 @@ pub fn run(arguments: &KubernetesArguments) -> anyhow::Result<()> {
         retries: division.retries,
         deadline_s: arguments.deadline,
     };
-    print!("{}", options.manifests(&work, &places, division.anchor_tolerance));
+    print!("{}", options.job_manifests(&work, &places, division.anchor_tolerance));
     Ok(())
 }

@@ -99,7 +99,7 @@ fn merge_records(
     arguments: &MergeArguments,
     store: &BaselineStore,
 ) -> Result<ExitReason, MergeStop> {
-    let files = merge::files(&arguments.paths)?;
+    let files = merge::record_files(&arguments.paths)?;
     match merge::kind(&files)? {
         MergedRecordKind::Runs => merge_runs_to_store(arguments, store, &files),
         MergedRecordKind::Comparisons => merge_comparisons(arguments, store, &files),
@@ -198,9 +198,9 @@ fn merge_comparisons(
     let Some(comparison) = comparison_shard::merge(merged.shards, account.missing) else {
         return Ok(ExitReason::Inconclusive);
     };
-    let again = format!("kernelgate merge {}", merge::list(&arguments.paths));
+    let again = format!("kernelgate merge {}", merge::paths_on_one_line(&arguments.paths));
     let summary = verdicts::summary(&comparison, &again);
-    arguments.verdict.print(
+    arguments.verdict.print_and_write(
         &verdicts::text(&comparison, terminal::terminal_columns()),
         &summary,
         &comparison,
@@ -220,7 +220,7 @@ fn merge_calibrations_to_file(
     let account = merged.account;
     account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     if let Some(calibration) = merged.calibration {
-        calibrate::keep(&calibration, arguments.output.as_deref(), store)?;
+        calibrate::save_and_print(&calibration, arguments.output.as_deref(), store)?;
     }
     Ok(if account.is_whole() { ExitReason::Fine } else { ExitReason::Inconclusive })
 }
@@ -236,7 +236,7 @@ fn merge_verifications(
         VerdictFormat::Markdown => OutputFormat::Markdown,
         _ => OutputFormat::Text,
     };
-    let exit = verify::show(&rows, format, "")?;
+    let exit = verify::print_verified_cases(&rows, format, "")?;
     if rows.iter().all(|row| row.status == CaseStatus::Skipped) {
         let why = anyhow::anyhow!("nothing was verified: every case was skipped");
         return Err(MergeStop::Error(why));

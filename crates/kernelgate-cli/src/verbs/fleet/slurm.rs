@@ -137,7 +137,7 @@ pub fn run(arguments: &SlurmArguments, store: &BaselineStore) -> anyhow::Result<
         }
         return Err(error);
     }
-    followed.follow()
+    followed.follow_merge()
 }
 
 /// Builds executables in a folder that every node can read, and describes the work of the jobs.
@@ -243,12 +243,12 @@ impl FollowedSubmission<'_> {
         let tolerance = AnchorTolerance(self.arguments.division.anchor_tolerance);
         match self.submission.missing_shards(&self.places, tolerance) {
             Ok(lacking) if !lacking.is_empty() => self.submit_shards(&lacking),
-            Ok(_) if self.exit().is_some() => Ok(()),
+            Ok(_) if self.merge_exit_code().is_some() => Ok(()),
             Ok(_) => self.submit_merge_job(),
             Err(error) => {
                 // The merge reports the error too, and decides the exit code.
                 say(&format!("no shard is submitted again: {error}"));
-                if self.exit().is_some() { Ok(()) } else { self.submit_merge_job() }
+                if self.merge_exit_code().is_some() { Ok(()) } else { self.submit_merge_job() }
             }
         }
     }
@@ -256,7 +256,7 @@ impl FollowedSubmission<'_> {
     /// Submits a job array for these shards, and a merge job that depends on the array.
     fn submit_shards(&mut self, shards: &BTreeSet<u32>) -> anyhow::Result<()> {
         let folder = self.places.folder.clone();
-        let _ = std::fs::remove_file(self.places.exit());
+        let _ = std::fs::remove_file(self.places.exit_code_file());
         let array = slurm::array_option(shards.iter().copied());
         let id = self.run_sbatch(SHARD_SCRIPT, format!("--array={array}"))?;
         self.submission.arrays.push(id);
@@ -274,13 +274,13 @@ impl FollowedSubmission<'_> {
 
     /// Submits a merge that depends on the current array.
     fn submit_merge_job(&mut self) -> anyhow::Result<()> {
-        let _ = std::fs::remove_file(self.places.exit());
+        let _ = std::fs::remove_file(self.places.exit_code_file());
         let Some(array) = self.submission.arrays.last() else { return Ok(()) };
         let merge = self.run_sbatch(MERGE_SCRIPT, format!("--dependency=afterany:{array}"));
         let merge = merge.with_context(|| {
             format!(
                 "job array {array} goes on; when it has ended, `kernelgate merge {}` merges it",
-                self.places.records().display()
+                self.places.records_folder().display()
             )
         })?;
         self.submission.merge = Some(merge);
@@ -316,18 +316,18 @@ impl FollowedSubmission<'_> {
     }
 
     /// Exit code of the merge job, once it has ended.
-    fn exit(&self) -> Option<i32> {
-        std::fs::read_to_string(self.places.exit()).ok()?.trim().parse().ok()
+    fn merge_exit_code(&self) -> Option<i32> {
+        std::fs::read_to_string(self.places.exit_code_file()).ok()?.trim().parse().ok()
     }
 
     /// Waits for the merge, prints changes of state meanwhile, and then the result.
-    fn follow(&self) -> anyhow::Result<ExitReason> {
+    fn follow_merge(&self) -> anyhow::Result<ExitReason> {
         let mut shown = PrintedTaskStates::default();
         let mut ended: Option<Instant> = None;
         loop {
             // Job states are read first, so that the states of the last tasks are printed before
             // the result.
-            let (jobs, exit) = (self.jobs()?, self.exit());
+            let (jobs, exit) = (self.jobs()?, self.merge_exit_code());
             if let Some(jobs) = &jobs {
                 self.print_task_states(jobs, &mut shown);
             }
@@ -342,7 +342,7 @@ impl FollowedSubmission<'_> {
                 let failed = jobs.merge.as_ref().filter(|merge| merge.has_failed());
                 if ended
                     .is_some_and(|ended| failed.is_some() || ended.elapsed() > RESULT_FILE_TIMEOUT)
-                    && self.exit().is_none()
+                    && self.merge_exit_code().is_none()
                 {
                     return Err(self.missing_result_error(failed));
                 }
@@ -353,7 +353,7 @@ impl FollowedSubmission<'_> {
 
     /// Prints the states of tasks where they changed, and each task that failed.
     fn print_task_states(&self, jobs: &SlurmJobs, shown: &mut PrintedTaskStates) {
-        let counts = jobs.counts();
+        let counts = jobs.counts_by_state();
         if !counts.is_empty() && counts != shown.counts {
             say(&counts);
             shown.counts = counts;
@@ -369,7 +369,7 @@ impl FollowedSubmission<'_> {
     fn missing_result_error(&self, merge: Option<&SlurmJobState>) -> anyhow::Error {
         let log = self.places.log("merge");
         print_log_end(&log);
-        let (log, exit) = (log.display(), self.places.exit());
+        let (log, exit) = (log.display(), self.places.exit_code_file());
         match merge {
             Some(merge) => anyhow::anyhow!(
                 "the merge, job {}, is {} ({}) and has no result: see {log}; the same command with \
@@ -391,10 +391,10 @@ impl FollowedSubmission<'_> {
         for (shard, used) in shard_retries(&self.places, self.options.shards) {
             say(&format!("shard {shard}: {used} of {} further attempts", self.options.retries));
         }
-        let result = self.places.result().with_extension("txt");
+        let result = self.places.result_folder().with_extension("txt");
         let text = std::fs::read_to_string(&result).unwrap_or_default();
         print!("{}", printable_on_terminal(&text));
-        let exit = ExitReason::exit_from_code(code).with_context(|| {
+        let exit = ExitReason::from_code(code).with_context(|| {
             format!("the merge ended with code {code}: see {}", self.places.log("merge").display())
         })?;
         if exit == ExitReason::Usage {

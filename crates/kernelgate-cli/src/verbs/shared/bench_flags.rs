@@ -37,8 +37,8 @@ impl BenchFlags {
         !self.bench.is_empty() || self.package.is_some()
     }
 
-    /// Finds the selected benches, as [`BenchChoice::find`] does.
+    /// Finds the selected benches, as [`BenchChoice::find_benches`] does.
     pub fn find(&self, root: &Path, running: &ChildProcess) -> anyhow::Result<FoundBenches> {
-        self.choice().find(root, versions::VERSION_TIMEOUT, running)
+        self.choice().find_benches(root, versions::VERSION_TIMEOUT, running)
     }
 }

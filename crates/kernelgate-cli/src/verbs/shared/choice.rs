@@ -65,7 +65,7 @@ impl CaseSelection {
     }
 
     /// The answers of every bench executable of the package.
-    pub fn ask(
+    pub fn ask_package(
         &self,
         store: &BaselineStore,
         action: &RequestedAction,
@@ -79,7 +79,7 @@ impl CaseSelection {
         CaseFilter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched_processes()?;
         let timeout = self.benches.wait.unwrap_or(versions::VERSION_TIMEOUT);
-        let found = self.benches.benches.choice().find(&store.root, timeout, &running)?;
+        let found = self.benches.benches.choice().find_benches(&store.root, timeout, &running)?;
         Ok(BenchClient { choice: self, found, running })
     }
 }
@@ -101,17 +101,17 @@ impl BenchClient<'_> {
 
     /// Sends the request to all executables and collects their responses.
     pub fn ask(&self, action: &RequestedAction) -> anyhow::Result<BenchAnswers> {
-        ask::all(&self.found, &self.request_settings(None), action)
+        ask::ask_all_benches(&self.found, &self.request_settings(None), action)
     }
 
     /// Asks every bench with a seed, and passes on each answer when it arrives.
-    pub fn each(
+    pub fn ask_each(
         &self,
         seed: u64,
         action: &RequestedAction,
         answered: impl FnMut(&str, BenchResponseBody) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        ask::each(&self.found, &self.request_settings(Some(seed)), action, answered)
+        ask::ask_each_bench(&self.found, &self.request_settings(Some(seed)), action, answered)
     }
 
     /// The answers for all shards, whichever was requested.
@@ -123,7 +123,7 @@ impl BenchClient<'_> {
         let mut request_settings = self.request_settings(None);
         // An empty variable counts as unset, also if this process has the variable.
         request_settings.settings.insert(SHARD_VARIABLE.to_owned(), String::new());
-        ask::each(&self.found, &request_settings, action, answered)
+        ask::ask_each_bench(&self.found, &request_settings, action, answered)
     }
 
     fn request_settings(&self, seed: Option<u64>) -> RequestSettings<'_> {

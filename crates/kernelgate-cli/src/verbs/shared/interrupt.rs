@@ -38,13 +38,13 @@ pub struct PartialResults {
 
 impl PartialResults {
     /// After this call, the first interrupt ends the running process but not the program, which
-    /// must check [`Self::interrupted`].
-    pub fn begin(&self) {
+    /// must check [`Self::was_interrupted`].
+    pub fn catch_interrupts(&self) {
         self.has_some.store(true, Ordering::SeqCst);
     }
 
-    /// Whether an interrupt came after [`Self::begin`] was called.
-    pub fn interrupted(&self) -> bool {
+    /// Whether an interrupt came after [`Self::catch_interrupts`] was called.
+    pub fn was_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::SeqCst)
     }
 }
@@ -64,7 +64,7 @@ fn watch_interrupts_with(
     let handler = move || {
         let first = !partial.interrupted.swap(true, Ordering::SeqCst);
         if first && partial.has_some.load(Ordering::SeqCst) {
-            held.end();
+            held.kill_and_wait();
             return;
         }
         held.kill_all();

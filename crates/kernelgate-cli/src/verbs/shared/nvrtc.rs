@@ -19,7 +19,7 @@ pub enum NvrtcMajor {
 }
 
 impl NvrtcMajor {
-    const fn environment(self) -> &'static str {
+    const fn environment_folder(self) -> &'static str {
         match self {
             Self::Cuda13 => "cuda-compiler-venv",
             Self::Cuda12 => "cuda-compiler-12-venv",
@@ -43,7 +43,7 @@ impl NvrtcMajor {
 
     /// The library's folder, for `KERNELGATE_CUDA_LIBS`; pip installs it on the first call.
     pub fn fetch(self, target: &Path) -> anyhow::Result<PathBuf> {
-        let environment = target.join(self.environment());
+        let environment = target.join(self.environment_folder());
         if let Some(folder) = self.installed(&environment) {
             return Ok(folder);
         }
@@ -88,9 +88,10 @@ mod tests {
     fn an_installed_compiler_is_not_fetched_again() {
         let target = tempfile::tempdir().unwrap();
         for nvrtc in [NvrtcMajor::Cuda13, NvrtcMajor::Cuda12] {
-            let nvidia = format!("{}/lib/python3.12/site-packages/nvidia", nvrtc.environment());
+            let nvidia =
+                format!("{}/lib/python3.12/site-packages/nvidia", nvrtc.environment_folder());
             let library = target.path().join(nvidia).join(nvrtc.library());
-            assert_eq!(nvrtc.installed(&target.path().join(nvrtc.environment())), None);
+            assert_eq!(nvrtc.installed(&target.path().join(nvrtc.environment_folder())), None);
             std::fs::create_dir_all(library.parent().unwrap()).unwrap();
             std::fs::write(&library, "").unwrap();
             let folder = library.parent().unwrap().canonicalize().unwrap();

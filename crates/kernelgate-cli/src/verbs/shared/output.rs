@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::fleet::task::quoted;
+use crate::fleet::task::shell_quoted;
 use clap::ValueEnum;
 use kernelgate::display;
 use kernelgate::display::medium::MarkdownText;
@@ -117,7 +117,7 @@ pub fn shell_command_line(
     bare: &[&str],
 ) -> String {
     let words = display::words_without_flags(arguments, valued, bare);
-    let words = words.iter().map(|word| quoted(word));
+    let words = words.iter().map(|word| shell_quoted(word));
     std::iter::once("kernelgate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 

@@ -35,7 +35,7 @@ impl SelectedSessions {
         let sessions = without_other_packages(sessions, store)?;
         let mut runs: Vec<ProcessRun> = sessions.into_iter().flat_map(|it| it.runs).collect();
         if !self.session.is_empty() {
-            runs.sort_by_cached_key(ProcessRun::key);
+            runs.sort_by_cached_key(ProcessRun::baseline_key);
         }
         Ok(runs)
     }

@@ -166,7 +166,7 @@ fn find_baseline(
         RequestSettings { settings, filter: None, timeout: DEVICE_ANSWER_TIMEOUT, running };
     // Every bench of a supported device runs on that device.
     let mut devices: Vec<String> = Vec::new();
-    for (bench, answer) in ask::all(&found, &asking, &RequestedAction::Environment)? {
+    for (bench, answer) in ask::ask_all_benches(&found, &asking, &RequestedAction::Environment)? {
         let BenchResponseBody::Environment(environment) = answer else {
             return Err(unexpected_response(&bench));
         };
@@ -186,7 +186,7 @@ fn find_baseline(
 }
 
 fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<ExitReason> {
-    let measurement = match Measurement::measurement_of_runs(runs) {
+    let measurement = match Measurement::from_runs(runs) {
         Ok(measurement) => measurement,
         Err(differing) => {
             println!("refused: {}", printable_on_terminal(&differing.to_string()));
@@ -199,7 +199,7 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
     let runs = measurement.process_runs();
     let path = store.baseline_path(&measurement.device_folder(), name)?;
     let _lock = lock_baseline(&path)?;
-    let mut baseline = Baseline::open_baseline(&path, name)
+    let mut baseline = Baseline::open_or_empty(&path, name)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     anyhow::ensure!(
         runs.iter().any(|run| !run.cases.is_empty()),
@@ -208,7 +208,7 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
     for run in runs.iter().filter(|run| !run.complete) {
         eprintln!(
             "warning: the run {} did not get to its end: only its {} finished cases are added",
-            run.key(),
+            run.baseline_key(),
             run.cases.len()
         );
     }
@@ -216,7 +216,7 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
         eprintln!(
             "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
             run.provenance.short_commit(),
-            run.key()
+            run.baseline_key()
         );
     }
     for run in runs.iter().filter(|run| !run.cases.is_empty()) {
@@ -224,14 +224,14 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
             for EnvironmentMismatch { field, base, head } in differing {
                 println!(
                     "refused: {field} is `{base}` in the baseline and `{head}` in the run {}",
-                    run.key()
+                    run.baseline_key()
                 );
             }
             return Ok(ExitReason::Refused);
         }
     }
     for record in store.numerics(runs)? {
-        numerics::say(&record, baseline.add_seed_errors(&record));
+        numerics::print_saved_errors(&record, baseline.add_seed_errors(&record));
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();

@@ -151,7 +151,7 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
         state: state.clone(),
         resume: arguments.resume,
     };
-    let (calibration, left) = match calibrate::run(&request, &settings) {
+    let (calibration, left) = match calibrate::run_calibration(&request, &settings) {
         Ok(measured) => measured,
         Err(refused) if refused.exit() == ExitReason::Refused => {
             eprintln!("{}", printable_on_terminal(&refused.to_string()));
@@ -255,18 +255,18 @@ fn merge_calibration_files(
     let Some(merged) = merged_calibration(&arguments.merge)? else {
         return Ok(ExitReason::Refused);
     };
-    let output = write(&merged, arguments.output.as_deref(), store)?;
+    let output = write_calibration(&merged, arguments.output.as_deref(), store)?;
     print_calibration(arguments.format, &merged, &output)?;
     Ok(ExitReason::Fine)
 }
 
 /// Writes a merged calibration to its file and prints it.
-pub fn keep(
+pub fn save_and_print(
     merged: &Calibration,
     output: Option<&Path>,
     store: &BaselineStore,
 ) -> anyhow::Result<()> {
-    let output = write(merged, output, store)?;
+    let output = write_calibration(merged, output, store)?;
     print_calibration(OutputFormat::Text, merged, &output)
 }
 
@@ -291,12 +291,12 @@ fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> 
         }
     }
     let mut merged = merged.context("--merge takes files")?;
-    merged.conclude();
+    merged.derive_thresholds();
     Ok(Some(merged))
 }
 
 /// Writes a calibration, and returns the path.
-fn write(
+fn write_calibration(
     merged: &Calibration,
     output: Option<&Path>,
     store: &BaselineStore,

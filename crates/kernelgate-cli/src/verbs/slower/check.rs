@@ -19,7 +19,7 @@ use crate::benches::child::{ChildProcess, ProcessEnd};
 use crate::commands;
 use crate::compare::sides::git::{self, GitRepository, git};
 use crate::compare::sides::leftovers;
-use crate::fleet::task::quoted;
+use crate::fleet::task::shell_quoted;
 use crate::report::bisection::markdown as fenced;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::nvrtc::NvrtcMajor;
@@ -102,9 +102,9 @@ pub struct CheckArguments {
         value_parser = clap::value_parser!(u16).range(1..=100)
     )]
     runs: u16,
-    /// Folder of the results: comment.md, report.html, change.svg, junit.xml, result.json, bmf.json,
-    /// smaller-is-better.json, resources.txt, and report/ of the gate [default: perf-check/ of the
-    /// target folder]
+    /// Folder of the results: comment.md, report.html, change.svg, junit.xml, result.json,
+    /// bmf.json, smaller-is-better.json, resources.txt, and report/ of the gate [default:
+    /// perf-check/ of the target folder]
     #[arg(long, env = "PERF_OUT", value_name = "DIR")]
     out: Option<PathBuf>,
     /// Architecture for which the recorded resources of kernels are checked, with the NVRTC of this
@@ -238,7 +238,7 @@ impl CheckRun<'_> {
         };
         let mut merge_base = git(&repository.top);
         merge_base.args(["merge-base", &base.commit, "HEAD"]);
-        git::run(&mut merge_base, "find the merge base").map_err(|_| {
+        git::run_git(&mut merge_base, "find the merge base").map_err(|_| {
             format!(
                 "`{}` and HEAD have no common commit here (a shallow clone: fetch the whole \
                  history)",
@@ -256,7 +256,7 @@ impl CheckRun<'_> {
         line.extend(self.bench_arguments());
         // A clean checkout is compared as its commit; otherwise the working tree is, with its
         // changes.
-        let ask = |arguments: &[&str]| git::run(git(&self.store.root).args(arguments), "ask");
+        let ask = |arguments: &[&str]| git::run_git(git(&self.store.root).args(arguments), "ask");
         if ask(&["status", "--porcelain"]).is_ok_and(|changes| changes.is_empty())
             && let Ok(head) = ask(&["rev-parse", "HEAD"])
         {
@@ -264,13 +264,13 @@ impl CheckRun<'_> {
         }
         line.extend(case_time.iter().flat_map(|time| ["--case-time".to_owned(), time.clone()]));
         line.extend(filter.clone());
-        self.part(&line)
+        self.call_own_verb(&line)
     }
 
     /// Whether a baseline exists for this device, or the reason why not.
     fn has_baseline_for_device(&self) -> anyhow::Result<Result<(), String>> {
         let name = &self.arguments.baseline;
-        self.announce(&format!("kernelgate baseline find {}", quoted(name)));
+        self.announce(&format!("kernelgate baseline find {}", shell_quoted(name)));
         if self.arguments.dry_run {
             return Ok(Ok(()));
         }
@@ -323,7 +323,7 @@ impl CheckRun<'_> {
         }
         let out = ["--out".to_owned(), self.out.display().to_string()];
         let gate = ["gate".to_owned(), "--baseline".to_owned(), baseline.clone()];
-        let exit = self.part(&[&gate[..], &sessions, &out].concat())?;
+        let exit = self.call_own_verb(&[&gate[..], &sessions, &out].concat())?;
         // A wrong case ends cargo like a bench that died, and its record fails the gate.
         let fails = ![ExitReason::Fine, ExitReason::Inconclusive].contains(&exit);
         let exit = if died.is_some() && !fails { ExitReason::Usage } else { exit };
@@ -335,7 +335,7 @@ impl CheckRun<'_> {
     }
 
     /// Calls this program again; its results go to standard error.
-    fn part(&self, line: &[String]) -> anyhow::Result<ExitReason> {
+    fn call_own_verb(&self, line: &[String]) -> anyhow::Result<ExitReason> {
         self.announce(&format!("kernelgate {}", typed_arguments(line)));
         if self.arguments.dry_run {
             return Ok(ExitReason::Fine);
@@ -349,7 +349,7 @@ impl CheckRun<'_> {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(std::io::stderr());
         // Parts that need much memory limit it themselves.
-        let ended = self.running.start(command);
+        let ended = self.running.start_process(command);
         let ended = ended.and_then(|_| self.running.finish_within(CHECK_TIMEOUT, u64::MAX));
         let ended = ended.with_context(|| format!("failed to start {program}"))?;
         match ended {
@@ -440,7 +440,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The exit code of a part; a code that this program does not have ends the check.
 fn exit_of_code(code: i32) -> ExitReason {
-    ExitReason::exit_from_code(code).unwrap_or_else(|| {
+    ExitReason::from_code(code).unwrap_or_else(|| {
         say(&format!("ended with {code}"));
         std::process::exit(code)
     })
@@ -448,7 +448,7 @@ fn exit_of_code(code: i32) -> ExitReason {
 
 /// The arguments of a part as typed in a shell.
 fn typed_arguments(line: &[String]) -> String {
-    line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    line.iter().map(|word| shell_quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
 /// Makes kernels that got worse visible in the comment, and folds the rest.
@@ -488,10 +488,10 @@ mod tests {
     #[test]
     fn codes_of_this_program_count_and_others_end_the_check() {
         assert_eq!(
-            [0, 1, 2, 3, 4].map(|code| ExitReason::exit_from_code(code).map(|exit| exit as i32)),
+            [0, 1, 2, 3, 4].map(|code| ExitReason::from_code(code).map(|exit| exit as i32)),
             [0, 1, 2, 3, 4].map(Some)
         );
-        assert_eq!([101, 130, 141].map(ExitReason::exit_from_code), [None; 3]);
+        assert_eq!([101, 130, 141].map(ExitReason::from_code), [None; 3]);
     }
 
     #[test]

@@ -192,7 +192,7 @@ pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Resul
     let mut summary = verdicts::summary(&outcome, &again);
     let own = || store.package.as_ref().map(|package| package.name.clone());
     summary.package = arguments.package.clone().or_else(own);
-    arguments.output.print(
+    arguments.output.print_and_write(
         &verdicts::text(&outcome, terminal::terminal_columns()),
         &summary,
         &outcome,

@@ -53,7 +53,7 @@ pub fn run(arguments: &GateArguments, store: &BaselineStore) -> anyhow::Result<E
     check_flag_range("--other-device", arguments.other_device, 0.0..=MAX_RULE_RATIO)?;
     check_flag_range("--growth", arguments.growth, 1.0..=MAX_RULE_RATIO)?;
     kernelgate::record::store::check_path_component(&arguments.baseline)?;
-    let measurement = match Measurement::measurement_of_runs(arguments.sessions.read(store)?) {
+    let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
         Ok(measurement) => measurement,
         Err(differing) => {
             println!("refused: {}", printable_on_terminal(&differing.to_string()));
@@ -69,10 +69,10 @@ pub fn run(arguments: &GateArguments, store: &BaselineStore) -> anyhow::Result<E
     let usual = GatePolicy::default();
     let limits = usual.limits.overridden_by(&flags, LimitSource::Flag);
     let policy = GatePolicy { limits, other_device: arguments.other_device, ..usual };
-    let report = judge(store, &arguments.baseline, &measurement, policy)?;
+    let report = judge_measurement(store, &arguments.baseline, &measurement, policy)?;
     let mut summary = verdicts::summary(&report, &local_reproduction_commands(&arguments.baseline));
     summary.package = store.package.as_ref().map(|package| package.name.clone());
-    arguments.output.print(
+    arguments.output.print_and_write(
         &verdicts::text(&report, terminal::terminal_columns()),
         &summary,
         &report,
@@ -82,7 +82,7 @@ pub fn run(arguments: &GateArguments, store: &BaselineStore) -> anyhow::Result<E
 }
 
 /// Judges a measurement against a baseline, with the rules of the package.
-pub fn judge(
+pub fn judge_measurement(
     store: &BaselineStore,
     baseline: &str,
     measurement: &Measurement,
@@ -132,7 +132,7 @@ fn compare_with_baseline(
 ) -> Result<GateReport, StoreError> {
     let (runs, device) = (measurement.process_runs(), measurement.device_folder());
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
-        Ok(calibration) => CalibratedSpreads::spreads_from_calibration(&calibration),
+        Ok(calibration) => CalibratedSpreads::from_calibration(&calibration),
         Err(error) if error.is_not_found() => CalibratedSpreads::default(),
         Err(error) => return Err(error.into()),
     };

@@ -118,7 +118,7 @@ fn json_document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> 
 
 /// Refuses a text that is not the name of an architecture: such names become names of files.
 pub fn check_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
-    let is_known = architecture::number(arch).is_some();
+    let is_known = architecture::capability_number(arch).is_some();
     anyhow::ensure!(is_known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
     Ok(())
 }
@@ -147,7 +147,7 @@ fn compile_all_kernels(
     let action = RequestedAction::Resources { arch: arch.clone(), filter };
     let mut all: Option<RunResources> = None;
     let mut left_out: Vec<String> = Vec::new();
-    for (bench, answer) in ask::all(found, &asking, &action)? {
+    for (bench, answer) in ask::ask_all_benches(found, &asking, &action)? {
         let BenchResponseBody::Resources(report) = answer else {
             return Err(unexpected_response(&bench));
         };

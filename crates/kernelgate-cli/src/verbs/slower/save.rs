@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::benches::cargo;
-use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason, wait};
+use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason, start_and_wait};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::lock_baseline;
@@ -53,7 +53,7 @@ pub fn run(arguments: &SaveArguments, store: &BaselineStore) -> anyhow::Result<E
     })?;
     let outcome = measure_sessions(arguments, store, &running, &finished)
         .and_then(|sessions| sessions::without_other_packages(sessions, store))
-        .and_then(|sessions| write(arguments, store, sessions));
+        .and_then(|sessions| write_baseline(arguments, store, sessions));
     match outcome {
         Ok(ExitReason::Fine) => Ok(ExitReason::Fine),
         Ok(other) => {
@@ -128,21 +128,21 @@ fn measure_sessions(
 }
 
 fn check_baseline_writable(path: &Path, name: &str) -> anyhow::Result<()> {
-    Baseline::open_baseline(path, name)
+    Baseline::open_or_empty(path, name)
         .and_then(|_| file::check_writable(path))
         .map_err(|error| anyhow::anyhow!("failed to {error}"))
 }
 
 /// Makes the baseline from the sessions: the first session replaces other runs of its cases, later
 /// sessions add to it.
-fn write(
+fn write_baseline(
     arguments: &SaveArguments,
     store: &BaselineStore,
     sessions: Vec<Session>,
 ) -> anyhow::Result<ExitReason> {
     let of_first_session = sessions.first().map_or(0, |session| session.runs.len());
     let runs = sessions.into_iter().flat_map(|session| session.runs).collect();
-    let measurement = match Measurement::measurement_of_runs(runs) {
+    let measurement = match Measurement::from_runs(runs) {
         Ok(measurement) => measurement,
         Err(differing) => {
             println!("refused: {}", printable_on_terminal(&differing.to_string()));
@@ -151,7 +151,7 @@ fn write(
     };
     let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
     let _lock = lock_baseline(&path)?;
-    let mut baseline = Baseline::open_baseline(&path, &arguments.name)
+    let mut baseline = Baseline::open_or_empty(&path, &arguments.name)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let (first, others) = measurement.process_runs().split_at(of_first_session);
     for run in first {
@@ -165,14 +165,14 @@ fn write(
         for EnvironmentMismatch { field, base, head } in differing {
             println!(
                 "refused: {field} is `{base}` in the first run and `{head}` in the run {}",
-                run.key()
+                run.baseline_key()
             );
         }
         return Ok(ExitReason::Refused);
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
     for record in store.numerics(measurement.process_runs())? {
-        numerics::say(&record, baseline.add_seed_errors(&record));
+        numerics::print_saved_errors(&record, baseline.add_seed_errors(&record));
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let cases: Vec<usize> = first
@@ -214,7 +214,7 @@ fn run_cargo_bench(
     {
         command.env("CARGO_TARGET_DIR", here.join(target));
     }
-    let ended = wait(&mut command, SAVE_TIMEOUT, running)
+    let ended = start_and_wait(&mut command, SAVE_TIMEOUT, running)
         .map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
     match ended {
         ProcessEnd::Exited(status) if status.success() => Ok(()),

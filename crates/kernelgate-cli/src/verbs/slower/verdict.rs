@@ -62,7 +62,7 @@ impl VerdictOutput {
 
     /// Prints a result, then writes all its formats where asked for: what cannot be written costs
     /// no verdict. `text` is the form for a terminal, `result` the whole result for JSON.
-    pub fn print(
+    pub fn print_and_write(
         &self,
         text: &str,
         summary: &VerdictSummary,

@@ -1,5 +1,5 @@
-//! How much of its rate a batch keeps: cases that differ in the number of samples of a launch alone,
-//! side by side.
+//! How much of its rate a batch keeps: cases that differ in the number of samples of a launch
+//! alone, side by side.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ fn ids_with_batch_wildcard(case: &str, samples: u64) -> Vec<String> {
 }
 
 impl BatchCurve {
-    fn best(&self) -> f64 {
+    fn best_samples_per_s(&self) -> f64 {
         self.batches.iter().map(BatchLaunchTime::samples_per_s).fold(0.0, f64::max)
     }
 
@@ -80,7 +80,7 @@ impl BatchCurve {
     /// many samples: how far the rate grows beyond the smallest's.
     fn batch_efficiency(&self, of: &BatchLaunchTime) -> (f64, f64) {
         let rate = of.samples_per_s();
-        (rate / self.best(), rate / self.batches[0].samples_per_s())
+        (rate / self.best_samples_per_s(), rate / self.batches[0].samples_per_s())
     }
 
     /// The curve as a table of text.

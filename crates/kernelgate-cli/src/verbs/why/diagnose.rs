@@ -8,8 +8,8 @@ use kernelgate::exit::ExitReason;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
 use kernelgate::record::{BaselineStore, file};
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::difference::{TraceSums, difference};
-use kernelgate_trace::diagnose::ranks::{self, Job};
+use kernelgate_trace::diagnose::difference::{TraceSums, compare_sums};
+use kernelgate_trace::diagnose::ranks::{self, JoinedJob};
 use kernelgate_trace::diagnose::{
     FindingSeverity, TraceDiagnosis, checklist, diagnose, diagnose_streamed,
 };
@@ -29,8 +29,9 @@ const DIAGNOSIS_SCHEMA: u32 = 1;
 #[derive(Debug, Args)]
 pub struct DiagnoseArguments {
     /// Traces: SQLite exports or reports of Nsight Systems, reports or CSV of Nsight Compute, JSON
-    /// of PyTorch's profiler, JAX or rocprofv3 (.gz too), recordings of `kernelgate profile`. Two are compared, unless
-    /// --each is given. Or one case, or a regular expression of several, to record and diagnose
+    /// of PyTorch's profiler, JAX or rocprofv3 (.gz too), recordings of `kernelgate profile`. Two
+    /// are compared, unless --each is given. Or one case, or a regular expression of several, to
+    /// record and diagnose
     #[arg(required = true, value_name = "TRACE|CASE")]
     traces: Vec<PathBuf>,
     /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
@@ -103,7 +104,7 @@ struct DiagnosesOutcome {
 impl DiagnosesOutcome {
     fn add(&mut self, diagnosis: &TraceDiagnosis) {
         self.answered |= diagnosis.answers_any_gpu_question();
-        self.worst = self.worst.max(diagnosis.worst());
+        self.worst = self.worst.max(diagnosis.worst_severity());
     }
 
     fn exit(self, fail_on: Option<FailOnSeverity>) -> ExitReason {
@@ -119,7 +120,7 @@ impl DiagnosesOutcome {
 pub fn run(arguments: &DiagnoseArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let folder = tempfile::tempdir()?;
     let traces: Vec<(String, PathBuf)> = match case_filter_word(&arguments.traces) {
-        Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
+        Some(filter) => profile::record_cases(&filter, &arguments.benches, store, folder.path())?,
         None => {
             let named = |path: &PathBuf| (path.display().to_string(), path.clone());
             arguments.traces.iter().map(named).collect()
@@ -141,7 +142,7 @@ pub fn run(arguments: &DiagnoseArguments, store: &BaselineStore) -> anyhow::Resu
             }))?,
             DiagnosisFormat::Text => print_text(&job.to_text()),
         }
-        let outcome = DiagnosesOutcome { answered: job.joined > 0, worst: job.worst() };
+        let outcome = DiagnosesOutcome { answered: job.joined > 0, worst: job.worst_severity() };
         return Ok(outcome.exit(arguments.fail_on));
     }
     anyhow::ensure!(
@@ -164,7 +165,10 @@ pub fn run(arguments: &DiagnoseArguments, store: &BaselineStore) -> anyhow::Resu
 }
 
 /// Joins the traces as ranks of one job, if they belong to one.
-fn job(arguments: &DiagnoseArguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
+fn job(
+    arguments: &DiagnoseArguments,
+    traces: &[(String, PathBuf)],
+) -> anyhow::Result<Option<JoinedJob>> {
     let alone = arguments.each || arguments.checklist || arguments.range.is_some();
     // Only JSON traces can declare ranks.
     let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
@@ -200,7 +204,7 @@ fn diagnose_each(
                 let gpus = diagnose_ranks(name, path, arguments, &diagnosis)?;
                 write_diagnosis_page(
                     file,
-                    pages::trace::page(name, &trace, &diagnosis, gpus.as_ref()),
+                    pages::trace::trace_page(name, &trace, &diagnosis, gpus.as_ref()),
                 )?;
                 (diagnosis, gpus)
             }
@@ -247,7 +251,7 @@ fn diagnose_ranks(
     path: &Path,
     arguments: &DiagnoseArguments,
     diagnosis: &TraceDiagnosis,
-) -> anyhow::Result<Option<Job>> {
+) -> anyhow::Result<Option<JoinedJob>> {
     match arguments.range.is_some() || arguments.checklist {
         true => Ok(None),
         false => trace_file::gpus(name, path, diagnosis),
@@ -259,9 +263,9 @@ fn compare_traces(
     arguments: &DiagnoseArguments,
     traces: [&(String, PathBuf); 2],
 ) -> anyhow::Result<()> {
-    let [base, head] =
-        traces.map(|(_, path)| analyze_trace(path, arguments, TraceSums::streamed, TraceSums::new));
-    let difference = difference(base?, head?);
+    let [base, head] = traces
+        .map(|(_, path)| analyze_trace(path, arguments, TraceSums::sum_streamed, TraceSums::new));
+    let difference = compare_sums(base?, head?);
     let names = traces.map(|(name, _)| name);
     match arguments.format {
         DiagnosisFormat::Json => print_json(&json!({
@@ -309,7 +313,7 @@ fn analyze_trace<T>(
 }
 
 fn load_trace(path: &Path, arguments: &DiagnoseArguments) -> anyhow::Result<Trace> {
-    trace_file::open(path, &WantedTraceParts::ALL, arguments.range.as_deref())
+    trace_file::read_trace_tables(path, &WantedTraceParts::ALL, arguments.range.as_deref())
 }
 
 fn write_diagnosis_page(file: &Path, page: Result<String, PlotError>) -> anyhow::Result<()> {

@@ -43,7 +43,8 @@ pub fn run(arguments: &ExportArguments) -> anyhow::Result<ExitReason> {
         refuse_overwriting_source("--out", out, &arguments.trace)?;
     }
     let tables = WantedTraceParts { rest: false, ..WantedTraceParts::ALL };
-    let trace = trace_file::open(&arguments.trace, &tables, arguments.range.as_deref())?;
+    let trace =
+        trace_file::read_trace_tables(&arguments.trace, &tables, arguments.range.as_deref())?;
     let ExportFormat::Perfetto = arguments.format;
     match &arguments.out {
         None => {

@@ -13,7 +13,7 @@ use kernelgate::protocol::{
 };
 use kernelgate::record::BaselineStore;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate_trace::diagnose::short_name;
+use kernelgate_trace::diagnose::readable_name;
 use kernelgate_trace::stats::shorten;
 use serde_json::Value;
 
@@ -71,8 +71,10 @@ pub fn run(arguments: &ProfileArguments, store: &BaselineStore) -> anyhow::Resul
         let recorded = || profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
         let drawings: Vec<_> =
             recorded().map(ProfiledRecording::stage_drawings).collect::<Result<_, _>>()?;
-        let drawings =
-            drawings.into_iter().flatten().chain(network::drawings(&recorded_networks(&profiled))?);
+        let drawings = drawings
+            .into_iter()
+            .flatten()
+            .chain(network::chart_files(&recorded_networks(&profiled))?);
         let drawings = Vec::from_iter(drawings);
         let drawings = drawings.iter().map(|(name, svg)| (&**name, svg.clone()));
         write_files(out, files.into_iter().chain(drawings), &[])?;
@@ -89,7 +91,7 @@ pub fn run(arguments: &ProfileArguments, store: &BaselineStore) -> anyhow::Resul
 }
 
 /// Records the cases that a filter selects into a folder, a file for each.
-pub fn record(
+pub fn record_cases(
     filter: &str,
     benches: &ChosenBenches,
     store: &BaselineStore,
@@ -142,8 +144,9 @@ fn profile_cases_of(
         let executable = executables.find(|found| found.bench == bench);
         for mut case in cases {
             let recording = case.recording.take();
-            let recorded =
-                recording.map(|recording| recorded::read(*recording, folder)).transpose()?;
+            let recorded = recording
+                .map(|recording| recorded::write_and_read_trace(*recording, folder))
+                .transpose()?;
             if let Some(ProfiledRecording { path, .. }) = &recorded {
                 let new = files.insert(path.clone());
                 anyhow::ensure!(
@@ -156,7 +159,8 @@ fn profile_cases_of(
             let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
             let tools =
                 executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
-                    tool_lines::lines(executable, &settings, &case.case, &kernels).to_vec()
+                    tool_lines::tool_command_lines(executable, &settings, &case.case, &kernels)
+                        .to_vec()
                 });
             profiled.push(RecordedProfile { case, recorded, tools });
         }
@@ -171,7 +175,8 @@ fn batch_time_of_profile(profiled: &RecordedProfile) -> Option<BatchLaunchTime> 
         let launch = case.phases.iter().find(|phase| phase.name == "launch")?;
         Some((launch.total_ns / launch.count.max(1) as f64, None))
     };
-    let recorded = profiled.recorded.as_ref().and_then(ProfiledRecording::launch);
+    let recorded =
+        profiled.recorded.as_ref().and_then(ProfiledRecording::launch_time_and_limit_share);
     let (launch_ns, of_limit) = recorded.or_else(by_host)?;
     Some(BatchLaunchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
 }
@@ -247,7 +252,7 @@ fn profile_text(
     ]);
     for kernel in &summary.kernels {
         table.row(vec![
-            shorten(&short_name(&kernel.name), MAX_KERNEL_NAME_COLUMNS),
+            shorten(&readable_name(&kernel.name), MAX_KERNEL_NAME_COLUMNS),
             kernel.count.to_string(),
             time_text(kernel.total_ns as f64),
             format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
@@ -260,7 +265,8 @@ fn profile_text(
     let idle = summary.span_ns.saturating_sub(summary.busy_ns);
     let recorded =
         profiled.recorded.as_ref().map(|recorded| recorded.text(format, shown)).unwrap_or_default();
-    let tools: Vec<String> = profiled.tools.iter().map(|words| tool_lines::broken(words)).collect();
+    let tools: Vec<String> =
+        profiled.tools.iter().map(|words| tool_lines::wrapped_command(words)).collect();
     let tools = match format {
         OutputFormat::Markdown if !tools.is_empty() => {
             format!("```sh\n{}\n```\n", tools.join("\n"))

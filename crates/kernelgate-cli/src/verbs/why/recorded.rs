@@ -7,7 +7,7 @@ use kernelgate::display::{byte_text, time_text};
 use kernelgate::protocol::CaseRecording;
 use kernelgate::record::file;
 use kernelgate::record::text::printable_on_terminal;
-use kernelgate_trace::diagnose::ranks::Job;
+use kernelgate_trace::diagnose::ranks::JoinedJob;
 use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TraceDiagnosis};
 use kernelgate_trace::read::{self, WantedTraceParts};
 use serde_json::{Value, json};
@@ -33,17 +33,20 @@ pub struct ProfiledRecording {
     stages: Vec<KernelStages>,
     diagnosis: TraceDiagnosis,
     /// The GPUs of a case over several.
-    gpus: Option<Job>,
+    gpus: Option<JoinedJob>,
 }
 
 /// Writes a recording into a folder, and reads it as a trace.
-pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<ProfiledRecording> {
+pub fn write_and_read_trace(
+    recording: CaseRecording,
+    folder: &Path,
+) -> anyhow::Result<ProfiledRecording> {
     let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let joined = JoinedTrace::new(&trace);
-    let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnose_job());
+    let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnose_whole_job());
     let parts = (!recording.parts.is_empty()).then(|| parts::from_recording(&recording, &joined));
     let stages = stages::stages_of_recording(&recording);
     let gpus = trace_file::gpus(&recording.case, &path, &diagnosis)?;
@@ -131,7 +134,7 @@ impl ProfiledRecording {
 
     /// Time of a launch from its first start to its last end, nanoseconds, and the largest share of
     /// a limit that it reaches.
-    pub fn launch(&self) -> Option<(f64, Option<f64>)> {
+    pub fn launch_time_and_limit_share(&self) -> Option<(f64, Option<f64>)> {
         let step = self.step()?;
         let of_limit = step.of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
         Some((step.span_ns as f64 / step.times.max(1) as f64, of_limit))
@@ -185,7 +188,7 @@ impl ProfiledRecording {
             "parts": self.parts.as_ref().map(LaunchParts::json),
             "stages": self.stages.iter().map(KernelStages::json).collect::<Vec<_>>(),
             "diagnosis": self.diagnosis.to_json(),
-            "gpus": self.gpus.as_ref().map(Job::to_json),
+            "gpus": self.gpus.as_ref().map(JoinedJob::to_json),
         })
     }
 }

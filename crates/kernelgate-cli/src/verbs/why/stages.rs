@@ -11,7 +11,8 @@ use kernelgate::record::text::printable_on_terminal;
 use serde_json::{Value, json};
 
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, PlottedUnit, Row, ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, PlottedUnit,
+    ScaleKind,
 };
 
 /// The stages of a kernel in one launch of its case.
@@ -130,7 +131,7 @@ impl KernelStages {
 
     /// A chart with a row for each stage and a ring for each block.
     fn stage_chart(&self, case: &str) -> ChartWithTitle {
-        let row = |stage: &StageTime| Row {
+        let row = |stage: &StageTime| LabelledRow {
             label: stage.name.clone(),
             value: format!("{} {:.1}%", time_text(stage.mean_ns()), 100.0 * stage.share),
             marks: vec![

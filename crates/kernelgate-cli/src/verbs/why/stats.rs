@@ -10,7 +10,7 @@ use kernelgate::record::text::{on_one_line, printable_on_terminal, printable_pat
 use kernelgate_trace::analyze::timeline::idle;
 use kernelgate_trace::model::{Trace, TraceRecorder};
 use kernelgate_trace::read::WantedTraceParts;
-use kernelgate_trace::stats::{self, StatsReport, Table};
+use kernelgate_trace::stats::{self, StatsReport, StatsTable};
 use regex::Regex;
 use serde_json::json;
 
@@ -58,15 +58,16 @@ enum StatsTableFormat {
 }
 
 fn parse_report(name: &str) -> Result<StatsReport, String> {
-    StatsReport::report_from_name(name).ok_or_else(|| {
-        let names: Vec<&str> = StatsReport::ALL.iter().map(|report| report.name()).collect();
+    StatsReport::from_name(name).ok_or_else(|| {
+        let names: Vec<&str> =
+            StatsReport::ALL_REPORTS.iter().map(|report| report.name()).collect();
         format!("no such table; there are {}", names.join(", "))
     })
 }
 
 pub fn run(arguments: &StatsArguments) -> anyhow::Result<ExitReason> {
     let reports = if arguments.report.is_empty() {
-        StatsReport::ALL.to_vec()
+        StatsReport::ALL_REPORTS.to_vec()
     } else {
         arguments.report.clone()
     };
@@ -76,7 +77,7 @@ pub fn run(arguments: &StatsArguments) -> anyhow::Result<ExitReason> {
     for (path, name) in arguments.traces.iter().zip(&names) {
         let (trace, mut tables) = report_tables(path, &reports, arguments)?;
         if let Some(expression) = &arguments.filter {
-            tables.iter_mut().for_each(|table| table.filter(expression));
+            tables.iter_mut().for_each(|table| table.keep_matching_rows(expression));
         }
         if let Some(folder) = &arguments.out {
             let files = table_files(name, &tables, arguments.format)?;
@@ -114,12 +115,13 @@ fn load_for_reports(
     reports: &[StatsReport],
     arguments: &StatsArguments,
 ) -> anyhow::Result<Trace> {
-    let mut wanted =
-        reports.iter().fold(WantedTraceParts::default(), |all, report| all.and(report.columns()));
+    let mut wanted = reports.iter().fold(WantedTraceParts::default(), |all, report| {
+        all.wanted_by_either(report.wanted_parts())
+    });
     if arguments.out.is_some() {
         wanted.operations = true;
     }
-    let trace = trace_file::open(path, &wanted, arguments.range.as_deref())?;
+    let trace = trace_file::read_trace_tables(path, &wanted, arguments.range.as_deref())?;
     if trace.recorder == TraceRecorder::NsightCompute {
         anyhow::bail!(
             "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",
@@ -141,12 +143,12 @@ fn report_tables(
     path: &Path,
     reports: &[StatsReport],
     arguments: &StatsArguments,
-) -> anyhow::Result<(Trace, Vec<Table>)> {
+) -> anyhow::Result<(Trace, Vec<StatsTable>)> {
     let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= MIN_BYTES_TO_READ_BY_TABLE);
     if !large || arguments.range.is_some() {
         let trace = load_for_reports(path, reports, arguments)?;
         print_read_problems(path, &trace.quality.unreadable.iter().cloned().collect());
-        let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
+        let tables = reports.iter().map(|&report| stats::make_table(&trace, report)).collect();
         return Ok((trace, tables));
     }
     // The tables are read one after the other, each with as little memory as it needs.
@@ -158,7 +160,7 @@ fn report_tables(
             Some(streamed) => (streamed.trace, streamed.table),
             None => {
                 let trace = load_for_reports(path, &[report], arguments)?;
-                let table = stats::table(&trace, report);
+                let table = stats::make_table(&trace, report);
                 (trace, table)
             }
         };
@@ -169,7 +171,7 @@ fn report_tables(
     Ok((load_for_reports(path, &[], arguments)?, tables))
 }
 
-fn print_tables(path: &Path, tables: &[Table], format: StatsTableFormat, several: bool) {
+fn print_tables(path: &Path, tables: &[StatsTable], format: StatsTableFormat, several: bool) {
     if several {
         println!("{}", printable_path(path));
     }
@@ -186,31 +188,31 @@ fn print_tables(path: &Path, tables: &[Table], format: StatsTableFormat, several
 }
 
 /// A table as CSV; names come from the trace.
-fn csv(table: &Table) -> String {
+fn csv(table: &StatsTable) -> String {
     let mut table = table.clone();
     table.map_text_cells(|text| CsvText(text).to_string());
     table.to_csv()
 }
 
 /// A table for a terminal; names come from the trace.
-fn padded_table(table: &Table) -> String {
+fn padded_table(table: &StatsTable) -> String {
     let mut table = table.clone();
     table.map_text_cells(on_one_line);
     table.to_text()
 }
 
-fn tables_document(path: &Path, tables: &[Table]) -> serde_json::Value {
-    let tables: Vec<serde_json::Value> = tables.iter().map(Table::cell_to_json).collect();
+fn tables_document(path: &Path, tables: &[StatsTable]) -> serde_json::Value {
+    let tables: Vec<serde_json::Value> = tables.iter().map(StatsTable::cell_to_json).collect();
     json!({ "trace": path.display().to_string(), "tables": tables })
 }
 
 /// Names and texts of the files of a trace.
 fn table_files(
     name: &str,
-    tables: &[Table],
+    tables: &[StatsTable],
     format: StatsTableFormat,
 ) -> anyhow::Result<Vec<(String, String)>> {
-    let file = |table: &Table| {
+    let file = |table: &StatsTable| {
         let (extension, text) = match format {
             StatsTableFormat::Csv => ("csv", csv(table)),
             StatsTableFormat::Table => ("txt", padded_table(table)),
@@ -250,8 +252,8 @@ fn stats_summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serd
     let activities = idle::activity_of_devices(trace, |_| true);
     let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
     let span_ns: i64 = activities.iter().map(idle::DeviceActivity::span_of_gaps_ns).sum();
-    let kernels = stats::table(trace, StatsReport::GpuKernels);
-    let top = kernels.rows.first().map(|row| row[kernels.named_by].plain());
+    let kernels = stats::make_table(trace, StatsReport::GpuKernels);
+    let top = kernels.rows.first().map(|row| row[kernels.named_by].csv_text());
     json!({
         "trace": path.display().to_string(),
         "recorder": trace.recorder.label(),

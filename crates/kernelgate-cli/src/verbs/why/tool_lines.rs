@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::benches::find::BenchExecutable;
 
-use crate::fleet::task::quoted;
+use crate::fleet::task::shell_quoted;
 
 /// Sections that show the bound of a kernel, the limit of its occupancy, and the stalls of its
 /// warps.
@@ -27,7 +27,7 @@ const WRAPPED_COLUMNS: usize = 96;
 /// Command lines, word by word, for Nsight Systems and Nsight Compute, each with the command that
 /// reads its report. `kernels` are the case's, by time; if it is empty because nothing was
 /// recorded, kernels whose names begin with the family's are measured.
-pub fn lines(
+pub fn tool_command_lines(
     executable: &BenchExecutable,
     settings: &BTreeMap<String, String>,
     case: &str,
@@ -35,19 +35,20 @@ pub fn lines(
 ) -> [Vec<String>; 2] {
     let name = case.replace('/', "_");
     let line = |tool: &str, options: Vec<String>, then: [String; 2]| {
-        let variables = settings.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        let variables =
+            settings.iter().map(|(name, value)| format!("{name}={}", shell_quoted(value)));
         let mut line: Vec<String> = variables.collect();
         line.extend(tool.split(' ').map(str::to_owned));
         line.extend(options);
-        line.push(quoted(&executable.path.to_string_lossy()));
+        line.push(shell_quoted(&executable.path.to_string_lossy()));
         line.extend(["--bench", "--noplot", "--profile-time 1"].map(str::to_owned));
-        line.push(quoted(&format!("^{}$", regex::escape(case))));
+        line.push(shell_quoted(&format!("^{}$", regex::escape(case))));
         line.extend(then);
         line
     };
     let sections = NCU_SECTIONS.map(|section| format!("--section {section}"));
     let kernels = [
-        format!("-k {}", quoted(&format!("regex:{}", ncu_kernel_filter(case, kernels)))),
+        format!("-k {}", shell_quoted(&format!("regex:{}", ncu_kernel_filter(case, kernels)))),
         format!("--launch-count {MEASURED_LAUNCHES}"),
     ];
     [
@@ -65,7 +66,7 @@ pub fn lines(
 }
 
 /// A command line wrapped for a terminal, with backslashes between lines.
-pub fn broken(words: &[String]) -> String {
+pub fn wrapped_command(words: &[String]) -> String {
     let (mut text, mut column) = (String::new(), 0);
     for word in words {
         let length = word.chars().count() + 1;
@@ -125,12 +126,14 @@ mod tests {
         let settings = BTreeMap::from([("KERNELGATE_SEED".to_owned(), "7".to_owned())]);
         let kernels = ["k_1", "_Zfoo", "_ZN7cutlass7Kernel2I4gemmEEvv"];
         let [nsys, ncu] =
-            lines(&executable, &settings, "f/op/n8/cuda/x/hot", &kernels).map(|words| {
-                let broken = broken(&words);
-                assert!(broken.lines().all(|line| line.chars().count() <= 100), "{broken}");
-                assert_eq!(broken.replace(" \\\n  ", " "), words.join(" "));
-                words.join(" ")
-            });
+            tool_command_lines(&executable, &settings, "f/op/n8/cuda/x/hot", &kernels).map(
+                |words| {
+                    let broken = wrapped_command(&words);
+                    assert!(broken.lines().all(|line| line.chars().count() <= 100), "{broken}");
+                    assert_eq!(broken.replace(" \\\n  ", " "), words.join(" "));
+                    words.join(" ")
+                },
+            );
         insta::assert_snapshot!(nsys, @"KERNELGATE_SEED=7 nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node --output f_op_n8_cuda_x_hot '/a b/st_bif-1' --bench --noplot --profile-time 1 '^f/op/n8/cuda/x/hot$' && kernelgate diagnose f_op_n8_cuda_x_hot.nsys-rep");
         insta::assert_snapshot!(ncu, @"KERNELGATE_SEED=7 ncu --csv --page details --clock-control none --section SpeedOfLight --section LaunchStats --section Occupancy --section SchedulerStats --section WarpStateStats --section MemoryWorkloadAnalysis -k 'regex:^(k_1|Kernel2)$' --launch-count 5 '/a b/st_bif-1' --bench --noplot --profile-time 1 '^f/op/n8/cuda/x/hot$' > f_op_n8_cuda_x_hot.csv && kernelgate diagnose f_op_n8_cuda_x_hot.csv");
         assert_eq!(ncu_kernel_filter("f/op", &[]), "^f");

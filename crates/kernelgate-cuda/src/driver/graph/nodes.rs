@@ -19,7 +19,7 @@ pub fn list_graph_nodes(
 }
 
 /// The type of a graph node.
-pub fn kind(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError> {
+pub fn graph_node_type(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: a node of a graph that is alive; the pointer is valid.
     unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
@@ -27,7 +27,7 @@ pub fn kind(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError>
 }
 
 /// Whether a node of this type works. Empty nodes and event nodes only order other graph nodes.
-pub const fn works(kind: sys::CUgraphNodeType) -> bool {
+pub const fn is_work_node(kind: sys::CUgraphNodeType) -> bool {
     use sys::CUgraphNodeType as Type;
     !matches!(
         kind,
@@ -39,7 +39,7 @@ pub const fn works(kind: sys::CUgraphNodeType) -> bool {
 
 /// The bytes that a node sets to 0, if it clears one piece of memory.
 fn range_cleared_by(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
-    if kind(node)? != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
+    if graph_node_type(node)? != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
         return Ok(None);
     }
     let mut set = EMPTY_MEMSET_NODE;

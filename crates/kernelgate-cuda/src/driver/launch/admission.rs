@@ -2,7 +2,7 @@
 
 use super::clusters::MAX_PORTABLE_CLUSTER;
 use super::kernel::Kernel;
-use super::shape::{BlockResourceUse, Launch, count};
+use super::shape::{BlockResourceUse, Launch, product_of_extents};
 use crate::BackendError;
 use crate::driver::device::Device;
 
@@ -21,7 +21,7 @@ impl Launch {
     ) -> Result<(), BackendError> {
         let offered = BlockResourceUse {
             shared_bytes: device.shared_bytes_a_block()?,
-            clusters: device.clusters()?,
+            clusters: device.supports_clusters()?,
         };
         let cluster =
             if offered.clusters { kernel.cluster_shape(self.cluster)? } else { self.cluster };
@@ -43,18 +43,18 @@ impl Launch {
     fn check_residency(&self, device: &Device, kernel: &Kernel) -> Result<(), BackendError> {
         let (needed, held, unit) = match self.cluster {
             Some(cluster) => {
-                let size = count(cluster);
+                let size = product_of_extents(cluster);
                 if size > MAX_PORTABLE_CLUSTER {
                     kernel.allow_large_clusters()?;
                 }
                 let held = kernel.max_resident_clusters(self, cluster)? as u64;
-                let needed = if self.cooperative { self.blocks().div_ceil(size) } else { 1 };
+                let needed = if self.cooperative { self.block_count().div_ceil(size) } else { 1 };
                 (needed, held, format!("clusters of {size} blocks"))
             }
             None if self.cooperative => {
                 let held = kernel.resident_blocks_per_multiprocessor(self)? as u64;
                 let held = held * u64::from(device.facts().multiprocessors);
-                (self.blocks(), held, "blocks".to_owned())
+                (self.block_count(), held, "blocks".to_owned())
             }
             None => return Ok(()),
         };

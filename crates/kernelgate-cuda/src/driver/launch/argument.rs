@@ -47,7 +47,7 @@ impl KernelArgument {
     }
 
     /// Size of the kernel parameter that this argument is for, bytes.
-    pub const fn size(&self) -> usize {
+    pub const fn argument_bytes(&self) -> usize {
         match self {
             Self::Address(_) | Self::I64(_) | Self::U64(_) => 8,
             Self::I32(_) | Self::U32(_) | Self::F32(_) => 4,
@@ -77,7 +77,7 @@ pub(crate) fn check(given: &[KernelArgument], expected: &[usize]) -> Result<(), 
         let (given, takes) = (given.len(), expected.len());
         return Err(format!("takes {takes} arguments, {given} were given"));
     }
-    let mut sizes = given.iter().map(KernelArgument::size).zip(expected).enumerate();
+    let mut sizes = given.iter().map(KernelArgument::argument_bytes).zip(expected).enumerate();
     match sizes.find(|(_, (given, bytes))| given != *bytes) {
         Some((index, (given, bytes))) => {
             Err(format!("argument {index} has {given} bytes, the parameter {bytes}"))

@@ -3,7 +3,7 @@
 use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue};
 
 /// Programmatic dependent launch: blocks may start while the kernel before it still runs.
-pub(crate) const fn programmatic() -> CUlaunchAttribute {
+pub(crate) const fn programmatic_launch_attribute() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
@@ -21,7 +21,7 @@ pub(crate) const fn cooperative_attribute() -> CUlaunchAttribute {
 }
 
 /// Attribute for clusters of x, y and z blocks.
-pub(crate) const fn cluster([x, y, z]: [u32; 3]) -> CUlaunchAttribute {
+pub(crate) const fn cluster_attribute([x, y, z]: [u32; 3]) -> CUlaunchAttribute {
     use cudarc::driver::sys::CUlaunchAttributeValue_union__bindgen_ty_1 as Extents;
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,

@@ -5,7 +5,7 @@ use cudarc::driver::{DriverError, result, sys};
 
 use super::attributes;
 use super::kernel::Kernel;
-use super::shape::{Launch, count};
+use super::shape::{Launch, product_of_extents};
 use crate::BackendError;
 use crate::driver::status::failed;
 
@@ -24,8 +24,8 @@ impl Kernel {
         launch: &Launch,
         cluster: [u32; 3],
     ) -> Result<usize, BackendError> {
-        let size = count(cluster);
-        let mut attribute = attributes::cluster(cluster);
+        let size = product_of_extents(cluster);
+        let mut attribute = attributes::cluster_attribute(cluster);
         let config =
             launch.driver_launch_config(self.stream(), std::slice::from_mut(&mut attribute));
         let large = size > MAX_PORTABLE_CLUSTER;
@@ -57,9 +57,18 @@ impl Kernel {
     fn compiled_cluster_shape(&self) -> Result<Option<[u32; 3]>, BackendError> {
         use sys::CUfunction_attribute_enum as Attribute;
         let cluster = [
-            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, "cluster")?,
-            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, "cluster")?,
-            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, "cluster")?,
+            self.function_attribute(
+                Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+                "cluster",
+            )?,
+            self.function_attribute(
+                Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+                "cluster",
+            )?,
+            self.function_attribute(
+                Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
+                "cluster",
+            )?,
         ];
         Ok((!cluster.contains(&0)).then_some(cluster))
     }

@@ -92,7 +92,7 @@ impl KernelImage {
     pub fn from_file(path: impl AsRef<Path>) -> Result<KernelImage, KernelImageError> {
         let path = path.as_ref();
         let io = |cause| KernelImageError::Io { path: path.to_owned(), cause };
-        let bytes = regular_file::read(path).map_err(io)?;
+        let bytes = regular_file::read_regular_file(path).map_err(io)?;
         Self::from_bytes(path.display().to_string(), bytes)
     }
 
@@ -105,7 +105,7 @@ impl KernelImage {
         bytes: impl Into<Vec<u8>>,
     ) -> Result<KernelImage, KernelImageError> {
         let (name, mut bytes) = (name.into(), bytes.into());
-        match kind(&bytes) {
+        match image_kind_of_bytes(&bytes) {
             Ok(kind) => {
                 let declared = match kind {
                     KernelImageKind::Cubin(_) => declared_cubin_bytes(&bytes),
@@ -126,7 +126,7 @@ impl KernelImage {
     }
 
     /// Kind of the image.
-    pub const fn kind(&self) -> &KernelImageKind {
+    pub const fn image_kind(&self) -> &KernelImageKind {
         &self.kind
     }
 }
@@ -143,7 +143,7 @@ impl LoadedModule {
     ///
     /// # Errors
     /// Fails if the module has no kernel of that name.
-    pub fn kernel(&self, symbol: &str) -> Result<Kernel, BackendError> {
+    pub fn kernel_of_symbol(&self, symbol: &str) -> Result<Kernel, BackendError> {
         let function = self
             .module
             .load_function(symbol)
@@ -201,15 +201,15 @@ const FATBIN_WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const LTO_IR_MAGIC: u32 = 0x7f4e_43ed;
 
 /// The kind of an image, by its first bytes.
-fn kind(bytes: &[u8]) -> Result<KernelImageKind, &'static str> {
+fn image_kind_of_bytes(bytes: &[u8]) -> Result<KernelImageKind, &'static str> {
     if bytes.is_empty() {
         return Err("is empty");
     }
     if bytes.starts_with(ELF) {
-        return elf(bytes).ok_or("is an ELF file, and no cubin");
+        return cubin_kind(bytes).ok_or("is an ELF file, and no cubin");
     }
-    match word(bytes, 0) {
-        Some(FATBIN_MAGIC) => return Ok(KernelImageKind::Fatbin(images(bytes))),
+    match u32_at(bytes, 0) {
+        Some(FATBIN_MAGIC) => return Ok(KernelImageKind::Fatbin(images_in_fatbin(bytes))),
         Some(FATBIN_WRAPPER_MAGIC) => {
             return Err(
                 "is the wrapper of a fatbin, which holds addresses: pass the fatbin itself",
@@ -232,7 +232,7 @@ fn kind(bytes: &[u8]) -> Result<KernelImageKind, &'static str> {
 
 /// A cubin's architecture, from the flags of its header: in the lowest byte, and since ABI 8 in the
 /// second.
-fn elf(bytes: &[u8]) -> Option<KernelImageKind> {
+fn cubin_kind(bytes: &[u8]) -> Option<KernelImageKind> {
     const CUDA_ELF_MACHINE: u16 = 190;
     const ELF_FLAGS_OFFSET: usize = 48;
     let machine = u16::from_le_bytes(bytes.get(18..20)?.try_into().ok()?);
@@ -240,7 +240,7 @@ fn elf(bytes: &[u8]) -> Option<KernelImageKind> {
         return None;
     }
     let shift = if *bytes.get(8)? >= 8 { 8 } else { 0 };
-    let number = word(bytes, ELF_FLAGS_OFFSET)? >> shift & 0xff;
+    let number = u32_at(bytes, ELF_FLAGS_OFFSET)? >> shift & 0xff;
     Some(KernelImageKind::Cubin((number > 0).then(|| format!("sm_{number}"))))
 }
 
@@ -271,7 +271,7 @@ fn declared_cubin_bytes(bytes: &[u8]) -> u64 {
         (0..count).map_while(move |i| bytes.get(at(start.saturating_add(size * i))..))
     };
     let section = |entry: &[u8]| {
-        let kind = word(entry, 4).filter(|kind| SECTION_TYPES_WITH_CONTENT.contains(kind));
+        let kind = u32_at(entry, 4).filter(|kind| SECTION_TYPES_WITH_CONTENT.contains(kind));
         Some(read_long(entry, 24)?.saturating_add(kind.and_then(|_| read_long(entry, 32))?))
     };
     let segment = |entry: &[u8]| Some(read_long(entry, 8)?.saturating_add(read_long(entry, 32)?));
@@ -292,14 +292,14 @@ fn declared_fatbin_bytes(bytes: &[u8]) -> u64 {
 
 /// The readable images of a fatbin: a header of 16 bytes, then an entry for each image with its
 /// kind, the sizes of its header and payload, and its architecture.
-fn images(bytes: &[u8]) -> Vec<String> {
+fn images_in_fatbin(bytes: &[u8]) -> Vec<String> {
     const PTX: u16 = 1;
     let mut images = Vec::new();
-    let mut at = word(bytes, 4).map_or(usize::MAX, |word| (word >> 16) as usize);
+    let mut at = u32_at(bytes, 4).map_or(usize::MAX, |word| (word >> 16) as usize);
     while let Some(entry) = bytes.get(at..).filter(|entry| entry.len() >= 32) {
         let kind = u16::from_le_bytes([entry[0], entry[1]]);
-        let (Some(header), Some(payload)) = (word(entry, 4), word(entry, 8)) else { break };
-        let Some(arch) = word(entry, 28) else { break };
+        let (Some(header), Some(payload)) = (u32_at(entry, 4), u32_at(entry, 8)) else { break };
+        let Some(arch) = u32_at(entry, 28) else { break };
         images.push(match kind {
             PTX => format!("PTX for compute_{arch}"),
             _ => format!("sm_{arch}"),
@@ -317,7 +317,7 @@ fn read_half_word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
@@ -330,11 +330,11 @@ mod tests {
     use super::*;
     use crate::Source;
     use crate::compiler::nvrtc;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     fn kind_of_image(bytes: &[u8]) -> Result<String, String> {
         let image = KernelImage::from_bytes("mine", bytes);
-        image.map(|image| image.kind().to_string()).map_err(|error| error.to_string())
+        image.map(|image| image.image_kind().to_string()).map_err(|error| error.to_string())
     }
 
     /// A test fatbin that consists of headers alone.
@@ -465,12 +465,12 @@ mod tests {
 
     #[test]
     fn a_cubin_of_another_architecture_skips_with_both_named() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let source = Source::new("mine", "extern \"C\" __global__ void mine(float* x) { *x = 1; }");
         let compile = |arch| nvrtc::compile_to_cubin(&source.build(&[]), arch).unwrap().cubin;
         let own = KernelImage::from_bytes("own", compile(&device.facts().arch)).unwrap();
-        device.load_module(&own).unwrap().kernel("mine").unwrap();
-        let missing = device.load_module(&own).unwrap().kernel("yours").err().unwrap();
+        device.load_module(&own).unwrap().kernel_of_symbol("mine").unwrap();
+        let missing = device.load_module(&own).unwrap().kernel_of_symbol("yours").err().unwrap();
         let BackendError::Driver { action, status } = missing else { panic!("{missing}") };
         assert_eq!((&*action, &*status.name), ("find yours in own", "CUDA_ERROR_NOT_FOUND"));
         // Code for sm_75 runs on Turing GPUs only, which are older than all supported GPUs.
@@ -486,7 +486,7 @@ mod tests {
         }
         let later = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n";
         let ptx = KernelImage::from_bytes("text", later.as_bytes()).unwrap();
-        device.load_module(&ptx).unwrap().kernel("k").unwrap();
+        device.load_module(&ptx).unwrap().kernel_of_symbol("k").unwrap();
         let broken =
             KernelImage::from_bytes("text", &b".version 7.0\n.target sm_80\nnonsense\n"[..]);
         let error = device.load_module(&broken.unwrap()).err().unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
 
 use super::argument::{self, KernelArgument};
-use super::shape::{Launch, count};
+use super::shape::{Launch, product_of_extents};
 use crate::BackendError;
 use crate::driver::status::failed;
 
@@ -75,8 +75,9 @@ impl Kernel {
         use sys::CUfunction_attribute_enum as attribute;
         const MAX_DYNAMIC_SHARED_ATTRIBUTE: attribute =
             attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        if u64::from(self.attribute(MAX_DYNAMIC_SHARED_ATTRIBUTE, "dynamic shared memory")?)
-            >= u64::from(bytes)
+        if u64::from(
+            self.function_attribute(MAX_DYNAMIC_SHARED_ATTRIBUTE, "dynamic shared memory")?,
+        ) >= u64::from(bytes)
         {
             return Ok(());
         }
@@ -141,11 +142,11 @@ impl Kernel {
     /// Shared memory that the kernel declares itself, bytes a block.
     pub(crate) fn static_shared_bytes(&self) -> Result<u32, BackendError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as SHARED;
-        self.attribute(SHARED, "shared memory")
+        self.function_attribute(SHARED, "shared memory")
     }
 
     /// Reads an attribute of the kernel function.
-    pub(crate) fn attribute(
+    pub(crate) fn function_attribute(
         &self,
         attribute: sys::CUfunction_attribute,
         what: &str,
@@ -168,7 +169,7 @@ impl Kernel {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &raw mut blocks,
                 self.function.cu_function(),
-                count(launch.block) as i32,
+                product_of_extents(launch.block) as i32,
                 launch.shared_bytes as usize,
             )
         }
@@ -211,7 +212,7 @@ impl Kernel {
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = argument.pointer();
         }
-        let mut attributes = launch.attributes();
+        let mut attributes = launch.driver_attributes();
         let config = launch.driver_launch_config(&self.stream, &mut attributes);
         // SAFETY: the pointers are to values that outlive the call, which copies them; the check
         // found one of the right size for each parameter; accesses through the kernel's pointers
@@ -265,11 +266,11 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
 mod tests {
     use super::*;
     use crate::Source;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn a_kernel_that_is_asked_for_again_has_no_carve_out_of_before() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
         let kernel = device.kernel(&build, "carved").unwrap();
         assert_eq!(kernel.shared_carve_out(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::attributes;
 use crate::BackendError;
-use crate::driver::memory::window::Window;
+use crate::driver::memory::window::L2Window;
 
 /// Grid, block, shared memory and attributes of a launch. Records keep the grid, the threads in x
 /// and the shared memory.
@@ -22,17 +22,18 @@ pub struct Launch {
     /// Blocks of a cluster in x, y, z, if the launch sets them and not `__cluster_dims__`.
     #[serde(skip)]
     pub cluster: Option<[u32; 3]>,
-    /// Whether its blocks wait for each other (`cooperative_groups`), so that all of them have to
-    /// be resident at once. The launch waits until the resources of all its blocks are free.
+    /// Whether the launch's blocks wait for each other (`cooperative_groups`), so that all of them
+    /// have to be resident at once. The launch waits until the resources of all its blocks are
+    /// free.
     #[serde(skip)]
     pub cooperative: bool,
-    /// Whether its blocks may start while the kernel before it on the stream still runs
+    /// Whether the launch's blocks may start while the kernel before it on the stream still runs
     /// (programmatic dependent launch).
     #[serde(skip)]
     pub programmatic: bool,
     /// Memory whose lines L2 keeps or releases.
     #[serde(skip)]
-    pub window: Option<Window>,
+    pub window: Option<L2Window>,
 }
 
 /// Most threads of a block, and of a block in x, y, z: the same for every architecture.
@@ -87,8 +88,8 @@ impl Launch {
     }
 
     /// Number of blocks of the whole launch.
-    pub fn blocks(&self) -> u64 {
-        count(self.grid)
+    pub fn block_count(&self) -> u64 {
+        product_of_extents(self.grid)
     }
 
     /// Whether a launch can have these dimensions.
@@ -101,7 +102,7 @@ impl Launch {
                 return Err(format!("a {what} of {given:?}: each is 1 to {most:?}"));
             }
         }
-        if count(block) > MAX_THREADS_PER_BLOCK {
+        if product_of_extents(block) > MAX_THREADS_PER_BLOCK {
             return Err(format!(
                 "a block of {block:?}: it has at most {MAX_THREADS_PER_BLOCK} threads"
             ));
@@ -127,11 +128,11 @@ impl Launch {
     }
 
     /// Attributes of the launch in the driver's form.
-    pub(crate) fn attributes(&self) -> Vec<sys::CUlaunchAttribute> {
-        let cluster = self.cluster.map(attributes::cluster);
+    pub(crate) fn driver_attributes(&self) -> Vec<sys::CUlaunchAttribute> {
+        let cluster = self.cluster.map(attributes::cluster_attribute);
         let cooperative = self.cooperative.then(attributes::cooperative_attribute);
-        let programmatic = self.programmatic.then(attributes::programmatic);
-        let window = self.window.map(Window::launch_attribute);
+        let programmatic = self.programmatic.then(attributes::programmatic_launch_attribute);
+        let window = self.window.map(L2Window::launch_attribute);
         cluster.into_iter().chain(cooperative).chain(programmatic).chain(window).collect()
     }
 
@@ -158,7 +159,7 @@ impl Launch {
 }
 
 /// Product of the extents in three dimensions: a number of blocks or threads.
-pub(crate) fn count(extents: [u32; 3]) -> u64 {
+pub(crate) fn product_of_extents(extents: [u32; 3]) -> u64 {
     extents.into_iter().map(u64::from).product()
 }
 
@@ -176,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_grid_has_bounds() {
-        let shape = |blocks| Launch::with_blocks(blocks, 64).map(|launch| launch.blocks());
+        let shape = |blocks| Launch::with_blocks(blocks, 64).map(|launch| launch.block_count());
         assert_eq!(shape([3, 2, 1]), Ok(6));
         assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
         for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {

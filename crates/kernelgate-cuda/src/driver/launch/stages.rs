@@ -33,7 +33,7 @@ impl StageClockedKernel {
     }
 
     /// Stages of the kernel.
-    pub const fn stages(&self) -> &'static [&'static str] {
+    pub const fn stage_names(&self) -> &'static [&'static str] {
         self.stages
     }
 
@@ -41,15 +41,15 @@ impl StageClockedKernel {
     ///
     /// # Errors
     /// Fails if the driver cannot clear the counters.
-    pub fn clear(&self) -> Result<(), BackendError> {
-        self.counters.as_ref().map_or(Ok(()), |counters| counters.clear())
+    pub fn clear_counters(&self) -> Result<(), BackendError> {
+        self.counters.as_ref().map_or(Ok(()), |counters| counters.clear_cycles())
     }
 
     /// Cycles of each stage in each block since the counters were cleared, by block; empty if the
     /// kernel was loaded without clocks.
     pub fn stage_cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
         let Some(counters) = &self.counters else { return Ok(Vec::new()) };
-        let all = counters.read()?;
+        let all = counters.read_cycles()?;
         Ok(all.chunks(self.stages.len().max(1)).map(<[u64]>::to_vec).collect())
     }
 
@@ -82,13 +82,13 @@ impl StageCounters {
         Ok(Self { stream: Arc::clone(stream), address, bytes, _module: module })
     }
 
-    fn clear(&self) -> Result<(), BackendError> {
+    fn clear_cycles(&self) -> Result<(), BackendError> {
         // SAFETY: the range is the whole variable, whose module is kept loaded.
         unsafe { result::memset_d8_async(self.address, 0, self.bytes, self.stream.cu_stream()) }
             .map_err(|error| failed("clear the clocks of stages", &error))
     }
 
-    fn read(&self) -> Result<Vec<u64>, BackendError> {
+    fn read_cycles(&self) -> Result<Vec<u64>, BackendError> {
         let failed = |error| failed("read the clocks of stages", &error);
         let mut cycles = vec![0u64; self.bytes / size_of::<u64>()];
         // SAFETY: the range lies in the variable, whose module is kept loaded; the target outlives

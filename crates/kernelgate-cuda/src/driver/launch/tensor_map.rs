@@ -21,7 +21,7 @@ pub enum TensorMapElement {
 }
 
 impl TensorMapElement {
-    const fn bytes(self) -> u64 {
+    const fn element_bytes(self) -> u64 {
         match self {
             Self::Bf16 | Self::F16 => 2,
             Self::Byte => 1,
@@ -68,7 +68,7 @@ impl TensorBoxes {
     ///
     /// # Errors
     /// Fails if the tensor is invalid, or the driver refuses.
-    pub fn map(&self, address: u64) -> Result<[u8; 128], BackendError> {
+    pub fn encode_map(&self, address: u64) -> Result<[u8; 128], BackendError> {
         let TensorMapEncoding { extents, strides, box_extents } =
             self.tensor_map_encoding(address).map_err(|problem| {
                 BackendError::Launch(format!("failed to map {:?}: {problem}", self.extents))
@@ -104,7 +104,7 @@ impl TensorBoxes {
     }
 
     const fn columns_per_box(&self) -> u64 {
-        MAX_BOX_ROW_BYTES / self.element.bytes()
+        MAX_BOX_ROW_BYTES / self.element.element_bytes()
     }
 
     fn tensor_map_encoding(&self, address: u64) -> Result<TensorMapEncoding, String> {
@@ -119,12 +119,12 @@ impl TensorBoxes {
         if !address.is_multiple_of(COPY_ALIGNMENT) {
             return Err(format!("address {address:#x} is no multiple of {COPY_ALIGNMENT}"));
         }
-        let [batch, matrix, row] = self.strides.map(|stride| stride * self.element.bytes());
+        let [batch, matrix, row] = self.strides.map(|stride| stride * self.element.element_bytes());
         let mut strides = [(rows, row), (matrices, matrix), (batches, batch)];
         for (extent, stride) in &mut strides {
             if *extent == 1 {
                 // The copies do not use this stride, but the encoder checks it.
-                *stride = columns * self.element.bytes();
+                *stride = columns * self.element.element_bytes();
             }
             if !stride.is_multiple_of(COPY_ALIGNMENT) || *stride >= STRIDE_LIMIT {
                 return Err(format!(
@@ -143,7 +143,7 @@ impl TensorBoxes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
     use crate::{Arguments, Launch, PreparedLaunch, Source};
 
     /// Tensor boxes of one batch with two matrices whose rows alternate:
@@ -223,8 +223,8 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
 
     #[test]
     fn a_box_arrives_swizzled_with_zeros_for_what_is_outside() {
-        let Some((device, _alone)) = gpu() else { return };
-        if !device.clusters().unwrap() {
+        let Some((device, _alone)) = lock_first_gpu() else { return };
+        if !device.supports_clusters().unwrap() {
             eprintln!("skipped: needs sm_90 or later");
             return;
         }
@@ -235,7 +235,7 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
             .kernel(&Source::new("tensor_map", TENSOR_MAP_KERNEL).build(&[]), "unswizzled")
             .unwrap();
         let parameters = Arguments::new()
-            .bytes(&TEST_TENSOR_BOXES.map(tensor.address()).unwrap())
+            .bytes(&TEST_TENSOR_BOXES.encode_map(tensor.address()).unwrap())
             .address(out.address());
         let dims = Launch { shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
         PreparedLaunch::new(&device, kernel, dims, parameters).unwrap().launch().unwrap();

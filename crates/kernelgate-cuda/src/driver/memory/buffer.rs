@@ -27,7 +27,7 @@ impl DeviceBuffer {
     }
 
     /// Ordinal of the GPU that holds the buffer.
-    pub fn ordinal(&self) -> usize {
+    pub fn gpu_ordinal(&self) -> usize {
         self.slice.stream().context().ordinal()
     }
 
@@ -130,7 +130,7 @@ impl DeviceBuffer {
         bind_context(stream.context())?;
         if bytes.len() >= staging::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
-            return unsafe { self.staging.upload(stream, self.address(), bytes) };
+            return unsafe { self.staging.upload_staged(stream, self.address(), bytes) };
         }
         let failed = |error| failed("copy to the GPU", &error);
         // SAFETY: the range lies in the allocation, which is alive; the source outlives the copy,
@@ -145,7 +145,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// Fails if the range is not in the buffer, or the copy failed.
-    pub fn peek(
+    pub fn copy_to_host_on_stream(
         &self,
         stream: &CudaStream,
         offset: usize,
@@ -174,7 +174,7 @@ impl DeviceBuffer {
         bind_context(stream.context())?;
         if target.len() >= staging::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
-            return unsafe { self.staging.download(stream, self.address(), target) };
+            return unsafe { self.staging.download_staged(stream, self.address(), target) };
         }
         stream.memcpy_dtoh(&view, target).map_err(|error| failed("copy from the GPU", &error))?;
         stream.synchronize().map_err(|error| failed("copy from the GPU", &error))
@@ -187,6 +187,6 @@ fn bind_context(context: &CudaContext) -> Result<(), BackendError> {
 }
 
 /// Error for too little device memory; `available` is set if the driver reports it.
-pub fn short(bytes: u64, available: Option<u64>) -> BackendError {
+pub fn out_of_memory_error(bytes: u64, available: Option<u64>) -> BackendError {
     BackendError::OutOfMemory { needed: bytes, available }
 }

@@ -35,8 +35,8 @@ impl HostDeviceMailbox {
 
     /// The mailbox word that the device reads.
     pub fn word_to_device(&self) -> &AtomicU32 {
-        // SAFETY: the allocation holds 2 * MAILBOX_WORD_DISTANCE words, lives as long as `self`, and is only ever
-        // accessed atomically.
+        // SAFETY: the allocation holds 2 * MAILBOX_WORD_DISTANCE words, lives as long as `self`,
+        // and is only ever accessed atomically.
         unsafe { self.words.as_ref() }
     }
 
@@ -47,7 +47,7 @@ impl HostDeviceMailbox {
     }
 
     /// Addresses of the words to the device and from it; they are the same on the device.
-    pub fn addresses(&self) -> (u64, u64) {
+    pub fn word_addresses(&self) -> (u64, u64) {
         let base = self.words.as_ptr() as u64;
         (base, base + (MAILBOX_WORD_DISTANCE * size_of::<AtomicU32>()) as u64)
     }

@@ -12,7 +12,7 @@ use cudarc::driver::{DriverError, result};
 use super::device::Device;
 use super::status::failed;
 use crate::BackendError;
-use buffer::short;
+use buffer::out_of_memory_error;
 
 /// Memory of the device that a case leaves to the driver and to the harness' own buffers, bytes.
 const RESERVED_DEVICE_BYTES: u64 = 512 << 20;
@@ -29,8 +29,8 @@ pub fn require_free_memory(device: &Device, bytes: u64) -> Result<(), BackendErr
 /// Free and total device memory, bytes, once the launches have finished and freed memory has left
 /// the driver's pool.
 pub fn memory_after_launches(device: &Device) -> Result<(u64, u64), BackendError> {
-    // First with a timeout, because a hung kernel never finishes; then through the driver, which
-    // registers freed memory only then.
+    // The stream is waited for with a timeout first, because a hung kernel never finishes; then
+    // through the driver, which registers freed memory only then.
     device.synchronize()?;
     device.stream().synchronize().map_err(|error| failed("wait for the GPU", &error))?;
     // SAFETY: the device of an open context; the pool releases only unused memory. A device without
@@ -41,14 +41,15 @@ pub fn memory_after_launches(device: &Device) -> Result<(u64, u64), BackendError
                 .map_err(|error| failed("return freed memory", &error))?;
         }
     }
-    device.memory()
+    device.free_and_total()
 }
 
 /// Use of a GPU's memory, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceMemoryUsage {
-    /// Allocated from the device's pool, as every [`DeviceBuffer`](crate::DeviceBuffer) is: the requested
-    /// bytes, without the unused part of the pool's pieces of 32 MiB. 0 if there is no pool.
+    /// Allocated from the device's pool, as every [`DeviceBuffer`](crate::DeviceBuffer) is: the
+    /// requested bytes, without the unused part of the pool's pieces of 32 MiB. 0 if there is no
+    /// pool.
     pub pool: u64,
     /// Largest value of `pool` since [`reset_peak_usage`], bytes.
     pub pool_peak: u64,
@@ -59,7 +60,7 @@ pub struct DeviceMemoryUsage {
 
 /// Reads the current use, without waiting for anything.
 pub fn device_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
-    let (free, total) = device.memory()?;
+    let (free, total) = device.free_and_total()?;
     let of_pool = |attribute| {
         let bytes = memory_pool_attribute(device, attribute);
         bytes.map_err(|error| failed("query the memory of the pool", &error))
@@ -105,7 +106,7 @@ fn check_memory_fits(bytes: u64, free: u64, total: u64) -> Result<(), BackendErr
     if bytes <= available {
         return Ok(());
     }
-    Err(short(bytes, Some(available)))
+    Err(out_of_memory_error(bytes, Some(available)))
 }
 
 #[cfg(test)]
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn reports_use_and_peak_of_the_pool() {
-        let Some((device, _alone)) = crate::testing::gpu() else { return };
+        let Some((device, _alone)) = crate::testing::lock_first_gpu() else { return };
         const MIB: u64 = 1 << 20;
         memory_after_launches(&device).unwrap();
         reset_peak_usage(&device).unwrap();

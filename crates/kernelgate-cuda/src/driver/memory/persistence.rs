@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, DriverError};
 
-use super::window::{Lines, Window};
+use super::window::{L2LineTreatment, L2Window};
 use crate::BackendError;
 use crate::driver::context_settings::ContextSettings;
 use crate::driver::device::Device;
@@ -65,7 +65,7 @@ impl PersistingL2 {
     }
 
     /// A window that keeps as much of that range as fits.
-    pub fn access_policy_window(&self, address: u64, bytes: usize) -> Window {
+    pub fn access_policy_window(&self, address: u64, bytes: usize) -> L2Window {
         self.room.access_policy_window(address, bytes)
     }
 }
@@ -92,10 +92,10 @@ pub struct L2Settings {
 }
 
 /// Reads the current settings, made by the case that is alive.
-pub fn settings(device: &Device) -> L2Settings {
+pub fn current_l2_settings(device: &Device) -> L2Settings {
     L2Settings {
         context: device.current_settings(),
-        stream: StreamSettings::read(device.stream()),
+        stream: StreamSettings::read_current(device.stream()),
         aside: persisting_l2_bytes(device).ok(),
     }
 }
@@ -114,7 +114,8 @@ pub fn restore_l2_settings(device: &Device, before: &L2Settings) -> Result<(), B
 /// that every case begins with the same L2.
 fn reset_persisting_l2(device: &Device) -> Result<(), BackendError> {
     match return_persisting_l2(device.context(), 0) {
-        // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
+        // Before compute capability 8, on a MIG slice or under MPS, there is no set-aside to give
+        // back.
         Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => Ok(()),
         given => given.map_err(|error| failed("give back the set-aside of L2", &error)),
     }
@@ -154,12 +155,12 @@ struct PersistingL2Reserve {
 impl PersistingL2Reserve {
     /// A window larger than the set-aside would evict its own lines before they are used again, so
     /// only a share of it is kept.
-    fn access_policy_window(self, address: u64, bytes: usize) -> Window {
+    fn access_policy_window(self, address: u64, bytes: usize) -> L2Window {
         let bytes = bytes.min(self.window);
-        Window {
+        L2Window {
             address,
             bytes,
-            lines: Lines::Keep((self.kept as f64 / bytes.max(1) as f64).min(1.0) as f32),
+            lines: L2LineTreatment::Keep((self.kept as f64 / bytes.max(1) as f64).min(1.0) as f32),
         }
     }
 }
@@ -167,7 +168,7 @@ impl PersistingL2Reserve {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn a_window_keeps_what_fits() {
@@ -175,24 +176,28 @@ mod tests {
         let window = |bytes| room.access_policy_window(4096, bytes);
         assert_eq!(
             window(18 << 20),
-            Window { address: 4096, bytes: 18 << 20, lines: Lines::Keep(1.0) }
+            L2Window { address: 4096, bytes: 18 << 20, lines: L2LineTreatment::Keep(1.0) }
         );
-        assert_eq!(window(60 << 20).lines, Lines::Keep(0.5));
+        assert_eq!(window(60 << 20).lines, L2LineTreatment::Keep(0.5));
         // Bytes beyond the largest window are not controlled.
         assert_eq!(
             window(1 << 30),
-            Window { address: 4096, bytes: 128 << 20, lines: Lines::Keep(30.0 / 128.0) }
+            L2Window {
+                address: 4096,
+                bytes: 128 << 20,
+                lines: L2LineTreatment::Keep(30.0 / 128.0)
+            }
         );
-        assert_eq!(window(0).lines, Lines::Keep(1.0));
+        assert_eq!(window(0).lines, L2LineTreatment::Keep(1.0));
         assert_eq!(
             window(1 << 20).without_persistence(),
-            Window { address: 4096, bytes: 1 << 20, lines: Lines::Release }
+            L2Window { address: 4096, bytes: 1 << 20, lines: L2LineTreatment::Release }
         );
     }
 
     #[test]
     fn frees_the_set_aside_of_l2() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let limit = || device.context().get_limit(LIMIT).unwrap();
         let before = limit();
         match PersistingL2::new(&device, 8 << 20) {

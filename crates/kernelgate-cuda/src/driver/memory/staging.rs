@@ -36,7 +36,7 @@ impl PinnedStagingBuffer {
     ///
     /// # Safety
     /// `bytes.len()` bytes can be written at the address.
-    pub unsafe fn upload(
+    pub unsafe fn upload_staged(
         &self,
         stream: &CudaStream,
         address: u64,
@@ -65,7 +65,7 @@ impl PinnedStagingBuffer {
     ///
     /// # Safety
     /// `bytes.len()` bytes can be read at the address.
-    pub unsafe fn download(
+    pub unsafe fn download_staged(
         &self,
         stream: &CudaStream,
         address: u64,
@@ -168,11 +168,11 @@ impl Drop for PinnedBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn large_copies_come_back_bit_by_bit() {
-        let Some((device, _one_at_a_time)) = gpu() else { return };
+        let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         for len in [
             MIN_STAGED_BYTES,
             STAGING_BLOCK_BYTES,

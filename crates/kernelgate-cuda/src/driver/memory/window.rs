@@ -4,7 +4,7 @@ use cudarc::driver::sys;
 
 /// How L2 treats the lines that a launch touches in a window of addresses.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Lines {
+pub enum L2LineTreatment {
     /// L2 keeps this share of the window's lines (at most 1), each time the same lines, in
     /// preference to other lines.
     Keep(f32),
@@ -14,19 +14,19 @@ pub enum Lines {
 
 /// Accesses of a launch to a range of memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
+pub struct L2Window {
     /// Start address.
     pub address: u64,
     /// Bytes of the window.
     pub bytes: usize,
     /// Handling of the lines in the window.
-    pub lines: Lines,
+    pub lines: L2LineTreatment,
 }
 
-impl Window {
+impl L2Window {
     /// Copy of the window whose lines L2 may evict like any other.
     pub const fn without_persistence(self) -> Self {
-        Self { lines: Lines::Release, ..self }
+        Self { lines: L2LineTreatment::Release, ..self }
     }
 
     /// The L2 access window as a launch attribute.
@@ -35,8 +35,8 @@ impl Window {
             CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
         };
         let (hit_ratio, hit) = match self.lines {
-            Lines::Keep(share) => (share, PERSISTING),
-            Lines::Release => (1.0, NORMAL),
+            L2LineTreatment::Keep(share) => (share, PERSISTING),
+            L2LineTreatment::Release => (1.0, NORMAL),
         };
         let window = sys::CUaccessPolicyWindow {
             base_ptr: self.address as *mut _,
@@ -60,8 +60,8 @@ mod tests {
     #[test]
     fn an_attribute_says_what_the_window_says() {
         use sys::CUaccessProperty_enum as Property;
-        let window = Window { address: 4096, bytes: 512, lines: Lines::Keep(0.25) };
-        let found = |window: Window| {
+        let window = L2Window { address: 4096, bytes: 512, lines: L2LineTreatment::Keep(0.25) };
+        let found = |window: L2Window| {
             let attribute = window.launch_attribute();
             assert_eq!(
                 attribute.id,

@@ -44,7 +44,7 @@ impl EventPool {
     }
 
     /// Enqueues event `index` of the pool, which gets the time when the preceding work ends.
-    pub fn record(&self, index: usize) -> Result<(), BackendError> {
+    pub fn record_event(&self, index: usize) -> Result<(), BackendError> {
         let _entered = self.stream.enter_context()?;
         // SAFETY: event and stream live and are of one context.
         unsafe { result::event::record(self.events[index], self.stream.cu()) }
@@ -91,12 +91,12 @@ impl CrossingEvent {
     }
 
     /// Records an event after the work that is enqueued in the stream so far.
-    pub fn mark(&self, stream: &CudaStream) -> Result<(), BackendError> {
+    pub fn record_on_stream(&self, stream: &CudaStream) -> Result<(), BackendError> {
         self.0.record(stream).map_err(|error| failed("record an event", &error))
     }
 
     /// Makes later work in the stream wait for the marked work.
-    pub fn hold(&self, stream: &CudaStream) -> Result<(), BackendError> {
+    pub fn make_stream_wait(&self, stream: &CudaStream) -> Result<(), BackendError> {
         stream.wait(&self.0).map_err(|error| failed("wait for an event", &error))
     }
 }

@@ -67,8 +67,8 @@ pub struct TimedInterval {
     /// Whether the GPU had done everything before the last event was enqueued: it then waited for
     /// the host, whose time is in the interval.
     pub drained: bool,
-    /// Whether the stream was held until the last event was enqueued: `None` if it was not to be
-    /// held, false if the hold timed out.
+    /// Whether the stream was held until the last event was enqueued: `None` if the stream was not
+    /// to be held, false if the hold timed out.
     pub held: Option<bool>,
 }
 
@@ -90,7 +90,7 @@ pub struct ForeignStream {
 }
 
 impl ForeignStream {
-    /// Makes the events. Work between two of them that takes longer than `timeout` is treated as
+    /// Makes the events. Work between two events that takes longer than `timeout` is treated as
     /// hung.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl ForeignStream {
         }
         device::gpu_count()?;
         let timed = TimedStream::Theirs { stream, context: current_stream_context(stream)? };
-        let cu_device = timed.device()?;
+        let cu_device = timed.device_of_stream()?;
         let facts = device_architecture(cu_device)
             .and_then(|own| device::facts_of(cu_device, CodeTarget::for_compiled_code(own)))
             .map_err(|error| failed("describe the stream's GPU", &error))?;
@@ -111,7 +111,7 @@ impl ForeignStream {
     }
 
     /// The stream's GPU.
-    pub const fn facts(&self) -> &DeviceFacts {
+    pub const fn device_facts(&self) -> &DeviceFacts {
         &self.facts
     }
 
@@ -122,11 +122,11 @@ impl ForeignStream {
 
     /// Fills a byte on the stream and waits for it: a mark by which a recorder of the context's
     /// operations knows the stream.
-    pub fn mark(&mut self) -> Result<(), BackendError> {
+    pub fn mark_stream_by_fill(&mut self) -> Result<(), BackendError> {
         self.with_device_byte(|stream, byte| {
-            stream.begin(None)?;
-            stream.fill(byte)?;
-            stream.end().map(drop)
+            stream.begin_interval(None)?;
+            stream.enqueue_byte_fill(byte)?;
+            stream.end_interval().map(drop)
         })
     }
 
@@ -137,14 +137,14 @@ impl ForeignStream {
     ) -> Result<T, BackendError> {
         let mut byte = 0;
         {
-            let _entered = self.enter()?;
+            let _entered = self.enter_context()?;
             // SAFETY: the stream's context is current and the pointer is valid.
             unsafe { sys::cuMemAlloc_v2(&raw mut byte, 1) }
                 .result()
                 .map_err(|error| failed("allocate a byte", &error))?;
         }
         let outcome = call(self, byte);
-        let _entered = self.enter()?;
+        let _entered = self.enter_context()?;
         // SAFETY: allocated above, and every fill of it has finished or the device is lost.
         unsafe { sys::cuMemFree_v2(byte) }
             .result()
@@ -153,8 +153,8 @@ impl ForeignStream {
     }
 
     /// Enqueues the least command: a fill of a byte.
-    fn fill(&self, byte: sys::CUdeviceptr) -> Result<(), BackendError> {
-        let _entered = self.enter()?;
+    fn enqueue_byte_fill(&self, byte: sys::CUdeviceptr) -> Result<(), BackendError> {
+        let _entered = self.enter_context()?;
         // SAFETY: the stream's context is current, and the byte is allocated.
         unsafe { sys::cuMemsetD8Async(byte, 0, 1, self.timer.stream().cu()) }
             .result()
@@ -167,9 +167,10 @@ impl ForeignStream {
     ) -> Result<EmptyIntervalReadings, BackendError> {
         let stream = self.timer.stream().cu();
         let nothing = self.interval_readings(READING_HOLD_TIME, |_| Ok(()))?;
-        let least = self.interval_readings(READING_HOLD_TIME, |timer| timer.fill(byte))?;
+        let least =
+            self.interval_readings(READING_HOLD_TIME, |timer| timer.enqueue_byte_fill(byte))?;
         let waited = self.interval_readings(WAITED_HOLD_TIME, |timer| {
-            let _entered = timer.enter()?;
+            let _entered = timer.enter_context()?;
             // SAFETY: the stream lives.
             unsafe { sys::cuStreamSynchronize(stream) }
                 .result()
@@ -189,9 +190,9 @@ impl ForeignStream {
         enqueue: impl Fn(&Self) -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
         let once = |stream: &mut Self| -> Result<f64, BackendError> {
-            stream.begin(Some(hold))?;
+            stream.begin_interval(Some(hold))?;
             enqueue(stream)?;
-            Ok(stream.end()?.elapsed_ns)
+            Ok(stream.end_interval()?.elapsed_ns)
         };
         // The first operation of a kind may load code, so it is not timed.
         once(self)?;
@@ -202,14 +203,14 @@ impl ForeignStream {
     }
 
     /// Enqueues the first event, behind a hold of the stream if `hold` is a time. The stream is
-    /// held until [`Self::end`], and at most for the given time.
+    /// held until [`Self::end_interval`], and at most for the given time.
     ///
     /// # Errors
     /// Fails if the driver refuses; [`BackendError::NotTimed`] if the stream is in capture.
-    pub fn begin(&mut self, hold: Option<Duration>) -> Result<(), BackendError> {
+    pub fn begin_interval(&mut self, hold: Option<Duration>) -> Result<(), BackendError> {
         self.check_no_capture()?;
-        self.timer.begin(hold)?;
-        self.timer.record(FIRST_EVENT)
+        self.timer.begin_interval(hold)?;
+        self.timer.record_event(FIRST_EVENT)
     }
 
     /// Enqueues the last event of the interval, releases the stream, and waits for the event.
@@ -217,12 +218,12 @@ impl ForeignStream {
     /// # Errors
     /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time;
     /// [`BackendError::NotTimed`] if a capture was left open.
-    pub fn end(&mut self) -> Result<TimedInterval, BackendError> {
+    pub fn end_interval(&mut self) -> Result<TimedInterval, BackendError> {
         let drained = self.enqueue_last_event();
         // The stream is released on failure too, so that nothing waits for ever.
         self.timer.release();
         let drained = drained?;
-        let held = self.timer.finish()?;
+        let held = self.timer.mark_end_and_wait()?;
         Ok(TimedInterval {
             elapsed_ns: self.timer.elapsed_ns(FIRST_EVENT, LAST_EVENT)?,
             drained,
@@ -233,7 +234,7 @@ impl ForeignStream {
     /// Enqueues the last event. Returns whether the stream had finished everything before.
     fn enqueue_last_event(&self) -> Result<bool, BackendError> {
         self.check_no_capture()?;
-        let entered = self.enter()?;
+        let entered = self.enter_context()?;
         // SAFETY: the stream lives.
         let drained = match unsafe { sys::cuStreamQuery(self.timer.stream().cu()) }.result() {
             Ok(()) => true,
@@ -241,7 +242,7 @@ impl ForeignStream {
             Err(error) => return Err(failed("finish what is on the stream", &error)),
         };
         drop(entered);
-        self.timer.record(LAST_EVENT)?;
+        self.timer.record_event(LAST_EVENT)?;
         Ok(drained)
     }
 
@@ -250,7 +251,7 @@ impl ForeignStream {
     /// # Errors
     /// Fails if enqueued work of the context failed.
     pub fn context_busy_time(&self) -> Result<Duration, BackendError> {
-        let _entered = self.enter()?;
+        let _entered = self.enter_context()?;
         let started = Instant::now();
         // SAFETY: a CUDA context is current on this thread.
         unsafe { sys::cuCtxSynchronize() }
@@ -259,12 +260,12 @@ impl ForeignStream {
         Ok(started.elapsed())
     }
 
-    fn enter(&self) -> Result<CurrentContext, BackendError> {
+    fn enter_context(&self) -> Result<CurrentContext, BackendError> {
         self.timer.stream().enter_context()
     }
 
     fn check_no_capture(&self) -> Result<(), BackendError> {
-        let _entered = self.enter()?;
+        let _entered = self.enter_context()?;
         match thread_state::capture_status(self.timer.stream().cu()) {
             Ok(false) => Ok(()),
             // The driver's answer for the legacy stream while another stream captures.
@@ -292,7 +293,7 @@ fn current_stream_context(stream: RawStream) -> Result<sys::CUcontext, StreamErr
 mod tests {
     use super::*;
     use crate::instruments::spin::SpinKernel;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     const STREAM_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -304,37 +305,37 @@ mod tests {
 
     #[test]
     fn events_read_what_a_spin_takes_on_a_stream_that_other_code_made() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let stream = RawStream::from(device.stream().cu_stream());
         let mut timer = ForeignStream::new(stream, STREAM_TIMEOUT).unwrap();
-        assert_eq!(timer.facts().uuid, device.facts().uuid);
+        assert_eq!(timer.device_facts().uuid, device.facts().uuid);
         let readings = timer.empty_readings().unwrap();
         eprintln!("{readings:?}");
         assert!(readings.nothing_ns < readings.least_ns, "{readings:?}");
         let spin = SpinKernel::new(&device).unwrap();
         for hold in [None, Some(Duration::from_millis(50))] {
-            timer.begin(hold).unwrap();
+            timer.begin_interval(hold).unwrap();
             spin.launch(200_000).unwrap();
-            let interval = timer.end().unwrap();
+            let interval = timer.end_interval().unwrap();
             eprintln!("{interval:?}");
             assert_eq!(interval.held, hold.map(|_| true));
             assert!(interval.elapsed_ns > 200_000.0 && interval.elapsed_ns < 2e6, "{interval:?}");
         }
         // The host waits for the stream, so the hold of one millisecond times out.
-        timer.begin(Some(Duration::from_millis(1))).unwrap();
+        timer.begin_interval(Some(Duration::from_millis(1))).unwrap();
         device.synchronize_stream().unwrap();
-        assert_eq!(timer.end().unwrap().held, Some(false));
+        assert_eq!(timer.end_interval().unwrap().held, Some(false));
         assert!(timer.context_busy_time().unwrap() < Duration::from_millis(50));
     }
 
     #[test]
     fn a_default_stream_is_that_of_the_current_context() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         device.context().bind_to_thread().unwrap();
         for stream in [RawStream::LEGACY_DEFAULT_STREAM, RawStream::PER_THREAD_DEFAULT] {
             let mut timer = ForeignStream::new(stream, STREAM_TIMEOUT).unwrap();
-            timer.begin(None).unwrap();
-            assert!(timer.end().unwrap().elapsed_ns >= 0.0);
+            timer.begin_interval(None).unwrap();
+            assert!(timer.end_interval().unwrap().elapsed_ns >= 0.0);
         }
         let elsewhere = std::thread::spawn(|| {
             ForeignStream::new(RawStream::LEGACY_DEFAULT_STREAM, STREAM_TIMEOUT).err()

@@ -1,9 +1,9 @@
 //! Ways to hold a stream: work that is enqueued behind the hold begins only when the stream is
 //! released, so that the host's launch time is not in what events read.
 //!
-//! A blocker kernel ([`StreamBlocker`](crate::instruments::timing::StreamBlocker)) holds the stream of a device
-//! that the harness opened. On a stream that other code made the harness has no kernels: there the
-//! driver calls a function of the host ([`HostStreamHold`]).
+//! A blocker kernel ([`StreamBlocker`](crate::instruments::timing::StreamBlocker)) holds the stream
+//! of a device that the harness opened. On a stream that other code made the harness has no
+//! kernels: there the driver calls a function of the host ([`HostStreamHold`]).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub trait StreamHold {
     /// of the stream current.
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError>;
 
-    /// Lets the work of the stream run, whether the stream is held or not.
+    /// Releases the stream, so that its queued work runs; does nothing if the stream is not held.
     fn release(&mut self);
 
     /// Whether the last hold, which has ended, was released. Otherwise it timed out.

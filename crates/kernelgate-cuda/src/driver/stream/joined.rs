@@ -37,7 +37,7 @@ impl JoinedStreams {
             let context = context_of_stream(theirs)
                 .map_err(|error| failed(&format!("query the context of {theirs:?}"), &error))?;
             if context != own {
-                let ordinal = TimedStream::Theirs { stream: theirs, context }.device();
+                let ordinal = TimedStream::Theirs { stream: theirs, context }.device_of_stream();
                 let ordinal = ordinal.map_or_else(|_| "?".to_owned(), |it| it.to_string());
                 return Err(refused(format!(
                     "is of another context, on GPU {ordinal}: make it in the one that the row gets, on \
@@ -64,7 +64,10 @@ impl JoinedStreams {
     ///
     /// # Errors
     /// Fails with the error of `enqueue`, or when the driver refuses.
-    pub fn around<E>(&self, enqueue: impl FnOnce() -> Result<(), E>) -> Result<(), BackendError>
+    pub fn enqueue_between<E>(
+        &self,
+        enqueue: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), BackendError>
     where
         E: Into<BackendError>,
     {
@@ -94,19 +97,19 @@ mod tests {
     use crate::driver::graph::ExecutableGraph;
     use crate::instruments::spin::SpinKernel;
     use crate::library::{self, RequiredLibrary};
-    use crate::testing::{gpu, second_gpu_for_test};
+    use crate::testing::{lock_first_gpu, second_gpu_for_test};
 
     #[test]
     fn joined_work_runs_between_work_on_our_stream() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let other = device.create_stream().unwrap();
         let joined = JoinedStreams::new(&device, other.cu_stream()).unwrap();
         let spin = SpinKernel::new(&device).unwrap();
-        let around = || joined.around(|| spin.launch(1000));
+        let around = || joined.enqueue_between(|| spin.launch(1000));
         around().unwrap();
         device.synchronize().unwrap();
         // The spin is on ours here; what counts is that fork and join can be captured.
-        assert!(ExecutableGraph::capture(&device, around).unwrap().nodes() > 0);
+        assert!(ExecutableGraph::capture_graph(&device, around).unwrap().node_count() > 0);
     }
 
     /// The refusal of a stream on one GPU for a row on another one.
@@ -119,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_stream_of_another_gpu_is_refused() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let Some(other) = second_gpu_for_test() else { return };
         let stream = other.create_stream().unwrap();
         let refused = JoinedStreams::new(&device, stream.cu_stream()).err().unwrap();
@@ -136,14 +139,15 @@ mod tests {
 
     #[test]
     fn streams_of_other_contexts_and_null_handles_are_refused() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let null = JoinedStreams::new(&device, 0).err().unwrap();
         let why = "the stream to join has a null handle";
         assert_eq!(null, BackendError::Launch(why.to_owned()));
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
         type ContextCreateFunction =
             unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult;
-        let create = library::function(RequiredLibrary::Driver, c"cuCtxCreate_v2").unwrap();
+        let create =
+            library::function_of_library(RequiredLibrary::Driver, c"cuCtxCreate_v2").unwrap();
         // SAFETY: the function has that type; the pointers are valid; the context is destroyed
         // below.
         unsafe {

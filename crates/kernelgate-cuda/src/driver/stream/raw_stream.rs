@@ -14,8 +14,8 @@ pub struct RawStream(usize);
 
 impl RawStream {
     /// The legacy default stream of the current context, by its explicit handle
-    /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver. It is refused
-    /// here, because a handle that was never set is null too.
+    /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver. A null handle
+    /// is refused here, because a handle that was never set is null too.
     pub const LEGACY_DEFAULT_STREAM: RawStream = Self(1);
     /// The default stream of the calling thread in the context that is current
     /// (`CU_STREAM_PER_THREAD`).

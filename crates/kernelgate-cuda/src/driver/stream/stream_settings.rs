@@ -36,11 +36,12 @@ pub struct StreamSettings {
 
 impl StreamSettings {
     /// Reads the current settings.
-    pub(crate) fn read(stream: &CudaStream) -> StreamSettings {
-        let read =
-            |(id, _)| get(stream, id).ok().map(|value| to_settable_attribute(id, bytes(value)));
+    pub(crate) fn read_current(stream: &CudaStream) -> StreamSettings {
+        let read = |(id, _)| {
+            get(stream, id).ok().map(|value| to_settable_attribute(id, attribute_bytes(value)))
+        };
         let window = get(stream, WINDOW_ATTRIBUTE).ok().filter(|value| window_length(*value) != 0);
-        Self { others: NAMED_SETTINGS.map(read), window: window.map(bytes) }
+        Self { others: NAMED_SETTINGS.map(read), window: window.map(attribute_bytes) }
     }
 
     /// Restores the stream settings that differ now, and removes an L2 window that was not set
@@ -50,14 +51,14 @@ impl StreamSettings {
     /// Fails if the driver refuses: later cases would be measured under other conditions than
     /// earlier ones.
     pub(crate) fn restore(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        self.set(stream).map_err(|(name, error)| {
+        self.apply_changed(stream).map_err(|(name, error)| {
             let what = format!("restore the {name} of the stream, which an earlier case set");
             failed(&what, &error)
         })
     }
 
-    fn set(&self, stream: &CudaStream) -> Result<(), (&'static str, DriverError)> {
-        let now = Self::read(stream);
+    fn apply_changed(&self, stream: &CudaStream) -> Result<(), (&'static str, DriverError)> {
+        let now = Self::read_current(stream);
         if now.window != self.window {
             // If L2 keeps nothing, the driver reports neither, and both are absent.
             let mut value =
@@ -65,14 +66,15 @@ impl StreamSettings {
             if self.window.is_none() {
                 value.accessPolicyWindow.num_bytes = 0;
             }
-            set(stream, WINDOW_ATTRIBUTE, value).map_err(|error| ("window of L2", error))?;
+            set_attribute(stream, WINDOW_ATTRIBUTE, value)
+                .map_err(|error| ("window of L2", error))?;
         }
         for (((id, name), before), now) in
             NAMED_SETTINGS.into_iter().zip(self.others).zip(now.others)
         {
             if let (Some(before), true) = (before, before != now) {
                 let value = CUstreamAttrValue { pad: before };
-                set(stream, id, value).map_err(|error| (name, error))?;
+                set_attribute(stream, id, value).map_err(|error| (name, error))?;
             }
         }
         Ok(())
@@ -89,7 +91,7 @@ fn to_settable_attribute(id: CUstreamAttrID, value: AttributeBytes) -> Attribute
     }
     let mut value = CUstreamAttrValue { pad: [0; 64] };
     value.syncPolicy = sys::CUsynchronizationPolicy::CU_SYNC_POLICY_AUTO;
-    bytes(value)
+    attribute_bytes(value)
 }
 
 fn get(stream: &CudaStream, id: CUstreamAttrID) -> Result<CUstreamAttrValue, DriverError> {
@@ -99,7 +101,7 @@ fn get(stream: &CudaStream, id: CUstreamAttrID) -> Result<CUstreamAttrValue, Dri
     Ok(value)
 }
 
-fn set(
+fn set_attribute(
     stream: &CudaStream,
     id: CUstreamAttrID,
     value: CUstreamAttrValue,
@@ -108,7 +110,7 @@ fn set(
     unsafe { sys::cuStreamSetAttribute(stream.cu_stream(), id, &raw const value) }.result()
 }
 
-const fn bytes(value: CUstreamAttrValue) -> AttributeBytes {
+const fn attribute_bytes(value: CUstreamAttrValue) -> AttributeBytes {
     // SAFETY: every byte was written when the value was made, and any is a byte.
     unsafe { value.pad }
 }
@@ -123,33 +125,35 @@ const fn window_length(value: CUstreamAttrValue) -> usize {
 mod tests {
     use super::*;
     use crate::driver::memory::persistence;
-    use crate::driver::memory::window::{Lines, Window};
-    use crate::testing::gpu;
+    use crate::driver::memory::window::{L2LineTreatment, L2Window};
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn restores_settings_of_the_stream() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let stream = device.stream();
-        let original = StreamSettings::read(stream);
+        let original = StreamSettings::read_current(stream);
         eprintln!("{original:?}");
         let kept = device.allocate(1 << 20).unwrap();
-        let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
-        let has_window = match set(stream, WINDOW_ATTRIBUTE, window.launch_attribute().value) {
-            Ok(()) => {
-                assert_eq!(window_length(get(stream, WINDOW_ATTRIBUTE).unwrap()), 1 << 20);
-                true
-            }
-            Err(error) => {
-                eprintln!("the window is not set: {error:?}");
-                false
-            }
-        };
+        let window =
+            L2Window { address: kept.address(), bytes: 1 << 20, lines: L2LineTreatment::Keep(1.0) };
+        let has_window =
+            match set_attribute(stream, WINDOW_ATTRIBUTE, window.launch_attribute().value) {
+                Ok(()) => {
+                    assert_eq!(window_length(get(stream, WINDOW_ATTRIBUTE).unwrap()), 1 << 20);
+                    true
+                }
+                Err(error) => {
+                    eprintln!("the window is not set: {error:?}");
+                    false
+                }
+            };
         let policy = CUstreamAttrValue {
             syncPolicy: sys::CUsynchronizationPolicy::CU_SYNC_POLICY_BLOCKING_SYNC,
         };
         let (id, _) = NAMED_SETTINGS[0];
-        set(stream, id, policy).unwrap();
-        let with_policy = StreamSettings::read(stream);
+        set_attribute(stream, id, policy).unwrap();
+        let with_policy = StreamSettings::read_current(stream);
         assert_ne!(with_policy, original);
         // The highest possible priority.
         let (id, _) = NAMED_SETTINGS[1];
@@ -159,16 +163,16 @@ mod tests {
             .result()
             .unwrap();
         assert!(greatest < least);
-        set(stream, id, CUstreamAttrValue { priority: greatest }).unwrap();
-        assert_ne!(StreamSettings::read(stream), with_policy);
-        let case_settings = persistence::settings(&device);
+        set_attribute(stream, id, CUstreamAttrValue { priority: greatest }).unwrap();
+        assert_ne!(StreamSettings::read_current(stream), with_policy);
+        let case_settings = persistence::current_l2_settings(&device);
         assert_eq!(case_settings.stream.window.is_some(), has_window);
         persistence::restore_l2_state(&device).unwrap();
-        assert_eq!(StreamSettings::read(stream), original);
+        assert_eq!(StreamSettings::read_current(stream), original);
         assert_eq!(get(stream, WINDOW_ATTRIBUTE).map_or(0, window_length), 0);
         // Restores the settings around a row with which another case is compared.
         persistence::restore_l2_settings(&device, &case_settings).unwrap();
-        assert_eq!(persistence::settings(&device), case_settings);
+        assert_eq!(persistence::current_l2_settings(&device), case_settings);
         persistence::restore_l2_state(&device).unwrap();
     }
 }

@@ -46,7 +46,7 @@ impl<H: StreamHold> StreamTimer<H> {
 
     /// Begins a measured interval: holds the stream until [`Self::release`], at most for the given
     /// time; without a time the stream is not held.
-    pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
+    pub fn begin_interval(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.holds = false;
         let Some(at_most) = at_most else { return Ok(()) };
         let _entered = self.stream.enter_context()?;
@@ -56,8 +56,8 @@ impl<H: StreamHold> StreamTimer<H> {
     }
 
     /// Enqueues an event of the interval, which gets the time when the preceding work ends.
-    pub fn record(&self, event: usize) -> Result<(), BackendError> {
-        self.events.record(event)
+    pub fn record_event(&self, event: usize) -> Result<(), BackendError> {
+        self.events.record_event(event)
     }
 
     /// Lets the work of the stream run, whether the stream is held or not.
@@ -69,7 +69,7 @@ impl<H: StreamHold> StreamTimer<H> {
 
     /// Marks the end of the interval behind the work enqueued so far.
     pub fn mark_end(&self) -> Result<(), BackendError> {
-        self.events.record(self.events.len() - 1)
+        self.events.record_event(self.events.len() - 1)
     }
 
     /// Waits for the marked end; work behind it goes on. Returns whether the stream was held until
@@ -85,7 +85,7 @@ impl<H: StreamHold> StreamTimer<H> {
     }
 
     /// Marks the end of the interval and waits for it, as [`Self::wait_for_end`].
-    pub fn finish(&self) -> Result<Option<bool>, BackendError> {
+    pub fn mark_end_and_wait(&self) -> Result<Option<bool>, BackendError> {
         self.mark_end()?;
         self.wait_for_end()
     }

@@ -13,8 +13,8 @@ use crate::driver::status::failed;
 /// Launches, and restores the state that the launch changed.
 ///
 /// # Errors
-/// Errors of `launch`; [`BackendError::NotTimed`] if it changed the current context or left a capture
-/// of the stream open.
+/// Errors of `launch`; [`BackendError::NotTimed`] if it changed the current context or left a
+/// capture of the stream open.
 pub fn restore_after_launch(
     device: &Device,
     launch: impl FnOnce() -> Result<(), BackendError>,
@@ -84,11 +84,11 @@ pub(crate) fn capture_status(stream: sys::CUstream) -> Result<bool, DriverError>
 mod tests {
     use super::*;
     use crate::instruments::spin::SpinKernel;
-    use crate::testing::gpu;
+    use crate::testing::lock_first_gpu;
 
     #[test]
     fn an_open_capture_and_a_changed_context_are_errors_and_restored() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let spin = SpinKernel::new(&device).unwrap();
         restore_after_launch(&device, || spin.launch(1000)).unwrap();
         let stream = device.stream().cu_stream();

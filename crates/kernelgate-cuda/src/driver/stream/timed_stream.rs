@@ -28,7 +28,7 @@ impl TimedStream {
     }
 
     /// Ordinal of the GPU that the stream belongs to.
-    pub fn device(&self) -> Result<sys::CUdevice, BackendError> {
+    pub fn device_of_stream(&self) -> Result<sys::CUdevice, BackendError> {
         let _entered = self.enter_context()?;
         let mut device = 0;
         // SAFETY: a context is current and the pointer is valid.
@@ -38,7 +38,8 @@ impl TimedStream {
         Ok(device)
     }
 
-    /// Makes its context current, until the result is dropped if the stream is of other code.
+    /// Makes the stream's context current, until the result is dropped if the stream is of other
+    /// code.
     pub fn enter_context(&self) -> Result<CurrentContext, BackendError> {
         match self {
             Self::Ours(stream) => {

@@ -12,7 +12,7 @@ use crate::library::{self, RequiredLibrary};
 const OLDEST_CUDNN: usize = 91_100;
 
 /// A pointer as cuDNN hands it out: to a descriptor, a handle, or device memory.
-pub type Raw = *mut c_void;
+pub type RawPtr = *mut c_void;
 
 /// Reason why cuDNN cannot compute an operation: it is missing, too old, or refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -168,7 +168,7 @@ pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_FLOAT.
     Float(f32),
     /// CUDNN_TYPE_VOID_PTR.
-    Pointers(&'a [Raw]),
+    Pointers(&'a [RawPtr]),
     /// CUDNN_TYPE_HEUR_MODE, the recommended one.
     Heuristic,
     /// CUDNN_TYPE_POINTWISE_MODE.
@@ -183,18 +183,18 @@ const CUDNN_TYPE_INT64: u32 = 3;
 const CUDNN_TYPE_DESCRIPTOR: u32 = 15;
 
 /// cuDNN's functions. A status code of 0 is success.
-struct Api {
-    create: unsafe extern "C" fn(*mut Raw) -> c_int,
-    destroy: unsafe extern "C" fn(Raw) -> c_int,
-    set_stream: unsafe extern "C" fn(Raw, Raw) -> c_int,
+struct CudnnApi {
+    create: unsafe extern "C" fn(*mut RawPtr) -> c_int,
+    destroy: unsafe extern "C" fn(RawPtr) -> c_int,
+    set_stream: unsafe extern "C" fn(RawPtr, RawPtr) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     last_error: unsafe extern "C" fn(*mut c_char, usize),
-    create_descriptor: unsafe extern "C" fn(u32, *mut Raw) -> c_int,
-    destroy_descriptor: unsafe extern "C" fn(Raw) -> c_int,
-    set_attribute: unsafe extern "C" fn(Raw, u32, u32, i64, *const c_void) -> c_int,
-    get_attribute: unsafe extern "C" fn(Raw, u32, u32, i64, *mut i64, *mut c_void) -> c_int,
-    finalize: unsafe extern "C" fn(Raw) -> c_int,
-    execute: unsafe extern "C" fn(Raw, Raw, Raw) -> c_int,
+    create_descriptor: unsafe extern "C" fn(u32, *mut RawPtr) -> c_int,
+    destroy_descriptor: unsafe extern "C" fn(RawPtr) -> c_int,
+    set_attribute: unsafe extern "C" fn(RawPtr, u32, u32, i64, *const c_void) -> c_int,
+    get_attribute: unsafe extern "C" fn(RawPtr, u32, u32, i64, *mut i64, *mut c_void) -> c_int,
+    finalize: unsafe extern "C" fn(RawPtr) -> c_int,
+    execute: unsafe extern "C" fn(RawPtr, RawPtr, RawPtr) -> c_int,
     version: usize,
 }
 
@@ -202,19 +202,19 @@ struct Api {
 ///
 /// # Errors
 /// Fails if cuDNN is missing or too old.
-pub fn version() -> Result<usize, CudnnRefusal> {
-    Ok(api()?.version)
+pub fn cudnn_version() -> Result<usize, CudnnRefusal> {
+    Ok(cudnn_api()?.version)
 }
 
-fn api() -> Result<&'static Api, CudnnRefusal> {
-    static API: OnceLock<Result<Api, CudnnRefusal>> = OnceLock::new();
-    API.get_or_init(load).as_ref().map_err(Clone::clone)
+fn cudnn_api() -> Result<&'static CudnnApi, CudnnRefusal> {
+    static API: OnceLock<Result<CudnnApi, CudnnRefusal>> = OnceLock::new();
+    API.get_or_init(load_cudnn).as_ref().map_err(Clone::clone)
 }
 
-fn load() -> Result<Api, CudnnRefusal> {
+fn load_cudnn() -> Result<CudnnApi, CudnnRefusal> {
     for library in [RequiredLibrary::CublasLt, RequiredLibrary::Cudnn] {
-        library::load(library).ok_or_else(|| {
-            CudnnRefusal(format!("needs {}: {}", library.name(), library.advice()))
+        library::load_once(library).ok_or_else(|| {
+            CudnnRefusal(format!("needs {}: {}", library.name(), library.install_advice()))
         })?;
     }
     // SAFETY: the function types are those of cuDNN 9's headers, where enumerations are unsigned
@@ -236,12 +236,12 @@ fn load() -> Result<Api, CudnnRefusal> {
         if runtime / 1000 != cuda {
             return Err(CudnnRefusal(format!(
                 "needs a cuDNN for CUDA {cuda}, {} is for {}",
-                library::load(RequiredLibrary::Cudnn)
+                library::load_once(RequiredLibrary::Cudnn)
                     .map_or("here".into(), |it| it.file.to_string_lossy()),
                 runtime / 1000
             )));
         }
-        Ok(Api {
+        Ok(CudnnApi {
             create: cudnn_function(c"cudnnCreate")?,
             destroy: cudnn_function(c"cudnnDestroy")?,
             set_stream: cudnn_function(c"cudnnSetStream")?,
@@ -268,7 +268,7 @@ unsafe fn cudnn_function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
         .ok_or_else(|| CudnnRefusal(format!("this cuDNN has no {}", name.to_string_lossy())))
 }
 
-impl Api {
+impl CudnnApi {
     /// Turns a status into an error with the failed action and cuDNN's message.
     fn check(&self, status: c_int, action: impl FnOnce() -> String) -> Result<(), CudnnRefusal> {
         if status == 0 {
@@ -291,8 +291,8 @@ impl Api {
 
 /// A cuDNN context that works on a device's stream.
 pub struct CudnnHandle {
-    raw: Raw,
-    api: &'static Api,
+    raw: RawPtr,
+    api: &'static CudnnApi,
     /// The CUDA stream must outlive the cuDNN handle.
     _device: Arc<Device>,
 }
@@ -303,7 +303,7 @@ impl CudnnHandle {
     /// # Errors
     /// Fails if the library is missing or old, or cannot use the device.
     pub fn new(device: &Arc<Device>) -> Result<Self, CudnnRefusal> {
-        let api = api()?;
+        let api = cudnn_api()?;
         device
             .context()
             .bind_to_thread()
@@ -329,9 +329,9 @@ impl Drop for CudnnHandle {
 
 /// A descriptor of cuDNN's, destroyed when dropped.
 pub struct CudnnDescriptor {
-    raw: Raw,
+    raw: RawPtr,
     kind: CudnnDescriptorKind,
-    api: &'static Api,
+    api: &'static CudnnApi,
 }
 
 impl CudnnDescriptor {
@@ -340,7 +340,7 @@ impl CudnnDescriptor {
     /// # Errors
     /// Fails if the library is missing or does not know the kind.
     pub fn new(kind: CudnnDescriptorKind) -> Result<Self, CudnnRefusal> {
-        let api = api()?;
+        let api = cudnn_api()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
         api.check(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || {
@@ -356,7 +356,7 @@ impl CudnnDescriptor {
     ) -> Result<CudnnDescriptor, CudnnRefusal> {
         let descriptor = Self::new(kind)?;
         for (attribute, value) in attributes {
-            descriptor.set(*attribute, *value)?;
+            descriptor.set_attribute(*attribute, *value)?;
         }
         // SAFETY: the cuDNN descriptor is alive.
         descriptor.api.check(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || {
@@ -365,7 +365,7 @@ impl CudnnDescriptor {
         Ok(descriptor)
     }
 
-    fn set(
+    fn set_attribute(
         &self,
         attribute: CudnnAttribute,
         value: CudnnAttributeValue<'_>,
@@ -395,7 +395,8 @@ impl CudnnDescriptor {
             CudnnAttributeValue::Mode(mode) => one(14, mode as u32),
             CudnnAttributeValue::Operator(operator) => one(18, operator as u32),
             CudnnAttributeValue::Descriptors(descriptors) => {
-                let raw: Vec<Raw> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
+                let raw: Vec<RawPtr> =
+                    descriptors.iter().map(|descriptor| descriptor.raw).collect();
                 set(CUDNN_TYPE_DESCRIPTOR, raw.len(), raw.as_ptr().cast())
             }
         }
@@ -449,7 +450,7 @@ impl CudnnDescriptor {
         };
         get(0, &mut count, std::ptr::null_mut())?;
         let descriptors = (0..count).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;
-        let mut raw: Vec<Raw> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
+        let mut raw: Vec<RawPtr> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
         get(raw.len() as i64, &mut count, raw.as_mut_ptr().cast())?;
         Ok(descriptors.into_iter().take(count.max(0) as usize).collect())
     }

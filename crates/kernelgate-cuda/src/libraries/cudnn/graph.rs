@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::api::{
     self, CudnnAttribute as A, CudnnAttributeValue, CudnnDataType, CudnnDescriptor,
-    CudnnDescriptorKind, CudnnHandle, CudnnPointwiseMode, CudnnRefusal, OperationDescriptor, Raw,
+    CudnnDescriptorKind, CudnnHandle, CudnnPointwiseMode, CudnnRefusal, OperationDescriptor,
+    RawPtr,
 };
 use crate::BackendError;
 use crate::{Device, DeviceBuffer};
@@ -23,7 +24,7 @@ pub struct TensorLayout {
 
 impl TensorLayout {
     /// Contiguous, last extent fastest.
-    pub const fn contiguous_layout(extents: [i64; 4]) -> TensorLayout {
+    pub const fn contiguous(extents: [i64; 4]) -> TensorLayout {
         let [_, h, s, d] = extents;
         Self { extents, strides: [h * s * d, s * d, d, 1] }
     }
@@ -62,27 +63,27 @@ impl CudnnOperationGraph {
     ///
     /// # Errors
     /// Fails if cuDNN refuses the tensor, as do the further methods.
-    pub fn memory(
+    pub fn add_memory_tensor(
         &mut self,
         layout: TensorLayout,
         data_type: CudnnDataType,
     ) -> Result<GraphTensor, CudnnRefusal> {
-        self.tensor(layout, data_type, None)
+        self.add_tensor(layout, data_type, None)
     }
 
     /// A tensor that need not exist: what one operation hands to another.
-    pub fn between(
+    pub fn add_virtual_tensor(
         &mut self,
         layout: TensorLayout,
         data_type: CudnnDataType,
     ) -> Result<GraphTensor, CudnnRefusal> {
-        self.tensor(layout, data_type, Some(A::TensorIsVirtual))
+        self.add_tensor(layout, data_type, Some(A::TensorIsVirtual))
     }
 
     /// Adds a scalar tensor with a value.
     pub fn add_scalar_tensor(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
-        let tensor = self.tensor(
-            TensorLayout::contiguous_layout([1; 4]),
+        let tensor = self.add_tensor(
+            TensorLayout::contiguous([1; 4]),
             CudnnDataType::F32,
             Some(A::TensorIsByValue),
         )?;
@@ -90,7 +91,7 @@ impl CudnnOperationGraph {
         Ok(tensor)
     }
 
-    fn tensor(
+    fn add_tensor(
         &mut self,
         layout: TensorLayout,
         data_type: CudnnDataType,
@@ -112,7 +113,7 @@ impl CudnnOperationGraph {
     }
 
     /// c = a b over the last two axes, summed in fp32.
-    pub fn matmul(
+    pub fn add_matmul(
         &mut self,
         a: GraphTensor,
         b: GraphTensor,
@@ -138,7 +139,7 @@ impl CudnnOperationGraph {
     }
 
     /// Adds y = mode(inputs) with one to three inputs, in fp32.
-    pub fn pointwise(
+    pub fn add_pointwise(
         &mut self,
         mode: CudnnPointwiseMode,
         inputs: &[GraphTensor],
@@ -216,7 +217,7 @@ impl CudnnOperationGraph {
     }
 
     /// y = x reduced, in fp32, over the axes along which y has one element.
-    pub fn reduce(
+    pub fn add_reduction(
         &mut self,
         operator: OperationDescriptor,
         x: GraphTensor,
@@ -256,7 +257,10 @@ impl CudnnOperationGraph {
     }
 
     /// All operations together. Without a handle cuDNN checks the operations, but cannot plan them.
-    pub fn whole(&self, handle: Option<&CudnnHandle>) -> Result<CudnnDescriptor, CudnnRefusal> {
+    pub fn operation_graph(
+        &self,
+        handle: Option<&CudnnHandle>,
+    ) -> Result<CudnnDescriptor, CudnnRefusal> {
         let operations: Vec<&CudnnDescriptor> = self.operations.iter().collect();
         let mut attributes =
             vec![(A::GraphOperations, CudnnAttributeValue::Descriptors(&operations))];
@@ -270,13 +274,13 @@ impl CudnnOperationGraph {
     ///
     /// # Errors
     /// Fails if cuDNN has none, or memory is short.
-    pub fn plan(
+    pub fn into_execution_plan(
         self,
         device: &Arc<Device>,
         memory: &[(GraphTensor, u64)],
     ) -> Result<CudnnExecutionPlan, BackendError> {
         let handle = CudnnHandle::new(device)?;
-        let graph = self.whole(Some(&handle))?;
+        let graph = self.operation_graph(Some(&handle))?;
         let heuristics = CudnnDescriptor::finished_descriptor(
             CudnnDescriptorKind::Heuristics,
             &[
@@ -290,7 +294,7 @@ impl CudnnOperationGraph {
         let workspace = device.allocate(plan.integer(A::PlanWorkspaceSize)?.max(0) as usize)?;
 
         let values: Box<[f32]> = self.scalars.iter().map(|(_, value)| *value).collect();
-        let pack = self.pack(memory, &values, workspace.address())?;
+        let pack = self.variant_pack(memory, &values, workspace.address())?;
         let made_of = vec![config, heuristics, graph];
         Ok(CudnnExecutionPlan {
             pack,
@@ -306,7 +310,7 @@ impl CudnnOperationGraph {
 
 impl CudnnOperationGraph {
     /// Addresses of the tensors in memory, of the scalars on the host, and of the workspace.
-    fn pack(
+    fn variant_pack(
         &self,
         memory: &[(GraphTensor, u64)],
         values: &[f32],
@@ -318,16 +322,16 @@ impl CudnnOperationGraph {
             .iter()
             .zip(values)
             .map(|((tensor, _), value)| (*tensor, std::ptr::from_ref(value) as u64));
-        let (ids, addresses): (Vec<i64>, Vec<Raw>) = memory
+        let (ids, addresses): (Vec<i64>, Vec<RawPtr>) = memory
             .iter()
             .copied()
             .chain(scalars)
-            .map(|(tensor, address)| (tensor.id(), address as Raw))
+            .map(|(tensor, address)| (tensor.id(), address as RawPtr))
             .unzip();
         let attributes = [
             (A::PackDataPointers, CudnnAttributeValue::Pointers(&addresses)),
             (A::PackUniqueIds, CudnnAttributeValue::Integers(&ids)),
-            (A::PackWorkspace, CudnnAttributeValue::Pointers(&[workspace as Raw])),
+            (A::PackWorkspace, CudnnAttributeValue::Pointers(&[workspace as RawPtr])),
         ];
         CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::VariantPack, &attributes)
     }
@@ -370,7 +374,7 @@ impl CudnnExecutionPlan {
     /// Enqueues the plan on the device's stream.
     ///
     /// The addresses that the plan was made with must be alive until the work has finished.
-    pub fn launch(&self) -> Result<(), BackendError> {
+    pub fn launch_plan(&self) -> Result<(), BackendError> {
         // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the
         // tensors' addresses are used on the device only.
         unsafe { api::execute_plan(&self.handle, &self.plan, &self.pack) }
@@ -388,7 +392,7 @@ mod tests {
 
     #[test]
     fn layouts_transpose_without_moving() {
-        let layout = TensorLayout::contiguous_layout([2, 3, 5, 7]);
+        let layout = TensorLayout::contiguous([2, 3, 5, 7]);
         assert_eq!(layout.strides, [105, 35, 7, 1]);
         let transposed = TensorLayout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
         assert_eq!(
@@ -399,19 +403,19 @@ mod tests {
 
     #[test]
     fn addresses_and_numbers_are_packed() {
-        if let Err(refusal) = api::version() {
+        if let Err(refusal) = api::cudnn_version() {
             eprintln!("skipped: {refusal}");
             return;
         }
         let mut graph = CudnnOperationGraph::default();
-        let layout = TensorLayout::contiguous_layout([1, 2, 64, 64]);
-        let x = graph.memory(layout, CudnnDataType::Bf16).unwrap();
-        let y = graph.memory(layout, CudnnDataType::Bf16).unwrap();
+        let layout = TensorLayout::contiguous([1, 2, 64, 64]);
+        let x = graph.add_memory_tensor(layout, CudnnDataType::Bf16).unwrap();
+        let y = graph.add_memory_tensor(layout, CudnnDataType::Bf16).unwrap();
         let factor = graph.add_scalar_tensor(2.0).unwrap();
-        graph.pointwise(CudnnPointwiseMode::Multiply, &[x, factor], y).unwrap();
-        assert!(graph.whole(None).is_ok());
+        graph.add_pointwise(CudnnPointwiseMode::Multiply, &[x, factor], y).unwrap();
+        assert!(graph.operation_graph(None).is_ok());
         // The pack stores the tensor addresses, and cuDNN does not read the memory at the
         // addresses.
-        assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
+        assert!(graph.variant_pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
     }
 }

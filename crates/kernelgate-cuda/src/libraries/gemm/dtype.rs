@@ -23,7 +23,7 @@ pub enum MatrixDtype {
 
 impl MatrixDtype {
     /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
+    pub const fn element_bytes(self) -> usize {
         match self {
             Self::E4m3 | Self::E5m2 | Self::I8 => 1,
             Self::Bf16 | Self::F16 => 2,

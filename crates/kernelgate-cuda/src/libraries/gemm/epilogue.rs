@@ -4,7 +4,7 @@ use crate::libraries::lt;
 
 /// An activation function in the epilogue of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
+pub enum GemmActivation {
     /// max(x, 0). The aux matrix is a mask of one bit for each element.
     Relu,
     /// GELU by tanh. The aux matrix is the input of the function, in the dtype of D.
@@ -22,7 +22,7 @@ pub enum GemmEpilogue {
     /// Adds the bias, if there is one, and applies a function.
     Activation {
         /// The function.
-        function: Activation,
+        function: GemmActivation,
         /// Whether the epilogue adds a bias before the activation.
         bias: bool,
         /// Whether the epilogue writes the auxiliary matrix that [`Self::ActivationGradient`]
@@ -32,7 +32,7 @@ pub enum GemmEpilogue {
     /// Multiplies the result by the derivative of a function, for the aux of its forward pass.
     ActivationGradient {
         /// The function.
-        function: Activation,
+        function: GemmActivation,
         /// Whether the sum of D over its rows is written: the gradient of the bias.
         bias_gradient: bool,
     },
@@ -52,7 +52,7 @@ impl GemmEpilogue {
         }
     }
 
-    pub(super) const fn function_with_aux(self) -> Option<Activation> {
+    pub(super) const fn function_with_aux(self) -> Option<GemmActivation> {
         match self {
             Self::Activation { function, aux: true, .. }
             | Self::ActivationGradient { function, .. } => Some(function),
@@ -61,8 +61,8 @@ impl GemmEpilogue {
     }
 
     /// Matrix B here is A in the library: it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
-    pub(super) const fn kind(self) -> lt::Epilogue {
-        use Activation::{Gelu, Relu};
+    pub(super) const fn library_epilogue(self) -> lt::Epilogue {
+        use GemmActivation::{Gelu, Relu};
         use lt::Epilogue as E;
         match self {
             Self::None => E::CUBLASLT_EPILOGUE_DEFAULT,

@@ -1,6 +1,6 @@
 //! GEMMs of row-major matrices by cuBLASLt, for implementations that stand on the library.
 //!
-//! [`GemmSpec`] describes a GEMM, [`Gemm`] holds the library's algorithms for it, and
+//! [`GemmSpec`] describes a GEMM, [`PreparedGemm`] holds the library's algorithms for it, and
 //! [`GemmOperands`] are the addresses of a launch. Everything is described and chosen while a case
 //! is prepared; launching allocates nothing and can be captured.
 
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, sys};
 
 pub use dtype::MatrixDtype;
-pub use epilogue::{Activation, GemmEpilogue};
+pub use epilogue::{GemmActivation, GemmEpilogue};
 pub use error::GemmError;
 pub use operands::GemmOperands;
 pub use spec::{GemmScales, GemmSpec};
@@ -93,7 +93,7 @@ impl CublasLtLanes {
 
     /// Device memory that is divided into workspaces of one launch each. Some GEMM algorithms clear
     /// their workspace first, and these clears may be enqueued before all launches.
-    pub fn pieces(&self) -> Range<u64> {
+    pub fn workspace_memory(&self) -> Range<u64> {
         let end = self.lanes[0].workspace.address() + self.workspace_bytes as u64;
         end - self.workspace_bytes_for_pieces() as u64..end
     }
@@ -119,12 +119,12 @@ impl CublasLtLanes {
             && end <= self.workspace_bytes_for_pieces();
         fits.then(|| {
             self.used_bytes.set(end);
-            self.pieces().start + used_bytes as u64
+            self.workspace_memory().start + used_bytes as u64
         })
     }
 
     /// The CUDA stream of a lane.
-    pub fn stream(&self, lane: usize) -> &Arc<CudaStream> {
+    pub fn stream_of_lane(&self, lane: usize) -> &Arc<CudaStream> {
         &self.lanes[lane].stream
     }
 }
@@ -138,21 +138,21 @@ pub fn check_available() -> Result<(), String> {
         format!(
             "{} is missing: {}",
             RequiredLibrary::CublasLt.name(),
-            RequiredLibrary::CublasLt.advice()
+            RequiredLibrary::CublasLt.install_advice()
         )
     };
-    library::load(RequiredLibrary::CublasLt).map(drop).ok_or_else(missing)
+    library::load_once(RequiredLibrary::CublasLt).map(drop).ok_or_else(missing)
 }
 
 impl Drop for CublasLtLanes {
     fn drop(&mut self) {
         // SAFETY: destroyed once; every GEMM of it holds a count and is gone.
-        unsafe { lt::destroy(lt::LtObjectKind::Handle, self.handle) };
+        unsafe { lt::destroy_object(lt::LtObjectKind::Handle, self.handle) };
     }
 }
 
 /// A GEMM, or a batch, and the algorithms that the library proposes for it, of which one is used.
-pub struct Gemm {
+pub struct PreparedGemm {
     blas: Rc<CublasLtLanes>,
     spec: GemmSpec,
     description: lt::CublasLtHandle,
@@ -192,7 +192,7 @@ const CLEARLY_FASTER_TIME_RATIO: f64 = 0.97;
 /// Number of rounds in which algorithms are timed; the fastest counts.
 const TIMING_ROUNDS: usize = 3;
 
-impl Gemm {
+impl PreparedGemm {
     /// Describes a GEMM and requests its algorithms; the library's first is used until another one
     /// is chosen.
     ///
@@ -210,14 +210,14 @@ impl Gemm {
             chosen: 0,
             tool: SanitizerTreatment::parse(&blas.device.options().gemms)?,
         };
-        gemm.describe()?;
+        gemm.describe_gemm()?;
         gemm.describe_layouts()?;
-        gemm.algorithms = gemm.propose()?;
+        gemm.algorithms = gemm.propose_algorithms()?;
         Ok(gemm)
     }
 
     /// Specification of the GEMM.
-    pub const fn spec(&self) -> &GemmSpec {
+    pub const fn gemm_spec(&self) -> &GemmSpec {
         &self.spec
     }
 
@@ -226,31 +226,38 @@ impl Gemm {
         self.algorithms.len()
     }
 
-    fn describe(&mut self) -> Result<(), GemmError> {
+    fn describe_gemm(&mut self) -> Result<(), GemmError> {
         use Attribute as At;
         let spec = self.spec;
         let failed = || GemmError::library_error("describe a GEMM");
-        self.description = lt::describe_gemm(spec.compute(), spec.alpha_and_beta().data_type())
-            .map_err(failed())?;
+        self.description =
+            lt::describe_gemm(spec.compute_type(), spec.alpha_and_beta().data_type())
+                .map_err(failed())?;
         // CUBLAS_OP_T or CUBLAS_OP_N, a 32-bit enumeration; the library's A is this B.
         let operations = [
             (At::CUBLASLT_MATMUL_DESC_TRANSA, spec.b_transposed),
             (At::CUBLASLT_MATMUL_DESC_TRANSB, spec.a_transposed),
         ];
         for (attribute, transposed) in operations {
-            self.set(attribute, i32::from(transposed))?;
+            self.set_attribute(attribute, i32::from(transposed))?;
         }
         if spec.epilogue != GemmEpilogue::None {
-            self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE, spec.epilogue.kind())?;
+            self.set_attribute(
+                At::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                spec.epilogue.library_epilogue(),
+            )?;
         }
         if spec.bias_element_count().is_some() && spec.a.is_fp8() {
-            self.set(At::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, spec.bias().data_type())?;
+            self.set_attribute(
+                At::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                spec.bias_dtype().data_type(),
+            )?;
         }
         if let Some(ld) = spec.aux_leading_dimension() {
-            self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld as i64)?;
+            self.set_attribute(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld as i64)?;
             if spec.batch_count > 1 {
                 let stride = (spec.m * ld) as i64;
-                self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, stride)?;
+                self.set_attribute(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, stride)?;
             }
         }
         // The library proposes algorithms for a description whose pointers are set; a launch sets
@@ -268,10 +275,10 @@ impl Gemm {
         self.set_operand_pointers(&placeholders)
     }
 
-    fn set<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), GemmError> {
+    fn set_attribute<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), GemmError> {
         // SAFETY: the description is alive; every caller passes the type that cublasLt.h names for
         // the attribute.
-        unsafe { lt::set(self.description, attribute, value) }
+        unsafe { lt::set_gemm_attribute(self.description, attribute, value) }
             .map_err(GemmError::library_error("describe a GEMM"))
     }
 
@@ -280,7 +287,7 @@ impl Gemm {
         pointers
             .into_iter()
             .flatten()
-            .try_for_each(|(attribute, address)| self.set(attribute, address))
+            .try_for_each(|(attribute, address)| self.set_attribute(attribute, address))
     }
 
     fn describe_layouts(&mut self) -> Result<(), GemmError> {
@@ -291,11 +298,11 @@ impl Gemm {
         {
             let Some(layout) = layout else { continue };
             let (rows, columns) = (layout.rows as u64, layout.columns as u64);
-            *object = lt::layout(layout.dtype.data_type(), rows, columns, layout.ld as i64)
+            *object = lt::matrix_layout(layout.dtype.data_type(), rows, columns, layout.ld as i64)
                 .map_err(GemmError::library_error("describe a matrix"))?;
             if count > 1 {
                 // SAFETY: the layout was made above and is alive.
-                unsafe { lt::batch(*object, count as i32, layout.batch_stride as i64) }
+                unsafe { lt::make_batch_layout(*object, count as i32, layout.batch_stride as i64) }
                     .map_err(GemmError::library_error("describe a batch"))?;
             }
         }
@@ -308,7 +315,7 @@ impl Gemm {
         [a, b, if c.is_null() { d } else { c }, d]
     }
 
-    fn propose(&self) -> Result<Vec<lt::ProposedAlgorithm>, GemmError> {
+    fn propose_algorithms(&self) -> Result<Vec<lt::ProposedAlgorithm>, GemmError> {
         let GemmSpec { m, n, k, alignment, .. } = self.spec;
         let preference = lt::AlgorithmPreference {
             workspace_bytes: self.blas.shared_bytes(),
@@ -329,16 +336,19 @@ impl Gemm {
         })
     }
 
-    /// Times every algorithm on all of these operands, one after the other as a graph, and keeps the
-    /// fastest from here on. Many different operands are as cold as they will be when the GEMM is
-    /// one of many.
+    /// Times every algorithm on all of these operands, one after the other as a graph, and keeps
+    /// the fastest from here on. Many different operands are as cold as they will be when the GEMM
+    /// is one of many.
     ///
     /// The launches overwrite D. Under a tool nothing is timed and the library's first algorithm is
     /// kept.
     ///
     /// # Errors
     /// Fails if the device fails. An algorithm that does not run is passed over.
-    pub fn choose(&mut self, operands: &[GemmOperands]) -> Result<(), BackendError> {
+    pub fn choose_fastest_algorithm(
+        &mut self,
+        operands: &[GemmOperands],
+    ) -> Result<(), BackendError> {
         if self.tool.is_some() {
             return Ok(());
         }
@@ -351,27 +361,31 @@ impl Gemm {
             self.blas.used_bytes.set(used_bytes);
             let operands: Vec<_> =
                 operands.iter().map(|operands| self.with_own_workspace(operands)).collect();
-            let enqueue = || operands.iter().try_for_each(|operands| self.launch(0, operands));
+            let enqueue =
+                || operands.iter().try_for_each(|operands| self.launch_in_lane(0, operands));
             // One launch first: code that it loads cannot be loaded during a capture.
             if enqueue().is_err() {
                 times.push(f64::INFINITY);
                 continue;
             }
             device.synchronize()?;
-            let graph =
-                ExecutableGraph::capture_clearing_first(&device, self.blas.pieces(), enqueue)?;
+            let graph = ExecutableGraph::capture_clearing_first(
+                &device,
+                self.blas.workspace_memory(),
+                enqueue,
+            )?;
             let mut fastest = f64::INFINITY;
             for _ in 0..TIMING_ROUNDS {
-                events.record(0)?;
+                events.record_event(0)?;
                 graph.launch()?;
-                events.record(1)?;
+                events.record_event(1)?;
                 device.synchronize()?;
                 fastest = f64::min(fastest, events.elapsed_ns(0, 1)?);
             }
             times.push(fastest);
         }
         self.blas.used_bytes.set(used_bytes);
-        self.chosen = fastest(&times);
+        self.chosen = fastest_algorithm(&times);
         Ok(())
     }
 
@@ -385,9 +399,9 @@ impl Gemm {
     ///
     /// # Errors
     /// Fails if an operand is missing, or the library refuses.
-    pub fn launch(&self, lane: usize, operands: &GemmOperands) -> Result<(), BackendError> {
+    pub fn launch_in_lane(&self, lane: usize, operands: &GemmOperands) -> Result<(), BackendError> {
         if self.tool.is_some() {
-            self.fill(lane, operands)?;
+            self.fill_result_with_nan(lane, operands)?;
         }
         if self.tool == Some(SanitizerTreatment::None) {
             return Ok(());
@@ -424,17 +438,21 @@ impl Gemm {
         };
         // SAFETY: handle, description, layouts and algorithm belong together; the workspace lives
         // as long as `self`; the operands are addresses on the device and used there only.
-        let launched = unsafe { lt::matmul(launch) };
+        let launched = unsafe { lt::enqueue_matmul(launch) };
         Ok(launched.map_err(GemmError::library_error("launch a GEMM"))?)
     }
 
     /// Fills D with NaN, unless it holds C: the gaps between rows and matrices stay.
-    fn fill(&self, lane: usize, operands: &GemmOperands) -> Result<(), BackendError> {
+    fn fill_result_with_nan(
+        &self,
+        lane: usize,
+        operands: &GemmOperands,
+    ) -> Result<(), BackendError> {
         if self.spec.beta != 0.0 && operands.c.is_none_or(|c| c == operands.d) {
             return Ok(());
         }
         let stream = self.blas.lanes[lane].stream.cu_stream();
-        let (d, element) = (self.spec.column_major_layouts().d, self.spec.d.bytes());
+        let (d, element) = (self.spec.column_major_layouts().d, self.spec.d.element_bytes());
         for index in 0..self.spec.batch_count {
             let address = operands.d + (index * d.batch_stride * element) as u64;
             // SAFETY: D is an address on the device with room for the result.
@@ -456,21 +474,21 @@ impl Gemm {
 }
 
 /// Index of the fastest algorithm; the first one unless another is clearly faster.
-fn fastest(times: &[f64]) -> usize {
+fn fastest_algorithm(times: &[f64]) -> usize {
     let Some(&first) = times.first() else { return 0 };
     let (best, &time) =
         times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there is a first");
     if time < CLEARLY_FASTER_TIME_RATIO * first { best } else { 0 }
 }
 
-impl Drop for Gemm {
+impl Drop for PreparedGemm {
     fn drop(&mut self) {
         // SAFETY: each object is destroyed once, if it was made.
         unsafe {
             self.layouts
                 .into_iter()
-                .for_each(|layout| lt::destroy(lt::LtObjectKind::Layout, layout));
-            lt::destroy(lt::LtObjectKind::Description, self.description);
+                .for_each(|layout| lt::destroy_object(lt::LtObjectKind::Layout, layout));
+            lt::destroy_object(lt::LtObjectKind::Description, self.description);
         }
     }
 }

@@ -51,7 +51,7 @@ impl<A: Copy> GemmOperands<A> {
     }
 
     /// Converts the address of each operand of the GEMM with a function.
-    pub fn map<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
+    pub fn map_addresses<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
         GemmOperands {
             a: address(self.a),
             b: address(self.b),

@@ -1,7 +1,7 @@
 //! Description of a GEMM of row-major matrices, and its column-major layout for cuBLASLt.
 
 use super::dtype::MatrixDtype;
-use super::epilogue::{Activation, GemmEpilogue};
+use super::epilogue::{GemmActivation, GemmEpilogue};
 use super::error::GemmError;
 use crate::libraries::lt;
 
@@ -138,7 +138,7 @@ impl GemmSpec {
     }
 
     /// Dtype of the bias and of its gradient: the dtype of D, but a 16-bit dtype for fp8 matrices.
-    pub const fn bias(&self) -> MatrixDtype {
+    pub const fn bias_dtype(&self) -> MatrixDtype {
         match self.d {
             d if !self.a.is_fp8() => d,
             MatrixDtype::F16 => MatrixDtype::F16,
@@ -159,8 +159,8 @@ impl GemmSpec {
     /// for an epilogue without an auxiliary matrix.
     pub const fn aux_leading_dimension(&self) -> Option<usize> {
         match self.epilogue.function_with_aux() {
-            Some(Activation::Relu) => Some(self.n.next_multiple_of(128)),
-            Some(Activation::Gelu) => Some(self.n.next_multiple_of(8)),
+            Some(GemmActivation::Relu) => Some(self.n.next_multiple_of(128)),
+            Some(GemmActivation::Gelu) => Some(self.n.next_multiple_of(8)),
             None => None,
         }
     }
@@ -168,9 +168,9 @@ impl GemmSpec {
     /// Bytes of aux for the whole batch.
     pub const fn aux_bytes(&self) -> Option<usize> {
         match (self.epilogue.function_with_aux(), self.aux_leading_dimension()) {
-            (Some(Activation::Relu), Some(ld)) => Some(self.batch_count * self.m * ld / 8),
-            (Some(Activation::Gelu), Some(ld)) => {
-                Some(self.batch_count * self.m * ld * self.d.bytes())
+            (Some(GemmActivation::Relu), Some(ld)) => Some(self.batch_count * self.m * ld / 8),
+            (Some(GemmActivation::Gelu), Some(ld)) => {
+                Some(self.batch_count * self.m * ld * self.d.element_bytes())
             }
             _ => None,
         }
@@ -244,7 +244,7 @@ impl GemmSpec {
         )
     }
 
-    pub(super) const fn compute(&self) -> lt::Compute {
+    pub(super) const fn compute_type(&self) -> lt::Compute {
         match (self.d, self.tf32) {
             (MatrixDtype::I32, _) => lt::Compute::CUBLAS_COMPUTE_32I,
             (_, true) => lt::Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
@@ -362,9 +362,9 @@ mod tests {
     #[test]
     fn fp8_results_have_16_bit_companions() {
         let fp8 = |d| GemmSpec::new(16, 16, 16, E4m3, d);
-        assert_eq!([E4m3, F16, F32].map(|d| fp8(d).bias()), [Bf16, F16, Bf16]);
+        assert_eq!([E4m3, F16, F32].map(|d| fp8(d).bias_dtype()), [Bf16, F16, Bf16]);
         assert_eq!([E4m3, F16, F32].map(|d| fp8(d).c()), [Bf16, F16, F32]);
-        assert_eq!(PLAIN_GEMM.bias(), F32);
+        assert_eq!(PLAIN_GEMM.bias_dtype(), F32);
     }
 
     #[test]
@@ -375,12 +375,12 @@ mod tests {
             epilogue: GemmEpilogue::Activation { function, bias: false, aux: true },
             ..PLAIN_GEMM
         };
-        let relu = spec(Activation::Relu);
+        let relu = spec(GemmActivation::Relu);
         assert_eq!(
             (relu.aux_leading_dimension(), relu.aux_bytes()),
             (Some(256), Some(2 * 6 * 256 / 8))
         );
-        let gelu = GemmSpec { n: 201, ..spec(Activation::Gelu) };
+        let gelu = GemmSpec { n: 201, ..spec(GemmActivation::Gelu) };
         assert_eq!(
             (gelu.aux_leading_dimension(), gelu.aux_bytes()),
             (Some(208), Some(2 * 6 * 208 * 4))

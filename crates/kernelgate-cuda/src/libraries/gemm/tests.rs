@@ -2,21 +2,22 @@
 //! need a GPU and cuBLASLt, and skip combinations that cuBLASLt does not support on this GPU.
 
 use super::*;
-use crate::testing::gpu;
+use crate::testing::lock_first_gpu;
 
 use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
 
 #[test]
 fn the_first_algorithm_stays_unless_another_is_clearly_faster() {
-    assert_eq!(fastest(&[]), 0);
-    assert_eq!(fastest(&[100.0, 98.0, 101.0]), 0);
-    assert_eq!(fastest(&[100.0, 98.0, 90.0]), 2);
-    assert_eq!(fastest(&[f64::INFINITY, 98.0]), 1);
+    assert_eq!(fastest_algorithm(&[]), 0);
+    assert_eq!(fastest_algorithm(&[100.0, 98.0, 101.0]), 0);
+    assert_eq!(fastest_algorithm(&[100.0, 98.0, 90.0]), 2);
+    assert_eq!(fastest_algorithm(&[f64::INFINITY, 98.0]), 1);
 }
 
 #[test]
 fn a_launch_names_the_operand_that_it_lacks() {
-    let epilogue = GemmEpilogue::Activation { function: Activation::Relu, bias: true, aux: true };
+    let epilogue =
+        GemmEpilogue::Activation { function: GemmActivation::Relu, bias: true, aux: true };
     let scales = GemmScales { a: true, ..GemmScales::default() };
     let spec = GemmSpec { epilogue, scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
     let mut operands = GemmOperands::new(1, 2, 3);
@@ -56,7 +57,7 @@ const fn exponent_and_significand_bits(dtype: MatrixDtype) -> Option<(u32, u32)>
 }
 
 /// The code of a value that the dtype holds exactly.
-fn code(value: f64, dtype: MatrixDtype) -> u32 {
+fn code_of_value(value: f64, dtype: MatrixDtype) -> u32 {
     let Some((exponent_bits, significand_bits)) = exponent_and_significand_bits(dtype) else {
         return value as i32 as u32;
     };
@@ -71,7 +72,7 @@ fn code(value: f64, dtype: MatrixDtype) -> u32 {
     sign | ((exponent as i32 + bias) as u32) << significand_bits | significand as u32
 }
 
-fn value(code: u32, dtype: MatrixDtype) -> f64 {
+fn value_of_code(code: u32, dtype: MatrixDtype) -> f64 {
     let Some((exponent_bits, significand_bits)) = exponent_and_significand_bits(dtype) else {
         return f64::from(code as i32);
     };
@@ -88,29 +89,32 @@ fn value(code: u32, dtype: MatrixDtype) -> f64 {
 
 #[test]
 fn codes_are_those_of_the_formats() {
-    assert_eq!(code(-1.5, F32), (-1.5f32).to_bits());
-    assert_eq!([code(448.0, E4m3), code(-2.25, E4m3), code(1.0, E5m2)], [0x7e, 0xc1, 0x3c]);
-    assert_eq!([code(1.0, F16), code(-2.0, Bf16)], [0x3c00, 0xc000]);
+    assert_eq!(code_of_value(-1.5, F32), (-1.5f32).to_bits());
+    assert_eq!(
+        [code_of_value(448.0, E4m3), code_of_value(-2.25, E4m3), code_of_value(1.0, E5m2)],
+        [0x7e, 0xc1, 0x3c]
+    );
+    assert_eq!([code_of_value(1.0, F16), code_of_value(-2.0, Bf16)], [0x3c00, 0xc000]);
     for dtype in [Bf16, F16, F32, E4m3, E5m2] {
         for x in [0.0, 1.0, -1.5, 4.0] {
-            assert_eq!(value(code(x, dtype), dtype), x, "{dtype}");
+            assert_eq!(value_of_code(code_of_value(x, dtype), dtype), x, "{dtype}");
         }
     }
-    assert_eq!(value(code(-3.0, I32), I32), -3.0);
+    assert_eq!(value_of_code(code_of_value(-3.0, I32), I32), -3.0);
 }
 
-fn bytes(values: &[f64], dtype: MatrixDtype) -> Vec<u8> {
-    let size = dtype.bytes();
-    values.iter().flat_map(|&x| code(x, dtype).to_le_bytes()[..size].to_vec()).collect()
+fn values_as_bytes(values: &[f64], dtype: MatrixDtype) -> Vec<u8> {
+    let size = dtype.element_bytes();
+    values.iter().flat_map(|&x| code_of_value(x, dtype).to_le_bytes()[..size].to_vec()).collect()
 }
 
-fn values(bytes: &[u8], dtype: MatrixDtype) -> Vec<f64> {
+fn bytes_as_values(bytes: &[u8], dtype: MatrixDtype) -> Vec<f64> {
     let word = |chunk: &[u8]| {
         let mut word = [0; 4];
         word[..chunk.len()].copy_from_slice(chunk);
         u32::from_le_bytes(word)
     };
-    bytes.chunks(dtype.bytes()).map(|chunk| value(word(chunk), dtype)).collect()
+    bytes.chunks(dtype.element_bytes()).map(|chunk| value_of_code(word(chunk), dtype)).collect()
 }
 
 /// Random whole numbers from -2 to 2, other ones for every seed.
@@ -166,20 +170,21 @@ impl GemmFixture {
         };
         let host =
             [(b, 1), (a, 2), (c, 3)].map(|(it, seed)| random_whole_numbers(elements(it), seed));
-        let upload = |values: &[f64], dtype| device.upload(&bytes(values, dtype)).unwrap();
+        let upload =
+            |values: &[f64], dtype| device.upload(&values_as_bytes(values, dtype)).unwrap();
         let buffers = [
             upload(&host[0], spec.a),
             upload(&host[1], spec.b),
             upload(&host[2], spec.c()),
-            device.allocate(elements(d) * spec.d.bytes()).unwrap(),
+            device.allocate(elements(d) * spec.d.element_bytes()).unwrap(),
         ];
         let bias = random_whole_numbers(spec.bias_element_count().unwrap_or(1), 4);
-        let bias_buffer = upload(&bias, spec.bias());
+        let bias_buffer = upload(&bias, spec.bias_dtype());
         let aux = device.allocate(spec.aux_bytes().unwrap_or(1)).unwrap();
         Some(Self { spec, host, bias, buffers, bias_buffer, aux, blas })
     }
 
-    fn operands(&self) -> GemmOperands {
+    fn gemm_operands(&self) -> GemmOperands {
         let [a, b, c, d] = [0, 1, 2, 3].map(|index| self.buffers[index].address());
         GemmOperands {
             c: Some(c),
@@ -191,20 +196,20 @@ impl GemmFixture {
 
     /// Launches the GEMM with each proposed algorithm. Returns false if the library has no
     /// algorithm on this GPU.
-    fn launch(&self, operands: &GemmOperands) -> bool {
-        let mut gemm = match Gemm::new(&self.blas, self.spec) {
+    fn launch_each_algorithm(&self, operands: &GemmOperands) -> bool {
+        let mut gemm = match PreparedGemm::new(&self.blas, self.spec) {
             Err(error) if error.is_unsupported() => {
                 eprintln!("skipped: {:?}: {error}", self.spec);
                 return false;
             }
             gemm => gemm.unwrap(),
         };
-        gemm.choose(std::slice::from_ref(operands)).unwrap();
-        gemm.launch(0, operands).unwrap();
+        gemm.choose_fastest_algorithm(std::slice::from_ref(operands)).unwrap();
+        gemm.launch_in_lane(0, operands).unwrap();
         true
     }
 
-    fn place(&self, matrix: char) -> MatrixPlace {
+    fn place_of_matrix(&self, matrix: char) -> MatrixPlace {
         let spec::ColumnMajorLayouts { a, b, c, d } = self.spec.column_major_layouts();
         let (layout, transposed) = match matrix {
             'A' => (b, self.spec.a_transposed),
@@ -216,8 +221,9 @@ impl GemmFixture {
     }
 
     /// Expected value of alpha·A·B + beta·C for one element.
-    fn product(&self, batch: usize, row: usize, column: usize) -> f64 {
-        let (at_a, at_b, at_c) = (self.place('A'), self.place('B'), self.place('C'));
+    fn expected_element(&self, batch: usize, row: usize, column: usize) -> f64 {
+        let (at_a, at_b, at_c) =
+            (self.place_of_matrix('A'), self.place_of_matrix('B'), self.place_of_matrix('C'));
         let [a, b, c] = &self.host;
         let terms = (0..self.spec.k)
             .map(|index| a[at_a.at(batch, row, index)] * b[at_b.at(batch, index, column)]);
@@ -229,13 +235,14 @@ impl GemmFixture {
     fn download_as_f64(&self, buffer: &DeviceBuffer, dtype: MatrixDtype) -> Vec<f64> {
         let mut bytes = vec![0; buffer.bytes()];
         buffer.download(&mut bytes).unwrap();
-        values(&bytes, dtype)
+        bytes_as_values(&bytes, dtype)
     }
 
     /// Compares every element of D with its value in fp64; NaN stands for a value that nothing
     /// defines.
     fn check(&self, tolerance: f64, expected: impl Fn(usize, usize, usize) -> f64) {
-        let (found, place) = (self.download_as_f64(&self.buffers[3], self.spec.d), self.place('D'));
+        let (found, place) =
+            (self.download_as_f64(&self.buffers[3], self.spec.d), self.place_of_matrix('D'));
         for batch in 0..self.spec.batch_count {
             for (row, column) in
                 (0..self.spec.m).flat_map(|row| (0..self.spec.n).map(move |column| (row, column)))
@@ -256,8 +263,8 @@ impl GemmFixture {
 /// Launches a GEMM and compares D with alpha·A·B + beta·C.
 fn check_gemm_agrees(device: &Arc<Device>, spec: GemmSpec) {
     let Some(fixture) = GemmFixture::new(device, spec) else { return };
-    if fixture.launch(&fixture.operands()) {
-        fixture.check(0.0, |batch, row, column| fixture.product(batch, row, column));
+    if fixture.launch_each_algorithm(&fixture.gemm_operands()) {
+        fixture.check(0.0, |batch, row, column| fixture.expected_element(batch, row, column));
     }
 }
 
@@ -265,7 +272,7 @@ const TRANSPOSITIONS: [[bool; 2]; 4] = [[false, false], [false, true], [true, fa
 
 #[test]
 fn transposed_operands_agree_with_fp64_in_every_dtype() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (inputs, d, tf32) in [
         (Bf16, F32, false),
         (Bf16, Bf16, false),
@@ -283,7 +290,7 @@ fn transposed_operands_agree_with_fp64_in_every_dtype() {
 
 #[test]
 fn leading_dimensions_and_small_alignments_agree_with_fp64() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for [a_transposed, b_transposed] in TRANSPOSITIONS {
         let (lda, ldb) = (Some(48), Some(56));
         let gaps = GemmSpec {
@@ -303,21 +310,21 @@ fn leading_dimensions_and_small_alignments_agree_with_fp64() {
 
 #[test]
 fn alpha_and_beta_scale_the_product_and_c() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let spec = GemmSpec { alpha: 0.5, beta: -3.0, ..GemmSpec::new(32, 16, 64, F16, F32) };
     check_gemm_agrees(&device, spec);
     // C is D.
     let Some(fixture) = GemmFixture::new(&device, spec) else { return };
-    let gemm = Gemm::new(&fixture.blas, spec).unwrap();
-    let operands = GemmOperands { c: None, ..fixture.operands() };
-    fixture.buffers[3].overwrite_from_host(&bytes(&fixture.host[2], F32)).unwrap();
-    gemm.launch(0, &operands).unwrap();
-    fixture.check(0.0, |batch, row, column| fixture.product(batch, row, column));
+    let gemm = PreparedGemm::new(&fixture.blas, spec).unwrap();
+    let operands = GemmOperands { c: None, ..fixture.gemm_operands() };
+    fixture.buffers[3].overwrite_from_host(&values_as_bytes(&fixture.host[2], F32)).unwrap();
+    gemm.launch_in_lane(0, &operands).unwrap();
+    fixture.check(0.0, |batch, row, column| fixture.expected_element(batch, row, column));
 }
 
 #[test]
 fn batches_with_gaps_and_shared_operands_agree_with_fp64() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let batch = GemmSpec { batch_count: 3, ..GemmSpec::new(16, 24, 32, Bf16, F32) };
     check_gemm_agrees(&device, batch);
     check_gemm_agrees(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
@@ -329,7 +336,7 @@ fn batches_with_gaps_and_shared_operands_agree_with_fp64() {
 
 #[test]
 fn integers_and_fp8_agree_with_fp64() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let library_order = |b, spec: GemmSpec| GemmSpec { b, b_transposed: true, ..spec };
     check_gemm_agrees(&device, library_order(I8, GemmSpec::new(32, 64, 128, I8, I32)));
     for (a, b, d) in [(E4m3, E4m3, Bf16), (E4m3, E5m2, F32), (E5m2, E4m3, F16)] {
@@ -344,7 +351,7 @@ fn integers_and_fp8_agree_with_fp64() {
 
 #[test]
 fn fp8_scales_are_applied_and_amax_is_written() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let spec = GemmSpec {
         b_transposed: true,
         scales: GemmScales { a: true, b: true, d: true, amax_d: true },
@@ -358,12 +365,12 @@ fn fp8_scales_are_applied_and_amax_is_written() {
         scale_b: Some(b.address()),
         scale_d: Some(d.address()),
         amax_d: Some(amax.address()),
-        ..fixture.operands()
+        ..fixture.gemm_operands()
     };
-    if !fixture.launch(&operands) {
+    if !fixture.launch_each_algorithm(&operands) {
         return;
     }
-    let scaled = |batch, row, column| 0.5 * 4.0 * fixture.product(batch, row, column);
+    let scaled = |batch, row, column| 0.5 * 4.0 * fixture.expected_element(batch, row, column);
     // Three bits of significand.
     fixture.check(1.0 / 16.0, |batch, row, column| 0.25 * scaled(batch, row, column));
     let all = (0..32).flat_map(|row| (0..64).map(move |column| (row, column)));
@@ -390,14 +397,14 @@ fn relu_and_derivative(x: f64) -> (f64, f64) {
 
 #[test]
 fn a_bias_is_added_to_every_row() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (inputs, d) in [(Bf16, Bf16), (F16, F32), (F32, F32)] {
         let spec =
             GemmSpec { epilogue: GemmEpilogue::Bias, ..GemmSpec::new(32, 48, 16, inputs, d) };
         let Some(fixture) = GemmFixture::new(&device, spec) else { return };
-        if fixture.launch(&fixture.operands()) {
+        if fixture.launch_each_algorithm(&fixture.gemm_operands()) {
             fixture.check(0.0, |batch, row, column| {
-                fixture.product(batch, row, column) + fixture.bias[column]
+                fixture.expected_element(batch, row, column) + fixture.bias[column]
             });
         }
     }
@@ -405,22 +412,22 @@ fn a_bias_is_added_to_every_row() {
 
 #[test]
 fn activations_and_their_gradients_agree_with_fp64() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for (function, exact) in [
-        (Activation::Relu, relu_and_derivative as fn(f64) -> (f64, f64)),
-        (Activation::Gelu, gelu_and_derivative),
+        (GemmActivation::Relu, relu_and_derivative as fn(f64) -> (f64, f64)),
+        (GemmActivation::Gelu, gelu_and_derivative),
     ] {
         for (bias, aux) in [(false, false), (true, false), (false, true), (true, true)] {
             let epilogue = GemmEpilogue::Activation { function, bias, aux };
             // Halves keep the argument of the function near zero.
             let spec = GemmSpec { alpha: 0.125, epilogue, ..GemmSpec::new(32, 48, 16, Bf16, Bf16) };
             let Some(forward) = GemmFixture::new(&device, spec) else { return };
-            if !forward.launch(&forward.operands()) {
+            if !forward.launch_each_algorithm(&forward.gemm_operands()) {
                 continue;
             }
             let argument = |batch, row, column| {
                 let bias = if bias { forward.bias[column] } else { 0.0 };
-                forward.product(batch, row, column) + bias
+                forward.expected_element(batch, row, column) + bias
             };
             // The result is bf16, and the argument of the function f32.
             forward.check(1.0 / 128.0, |batch, row, column| exact(argument(batch, row, column)).0);
@@ -451,20 +458,21 @@ fn activation_gradient_agrees(
         ..GemmSpec::new(m, n, 24, Bf16, Bf16)
     };
     let Some(fixture) = GemmFixture::new(device, spec) else { return };
-    let operands = GemmOperands { aux: Some(forward.aux.address()), ..fixture.operands() };
-    if !fixture.launch(&operands) {
+    let operands = GemmOperands { aux: Some(forward.aux.address()), ..fixture.gemm_operands() };
+    if !fixture.launch_each_algorithm(&operands) {
         return;
     }
-    let gradient = |row, column| fixture.product(0, row, column) * derivative(row, column);
+    let gradient = |row, column| fixture.expected_element(0, row, column) * derivative(row, column);
     // The argument of GELU is kept in bf16.
     let tolerance = 1.0 / 32.0;
     fixture.check(tolerance, |_, row, column| gradient(row, column));
     if spec.bias_element_count().is_some() {
-        let sums = fixture.download_as_f64(&fixture.bias_buffer, spec.bias());
+        let sums = fixture.download_as_f64(&fixture.bias_buffer, spec.bias_dtype());
         for (column, &found) in sums.iter().enumerate() {
             let (mut sum, mut allowed) = (0.0, tolerance);
             for row in 0..m {
-                let (term, product) = (gradient(row, column), fixture.product(0, row, column));
+                let (term, product) =
+                    (gradient(row, column), fixture.expected_element(0, row, column));
                 if term.is_nan() {
                     // The derivative is from 0 to 1.
                     allowed += product.abs();
@@ -480,7 +488,7 @@ fn activation_gradient_agrees(
 
 #[test]
 fn bias_gradients_sum_an_operand_over_k() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     for epilogue in [GemmEpilogue::BiasGradientA, GemmEpilogue::BiasGradientB] {
         for [a_transposed, b_transposed] in TRANSPOSITIONS {
             let spec = GemmSpec {
@@ -490,12 +498,12 @@ fn bias_gradients_sum_an_operand_over_k() {
                 ..GemmSpec::new(32, 48, 64, Bf16, Bf16)
             };
             let Some(fixture) = GemmFixture::new(&device, spec) else { return };
-            if !fixture.launch(&fixture.operands()) {
+            if !fixture.launch_each_algorithm(&fixture.gemm_operands()) {
                 continue;
             }
-            let (at_a, at_b) = (fixture.place('A'), fixture.place('B'));
+            let (at_a, at_b) = (fixture.place_of_matrix('A'), fixture.place_of_matrix('B'));
             let [a, b, _] = &fixture.host;
-            let found = fixture.download_as_f64(&fixture.bias_buffer, spec.bias());
+            let found = fixture.download_as_f64(&fixture.bias_buffer, spec.bias_dtype());
             for (index, found) in found.into_iter().enumerate() {
                 let sum: f64 = match epilogue {
                     GemmEpilogue::BiasGradientA => (0..64).map(|k| a[at_a.at(0, index, k)]).sum(),

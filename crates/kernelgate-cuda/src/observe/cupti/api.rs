@@ -17,7 +17,7 @@ pub type CuptiCallbackFunction = extern "C" fn(*mut c_void, u32, u32, *const c_v
 
 /// The functions; a result of 0 is success. Enumerations are passed as integers: a later CUPTI may
 /// know more values.
-pub struct Api {
+pub struct CuptiApi {
     pub register: unsafe extern "C" fn(GiveBufferFunction, TakeBufferFunction) -> c_int,
     pub enable: unsafe extern "C" fn(u32) -> c_int,
     pub disable: unsafe extern "C" fn(u32) -> c_int,
@@ -40,17 +40,17 @@ pub struct Api {
 }
 
 /// Functions of the CUPTI library; `None` if the library or one of the functions is missing.
-pub fn api() -> Option<&'static Api> {
-    static API: OnceLock<Option<Api>> = OnceLock::new();
-    API.get_or_init(load).as_ref()
+pub fn cupti_api() -> Option<&'static CuptiApi> {
+    static API: OnceLock<Option<CuptiApi>> = OnceLock::new();
+    API.get_or_init(load_cupti).as_ref()
 }
 
-fn load() -> Option<Api> {
+fn load_cupti() -> Option<CuptiApi> {
     let library = RequiredLibrary::Cupti;
     // SAFETY: the function types are those of `cupti_activity.h` and `cupti_callbacks.h`, which are
     // the same from CUDA 12 to 13: results and other enumerations have the size of an int.
     unsafe {
-        Some(Api {
+        Some(CuptiApi {
             register: library::typed_function(library, c"cuptiActivityRegisterCallbacks")?,
             enable: library::typed_function(library, c"cuptiActivityEnable")?,
             disable: library::typed_function(library, c"cuptiActivityDisable")?,
@@ -74,7 +74,7 @@ fn load() -> Option<Api> {
 pub(super) const ANOTHER_CLIENT_STATUS: c_int =
     sys::CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED as c_int;
 
-impl Api {
+impl CuptiApi {
     /// Converts a CUPTI status code to an error, unless it is success.
     pub fn check(&self, status: c_int, action: &str) -> Result<(), BackendError> {
         if status == 0 {
@@ -90,7 +90,7 @@ impl Api {
     }
 
     /// Nanoseconds of the clock that records have.
-    pub fn now(&self) -> u64 {
+    pub fn record_clock_ns(&self) -> u64 {
         let mut time = 0;
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
         let has_time = unsafe { (self.timestamp)(&raw mut time) } == 0;

@@ -10,7 +10,7 @@ use cudarc::cupti::sys::{
     CUpti_ActivityMemoryOperationType as MemoryOperation, CUpti_CallbackDomain as Domain,
 };
 
-use super::api::{api, text_of};
+use super::api::{cupti_api, text_of};
 use super::layout::{
     RawAllocationRecord, RawCallRecord, RawCopyRecord, RawKernelRecord, RawMemsetRecord,
     RawOverheadRecord, RawPeerCopyRecord, RawWaitRecord,
@@ -88,31 +88,35 @@ impl CollectedCuptiRecords {
         // SAFETY: a record of that kind has that layout (`layout`), and is whole.
         unsafe {
             match record.read() {
-                KERNEL_ACTIVITY => self.kernel(&record.cast::<RawKernelRecord>().read_unaligned()),
-                COPY_ACTIVITY => self.copy(&record.cast::<RawCopyRecord>().read_unaligned()),
+                KERNEL_ACTIVITY => {
+                    self.add_kernel(&record.cast::<RawKernelRecord>().read_unaligned())
+                }
+                COPY_ACTIVITY => self.add_copy(&record.cast::<RawCopyRecord>().read_unaligned()),
                 PEER_COPY_ACTIVITY => {
                     self.add_peer_copy(&record.cast::<RawPeerCopyRecord>().read_unaligned())
                 }
-                MEMSET_ACTIVITY => self.set(&record.cast::<RawMemsetRecord>().read_unaligned()),
+                MEMSET_ACTIVITY => {
+                    self.add_memset(&record.cast::<RawMemsetRecord>().read_unaligned())
+                }
                 DRIVER_CALL_ACTIVITY | RUNTIME_CALL_ACTIVITY => {
                     self.call(&record.cast::<RawCallRecord>().read_unaligned())
                 }
                 SYNCHRONIZATION_ACTIVITY => {
-                    self.wait(&record.cast::<RawWaitRecord>().read_unaligned())
+                    self.add_wait(&record.cast::<RawWaitRecord>().read_unaligned())
                 }
                 PROFILER_OVERHEAD_ACTIVITY => {
                     let raw = record.cast::<RawOverheadRecord>().read_unaligned();
                     self.activity.overhead.push([raw.start, raw.end]);
                 }
                 ALLOCATION_ACTIVITY => {
-                    self.allocation(&record.cast::<RawAllocationRecord>().read_unaligned())
+                    self.add_allocation(&record.cast::<RawAllocationRecord>().read_unaligned())
                 }
                 _ => {}
             }
         }
     }
 
-    fn kernel(&mut self, raw: &RawKernelRecord) {
+    fn add_kernel(&mut self, raw: &RawKernelRecord) {
         // SAFETY: a kernel's name lives as long as its module; records are taken before modules go.
         let name = unsafe { text_of(raw.name) };
         let name = self.name(&name);
@@ -133,7 +137,7 @@ impl CollectedCuptiRecords {
         });
     }
 
-    fn copy(&mut self, raw: &RawCopyRecord) {
+    fn add_copy(&mut self, raw: &RawCopyRecord) {
         self.activity.copies.push(copy_record!(raw));
     }
 
@@ -141,7 +145,7 @@ impl CollectedCuptiRecords {
         self.activity.copies.push(copy_record!(raw));
     }
 
-    fn set(&mut self, raw: &RawMemsetRecord) {
+    fn add_memset(&mut self, raw: &RawMemsetRecord) {
         self.activity.sets.push(MemsetRecord {
             start: raw.start,
             end: raw.end,
@@ -153,7 +157,7 @@ impl CollectedCuptiRecords {
     }
 
     fn call(&mut self, raw: &RawCallRecord) {
-        let name = self.function(raw.kind, raw.function);
+        let name = self.call_name(raw.kind, raw.function);
         self.activity.calls.push(CallRecord {
             name,
             start: raw.start,
@@ -163,7 +167,7 @@ impl CollectedCuptiRecords {
         });
     }
 
-    fn wait(&mut self, raw: &RawWaitRecord) {
+    fn add_wait(&mut self, raw: &RawWaitRecord) {
         self.activity.waits.push(WaitRecord {
             start: raw.start,
             end: raw.end,
@@ -174,7 +178,7 @@ impl CollectedCuptiRecords {
         });
     }
 
-    fn allocation(&mut self, raw: &RawAllocationRecord) {
+    fn add_allocation(&mut self, raw: &RawAllocationRecord) {
         if raw.memory != MemoryKind::CUPTI_ACTIVITY_MEMORY_KIND_DEVICE as u32 {
             return;
         }
@@ -190,7 +194,7 @@ impl CollectedCuptiRecords {
     }
 
     /// The name of a function of the driver or of the runtime.
-    fn function(&mut self, kind: u32, function: u32) -> u32 {
+    fn call_name(&mut self, kind: u32, function: u32) -> u32 {
         let domain = match kind {
             DRIVER_CALL_ACTIVITY => Domain::CUPTI_CB_DOMAIN_DRIVER_API,
             _ => Domain::CUPTI_CB_DOMAIN_RUNTIME_API,
@@ -200,7 +204,7 @@ impl CollectedCuptiRecords {
         }
         let mut text = std::ptr::null();
         // SAFETY: the address is valid; CUPTI's names live as long as the library.
-        let named = api().map(|api| unsafe {
+        let named = cupti_api().map(|api| unsafe {
             ((api.call_name)(domain, function, &raw mut text) == 0).then(|| text_of(text))
         });
         let text = named.flatten().filter(|text| !text.is_empty());
@@ -227,7 +231,7 @@ pub extern "C" fn give_cupti_buffer(
     unsafe {
         *buffer = alloc(record_layout());
         *size = if (*buffer).is_null() { 0 } else { CUPTI_BUFFER_BYTES };
-        // Zero means: as many records as fit into the buffer.
+        // Zero makes CUPTI write as many records as fit into the buffer.
         *most_records = 0;
     }
 }
@@ -240,7 +244,7 @@ pub extern "C" fn take_cupti_buffer(
     _: usize,
     valid_bytes: usize,
 ) {
-    let (false, Some(api)) = (buffer.is_null(), api()) else { return };
+    let (false, Some(api)) = (buffer.is_null(), cupti_api()) else { return };
     let mut collected = lock_collected();
     let mut record: *mut u32 = std::ptr::null_mut();
     let mut dropped = 0;

@@ -8,7 +8,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use cudarc::cupti::sys;
 
-use super::api::{Api, api};
+use super::api::{CuptiApi, cupti_api};
 use crate::BackendError;
 use crate::observe::range::{self, OpenRanges};
 
@@ -32,7 +32,7 @@ unsafe impl Send for CuptiSubscription {}
 ///
 /// # Errors
 /// Fails if there is one already, or CUPTI refuses.
-pub fn subscribe_to_cupti(api: &Api) -> Result<CuptiSubscription, BackendError> {
+pub fn subscribe_to_cupti(api: &CuptiApi) -> Result<CuptiSubscription, BackendError> {
     let mut handle = std::ptr::null_mut();
     // SAFETY: the address is valid; the callback lives as long as the process.
     let status =
@@ -50,23 +50,23 @@ pub fn subscribe_to_cupti(api: &Api) -> Result<CuptiSubscription, BackendError> 
 impl Drop for CuptiSubscription {
     fn drop(&mut self) {
         // SAFETY: the handle belongs to a subscription that has not ended.
-        let _ = api().map(|api| unsafe { (api.unsubscribe)(self.0) });
-        nodes(|nodes| nodes.clear());
+        let _ = cupti_api().map(|api| unsafe { (api.unsubscribe)(self.0) });
+        with_open_ranges_by_node(|nodes| nodes.clear());
     }
 }
 
 /// The named ranges that were open when a graph node was created, or when the node that it was
 /// cloned from was.
 pub fn ranges_of(node: u64) -> Option<OpenRanges> {
-    nodes(|nodes| nodes.get(&node).cloned())
+    with_open_ranges_by_node(|nodes| nodes.get(&node).cloned())
 }
 
-fn nodes<T>(with: impl FnOnce(&mut HashMap<u64, OpenRanges>) -> T) -> T {
+fn with_open_ranges_by_node<T>(with: impl FnOnce(&mut HashMap<u64, OpenRanges>) -> T) -> T {
     with(&mut OPEN_RANGES_BY_NODE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 extern "C" fn on_cupti_callback(_: *mut c_void, domain: u32, event: u32, data: *const c_void) {
-    let (Some(api), RESOURCE_CALLBACK_DOMAIN, false) = (api(), domain, data.is_null()) else {
+    let (Some(api), RESOURCE_CALLBACK_DOMAIN, false) = (cupti_api(), domain, data.is_null()) else {
         return;
     };
     // SAFETY: an event of that domain has this data, and one of a graph's node this descriptor.
@@ -95,12 +95,12 @@ extern "C" fn on_cupti_callback(_: *mut c_void, domain: u32, event: u32, data: *
 
 fn record_created_node(node: u64, open: OpenRanges) {
     if !open.is_empty() {
-        nodes(|nodes| nodes.insert(node, open));
+        with_open_ranges_by_node(|nodes| nodes.insert(node, open));
     }
 }
 
 fn record_cloned_node(node: u64, original: u64) {
-    nodes(|nodes| {
+    with_open_ranges_by_node(|nodes| {
         if let Some(ranges) = nodes.get(&original).cloned() {
             nodes.insert(node, ranges);
         }

@@ -7,7 +7,7 @@ mod collected;
 mod graph_nodes;
 mod layout;
 
-use api::{Api, api};
+use api::{CuptiApi, cupti_api};
 use collected::{
     ALLOCATION_ACTIVITY, COPY_ACTIVITY, DRIVER_CALL_ACTIVITY, KERNEL_ACTIVITY, MEMSET_ACTIVITY,
     PEER_COPY_ACTIVITY, PROFILER_OVERHEAD_ACTIVITY, RUNTIME_CALL_ACTIVITY,
@@ -33,9 +33,9 @@ pub enum RecordingExtent {
 }
 
 impl RecordingExtent {
-    /// CUPTI's kinds. Never the kernels that run one after the other only, and never whole graphs,
-    /// which would hide their kernels.
-    const fn kinds(self) -> &'static [u32] {
+    /// CUPTI's kinds. The list has neither the kind that serialises kernels nor whole graphs, which
+    /// would hide their kernels.
+    const fn cupti_kinds(self) -> &'static [u32] {
         let count = match self {
             Self::Kernels => 1,
             Self::Operations => 4,
@@ -64,9 +64,9 @@ const SYSTEM_THREAD_ID_TYPE: u32 = 1;
 /// Flag of a flush that includes buffers that are not full.
 const FLUSH_EVERY_BUFFER: u32 = 1;
 
-/// Records the activity of the process until it is dropped; only one may exist. Recording slows
-/// launches, so it must not run while results are timed. Graphs that were captured before have no
-/// ranges.
+/// Records the activity of the process until this value is dropped; only one recorder may exist.
+/// Recording slows launches, so it must not run while results are timed. Graphs that were captured
+/// before have no ranges.
 pub struct ActivityRecorder {
     kinds: RecordingExtent,
     _graphs: Option<CuptiSubscription>,
@@ -78,7 +78,7 @@ impl ActivityRecorder {
     /// # Errors
     /// Fails if CUPTI refuses, for example because another profiler has the process.
     pub fn start(recorded: RecordingExtent) -> Result<Option<ActivityRecorder>, BackendError> {
-        let Some(api) = api() else { return Ok(None) };
+        let Some(api) = cupti_api() else { return Ok(None) };
         let everything = recorded == RecordingExtent::Everything;
         // The recorder subscribes first, because subscribing fails if another profiler is attached.
         let subscribed = recorded != RecordingExtent::Kernels;
@@ -91,34 +91,34 @@ impl ActivityRecorder {
         };
         api.check(begun, "begin")?;
         let recorder = Self { kinds: recorded, _graphs: graphs };
-        for &kind in recorded.kinds() {
+        for &kind in recorded.cupti_kinds() {
             // SAFETY: every version of CUPTI has this kind of record.
             api.check(unsafe { (api.enable)(kind) }, "record")?;
         }
         if everything {
-            range::record_ranges(now);
+            range::record_ranges(cupti_clock_ns);
         }
-        recorder.take()?;
+        recorder.take_records()?;
         Ok(Some(recorder))
     }
 
     /// Returns the records since the start or the last call. Unfinished operations and open ranges
     /// are in a later result, so wait for the device before.
-    pub fn take(&self) -> Result<RecordedActivity, BackendError> {
+    pub fn take_records(&self) -> Result<RecordedActivity, BackendError> {
         self.take_records_since(0, 0)
     }
 
     /// Returns the collected records except those that began before a given time of CUPTI's clock
-    /// ([`Self::now`]), and allocations before another given time, because earlier allocations are
-    /// still held. After a call CUPTI allocates new buffers for the first records, which takes a
-    /// third of a millisecond; so a measurement that must not be disturbed begins at a time, not
+    /// ([`Self::clock_ns`]), and allocations before another given time, because earlier allocations
+    /// are still held. After a call CUPTI allocates new buffers for the first records, which takes
+    /// a third of a millisecond; so a measurement that must not be disturbed begins at a time, not
     /// behind a call.
     pub fn take_records_since(
         &self,
         time: u64,
         allocations: u64,
     ) -> Result<RecordedActivity, BackendError> {
-        if let Some(api) = api() {
+        if let Some(api) = cupti_api() {
             // SAFETY: the CUPTI callbacks were registered before.
             api.check(unsafe { (api.flush)(FLUSH_EVERY_BUFFER) }, "hand over its records")?;
             count_dropped_records(api);
@@ -140,7 +140,7 @@ impl ActivityRecorder {
         }
         let mut activity = collected.activity;
         activity.pid = std::process::id();
-        activity.sort();
+        activity.sort_by_time();
         Ok(activity)
     }
 
@@ -148,34 +148,34 @@ impl ActivityRecorder {
     /// slowed. Wait for the context before: nothing may run while CUPTI is detached.
     pub fn detach_cupti(self) -> Result<(), BackendError> {
         drop(self);
-        let Some(api) = api() else { return Ok(()) };
+        let Some(api) = cupti_api() else { return Ok(()) };
         // SAFETY: every record was taken or is given up, and the caller launches nothing during the
         // call.
         api.check(unsafe { (api.finalize)() }, "leave the process")
     }
 
     /// Current time of CUPTI's clock, nanoseconds.
-    pub fn now(&self) -> u64 {
-        now()
+    pub fn clock_ns(&self) -> u64 {
+        cupti_clock_ns()
     }
 }
 
 impl Drop for ActivityRecorder {
     fn drop(&mut self) {
         range::stop_ranges();
-        for &kind in self.kinds.kinds() {
+        for &kind in self.kinds.cupti_kinds() {
             // SAFETY: every version of CUPTI has this kind of record.
-            let _ = api().map(|api| unsafe { (api.disable)(kind) });
+            let _ = cupti_api().map(|api| unsafe { (api.disable)(kind) });
         }
     }
 }
 
-fn now() -> u64 {
-    api().map_or(0, Api::now)
+fn cupti_clock_ns() -> u64 {
+    cupti_api().map_or(0, CuptiApi::record_clock_ns)
 }
 
 /// Records that were lost without a buffer.
-fn count_dropped_records(api: &Api) {
+fn count_dropped_records(api: &CuptiApi) {
     let mut dropped = 0;
     // SAFETY: no context stands for the queue that all share; the address is valid.
     let has_count = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;

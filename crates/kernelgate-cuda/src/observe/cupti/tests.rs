@@ -9,15 +9,15 @@ use crate::driver::graph::ExecutableGraph;
 use crate::instruments::bandwidth::BandwidthPasses;
 use crate::observe::activity::StreamId;
 use crate::observe::range::RangeGuard;
-use crate::testing::gpu;
+use crate::testing::lock_first_gpu;
 
 const COPIED_TEST_BYTES: u64 = 64 << 20;
 
-fn passes(device: &std::sync::Arc<Device>) -> BandwidthPasses {
+fn bandwidth_passes(device: &std::sync::Arc<Device>) -> BandwidthPasses {
     BandwidthPasses::new(device, COPIED_TEST_BYTES as usize, &[1; 256]).unwrap()
 }
 
-fn recorder() -> Option<ActivityRecorder> {
+fn recorder_or_skip() -> Option<ActivityRecorder> {
     let recorder = ActivityRecorder::start(RecordingExtent::Everything).unwrap();
     if recorder.is_none() {
         eprintln!("skipped: CUPTI is missing");
@@ -32,18 +32,18 @@ fn record_names(activity: &RecordedActivity, of: impl IntoIterator<Item = u32>) 
 
 #[test]
 fn a_launch_joins_its_call_its_range_and_its_kernel() {
-    let Some((device, _one)) = gpu() else { return };
-    let Some(recorder) = recorder() else { return };
-    let passes = passes(&device);
+    let Some((device, _one)) = lock_first_gpu() else { return };
+    let Some(recorder) = recorder_or_skip() else { return };
+    let passes = bandwidth_passes(&device);
     device.synchronize().unwrap();
-    recorder.take().unwrap();
+    recorder.take_records().unwrap();
     {
         let _outer = RangeGuard::new("outer");
         let _inner = RangeGuard::new("inner");
-        passes.copy(COPIED_TEST_BYTES).unwrap();
+        passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
         device.synchronize().unwrap();
     }
-    let activity = recorder.take().unwrap();
+    let activity = recorder.take_records().unwrap();
     assert_eq!((activity.kernels.len(), activity.dropped), (1, 0));
     let kernel = activity.kernels[0];
     assert!(kernel.start > 0 && kernel.end > kernel.start, "{kernel:?}");
@@ -61,36 +61,36 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     }
     assert!(call.start < kernel.start && kernel.end <= activity.ranges[0].end + 1_000_000);
     assert!(!activity.waits.is_empty(), "{activity:?}");
-    let later = recorder.now();
-    passes.copy(COPIED_TEST_BYTES).unwrap();
+    let later = recorder.clock_ns();
+    passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
     device.synchronize().unwrap();
     assert_eq!(recorder.take_records_since(later, later).unwrap().kernels.len(), 1);
-    passes.copy(COPIED_TEST_BYTES).unwrap();
+    passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_records_since(recorder.now(), 0).unwrap().kernels, []);
+    assert_eq!(recorder.take_records_since(recorder.clock_ns(), 0).unwrap().kernels, []);
 }
 
 #[test]
 fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
-    let Some((device, _one)) = gpu() else { return };
-    let Some(recorder) = recorder() else { return };
-    let passes = passes(&device);
-    let graph = ExecutableGraph::capture(&device, || {
+    let Some((device, _one)) = lock_first_gpu() else { return };
+    let Some(recorder) = recorder_or_skip() else { return };
+    let passes = bandwidth_passes(&device);
+    let graph = ExecutableGraph::capture_graph(&device, || {
         for name in ["first", "second"] {
             let _step = RangeGuard::new("step");
             let _range = RangeGuard::new(name);
-            passes.copy(COPIED_TEST_BYTES)?;
+            passes.enqueue_copy(COPIED_TEST_BYTES)?;
         }
-        passes.read(COPIED_TEST_BYTES)
+        passes.enqueue_read(COPIED_TEST_BYTES)
     })
     .unwrap();
     device.synchronize().unwrap();
-    recorder.take().unwrap();
+    recorder.take_records().unwrap();
     for _ in 0..2 {
         graph.launch().unwrap();
     }
     device.synchronize().unwrap();
-    let activity = recorder.take().unwrap();
+    let activity = recorder.take_records().unwrap();
     assert_eq!(activity.kernels.len(), 6, "{activity:?}");
     let ranges = |node: u64| {
         let node = activity.graph_nodes.iter().find(|known| known.id == node);
@@ -105,13 +105,13 @@ fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
 
 #[test]
 fn memory_that_is_taken_and_given_back_is_recorded() {
-    let Some((device, _one)) = gpu() else { return };
-    let Some(recorder) = recorder() else { return };
-    let begun = recorder.now();
+    let Some((device, _one)) = lock_first_gpu() else { return };
+    let Some(recorder) = recorder_or_skip() else { return };
+    let begun = recorder.clock_ns();
     let buffer = device.allocate(3 << 20).unwrap();
     let address = buffer.address();
     device.synchronize().unwrap();
-    let later = recorder.now();
+    let later = recorder.clock_ns();
     drop(buffer);
     device.synchronize().unwrap();
     let allocations = recorder.take_records_since(later, begun).unwrap().allocations;
@@ -126,43 +126,43 @@ fn memory_that_is_taken_and_given_back_is_recorded() {
 
 #[test]
 fn a_second_client_is_refused_and_the_first_goes_on() {
-    let Some((device, _one)) = gpu() else { return };
-    let Some(recorder) = recorder() else { return };
+    let Some((device, _one)) = lock_first_gpu() else { return };
+    let Some(recorder) = recorder_or_skip() else { return };
     let refused = ActivityRecorder::start(RecordingExtent::Everything).err().unwrap();
     assert_eq!(refused, cupti_refusal(ANOTHER_CLIENT_STATUS, "record", ""));
-    let passes = passes(&device);
+    let passes = bandwidth_passes(&device);
     device.synchronize().unwrap();
-    recorder.take().unwrap();
-    passes.copy(COPIED_TEST_BYTES).unwrap();
+    recorder.take_records().unwrap();
+    passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take().unwrap().kernels.len(), 1);
+    assert_eq!(recorder.take_records().unwrap().kernels.len(), 1);
 }
 
 /// Prints the time that recording adds to a launch; asserts only that no record is lost.
 #[test]
 fn no_record_of_many_launches_is_lost() {
     const BURST_TEST_LAUNCHES: usize = 20_000;
-    let Some((device, _one)) = gpu() else { return };
-    let passes = passes(&device);
+    let Some((device, _one)) = lock_first_gpu() else { return };
+    let passes = bandwidth_passes(&device);
     let fastest_ns = || {
         let mut fastest = f64::INFINITY;
         for _ in 0..5 {
             device.synchronize().unwrap();
             let clock = Instant::now();
             // The test launches so few copies that the queue is never full.
-            (0..400).for_each(|_| passes.copy(4096).unwrap());
+            (0..400).for_each(|_| passes.enqueue_copy(4096).unwrap());
             fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
         }
         device.synchronize().unwrap();
         fastest
     };
     let without = fastest_ns();
-    let Some(recorder) = recorder() else { return };
+    let Some(recorder) = recorder_or_skip() else { return };
     let with = fastest_ns();
-    recorder.take().unwrap();
-    (0..BURST_TEST_LAUNCHES).for_each(|_| passes.copy(4096).unwrap());
+    recorder.take_records().unwrap();
+    (0..BURST_TEST_LAUNCHES).for_each(|_| passes.enqueue_copy(4096).unwrap());
     device.synchronize().unwrap();
-    let activity = recorder.take().unwrap();
+    let activity = recorder.take_records().unwrap();
     assert_eq!((activity.kernels.len(), activity.dropped), (BURST_TEST_LAUNCHES, 0));
     assert!(activity.calls.len() >= BURST_TEST_LAUNCHES);
     eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
@@ -171,13 +171,13 @@ fn no_record_of_many_launches_is_lost() {
 /// Prints the time of attaching and of a launch after it; asserts that CUPTI can attach again.
 #[test]
 fn cupti_leaves_the_process_and_comes_again() {
-    let Some((device, _one)) = gpu() else { return };
-    let passes = passes(&device);
+    let Some((device, _one)) = lock_first_gpu() else { return };
+    let passes = bandwidth_passes(&device);
     let fastest_ns = || {
         let mut fastest = f64::INFINITY;
         for _ in 0..5 {
             let clock = Instant::now();
-            (0..400).for_each(|_| passes.copy(4096).unwrap());
+            (0..400).for_each(|_| passes.enqueue_copy(4096).unwrap());
             fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
             device.synchronize().unwrap();
         }
@@ -191,9 +191,9 @@ fn cupti_leaves_the_process_and_comes_again() {
             return;
         };
         let started = clock.elapsed();
-        passes.copy(COPIED_TEST_BYTES).unwrap();
+        passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
         device.synchronize_context().unwrap();
-        let kernels = recorder.take().unwrap().kernels.len();
+        let kernels = recorder.take_records().unwrap().kernels.len();
         assert_eq!(kernels, 1);
         let clock = Instant::now();
         recorder.detach_cupti().unwrap();

@@ -29,27 +29,27 @@ impl LaunchCalls {
     /// A table for a number of operations in which no launch is known yet.
     pub fn new(operations: usize) -> Self {
         Self {
-            lead: PackedColumn::filled_with(operations, 0),
-            length: PackedColumn::filled_with(operations, 0),
-            thread: PackedColumn::filled_with(operations, 0),
+            lead: PackedColumn::column_filled_with(operations, 0),
+            length: PackedColumn::column_filled_with(operations, 0),
+            thread: PackedColumn::column_filled_with(operations, 0),
         }
     }
 
     /// Sets the launch call of an operation.
-    pub fn set(&mut self, all: &AllOperations<'_>, id: OperationId, call: LaunchCall) {
+    pub fn set_launch_call(&mut self, all: &AllOperations<'_>, id: OperationId, call: LaunchCall) {
         let index = id as usize;
-        self.lead.set(index, all.start(id).wrapping_sub(call.start));
-        self.length.set(index, call.end.wrapping_sub(call.start));
-        self.thread.set(index, call.thread + 1);
+        self.lead.set_row(index, all.start(id).wrapping_sub(call.start));
+        self.length.set_row(index, call.end.wrapping_sub(call.start));
+        self.thread.set_row(index, call.thread + 1);
     }
 
     /// The launch call of an operation, if it was recorded.
     pub fn get(&self, all: &AllOperations<'_>, id: OperationId) -> Option<LaunchCall> {
-        self.before(all.start(id), id)
+        self.call_of_operation(all.start(id), id)
     }
 
     /// The launch of an operation with this start.
-    pub fn before(&self, start: i64, id: OperationId) -> Option<LaunchCall> {
+    pub fn call_of_operation(&self, start: i64, id: OperationId) -> Option<LaunchCall> {
         let index = id as usize;
         let thread = self.thread.get(index)?.checked_sub(1)?;
         let start = start.wrapping_sub(self.lead.at(index));
@@ -58,12 +58,12 @@ impl LaunchCalls {
     }
 
     /// Whether the launch of an operation is recorded.
-    pub fn has(&self, id: OperationId) -> bool {
+    pub fn has_launch(&self, id: OperationId) -> bool {
         self.thread.get(id as usize).is_some_and(|thread| thread != 0)
     }
 
     /// Whether the launch call of any operation was recorded.
-    pub fn any(&self) -> bool {
+    pub fn is_any_recorded(&self) -> bool {
         self.thread.iter().any(|thread| thread != 0)
     }
 }
@@ -89,10 +89,13 @@ mod tests {
             LaunchCall { start: 7_500, end: 7_600, thread: 0 },
         ];
         let mut launches = LaunchCalls::new(4);
-        assert!(!launches.any());
-        (0u32..).zip(calls).for_each(|(id, call)| launches.set(&all, id, call));
+        assert!(!launches.is_any_recorded());
+        (0u32..).zip(calls).for_each(|(id, call)| launches.set_launch_call(&all, id, call));
         let read: Vec<LaunchCall> = (0..3).map(|id| launches.get(&all, id).unwrap()).collect();
         assert_eq!(read, calls);
-        assert_eq!((launches.get(&all, 3), launches.has(3), launches.has(1)), (None, false, true));
+        assert_eq!(
+            (launches.get(&all, 3), launches.has_launch(3), launches.has_launch(1)),
+            (None, false, true)
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Which ranges were open when the nodes of CUDA graphs were created: while a stream was captured,
-//! or a graph built. A graph is instantiated by cloning its nodes; a clone has the ranges of what it
-//! was cloned from.
+//! or a graph built. A graph is instantiated by cloning its nodes; a clone has the ranges of what
+//! it was cloned from.
 
 use hashbrown::HashMap;
 
@@ -13,7 +13,7 @@ use crate::model::packed::PackedColumn;
 
 /// CUDA graph nodes of a trace in memory that were created inside ranges: nodes that the recorder
 /// resolved, and nodes whose creation was recorded.
-pub fn nodes(trace: &Trace) -> Vec<CudaGraphNode> {
+pub fn all_graph_nodes(trace: &Trace) -> Vec<CudaGraphNode> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];
     let mut around: Vec<Vec<NameId>> = vec![Vec::new(); events.time.len()];
@@ -76,7 +76,7 @@ pub(crate) fn kernel_paths_inside(
     let inside = kernels.zip(launched_in.iter()).map(|((node, place), launched_in)| {
         let ranges =
             ranges.get(&(trace.process_of_place(place), node)).copied().unwrap_or_default();
-        ranges.iter().fold(launched_in, |path, &name| paths.inside(path, name))
+        ranges.iter().fold(launched_in, |path, &name| paths.path_inside(path, name))
     });
     inside.collect()
 }

@@ -21,7 +21,7 @@ pub struct TraceLaunches {
 impl TraceLaunches {
     /// Joins a trace. Joins a graph launch with all nodes of its graph, so several operations may
     /// have one call.
-    pub fn join_launches(trace: &Trace) -> TraceLaunches {
+    pub fn join_operations_with_calls(trace: &Trace) -> TraceLaunches {
         let all = AllOperations::new(trace);
         let mut call_of = vec![NO_CALL; all.len()];
         let operations = launches_by_correlation(trace);
@@ -57,7 +57,8 @@ impl TraceLaunches {
     }
 }
 
-/// Operations with a correlation id, in order of their [`correlation_key`]; of one call by their numbers.
+/// Operations with a correlation id, in order of their [`correlation_key`]; of one call by their
+/// numbers.
 pub(crate) fn launches_by_correlation(trace: &Trace) -> OperationOrder {
     let all = AllOperations::new(trace);
     let key = |id: OperationId| correlation_key(trace, &all, id);

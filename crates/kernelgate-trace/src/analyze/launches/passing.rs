@@ -30,7 +30,7 @@ impl<S> Default for OpenRangesByThread<S> {
 }
 
 impl<S> OpenRangesByThread<S> {
-    fn open(&mut self, thread: u32) -> &mut Vec<OpenHostRange<S>> {
+    fn open_ranges_of_thread(&mut self, thread: u32) -> &mut Vec<OpenHostRange<S>> {
         let thread = thread as usize;
         if self.threads.len() <= thread {
             self.threads.resize_with(thread + 1, Vec::new);
@@ -40,9 +40,9 @@ impl<S> OpenRangesByThread<S> {
 
     /// Opens a range, and passes ranges of the thread that have ended to `closed`.
     pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(OpenHostRange<S>)) {
-        let open = self.open(row.thread);
+        let open = self.open_ranges_of_thread(row.thread);
         if open.len() == open.capacity() {
-            close_ended(open, row.start, closed);
+            close_ended_ranges(open, row.start, closed);
         }
         open.push(OpenHostRange { row, state });
     }
@@ -54,24 +54,28 @@ impl<S> OpenRangesByThread<S> {
         time: i64,
         closed: impl FnMut(OpenHostRange<S>),
     ) -> &mut [OpenHostRange<S>] {
-        let open = self.open(thread);
-        close_ended(open, time, closed);
+        let open = self.open_ranges_of_thread(thread);
+        close_ended_ranges(open, time, closed);
         open
     }
 
     /// The innermost range of a thread that was open from a time to another.
-    pub fn around(&mut self, thread: u32, (start, end): (i64, i64)) -> Option<&OpenHostRange<S>> {
+    pub fn innermost_around(
+        &mut self,
+        thread: u32,
+        (start, end): (i64, i64),
+    ) -> Option<&OpenHostRange<S>> {
         let open = self.at(thread, start, |_| ());
         open.iter().rev().find(|range| range.row.end >= end)
     }
 
     /// Closes all.
-    pub fn finish(&mut self, closed: impl FnMut(OpenHostRange<S>)) {
+    pub fn close_all(&mut self, closed: impl FnMut(OpenHostRange<S>)) {
         self.threads.drain(..).flatten().for_each(closed);
     }
 }
 
-fn close_ended<S>(
+fn close_ended_ranges<S>(
     open: &mut Vec<OpenHostRange<S>>,
     time: i64,
     closed: impl FnMut(OpenHostRange<S>),
@@ -155,7 +159,7 @@ impl NodeEvents {
     }
 
     /// Takes the next event, if it was before a time.
-    pub fn before(&mut self, trace: &Trace, time: i64) -> Option<usize> {
+    pub fn next_if_before(&mut self, trace: &Trace, time: i64) -> Option<usize> {
         let times = &trace.node_events.time;
         self.0.pop_if(|event| times[*event as usize] < time).map(|event| event as usize)
     }

@@ -11,11 +11,11 @@ use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::host::{ApiCallTable, HostRangeTable};
 use crate::model::names::NameId;
-use crate::read::{self, CallRow, RangeRow, Row, StreamedRows, WantedTraceParts};
+use crate::read::{self, CallRow, RangeOrCall, RangeRow, StreamedRows, WantedTraceParts};
 
-/// Reads the operations that were launched inside ranges whose path matches [`restrict::restrict_to_ranges`].
-/// `None`: no range matches.
-pub fn open(
+/// Reads the operations that were launched inside ranges whose path matches
+/// [`restrict::restrict_to_ranges`]. `None`: no range matches.
+pub fn open_inside_ranges(
     path: &Path,
     wanted: &WantedTraceParts,
     pattern: &str,
@@ -67,22 +67,22 @@ struct RangePaths {
 }
 
 impl RangePaths {
-    fn add(&mut self, row: Row) {
+    fn add(&mut self, row: RangeOrCall) {
         match row {
-            Row::Begin => *self = Self::default(),
-            Row::Range(range) => {
-                let path = self.path(&range);
+            RangeOrCall::Begin => *self = Self::default(),
+            RangeOrCall::Range(range) => {
+                let path = self.path_of_next_range(&range);
                 self.open.add(range, OpenRange { path, kept: false }, |_| ());
             }
-            Row::Call(_) => {}
+            RangeOrCall::Call(_) => {}
         }
     }
 
     /// Returns the path of the next range in the order of time.
-    fn path(&mut self, range: &RangeRow) -> RangePathId {
-        let around = self.open.around(range.thread, (range.start, range.end));
+    fn path_of_next_range(&mut self, range: &RangeRow) -> RangePathId {
+        let around = self.open.innermost_around(range.thread, (range.start, range.end));
         let parent = around.map_or(ROOT_PATH, |around| around.state.path);
-        self.paths.inside(parent, NameId(range.label))
+        self.paths.path_inside(parent, NameId(range.label))
     }
 }
 
@@ -101,9 +101,9 @@ struct InsidePass {
 }
 
 impl InsidePass {
-    fn add(&mut self, trace: &Trace, row: Row) {
+    fn add(&mut self, trace: &Trace, row: RangeOrCall) {
         match row {
-            Row::Begin => {
+            RangeOrCall::Begin => {
                 let nodes = NodeEvents::new(trace, |_| true);
                 let matching = std::mem::take(&mut self.matching);
                 let launched = match trace.kernels.graph_node.is_empty() {
@@ -112,42 +112,42 @@ impl InsidePass {
                 };
                 *self = Self { matching, nodes, launched, ..Self::default() };
             }
-            Row::Range(range) => self.range(trace, range),
-            Row::Call(call) => self.call(trace, &call),
+            RangeOrCall::Range(range) => self.add_range(trace, range),
+            RangeOrCall::Call(call) => self.call(trace, &call),
         }
     }
 
-    fn range(&mut self, trace: &Trace, range: RangeRow) {
-        self.nodes_before(trace, range.start);
-        let path = self.standing.path(&range);
+    fn add_range(&mut self, trace: &Trace, range: RangeRow) {
+        self.keep_ranges_of_nodes_before(trace, range.start);
+        let path = self.standing.path_of_next_range(&range);
         if self.matching.get(path as usize).copied().unwrap_or(false) {
             let process = trace.threads[range.thread as usize].process;
             self.selection.add(process, &range);
             self.keep_enclosing_ranges(range.thread, (range.start, range.end));
         }
-        let kept = self.selection.holds(trace, range.thread, range.start, range.end);
+        let kept = self.selection.contains_span(trace, range.thread, range.start, range.end);
         if kept {
-            keep_range(&mut self.ranges, &range);
+            push_range(&mut self.ranges, &range);
         }
         self.standing.open.add(range, OpenRange { path, kept }, |_| ());
     }
 
     fn call(&mut self, trace: &Trace, call: &CallRow) {
-        self.nodes_before(trace, call.start);
+        self.keep_ranges_of_nodes_before(trace, call.start);
         let of_graph = |&id: &OperationId| {
             trace.kernels.graph_node.get(id as usize).is_some_and(|node| node != 0)
         };
         let of_graph = self.launched.by(trace, call).iter().any(of_graph);
-        if of_graph || self.selection.holds(trace, call.thread, call.start, call.end) {
+        if of_graph || self.selection.contains_span(trace, call.thread, call.start, call.end) {
             let CallRow { start, end, thread, name, correlation, .. } = *call;
             self.calls.push(start, end, thread, name, correlation);
         }
     }
 
     /// Keeps the ranges around nodes that were created before a time.
-    fn nodes_before(&mut self, trace: &Trace, time: i64) {
+    fn keep_ranges_of_nodes_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.before(trace, time) {
+        while let Some(event) = self.nodes.next_if_before(trace, time) {
             let at = events.time[event];
             self.keep_enclosing_ranges(events.thread[event], (at, at));
         }
@@ -157,12 +157,12 @@ impl InsidePass {
     fn keep_enclosing_ranges(&mut self, thread: u32, (start, end): (i64, i64)) {
         for open in self.standing.open.at(thread, start, |_| ()) {
             if open.row.end >= end && !std::mem::replace(&mut open.state.kept, true) {
-                keep_range(&mut self.ranges, &open.row);
+                push_range(&mut self.ranges, &open.row);
             }
         }
     }
 }
 
-fn keep_range(ranges: &mut HostRangeTable, row: &RangeRow) {
+fn push_range(ranges: &mut HostRangeTable, row: &RangeRow) {
     ranges.push(row.start, row.end, row.thread, NameId(row.label), row.style);
 }

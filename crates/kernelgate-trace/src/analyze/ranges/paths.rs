@@ -41,18 +41,18 @@ impl PathOfEachRange {
         let ranges = &trace.ranges;
         let mut all =
             Self { paths: RangePathTree::default(), of_range: vec![ROOT_PATH; ranges.len()] };
-        let by_thread = RowsByThread::ranges(trace);
+        let by_thread = RowsByThread::group_ranges_by_thread(trace);
         let mut open: Vec<u32> = Vec::new();
         for thread in 0..trace.threads.len() {
             open.clear();
-            for &range in by_thread.rows(thread) {
+            for &range in by_thread.rows_of_thread(thread) {
                 let (start, end) = (ranges.start[range as usize], ranges.end[range as usize]);
                 while open.last().is_some_and(|&last| ranges.end[last as usize] < start) {
                     open.pop();
                 }
                 let parent = open.iter().rev().find(|&&outer| ranges.end[outer as usize] >= end);
                 let parent = parent.map_or(ROOT_PATH, |&outer| all.of_range[outer as usize]);
-                let path = all.paths.inside(parent, ranges.name[range as usize]);
+                let path = all.paths.path_inside(parent, ranges.name[range as usize]);
                 all.of_range[range as usize] = path;
                 open.push(range);
             }
@@ -63,7 +63,7 @@ impl PathOfEachRange {
 
 impl RangePathTree {
     /// The path of a range name inside a parent path.
-    pub fn inside(&mut self, parent: RangePathId, name: NameId) -> RangePathId {
+    pub fn path_inside(&mut self, parent: RangePathId, name: NameId) -> RangePathId {
         let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
         *self.known.entry((parent, name)).or_insert_with(|| {
             self.nodes.push((parent, name));
@@ -86,13 +86,13 @@ impl RangePathTree {
         let (mut renamed, mut now) = (Self::default(), vec![ROOT_PATH]);
         // A path has a larger number than its parent path.
         for &(parent, name) in &self.nodes[1..] {
-            now.push(renamed.inside(now[parent as usize], name_of(name)));
+            now.push(renamed.path_inside(now[parent as usize], name_of(name)));
         }
         (renamed, now)
     }
 
     /// The innermost path that is, or is around, two paths.
-    pub fn common(&self, mut a: RangePathId, mut b: RangePathId) -> RangePathId {
+    pub fn innermost_common_path(&self, mut a: RangePathId, mut b: RangePathId) -> RangePathId {
         // A path has a larger number than the path around it.
         while a != b {
             let inner = if a > b { &mut a } else { &mut b };
@@ -111,7 +111,8 @@ impl RangePathTree {
         self.nodes[path as usize].1
     }
 
-    /// The names from the outermost to the innermost, with `/` between them; empty for [`ROOT_PATH`].
+    /// The names from the outermost to the innermost, with `/` between them; empty for
+    /// [`ROOT_PATH`].
     pub fn text(&self, trace: &Trace, mut path: RangePathId) -> String {
         let mut names = Vec::new();
         while path != ROOT_PATH {

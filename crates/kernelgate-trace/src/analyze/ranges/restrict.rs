@@ -9,7 +9,7 @@ use crate::analyze::operations::{AllOperations, OperationKind};
 use crate::analyze::ranges::paths::{PathOfEachRange, ROOT_PATH, RangePathTree};
 use crate::analyze::ranges::sweep::RowsByThread;
 use crate::model::Trace;
-use crate::model::gpu::{CudaGraphNode, pick};
+use crate::model::gpu::{CudaGraphNode, select_elements};
 use crate::model::host::RangeStyle;
 use crate::read::RangeRow;
 
@@ -20,9 +20,9 @@ type TimeSpans = Vec<(i64, i64)>;
 /// they enclose. `None`: no range matches.
 ///
 /// A pattern is a path, or the end of one (`layer_0/attention`); `*` stands for any text. A
-/// push/pop range holds what its own thread did; a start/end range, which belongs to no thread, what any
-/// thread of its process did. A range that was open while a graph was captured holds the kernels of
-/// those nodes, and the launches of the graph.
+/// push/pop range holds what its own thread did; a start/end range, which belongs to no thread,
+/// what any thread of its process did. A range that was open while a graph was captured holds the
+/// kernels of those nodes, and the launches of the graph.
 ///
 /// The function is long because each kind of record is filtered by its own columns.
 #[expect(clippy::too_many_lines)]
@@ -35,9 +35,11 @@ pub fn restrict_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
     }
     let calls = &trace.calls;
     let mut kept_call: Vec<bool> = (0..calls.len())
-        .map(|call| selection.holds(trace, calls.thread[call], calls.start[call], calls.end[call]))
+        .map(|call| {
+            selection.contains_span(trace, calls.thread[call], calls.start[call], calls.end[call])
+        })
         .collect();
-    let [kernels, copies, sets, graphs] = kept_operations(trace, &nodes, &mut kept_call);
+    let [kernels, copies, sets, graphs] = rows_of_kept_operations(trace, &nodes, &mut kept_call);
     let mut inner = Trace {
         recorder: trace.recorder,
         names: trace.names.clone(),
@@ -47,7 +49,7 @@ pub fn restrict_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
         devices: trace.devices.clone(),
         functions: trace.functions.clone(),
         shapes: trace.shapes.clone(),
-        graph_nodes: graph_nodes::nodes(trace),
+        graph_nodes: graph_nodes::all_graph_nodes(trace),
         work: trace.work.clone(),
         profiled: trace.profiled.clone(),
         streams: trace.streams.clone(),
@@ -58,27 +60,27 @@ pub fn restrict_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
         quality: trace.quality.clone(),
         ..Trace::default()
     };
-    inner.kernels.on_gpu = trace.kernels.on_gpu.pick(&kernels);
-    inner.kernels.function = trace.kernels.function.pick_rows(&kernels);
-    inner.kernels.shape = trace.kernels.shape.pick_rows(&kernels);
-    inner.kernels.graph_node = trace.kernels.graph_node.pick_rows(&kernels);
-    inner.collectives = trace.collectives.pick(&kernels);
-    inner.copies.on_gpu = trace.copies.on_gpu.pick(&copies);
-    inner.copies.bytes = pick(&trace.copies.bytes, &copies);
-    inner.copies.kind = pick(&trace.copies.kind, &copies);
-    inner.copies.source = pick(&trace.copies.source, &copies);
-    inner.copies.target = pick(&trace.copies.target, &copies);
-    inner.sets.on_gpu = trace.sets.on_gpu.pick(&sets);
-    inner.sets.bytes = pick(&trace.sets.bytes, &sets);
-    inner.graphs.on_gpu = trace.graphs.on_gpu.pick(&graphs);
-    inner.graphs.executable = pick(&trace.graphs.executable, &graphs);
-    inner.calls = calls.pick(&kept_rows(calls.len(), |call| kept_call[call]));
+    inner.kernels.on_gpu = trace.kernels.on_gpu.select_rows(&kernels);
+    inner.kernels.function = trace.kernels.function.select_rows(&kernels);
+    inner.kernels.shape = trace.kernels.shape.select_rows(&kernels);
+    inner.kernels.graph_node = trace.kernels.graph_node.select_rows(&kernels);
+    inner.collectives = trace.collectives.select_kernels(&kernels);
+    inner.copies.on_gpu = trace.copies.on_gpu.select_rows(&copies);
+    inner.copies.bytes = select_elements(&trace.copies.bytes, &copies);
+    inner.copies.kind = select_elements(&trace.copies.kind, &copies);
+    inner.copies.source = select_elements(&trace.copies.source, &copies);
+    inner.copies.target = select_elements(&trace.copies.target, &copies);
+    inner.sets.on_gpu = trace.sets.on_gpu.select_rows(&sets);
+    inner.sets.bytes = select_elements(&trace.sets.bytes, &sets);
+    inner.graphs.on_gpu = trace.graphs.on_gpu.select_rows(&graphs);
+    inner.graphs.executable = select_elements(&trace.graphs.executable, &graphs);
+    inner.calls = calls.select_rows(&rows_to_keep(calls.len(), |call| kept_call[call]));
     let ranges = &trace.ranges;
-    inner.ranges = ranges.pick(&kept_rows(ranges.len(), |range| {
-        selection.holds(trace, ranges.thread[range], ranges.start[range], ranges.end[range])
+    inner.ranges = ranges.select_rows(&rows_to_keep(ranges.len(), |range| {
+        selection.contains_span(trace, ranges.thread[range], ranges.start[range], ranges.end[range])
     }));
     let syncs = &trace.syncs;
-    let kept_syncs = kept_rows(syncs.on_gpu.len(), |sync| {
+    let kept_syncs = rows_to_keep(syncs.on_gpu.len(), |sync| {
         let process = trace.process_of_place(syncs.on_gpu.place.at(sync));
         selection.lies_inside_any_thread(
             process,
@@ -86,46 +88,46 @@ pub fn restrict_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
             syncs.on_gpu.end(sync),
         )
     });
-    inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
-    inner.syncs.kind = pick(&syncs.kind, &kept_syncs);
+    inner.syncs.on_gpu = syncs.on_gpu.select_rows(&kept_syncs);
+    inner.syncs.kind = select_elements(&syncs.kind, &kept_syncs);
     let faults = &trace.page_faults;
-    let kept_faults = kept_rows(faults.start.len(), |row| {
+    let kept_faults = rows_to_keep(faults.start.len(), |row| {
         selection.lies_inside_any_thread(faults.process[row], faults.start[row], faults.start[row])
     });
-    inner.page_faults.start = pick(&faults.start, &kept_faults);
-    inner.page_faults.end = pick(&faults.end, &kept_faults);
-    inner.page_faults.process = pick(&faults.process, &kept_faults);
-    inner.page_faults.device = pick(&faults.device, &kept_faults);
-    inner.page_faults.count = pick(&faults.count, &kept_faults);
+    inner.page_faults.start = select_elements(&faults.start, &kept_faults);
+    inner.page_faults.end = select_elements(&faults.end, &kept_faults);
+    inner.page_faults.process = select_elements(&faults.process, &kept_faults);
+    inner.page_faults.device = select_elements(&faults.device, &kept_faults);
+    inner.page_faults.count = select_elements(&faults.count, &kept_faults);
     let os = &trace.os_calls;
-    let kept_os = kept_rows(os.start.len(), |call| {
+    let kept_os = rows_to_keep(os.start.len(), |call| {
         selection.lies_inside_any_thread(
             trace.threads[os.thread[call] as usize].process,
             os.start[call],
             os.end[call],
         )
     });
-    inner.os_calls.start = pick(&os.start, &kept_os);
-    inner.os_calls.end = pick(&os.end, &kept_os);
-    inner.os_calls.thread = pick(&os.thread, &kept_os);
-    inner.os_calls.name = pick(&os.name, &kept_os);
+    inner.os_calls.start = select_elements(&os.start, &kept_os);
+    inner.os_calls.end = select_elements(&os.end, &kept_os);
+    inner.os_calls.thread = select_elements(&os.thread, &kept_os);
+    inner.os_calls.name = select_elements(&os.name, &kept_os);
     Some(inner)
 }
 
 /// The rows of kernels, copies, sets and graphs that a kept call launched or that lie in `nodes`.
 /// If a node is kept, the launch of its graph is kept too.
-fn kept_operations(
+fn rows_of_kept_operations(
     trace: &Trace,
     nodes: &HashSet<(u32, u64)>,
     kept_call: &mut [bool],
 ) -> [Vec<u32>; 4] {
-    let launches = TraceLaunches::join_launches(trace);
+    let launches = TraceLaunches::join_operations_with_calls(trace);
     let all = AllOperations::new(trace);
     let mut kept: [Vec<u32>; 4] = Default::default();
     let mut of_nodes: Vec<u32> = Vec::new();
     for id in all.ids() {
         let call = launches.call_of[id as usize];
-        let (kind, index) = all.part(id);
+        let (kind, index) = all.kind_and_row(id);
         let node = || {
             let node =
                 trace.kernels.graph_node.get(index).filter(|_| kind == OperationKind::Kernel)?;
@@ -145,7 +147,7 @@ fn kept_operations(
 }
 
 /// The rows to keep.
-fn kept_rows(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
+fn rows_to_keep(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
     let kept = (0..count).filter(|&row| keep(row));
     kept.map(|row| u32::try_from(row).expect("fewer than 2^32 rows")).collect()
 }
@@ -171,10 +173,10 @@ impl MatchingSpans {
             any: vec![TimeSpans::new(); trace.processes.len()],
         };
         let ranges = &trace.ranges;
-        let by_thread = RowsByThread::ranges(trace);
+        let by_thread = RowsByThread::group_ranges_by_thread(trace);
         let mut found = false;
         for thread in 0..trace.threads.len() {
-            for &range in by_thread.rows(thread) {
+            for &range in by_thread.rows_of_thread(thread) {
                 let row = range as usize;
                 if !matching[of_range[row] as usize] {
                     continue;
@@ -210,7 +212,7 @@ impl MatchingSpans {
     }
 
     /// Whether a span of a thread's time lies inside a matching range.
-    pub(in crate::analyze) fn holds(
+    pub(in crate::analyze) fn contains_span(
         &self,
         trace: &Trace,
         thread: u32,
@@ -219,14 +221,14 @@ impl MatchingSpans {
     ) -> bool {
         let process = trace.threads[thread as usize].process as usize;
         let inside = |spans: &[TimeSpans], of: usize| {
-            spans.get(of).is_some_and(|spans| contains_span(spans, start, end))
+            spans.get(of).is_some_and(|spans| is_span_in_one_of(spans, start, end))
         };
         inside(&self.by_thread, thread as usize) || inside(&self.by_process, process)
     }
 
     /// Whether what any thread of a process did lies inside.
     fn lies_inside_any_thread(&self, process: u32, start: i64, end: i64) -> bool {
-        contains_span(&self.any[process as usize], start, end)
+        is_span_in_one_of(&self.any[process as usize], start, end)
     }
 }
 
@@ -255,7 +257,7 @@ fn graph_nodes_that_match(trace: &Trace, expression: &Regex) -> HashSet<(u32, u6
         let names: Vec<&str> = node.ranges.iter().map(|&name| trace.names.text(name)).collect();
         (1..=names.len()).any(|depth| expression.is_match(&names[..depth].join("/")))
     };
-    let nodes = graph_nodes::nodes(trace);
+    let nodes = graph_nodes::all_graph_nodes(trace);
     nodes.iter().filter(inside).map(|node| (node.process, node.id)).collect()
 }
 
@@ -271,7 +273,7 @@ fn keep_outermost_spans(spans: &mut TimeSpans) {
 }
 
 /// Whether one of the spans, which are in order of start and of end, holds another.
-fn contains_span(spans: &TimeSpans, start: i64, end: i64) -> bool {
+fn is_span_in_one_of(spans: &TimeSpans, start: i64, end: i64) -> bool {
     let after = spans.partition_point(|&(first, _)| first <= start);
     after.checked_sub(1).is_some_and(|last| spans[last].1 >= end)
 }

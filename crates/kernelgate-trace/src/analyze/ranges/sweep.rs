@@ -44,14 +44,14 @@ impl RowsByThread {
     }
 
     /// The rows of a thread; none of a thread that came later.
-    pub fn rows(&self, thread: usize) -> &[u32] {
+    pub fn rows_of_thread(&self, thread: usize) -> &[u32] {
         let end = self.bounds.get(thread + 1);
         end.map_or(&[], |&end| &self.rows[self.bounds[thread]..end])
     }
 
     /// The ranges of a trace in order of their start; an outer range comes before an inner range
     /// with the same start.
-    pub fn ranges(trace: &Trace) -> RowsByThread {
+    pub fn group_ranges_by_thread(trace: &Trace) -> RowsByThread {
         let ranges = &trace.ranges;
         Self::sorted_by_thread(
             trace.threads.len(),
@@ -73,7 +73,7 @@ pub fn visit_enclosing_ranges(
     mut visit: impl FnMut(u32, &[u32]),
 ) {
     let ranges = &trace.ranges;
-    let range_rows = RowsByThread::ranges(trace);
+    let range_rows = RowsByThread::group_ranges_by_thread(trace);
     let key = |row: u32| {
         let (start, end) = span(row);
         (start, Reverse(end))
@@ -82,9 +82,9 @@ pub fn visit_enclosing_ranges(
     let mut open: Vec<u32> = Vec::new();
     let mut enclosing: Vec<u32> = Vec::new();
     for thread in 0..trace.threads.len() {
-        let mut next = range_rows.rows(thread).iter().copied().peekable();
+        let mut next = range_rows.rows_of_thread(thread).iter().copied().peekable();
         open.clear();
-        for &row in rows.rows(thread) {
+        for &row in rows.rows_of_thread(thread) {
             let (start, end) = span(row);
             while let Some(range) = next.next_if(|&range| ranges.start[range as usize] <= start) {
                 // Most ranges are over before the next call: they need not be remembered.

@@ -76,12 +76,12 @@ impl<'a> JobReplay<'a> {
     }
 
     /// The first start and the last end of the collective on any rank, in the job's time.
-    fn span(&self) -> (i64, i64) {
+    fn first_start_to_last_end(&self) -> (i64, i64) {
         self.trace_spans().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
     }
 
     /// The time from which all ranks are recorded, and the last end on any rank, in the job's time.
-    pub fn recorded(&self) -> (i64, i64) {
+    pub fn span_recorded_on_all_ranks(&self) -> (i64, i64) {
         let (start, end) =
             self.trace_spans().reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).unwrap_or((0, 0));
         (start.min(end), end)
@@ -95,7 +95,7 @@ impl<'a> JobReplay<'a> {
     }
 
     /// Nanoseconds that the job is shorter with a change for each trace.
-    pub fn gain(&self, changes: &[ReplayChange<'_>]) -> i64 {
+    pub fn job_gain_ns(&self, changes: &[ReplayChange<'_>]) -> i64 {
         let mut replays: Vec<RunningReplay<'_, '_>> =
             self.traces.iter().map(RunningReplay::new).collect();
         let mut arrivals: Vec<PendingArrivals> = self
@@ -105,14 +105,14 @@ impl<'a> JobReplay<'a> {
             .collect();
         let next = |replay: &RunningReplay<'_, '_>, trace: usize| {
             let id = replay.next()?;
-            let start = self.traces[trace].operations().start(id);
+            let start = self.traces[trace].all_operations().start(id);
             Some(Reverse(((self.common)(trace, start), trace, id)))
         };
         let mut order: BinaryHeap<_> =
             replays.iter().enumerate().filter_map(|(trace, of)| next(of, trace)).collect();
         let (mut first, mut last) = (i64::MAX, i64::MIN);
         while let Some(Reverse((start, trace, id))) = order.pop() {
-            let by = replays[trace].start(id, &changes[trace]);
+            let by = replays[trace].replay_start(id, &changes[trace]);
             first = first.min(start + by);
             if let Some(&number) = self.of_operation[trace].get(&id) {
                 replays[trace].set_end_difference(id, by);
@@ -124,7 +124,7 @@ impl<'a> JobReplay<'a> {
                     last = last.max(ends);
                 }
             } else {
-                let all = self.traces[trace].operations();
+                let all = self.traces[trace].all_operations();
                 let length = all.length(id);
                 let by = by + (changes[trace].length)(id, length) - length;
                 replays[trace].set_end_difference(id, by);
@@ -132,7 +132,7 @@ impl<'a> JobReplay<'a> {
             }
             order.extend(next(&replays[trace], trace));
         }
-        let (start, end) = self.span();
+        let (start, end) = self.first_start_to_last_end();
         (end - start) - (last - first)
     }
 
@@ -166,13 +166,13 @@ impl<'a> JobReplay<'a> {
         let mut walks: Vec<BackwardPathWalk<'_, '_>> =
             self.traces.iter().map(BackwardPathWalk::new).collect();
         let mut segments = Vec::new();
-        let mut next = Some(self.traces[trace].last());
+        let mut next = Some(self.traces[trace].last_operation());
         let mut at = self.traces[trace].span().1;
         // Operations without a duration may lead back to each other.
-        let steps: usize = self.traces.iter().map(|of| of.operations().len()).sum();
+        let steps: usize = self.traces.iter().map(|of| of.all_operations().len()).sum();
         for _ in 0..steps {
             let Some(id) = next else { break };
-            let all = self.traces[trace].operations();
+            let all = self.traces[trace].all_operations();
             let mut path =
                 CriticalPathWalk { first: self.traces[trace].span().0, at, segments: Vec::new() };
             let last = self.of_operation[trace].get(&id).map(|&number| {
@@ -189,14 +189,14 @@ impl<'a> JobReplay<'a> {
                     );
                     segments.extend(path.segments.drain(..).map(|(of, ns)| (trace, of, ns)));
                     trace = last.trace;
-                    let start = self.traces[trace].operations().start(last.operation);
+                    let start = self.traces[trace].all_operations().start(last.operation);
                     path =
                         CriticalPathWalk { first: self.traces[trace].span().0, at: start, ..path };
-                    walks[trace].before(last.operation, &mut path)
+                    walks[trace].step_back_from_operation(last.operation, &mut path)
                 }
                 _ => {
                     path.walk_back_to(CriticalPathSegment::Operation(id), all.start(id));
-                    walks[trace].before(id, &mut path)
+                    walks[trace].step_back_from_operation(id, &mut path)
                 }
             };
             at = path.at;
@@ -205,7 +205,7 @@ impl<'a> JobReplay<'a> {
                 break;
             }
         }
-        let (start, end) = self.recorded();
+        let (start, end) = self.span_recorded_on_all_ranks();
         let rest = (self.common)(trace, at) - start;
         if rest > 0 {
             segments.push((trace, CriticalPathSegment::Unknown, rest));

@@ -5,8 +5,8 @@
 //! was recorded. A host that makes no recorded call and continues when the GPU has finished the
 //! launched work also counts as waiting.
 //!
-//! A replay takes time proportional to the operations. [`RunningReplay`] goes operation by operation, so
-//! that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
+//! A replay takes time proportional to the operations. [`RunningReplay`] goes operation by
+//! operation, so that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
 
 pub mod job;
 
@@ -38,7 +38,8 @@ pub struct GpuWaitCall {
     pub end: i64,
 }
 
-/// The time from an operation to the next one of its stream, where that was launched in time.
+/// Time from an operation to the next one of its stream, if the next one was launched before the
+/// first ended.
 const NEXT_OPERATION_DELAY_NS: i64 = 1_000;
 /// Time between two launch calls from which a host may have waited for the GPU in between.
 const MIN_HOST_PAUSE_NS: i64 = 100_000;
@@ -85,7 +86,7 @@ pub enum ReplayedHostTime<'a> {
 
 impl ReplayedHostTime<'_> {
     /// Nanoseconds of a launch call, or of a part of it, that lie in a pause.
-    fn paused_ns(&self, from: i64, to: i64) -> i64 {
+    fn ns_in_pauses(&self, from: i64, to: i64) -> i64 {
         let Self::WithoutPauses(spans) = self else { return 0 };
         spans.iter().map(|&(start, end)| (end.min(to) - start.max(from)).max(0)).sum()
     }
@@ -93,7 +94,7 @@ impl ReplayedHostTime<'_> {
 
 impl ReplayChange<'_> {
     /// No change.
-    pub const NONE: ReplayChange<'static> = ReplayChange {
+    pub const NO_CHANGE: ReplayChange<'static> = ReplayChange {
         length: &|_, ns| ns,
         launches: true,
         waits: true,
@@ -161,8 +162,10 @@ impl<'a> OperationDependencies<'a> {
         let all = AllOperations::new(trace);
         let process = |id: OperationId| trace.process_of_place(all.place(id)) as usize;
         let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
-        let launched =
-            OperationOrder::operations_by_key(all.ids().filter(|&id| launches.has(id)), time);
+        let launched = OperationOrder::operations_by_key(
+            all.ids().filter(|&id| launches.has_launch(id)),
+            time,
+        );
         let started = OperationOrder::operations_by_key(all.ids(), |id| all.start(id));
         let ended = OperationOrder::operations_by_key(all.ids(), |id| all.end(id));
         let first = all.start(started.get(0)?);
@@ -173,30 +176,30 @@ impl<'a> OperationDependencies<'a> {
             launched,
             started,
             waits: Vec::new(),
-            step: PackedColumn::filled_with(all.len(), 0),
-            other: PackedColumn::filled_with(all.len(), 0),
+            step: PackedColumn::column_filled_with(all.len(), 0),
+            other: PackedColumn::column_filled_with(all.len(), 0),
             threads: trace.threads.len(),
             span: (first, last),
         };
-        of.streams(trace, &ended, process);
-        of.waits(trace, waits, &ended, process);
+        of.find_stream_dependencies(trace, &ended, process);
+        of.find_wait_dependencies(trace, waits, &ended, process);
         of.add_unrecorded_waits(trace, waits, &ended, process);
         of.waits.sort_by_key(|wait| wait.call.end);
         Some(of)
     }
 
     /// The previous operation on the stream of an operation.
-    fn before(&self, id: OperationId) -> Option<OperationId> {
-        operation_before(id, self.step.at(id as usize))
+    fn previous_on_stream(&self, id: OperationId) -> Option<OperationId> {
+        operation_with_lower_id(id, self.step.at(id as usize))
     }
 
     /// The operation of another stream that one seems to wait for.
-    fn other(&self, id: OperationId) -> Option<OperationId> {
-        operation_before(id, self.other.at(id as usize))
+    fn awaited_on_other_stream(&self, id: OperationId) -> Option<OperationId> {
+        operation_with_lower_id(id, self.other.at(id as usize))
     }
 
     /// Finds the operations that others wait for: on their own stream, or on another stream.
-    fn streams(
+    fn find_stream_dependencies(
         &mut self,
         trace: &Trace,
         ended: &OperationOrder,
@@ -227,10 +230,10 @@ impl<'a> OperationDependencies<'a> {
                 && self.all.end(id) <= self.all.end(last);
             if !inside {
                 let step = if last == NO_OPERATION { 0 } else { id.number() - last.number() };
-                self.step.set(id as usize, step);
+                self.step.set_row(id as usize, step);
                 last_of_place[place] = id;
             }
-            let ready = self.ready(id).map_or(i64::MIN, |(time, _)| time);
+            let ready = self.ready_time_and_if_by_launch(id).map_or(i64::MIN, |(time, _)| time);
             if start.saturating_sub(ready) <= MIN_WAIT_FOR_STREAM_NS {
                 continue;
             }
@@ -243,12 +246,12 @@ impl<'a> OperationDependencies<'a> {
                     && self.all.end(other) > ready
             };
             if let Some(other) = others.into_iter().find(waits_for) {
-                self.other.set(id as usize, id.number() - other.number());
+                self.other.set_row(id as usize, id.number() - other.number());
             }
         }
     }
 
-    fn waits(
+    fn find_wait_dependencies(
         &mut self,
         trace: &Trace,
         calls: &[GpuWaitCall],
@@ -270,7 +273,9 @@ impl<'a> OperationDependencies<'a> {
             self.waits.push(HostWait { call, ended_by, recorded: true });
         }
         let blocking = self.launched.iter().filter_map(|id| {
-            let call = self.launch(id).filter(|call| self.blocks(id, self.all.span(id), call))?;
+            let call = self
+                .launch_call(id)
+                .filter(|call| self.is_blocking_call(id, self.all.span(id), call))?;
             let LaunchCall { start, end, thread } = call;
             Some(HostWait {
                 call: GpuWaitCall { thread, start, end },
@@ -293,7 +298,7 @@ impl<'a> OperationDependencies<'a> {
     ) {
         let mut pauses: Vec<GpuWaitCall> = Vec::new();
         let mut last_call = vec![i64::MIN; self.threads];
-        for call in self.launched.iter().filter_map(|id| self.launch(id)) {
+        for call in self.launched.iter().filter_map(|id| self.launch_call(id)) {
             let last = std::mem::replace(&mut last_call[call.thread as usize], call.end);
             if last != i64::MIN && call.start - last >= MIN_HOST_PAUSE_NS {
                 pauses.push(GpuWaitCall { thread: call.thread, start: last, end: call.start });
@@ -323,13 +328,14 @@ impl<'a> OperationDependencies<'a> {
         let mut done = ended.iter().peekable();
         let mut launched = self.launched.iter().peekable();
         for call in pauses {
-            let before = |id: &OperationId| self.launch(*id).is_some_and(|of| of.start < call.end);
+            let before =
+                |id: &OperationId| self.launch_call(*id).is_some_and(|of| of.start < call.end);
             while let Some(id) = launched.next_if(before) {
                 pending[process(id)] += 1;
             }
             while let Some(id) = done.next_if(|&id| self.all.end(id) <= call.end) {
                 last_of_process[process(id)] = id;
-                pending[process(id)] -= i64::from(self.launches.has(id));
+                pending[process(id)] -= i64::from(self.launches.has_launch(id));
             }
             let own = trace.threads[call.thread as usize].process as usize;
             let last = last_of_process[own];
@@ -343,7 +349,7 @@ impl<'a> OperationDependencies<'a> {
             });
             #[allow(clippy::cast_precision_loss)]
             let [worked, whole] =
-                [worked[own].within((call.start, call.end)), call.end - call.start]
+                [worked[own].covered_within((call.start, call.end)), call.end - call.start]
                     .map(|ns| ns as f64);
             let ended = last != NO_OPERATION && self.all.end(last) > call.start;
             if ended
@@ -358,9 +364,16 @@ impl<'a> OperationDependencies<'a> {
     /// Whether a call lasts as long as what it launched, and so holds up the host: a copy from
     /// pageable memory returns when its last part is staged, a moment before its end. A kernel that
     /// is over before a long call returns did not hold it up.
-    fn blocks(&self, id: OperationId, (start, end): (i64, i64), call: &LaunchCall) -> bool {
+    fn is_blocking_call(
+        &self,
+        id: OperationId,
+        (start, end): (i64, i64),
+        call: &LaunchCall,
+    ) -> bool {
         let beside = call.end.min(end) - call.start.max(start);
-        if self.all.part(id).0 == OperationKind::Kernel && beside * 2 < call.end - call.start {
+        if self.all.kind_and_row(id).0 == OperationKind::Kernel
+            && beside * 2 < call.end - call.start
+        {
             return false;
         }
         end <= call.end || (end - start > MIN_WAIT_FOR_STREAM_NS && beside * 2 > end - start)
@@ -374,23 +387,23 @@ impl<'a> OperationDependencies<'a> {
         span: (i64, i64),
         call: &LaunchCall,
     ) -> i64 {
-        let at = if self.blocks(id, span, call) { call.start } else { call.end };
+        let at = if self.is_blocking_call(id, span, call) { call.start } else { call.end };
         at.min(span.0)
     }
 
     /// The call that launched an operation, if the call was recorded.
-    fn launch(&self, id: OperationId) -> Option<LaunchCall> {
+    fn launch_call(&self, id: OperationId) -> Option<LaunchCall> {
         self.launches.get(&self.all, id)
     }
 
     /// The launch call at a position of their order, with an operation that it launches.
     fn launch_call_at(&self, position: usize) -> Option<(OperationId, LaunchCall)> {
         let id = self.launched.get(position)?;
-        Some((id, self.launch(id)?))
+        Some((id, self.launch_call(id)?))
     }
 
     /// The operations.
-    pub fn operations(&self) -> AllOperations<'a> {
+    pub fn all_operations(&self) -> AllOperations<'a> {
         self.all
     }
 
@@ -401,11 +414,11 @@ impl<'a> OperationDependencies<'a> {
 
     /// The time from which an operation could start, by its launch and its stream, and whether the
     /// launch decides.
-    fn ready(&self, id: OperationId) -> Option<(i64, bool)> {
+    fn ready_time_and_if_by_launch(&self, id: OperationId) -> Option<(i64, bool)> {
         let span = self.all.span(id);
-        let launch = self.launches.before(span.0, id);
+        let launch = self.launches.call_of_operation(span.0, id);
         let launch = launch.map(|call| self.earliest_start_by_launch(id, span, &call));
-        let stream = self.before(id).map(|before| self.all.end(before).min(span.0));
+        let stream = self.previous_on_stream(id).map(|before| self.all.end(before).min(span.0));
         match (launch, stream) {
             (Some(launch), Some(stream)) => Some((launch.max(stream), launch > stream)),
             (Some(launch), None) => Some((launch, true)),
@@ -415,11 +428,11 @@ impl<'a> OperationDependencies<'a> {
     }
 
     /// Nanoseconds that the trace is shorter with a change; negative where it is longer.
-    pub fn gain(&self, change: &ReplayChange<'_>) -> i64 {
+    pub fn trace_gain_ns(&self, change: &ReplayChange<'_>) -> i64 {
         let mut replay = RunningReplay::new(self);
         let (mut first, mut last) = (i64::MAX, i64::MIN);
         while let Some(id) = replay.next() {
-            let by = replay.start(id, change);
+            let by = replay.replay_start(id, change);
             let (start, end) = self.all.span(id);
             first = first.min(start + by);
             let length = (change.length)(id, end - start);
@@ -439,12 +452,12 @@ impl<'a> OperationDependencies<'a> {
         let mut walk = BackwardPathWalk::new(self);
         let mut path =
             CriticalPathWalk { first: self.span.0, at: self.span.1, segments: Vec::new() };
-        let mut next = Some(self.last());
+        let mut next = Some(self.last_operation());
         // Operations without a duration may lead back to each other.
         for _ in 0..self.all.len() {
             let Some(id) = next.filter(|_| path.at > path.first) else { break };
             path.walk_back_to(CriticalPathSegment::Operation(id), self.all.start(id));
-            next = walk.before(id, &mut path);
+            next = walk.step_back_from_operation(id, &mut path);
             path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
         }
         path.walk_back_to(CriticalPathSegment::Unknown, self.span.0);
@@ -453,18 +466,19 @@ impl<'a> OperationDependencies<'a> {
 
     /// The time between an operation and the one before it on its stream, nanoseconds.
     pub fn gap_before(&self, id: OperationId) -> i64 {
-        self.before(id).map_or(0, |before| (self.all.start(id) - self.all.end(before)).max(0))
+        self.previous_on_stream(id)
+            .map_or(0, |before| (self.all.start(id) - self.all.end(before)).max(0))
     }
 
     /// The operation of the trace with the latest end.
-    pub fn last(&self) -> OperationId {
+    pub fn last_operation(&self) -> OperationId {
         let last = self.started.iter().max_by_key(|&id| (self.all.end(id), Reverse(id)));
         last.expect("there are operations")
     }
 }
 
 /// The operation that a number of operations is before another one; none before itself.
-fn operation_before(id: OperationId, step: i64) -> Option<OperationId> {
+fn operation_with_lower_id(id: OperationId, step: i64) -> Option<OperationId> {
     (step != 0).then(|| OperationId::from_number(id.number() - step))
 }
 
@@ -492,7 +506,7 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
             of,
             thread: vec![0; of.threads],
             called: vec![i64::MIN; of.threads],
-            by: PackedColumn::filled_with(of.all.len(), 0),
+            by: PackedColumn::column_filled_with(of.all.len(), 0),
             last_call: (NO_OPERATION, i64::MIN),
             next_call: of.launch_call_at(0),
             at: (0, 0, 0),
@@ -506,7 +520,7 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
 
     /// Replays the calls before the next operation and its start; returns the difference of its
     /// start. The end of an operation is set before the operations that depend on it are replayed.
-    pub fn start(&mut self, id: OperationId, change: &ReplayChange<'_>) -> i64 {
+    pub fn replay_start(&mut self, id: OperationId, change: &ReplayChange<'_>) -> i64 {
         let source = self.of;
         let span = source.all.span(id);
         let start = span.0;
@@ -521,7 +535,7 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
                 }
                 (_, Some(wait)) if returned <= start => {
                     self.at.2 += 1;
-                    self.wait(wait, change);
+                    self.replay_wait(wait, change);
                 }
                 _ => break,
             }
@@ -529,9 +543,9 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
         self.at.1 += 1;
         let launch = source
             .launches
-            .before(start, id)
+            .call_of_operation(start, id)
             .map(|call| source.earliest_start_by_launch(id, span, &call));
-        let others = [source.before(id), source.other(id)]
+        let others = [source.previous_on_stream(id), source.awaited_on_other_stream(id)]
             .map(|other| other.map(|other| (other, source.all.end(other).min(start))));
         let others = || others.iter().flatten();
         let ended = others().map(|&(_, end)| end).max();
@@ -546,18 +560,18 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
 
     /// Sets the difference of an operation's end.
     pub fn set_end_difference(&mut self, id: OperationId, by: i64) {
-        self.by.set(id as usize, by);
+        self.by.set_row(id as usize, by);
     }
 
     fn call(&mut self, id: OperationId, call: &LaunchCall, change: &ReplayChange<'_>) {
         let thread = call.thread as usize;
         let removed = |from: i64| match change.launches {
-            true => change.host.paused_ns(from, call.end),
+            true => change.host.ns_in_pauses(from, call.end),
             false => (call.end - from).max(0),
         };
         if self.last_call != (call.thread, call.start) {
             self.last_call = (call.thread, call.start);
-            self.host(thread, call.start, change);
+            self.replay_host_time(thread, call.start, change);
             self.thread[thread] -= removed(call.start);
             self.called[thread] = self.called[thread].max(call.end);
         }
@@ -566,30 +580,30 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
         // already.
         if start >= call.start {
             // A start before the call returns was delayed by a part of the call only.
-            self.by.set(id as usize, self.thread[thread] + removed(start));
+            self.by.set_row(id as usize, self.thread[thread] + removed(start));
         }
     }
 
     /// Replays the host's own time from its last call to a given time.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    fn host(&mut self, thread: usize, until: i64, change: &ReplayChange<'_>) {
+    fn replay_host_time(&mut self, thread: usize, until: i64, change: &ReplayChange<'_>) {
         let since = self.called[thread];
         self.thread[thread] -= match change.host {
             ReplayedHostTime::Scaled(left) if since != i64::MIN && until > since => {
                 ((until - since) as f64 * (1.0 - left)).round() as i64
             }
             ReplayedHostTime::Scaled(_) | ReplayedHostTime::Recorded => 0,
-            ReplayedHostTime::WithoutPauses(_) => change.host.paused_ns(since, until),
+            ReplayedHostTime::WithoutPauses(_) => change.host.ns_in_pauses(since, until),
         };
     }
 
-    fn wait(&mut self, wait: &HostWait, change: &ReplayChange<'_>) {
+    fn replay_wait(&mut self, wait: &HostWait, change: &ReplayChange<'_>) {
         let GpuWaitCall { thread, start, end } = wait.call;
         let index = thread as usize;
         if !wait.recorded && matches!(change.host, ReplayedHostTime::Scaled(_)) {
             return;
         }
-        self.host(index, start, change);
+        self.replay_host_time(index, start, change);
         self.called[index] = self.called[index].max(end);
         let not_before = self.thread[index] + start - end;
         self.thread[index] = match (wait.ended_by, change.waits || !wait.recorded) {
@@ -598,7 +612,7 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
             // The call returns as long after (or before) the end of the operation as it was
             // recorded, and not before it was entered.
             (ended_by, true) => {
-                let paused = change.host.paused_ns(self.of.all.end(ended_by), end);
+                let paused = change.host.ns_in_pauses(self.of.all.end(ended_by), end);
                 (self.by.at(ended_by as usize) - paused).max(not_before)
             }
         };
@@ -648,8 +662,8 @@ struct LaunchCallSums {
 
 impl LaunchCallSums {
     /// Nanoseconds of the calls that start before a time.
-    fn before(&mut self, of: &OperationDependencies<'_>, time: i64) -> i64 {
-        let call = |at: usize| self.calls.get(at).and_then(|id| of.launch(id));
+    fn call_ns_before(&mut self, of: &OperationDependencies<'_>, time: i64) -> i64 {
+        let call = |at: usize| self.calls.get(at).and_then(|id| of.launch_call(id));
         while let Some(call) = call(self.at).filter(|call| call.start < time) {
             self.sum += call.end - call.start;
             self.at += 1;
@@ -675,7 +689,7 @@ impl<'d, 'a> BackwardPathWalk<'d, 'a> {
         }
         let mut launches = vec![LaunchCallSums::default(); of.threads];
         let mut last = vec![i64::MIN; of.threads];
-        for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch(id)?))) {
+        for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch_call(id)?))) {
             // The launch call of a graph launches several operations.
             let last = &mut last[call.thread as usize];
             if std::mem::replace(last, call.start) != call.start {
@@ -686,22 +700,26 @@ impl<'d, 'a> BackwardPathWalk<'d, 'a> {
     }
 
     /// Goes back from the start of an operation to the end of the operation that it waited for.
-    pub fn before(&mut self, id: OperationId, path: &mut CriticalPathWalk) -> Option<OperationId> {
+    pub fn step_back_from_operation(
+        &mut self,
+        id: OperationId,
+        path: &mut CriticalPathWalk,
+    ) -> Option<OperationId> {
         let source = self.of;
-        match (source.ready(id), source.other(id)) {
+        match (source.ready_time_and_if_by_launch(id), source.awaited_on_other_stream(id)) {
             (_, Some(other)) => {
                 path.walk_back_to(CriticalPathSegment::BetweenOperations, source.all.end(other));
                 Some(other)
             }
             (Some((ready, false)), None) => {
                 path.walk_back_to(CriticalPathSegment::BetweenOperations, ready);
-                source.before(id)
+                source.previous_on_stream(id)
             }
             (Some((ready, true)), None) => {
                 path.walk_back_to(CriticalPathSegment::LaunchLatency, ready);
-                let call = source.launch(id)?;
+                let call = source.launch_call(id)?;
                 path.walk_back_to(CriticalPathSegment::LaunchCalls, call.start);
-                self.host(call, path)
+                self.step_back_from_call(call, path)
             }
             (None, None) => None,
         }
@@ -709,7 +727,11 @@ impl<'d, 'a> BackwardPathWalk<'d, 'a> {
 
     /// Goes back from a launch call to the last wait of its thread, and to the operation that ended
     /// that wait.
-    fn host(&mut self, call: LaunchCall, path: &mut CriticalPathWalk) -> Option<OperationId> {
+    fn step_back_from_call(
+        &mut self,
+        call: LaunchCall,
+        path: &mut CriticalPathWalk,
+    ) -> Option<OperationId> {
         let source = self.of;
         let waits = &self.waits[call.thread as usize];
         let end = |position: u32| source.waits[position as usize].call.end;
@@ -718,7 +740,8 @@ impl<'d, 'a> BackwardPathWalk<'d, 'a> {
         let until = wait.map_or(path.first, |wait| wait.call.end).max(path.first);
         let calls = &mut self.launches[call.thread as usize];
         let host = path.at - until;
-        let launching = calls.before(source, call.start) - calls.before(source, until);
+        let launching =
+            calls.call_ns_before(source, call.start) - calls.call_ns_before(source, until);
         let launching = launching.clamp(0, host.max(0));
         path.walk_back_to(CriticalPathSegment::LaunchCalls, path.at - launching);
         path.walk_back_to(CriticalPathSegment::Host, until);

@@ -22,9 +22,9 @@ impl UnitedSpans {
 
     /// Adds a time span that starts no earlier than the spans added before.
     pub fn add(&mut self, (start, end): (i64, i64)) {
-        match self.start.len().checked_sub(1).map(|last| (last, self.span(last))) {
+        match self.start.len().checked_sub(1).map(|last| (last, self.span_at(last))) {
             Some((last, (first, until))) if start <= until => {
-                self.length.set(last, until.max(end) - first);
+                self.length.set_row(last, until.max(end) - first);
             }
             _ => {
                 self.start.push(start);
@@ -33,27 +33,27 @@ impl UnitedSpans {
         }
     }
 
-    fn span(&self, index: usize) -> (i64, i64) {
+    fn span_at(&self, index: usize) -> (i64, i64) {
         let start = self.start.at(index);
         (start, start + self.length.at(index))
     }
 
     /// Nanoseconds of all spans.
-    pub fn length(&self) -> i64 {
+    pub fn covered_ns(&self) -> i64 {
         self.length.iter().sum()
     }
 
     /// The parts of the united spans inside of one span.
     fn parts_inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
         let count = self.start.len();
-        let first = partition_point(count, |index| self.span(index).1 <= start);
-        let inside = (first..count).map(|index| self.span(index));
+        let first = partition_point(count, |index| self.span_at(index).1 <= start);
+        let inside = (first..count).map(|index| self.span_at(index));
         let inside = inside.take_while(move |&(from, _)| from < end);
         inside.map(move |(from, to)| (from.max(start), to.min(end)))
     }
 
     /// Nanoseconds that the union covers inside one span.
-    pub fn within(&self, span: (i64, i64)) -> i64 {
+    pub fn covered_within(&self, span: (i64, i64)) -> i64 {
         self.parts_inside(span).map(|(from, to)| to - from).sum()
     }
 
@@ -73,10 +73,10 @@ mod tests {
     fn a_union_counts_time_once() {
         let union = UnitedSpans::new(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
         let spans: Vec<(i64, i64)> =
-            (0..union.start.len()).map(|index| union.span(index)).collect();
+            (0..union.start.len()).map(|index| union.span_at(index)).collect();
         assert_eq!(spans, [(0, 7), (10, 30), (40, 40)]);
-        assert_eq!(union.length(), 27);
-        let within = [(5, 12), (7, 10), (-5, 100), (29, 41)].map(|span| union.within(span));
+        assert_eq!(union.covered_ns(), 27);
+        let within = [(5, 12), (7, 10), (-5, 100), (29, 41)].map(|span| union.covered_within(span));
         assert_eq!(within, [4, 0, 27, 1]);
         let extent = [(5, 12), (7, 10), (-5, 100), (29, 39)].map(|span| union.extent_inside(span));
         assert_eq!(extent, [7, 0, 40, 1]);

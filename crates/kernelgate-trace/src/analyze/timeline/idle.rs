@@ -7,7 +7,7 @@ use crate::model::packed::{PackedColumn, PackedValue, partition_point};
 
 /// A time without any operation, between two operations of one process on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gap {
+pub struct IdleGap {
     /// First idle nanosecond.
     pub start: i64,
     /// Nanosecond after the last.
@@ -20,9 +20,9 @@ pub struct Gap {
     pub started: u32,
 }
 
-impl Gap {
+impl IdleGap {
     /// Length of the idle gap, nanoseconds.
-    pub fn length(&self) -> i64 {
+    pub fn gap_ns(&self) -> i64 {
         self.end - self.start
     }
 }
@@ -52,12 +52,12 @@ impl IdleGaps {
     }
 
     /// One gap.
-    pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<Gap> {
+    pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<IdleGap> {
         let after = self.after.get(index)?;
         let from = |of: &PackedColumn<i64>| OperationId::from_number(after.number() - of.at(index));
         let (before, started) = (from(&self.step), from(&self.ahead));
         let start = all.end(before).max(all.start(before));
-        Some(Gap { start, end: all.start(after), before, after, started })
+        Some(IdleGap { start, end: all.start(after), before, after, started })
     }
 
     /// All idle gaps from an index on.
@@ -65,17 +65,21 @@ impl IdleGaps {
         &'a self,
         all: &'a AllOperations<'_>,
         index: usize,
-    ) -> impl Iterator<Item = Gap> + 'a {
+    ) -> impl Iterator<Item = IdleGap> + 'a {
         (index..self.len()).filter_map(|index| self.get(all, index))
     }
 
     /// All gaps.
-    pub fn iter<'a>(&'a self, all: &'a AllOperations<'_>) -> impl Iterator<Item = Gap> + 'a {
+    pub fn iter<'a>(&'a self, all: &'a AllOperations<'_>) -> impl Iterator<Item = IdleGap> + 'a {
         self.from(all, 0)
     }
 
     /// The first index at which a condition no longer holds.
-    pub fn partition_point(&self, all: &AllOperations<'_>, holds: impl Fn(&Gap) -> bool) -> usize {
+    pub fn partition_point(
+        &self,
+        all: &AllOperations<'_>,
+        holds: impl Fn(&IdleGap) -> bool,
+    ) -> usize {
         partition_point(self.len(), |index| self.get(all, index).is_some_and(|gap| holds(&gap)))
     }
 
@@ -134,9 +138,9 @@ pub fn activity_of_devices(
 /// activities.
 pub fn exclusive_busy_times(trace: &Trace) -> PackedColumn<i64> {
     let all = AllOperations::new(trace);
-    let mut own = PackedColumn::filled_with(all.len(), 0);
+    let mut own = PackedColumn::column_filled_with(all.len(), 0);
     for (owner, operations) in operations_by_device(trace, &all, |_| true) {
-        device_activity(&all, owner, &operations, |id, own_ns| own.set(id as usize, own_ns));
+        device_activity(&all, owner, &operations, |id, own_ns| own.set_row(id as usize, own_ns));
     }
     own
 }

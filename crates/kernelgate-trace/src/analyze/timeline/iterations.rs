@@ -90,7 +90,8 @@ pub fn find_iteration_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
             candidates.sort_by_key(|of| (of.start, of.end));
             let name = name(key).to_ascii_lowercase();
             let named = ITERATION_WORDS.iter().any(|word| name.contains(word));
-            // Names with namespaces are operators of frameworks, and a framework operator is not an iteration.
+            // Names with namespaces are operators of frameworks, and a framework operator is not an
+            // iteration.
             (named || !name.contains("::")).then(|| CandidateGroup {
                 key,
                 named,
@@ -113,7 +114,7 @@ pub fn find_iteration_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
             || (group.total as f64 >= MIN_COVERED_SHARE * (last - first) as f64
                 && inside as f64 >= MIN_COVERED_SHARE * launches.len() as f64);
         let starts: Vec<i64> = candidates.iter().map(|of| of.start).collect();
-        (!overlap && covered && launches_regularly(&starts, last, launches))
+        (!overlap && covered && is_launch_count_regular(&starts, last, launches))
             .then_some(HostIterations { key: group.key, starts, end: last })
     })
 }
@@ -129,7 +130,7 @@ struct CandidateGroup<K> {
 }
 
 /// Whether most iterations launch a number of operations near the median, which is not zero.
-fn launches_regularly(starts: &[i64], end: i64, launches: &PackedColumn<i64>) -> bool {
+fn is_launch_count_regular(starts: &[i64], end: i64, launches: &PackedColumn<i64>) -> bool {
     let at = |time: i64| launches.partition_point(|launch| launch < time);
     let bounds: Vec<usize> = starts.iter().copied().chain([end]).map(at).collect();
     let counts: Vec<usize> = bounds.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -169,8 +170,8 @@ pub fn device_iteration_starts(
 }
 
 /// Number that operations of one name share.
-fn key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
-    let (kind, row) = all.part(id);
+fn name_key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
+    let (kind, row) = all.kind_and_row(id);
     let name = match kind {
         OperationKind::Kernel => trace.kernels.function.at(row),
         OperationKind::Copy => trace.copies.kind[row].0,
@@ -182,7 +183,7 @@ fn key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
 
 /// Operations of a device, in the order of their start, that begin an iteration each: all of one
 /// name, with about the same operations between them; `None` if nothing repeats three times.
-pub fn repeated(
+pub fn repeating_first_operations(
     trace: &Trace,
     all: &AllOperations<'_>,
     operations: &OperationOrder,
@@ -191,7 +192,7 @@ pub fn repeated(
     let mut sequence: PackedColumn<u32> = PackedColumn::default();
     for id in operations.iter() {
         let new = u32::try_from(numbers.len()).expect("fewer than 2^32 names");
-        sequence.push(*numbers.entry(key(trace, all, id)).or_insert(new));
+        sequence.push(*numbers.entry(name_key(trace, all, id)).or_insert(new));
     }
     let names = numbers.len();
     let mut count = vec![0usize; names];

@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use crate::analyze::classes::{OperationClass, OperationClasses};
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::timeline::idle::Gap;
+use crate::analyze::timeline::idle::IdleGap;
 
 /// Lines of busy time. Concurrent work counts once: compute hides communication, and both hide
 /// copies, so that the lines add up.
@@ -38,7 +38,7 @@ pub enum BusyTimeLine {
 
 impl BusyTimeLine {
     /// Every line.
-    pub const ALL: [Self; 9] = [
+    pub const ALL_LINES: [Self; 9] = [
         Self::Compute,
         Self::ComputeAndCommunication,
         Self::ComputeAndMigration,
@@ -66,7 +66,7 @@ impl BusyTimeLine {
     }
 
     /// A name for programs.
-    pub const fn key(self) -> &'static str {
+    pub const fn json_key(self) -> &'static str {
         match self {
             Self::Compute => "compute",
             Self::ComputeAndCommunication => "hidden_communication",
@@ -81,7 +81,7 @@ impl BusyTimeLine {
     }
 
     /// The line of work whose classes run at once.
-    fn running(running: &[usize; OPERATION_CLASSES]) -> BusyTimeLine {
+    fn line_of_running_classes(running: &[usize; OPERATION_CLASSES]) -> BusyTimeLine {
         let runs = |class: OperationClass| running[class as usize] > 0;
         match runs(OperationClass::Compute) {
             true if runs(OperationClass::Communication) => Self::ComputeAndCommunication,
@@ -97,7 +97,7 @@ impl BusyTimeLine {
     }
 }
 
-const OPERATION_CLASSES: usize = OperationClass::ALL.len();
+const OPERATION_CLASSES: usize = OperationClass::ALL_CLASSES.len();
 
 /// A piece of a device's time between two starts or ends of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub enum TimelinePiece {
         owner: OperationId,
     },
     /// An idle piece, in which no operation runs on the device.
-    Idle(Gap),
+    Idle(IdleGap),
 }
 
 /// A running operation: its end, its class and its number.
@@ -125,7 +125,7 @@ type RunningOperation = (i64, OperationClass, OperationId);
 /// order, without a hole from the first start to the last end.
 ///
 /// Time is proportional to the operations, times the logarithm of how many run at once.
-pub fn pieces(
+pub fn cut_into_pieces(
     all: &AllOperations<'_>,
     classes: &OperationClasses<'_>,
     operations: impl Iterator<Item = OperationId>,
@@ -134,21 +134,21 @@ pub fn pieces(
     let mut sweep = TimelineSweep::default();
     for (started, id) in (0u32..).zip(operations) {
         let (start, end, class) = (all.start(id), all.end(id), classes.class_of_operation(id));
-        sweep.advance_to(start, &mut each);
+        sweep.pass_time_to(start, &mut each);
         if let Some(last) = sweep.last.filter(|_| sweep.running.is_empty())
             && sweep.time < start
         {
-            let gap = Gap { start: sweep.time, end: start, before: last, after: id, started };
+            let gap = IdleGap { start: sweep.time, end: start, before: last, after: id, started };
             each(TimelinePiece::Idle(gap));
         }
         sweep.time = sweep.time.max(start);
         if end > start {
-            sweep.begin((end, class, id));
+            sweep.begin_operation((end, class, id));
         } else if sweep.last.is_none() {
             sweep.last = Some(id);
         }
     }
-    sweep.advance_to(i64::MAX, &mut each);
+    sweep.pass_time_to(i64::MAX, &mut each);
 }
 
 struct TimelineSweep {
@@ -175,18 +175,18 @@ impl Default for TimelineSweep {
 }
 
 impl TimelineSweep {
-    fn begin(&mut self, (end, class, id): RunningOperation) {
+    fn begin_operation(&mut self, (end, class, id): RunningOperation) {
         self.running.push(Reverse((end, class, id)));
         self.count[class as usize] += 1;
         self.order[class as usize].push_back((end, id));
     }
 
     /// Hands out the time until `until` as far as operations run.
-    fn advance_to(&mut self, until: i64, each: &mut impl FnMut(TimelinePiece)) {
+    fn pass_time_to(&mut self, until: i64, each: &mut impl FnMut(TimelinePiece)) {
         while let Some(&Reverse((end, class, id))) = self.running.peek() {
             let to = end.min(until);
             if to > self.time {
-                let line = BusyTimeLine::running(&self.count);
+                let line = BusyTimeLine::line_of_running_classes(&self.count);
                 let owner = self.operation_that_owns_time();
                 each(TimelinePiece::Busy { start: self.time, end: to, line, owner });
                 self.time = to;

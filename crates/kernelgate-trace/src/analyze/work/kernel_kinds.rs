@@ -1,4 +1,5 @@
-//! The kind of work of a kernel, by the name of its function: matrix products, attention, normalisation.
+//! The kind of work of a kernel, by the name of its function: matrix products, attention,
+//! normalisation.
 //!
 //! The kernel names are those of NVIDIA's and AMD's libraries, PyTorch, Triton, TensorRT-LLM and
 //! XLA. The types of parameters and template arguments decide nothing, except where a library's
@@ -38,8 +39,8 @@ pub enum KernelClass {
 
 impl KernelClass {
     /// The class of a kernel by its demangled name.
-    pub fn class_of_name(name: &str) -> Self {
-        if CommunicationKind::communication_of_kernel(name).is_some() {
+    pub fn from_kernel_name(name: &str) -> KernelClass {
+        if CommunicationKind::from_kernel_name(name).is_some() {
             return Self::Communication;
         }
         let function = short_function_name(name);
@@ -47,7 +48,7 @@ impl KernelClass {
             return class;
         }
         let class = class_by_name_words(&function);
-        if let Some(arguments) = launched_kernel(&function, name) {
+        if let Some(arguments) = kernel_name_in_launcher(&function, name) {
             return class_by_name_words(arguments).or(class).unwrap_or(Self::Other);
         }
         let copies = || name.contains("direct_copy_kernel").then_some(Self::Movement);
@@ -88,7 +89,7 @@ const LAUNCHER_FUNCTIONS: &[&str] = &[
 ];
 
 /// The name of the kernel that a launcher has as its argument.
-fn launched_kernel<'a>(function: &str, name: &'a str) -> Option<&'a str> {
+fn kernel_name_in_launcher<'a>(function: &str, name: &'a str) -> Option<&'a str> {
     if !LAUNCHER_FUNCTIONS.contains(&function) {
         return None;
     }
@@ -306,8 +307,8 @@ fn class_by_name_words(function: &str) -> Option<KernelClass> {
     KERNEL_CLASS_WORDS.iter().find(found).map(|of| of.class)
 }
 
-/// `cudnn::nchwToNhwcKernel_v2` as `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`: in lower case, without
-/// digits.
+/// `cudnn::nchwToNhwcKernel_v2` as `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`: in lower case,
+/// without digits.
 fn words_of_name(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut before = ' ';
@@ -336,15 +337,15 @@ mod tests {
     };
     use super::*;
 
-    fn check_classes(all: &[(&str, KernelClass)]) {
+    fn assert_kernel_classes(all: &[(&str, KernelClass)]) {
         for (name, class) in all {
-            assert_eq!(KernelClass::class_of_name(name), *class, "{name}");
+            assert_eq!(KernelClass::from_kernel_name(name), *class, "{name}");
         }
     }
 
     #[test]
     fn classifies_nvidia_libraries() {
-        check_classes(&[
+        assert_kernel_classes(&[
             ("ampere_sgemm_128x64_tn", Matmul),
             ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", Matmul),
             (
@@ -385,7 +386,7 @@ mod tests {
 
     #[test]
     fn classifies_amd_libraries() {
-        check_classes(&[
+        assert_kernel_classes(&[
             ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN", Matmul),
             ("igemm_fwd_gtcx3_nhwc_bf16", Matmul),
             ("ck_moe_stage1_kernel<BF16, 128, 128>", Matmul),
@@ -404,7 +405,7 @@ mod tests {
 
     #[test]
     fn classifies_framework_kernels() {
-        check_classes(&[
+        assert_kernel_classes(&[
             (
                 "void flash::flash_fwd_kernel<cutlass::bfloat16_t>(flash::Flash_fwd_params)",
                 Attention,
@@ -450,7 +451,7 @@ mod tests {
 
     #[test]
     fn communication_is_a_class_of_its_own() {
-        check_classes(&[
+        assert_kernel_classes(&[
             (
                 "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
                 Communication,
@@ -465,7 +466,7 @@ mod tests {
 
     #[test]
     fn types_of_parameters_and_arguments_decide_nothing() {
-        check_classes(&[
+        assert_kernel_classes(&[
             ("vecAdd(ConversionParams)", Elementwise),
             ("fft2d_c2r_32x32<float>(float2 *, cudnn::reduced_divisor)", Other),
             ("my_solver(catalog::Entry)", Other),

@@ -29,12 +29,12 @@ struct OperatorTensor {
 }
 
 impl OperatorTensor {
-    fn values(&self) -> f64 {
+    fn element_count(&self) -> f64 {
         self.axes.iter().product()
     }
 
     fn bytes(&self) -> f64 {
-        self.values() * self.size
+        self.element_count() * self.size
     }
 
     /// Size of a tensor's axis, counted from the last axis.
@@ -127,9 +127,9 @@ pub fn work_of_operator(
     let function = name.strip_prefix("aten::").or_else(|| name.strip_prefix("_C::"))?;
     let inputs = RecordedInputs::parse(inputs, names)?;
     let work = match function {
-        "mm" | "_int_mm" | "_scaled_mm" | "bmm" => product_work(&inputs, 0),
-        "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => product_work(&inputs, 1),
-        "matmul" => product_work(&inputs, 0),
+        "mm" | "_int_mm" | "_scaled_mm" | "bmm" => matmul_work(&inputs, 0),
+        "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => matmul_work(&inputs, 1),
+        "matmul" => matmul_work(&inputs, 0),
         "linear" => linear_work(&inputs),
         "convolution" | "_convolution" | "convolution_overrideable" => {
             convolution_work(&inputs, 3, 4)
@@ -144,9 +144,9 @@ pub fn work_of_operator(
             attention_work(&inputs, QueryLayout::HeadsFirst, 6)
         }
         "_flash_attention_forward" => attention_work(&inputs, QueryLayout::HeadsLast, 8),
-        "_scaled_dot_product_flash_attention_backward" => attention_backward(&inputs, 11),
-        "_scaled_dot_product_efficient_attention_backward" => attention_backward(&inputs, 11),
-        "_scaled_dot_product_cudnn_attention_backward" => attention_backward(&inputs, 14),
+        "_scaled_dot_product_flash_attention_backward" => attention_backward_work(&inputs, 11),
+        "_scaled_dot_product_efficient_attention_backward" => attention_backward_work(&inputs, 11),
+        "_scaled_dot_product_cudnn_attention_backward" => attention_backward_work(&inputs, 14),
         _ => work_of_moving_bytes(function, &inputs),
     };
     // Empty tensors have no work, and neither have sizes beyond every number.
@@ -165,7 +165,7 @@ pub fn matmul_inner_size(name: &str, inputs: &OperatorInputs, names: &TraceNames
 }
 
 /// `[…, m, k]` times `[…, k, n]`, from an argument on.
-fn product_work(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
+fn matmul_work(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
     let (a, b) = (inputs.tensor(first)?, inputs.tensor(first + 1)?);
     let (k, n) = match b.axes.len() {
         1 => (b.axes[0], 1.0),
@@ -175,8 +175,8 @@ fn product_work(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
         return None;
     }
     // Batches of the second factor count where the first has none.
-    let rows = a.values() / k;
-    let batches = b.values() / (k * n);
+    let rows = a.element_count() / k;
+    let batches = b.element_count() / (k * n);
     let rows = if a.axes.len() < b.axes.len() { rows * batches } else { rows };
     let output = rows * n;
     Some(OperatorWork {
@@ -193,7 +193,7 @@ fn linear_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
     if input.axis_from_last(0)? != k {
         return None;
     }
-    let output = input.values() / k * n;
+    let output = input.element_count() / k * n;
     Some(OperatorWork {
         flops: 2.0 * output * k,
         bytes: inputs.bytes() + output * input.size,
@@ -221,7 +221,7 @@ fn convolution_work(
         let steps = (input.axes[axis + 2] + 2.0 * paddings[axis] - kernel) / strides[axis];
         output *= (steps.floor() + 1.0).max(0.0);
     }
-    let per_output = weight.values() / weight.axes[0];
+    let per_output = weight.element_count() / weight.axes[0];
     Some(OperatorWork {
         flops: 2.0 * output * per_output,
         bytes: inputs.bytes() + output * input.size,
@@ -232,13 +232,13 @@ fn convolution_work(
 /// Gradients of input and weight, each as many operations as the convolution.
 fn convolution_backward_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
     let (gradient, input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?, inputs.tensor(2)?);
-    let per_output = weight.values() / weight.axes[0];
+    let per_output = weight.element_count() / weight.axes[0];
     let mask = inputs.values.get(10).filter(|mask| mask.contains("True") || mask.contains("true"));
     let parts = mask.map_or(2, |mask| {
         mask.split(',').take(2).filter(|part| part.to_ascii_lowercase().contains("true")).count()
     });
     #[allow(clippy::cast_precision_loss)]
-    let flops = 2.0 * gradient.values() * per_output * parts as f64;
+    let flops = 2.0 * gradient.element_count() * per_output * parts as f64;
     Some(OperatorWork {
         flops,
         bytes: inputs.bytes() + input.bytes() + weight.bytes(),
@@ -274,13 +274,16 @@ fn attention_work(
     let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
     Some(OperatorWork {
         flops: 2.0 * scores * (q.axes[3] + v.axes[3]) * masked,
-        bytes: q.bytes() + k.bytes() + v.bytes() + q.values() / q.axes[3] * v.axes[3] * q.size,
+        bytes: q.bytes()
+            + k.bytes()
+            + v.bytes()
+            + q.element_count() / q.axes[3] * v.axes[3] * q.size,
         precision: q.precision,
     })
 }
 
 /// Five products in place of two: scores again, and gradients of queries, keys, values and scores.
-fn attention_backward(inputs: &RecordedInputs, causal: usize) -> Option<OperatorWork> {
+fn attention_backward_work(inputs: &RecordedInputs, causal: usize) -> Option<OperatorWork> {
     let shifted = RecordedInputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
     let forward = attention_work(&shifted, QueryLayout::HeadsFirst, usize::MAX)?;
     let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
@@ -363,7 +366,7 @@ fn precision_by_name(word: &str) -> Option<(MatrixPrecision, f64)> {
 
 /// The work that a recording declares: its matrix products, and the least bytes. The precision is
 /// that of nearly all operations; `None` if the operations have several precisions.
-pub fn declared(count: &DeclaredWorkCount) -> Option<OperatorWork> {
+pub fn work_of_declared_count(count: &DeclaredWorkCount) -> Option<OperatorWork> {
     /// Share of the multiplications in one precision from which the work counts as computed in it.
     const MIN_SHARE_FOR_ONE_PRECISION: f64 = 0.95;
     let products = || {
@@ -381,7 +384,7 @@ pub fn declared(count: &DeclaredWorkCount) -> Option<OperatorWork> {
 
 /// Work of a matrix product whose name has its sizes, such as `gemm_m4096_n512_k1024_bf16`.
 pub fn work_of_named_gemm(name: &str) -> Option<OperatorWork> {
-    // Most names have no size of any axis: that is seen at once.
+    // Most kernel names contain no sizes, which this quick test finds out.
     let sized = |pair: &[u8]| pair[0].eq_ignore_ascii_case(&b'k') && pair[1].is_ascii_digit();
     if !name.as_bytes().windows(2).any(sized) {
         return None;

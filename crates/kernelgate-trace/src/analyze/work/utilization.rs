@@ -81,33 +81,33 @@ impl WorkAndTimeSum {
 
     /// A part of a span of time; `None` where some of the work has no peak.
     #[allow(clippy::cast_precision_loss)]
-    fn share(&self, least_ns: f64, span_ns: i64) -> Option<f64> {
+    fn share_of_span(&self, least_ns: f64, span_ns: i64) -> Option<f64> {
         (self.without_peak == 0 && span_ns > 0).then(|| least_ns / span_ns as f64)
     }
 
     /// Share of the tensor peak over the kernels' time, 0 to 1.
     pub fn share_of_tensor_peak(&self) -> Option<f64> {
-        self.share(self.tensor_ns, self.kernel_ns).filter(|_| self.flops > 0.0)
+        self.share_of_span(self.tensor_ns, self.kernel_ns).filter(|_| self.flops > 0.0)
     }
 
     /// Share of the tensor peak over another span, such as a range of the host.
     pub fn share_of_tensor_peak_over(&self, span_ns: i64) -> Option<f64> {
-        self.share(self.tensor_ns, span_ns).filter(|_| self.flops > 0.0)
+        self.share_of_span(self.tensor_ns, span_ns).filter(|_| self.flops > 0.0)
     }
 
     /// Share of the memory peak over the kernels' time, 0 to 1.
     pub fn share_of_memory_peak(&self) -> Option<f64> {
-        self.share(self.memory_ns, self.kernel_ns).filter(|share| *share > 0.0)
+        self.share_of_span(self.memory_ns, self.kernel_ns).filter(|share| *share > 0.0)
     }
 
     /// The least time that the roofline allows over the time taken, 0 to 1; `None` without a
     /// published peak of memory.
     pub fn share_of_roofline(&self) -> Option<f64> {
-        self.share(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
+        self.share_of_span(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
     }
 
     /// The peak that limits the work: memory or compute.
-    pub fn limit(&self) -> Option<RooflineLimit> {
+    pub fn limiting_peak(&self) -> Option<RooflineLimit> {
         let any = self.without_peak == 0 && self.memory_ns > 0.0;
         let limit = if self.tensor_ns > self.memory_ns {
             RooflineLimit::Compute
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn shares_are_of_the_peaks_of_the_device() {
         let peaks =
-            DevicePeaks::peaks_of_device("NVIDIA H100 80GB HBM3").expect("it is in the table");
+            DevicePeaks::from_device_name("NVIDIA H100 80GB HBM3").expect("it is in the table");
         let mut sum = WorkAndTimeSum::default();
         let flops = 989.4e3 * 1000.0;
         let work =
@@ -207,22 +207,22 @@ mod tests {
         near(sum.share_of_memory_peak(), 0.05);
         near(sum.share_of_roofline(), 0.5);
         near(sum.achieved_teraflops(), 494.7);
-        assert_eq!(sum.limit(), Some(RooflineLimit::Compute));
+        assert_eq!(sum.limiting_peak(), Some(RooflineLimit::Compute));
         let moves = OperatorWork { flops: 0.0, bytes: 3350.0 * 4000.0, precision: None };
         sum.add(&moves, 8000, Some(&peaks));
         near(sum.share_of_roofline(), 0.5);
-        assert_eq!(sum.limit(), Some(RooflineLimit::Memory));
+        assert_eq!(sum.limiting_peak(), Some(RooflineLimit::Memory));
     }
 
     #[test]
     fn work_without_a_peak_has_no_share() {
-        let v100 = DevicePeaks::peaks_of_device("Tesla V100").expect("it is in the table");
+        let v100 = DevicePeaks::from_device_name("Tesla V100").expect("it is in the table");
         let work = OperatorWork { flops: 1e6, bytes: 1e3, precision: Some(MatrixPrecision::Fp8) };
         for peaks in [None, Some(&v100)] {
             let mut sum = WorkAndTimeSum::default();
             sum.add(&work, 100, peaks);
             assert_eq!(
-                (sum.share_of_tensor_peak(), sum.share_of_roofline(), sum.limit()),
+                (sum.share_of_tensor_peak(), sum.share_of_roofline(), sum.limiting_peak()),
                 (None, None, None)
             );
             assert_eq!(

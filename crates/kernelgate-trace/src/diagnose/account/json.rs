@@ -8,12 +8,12 @@ use crate::analyze::timeline::BusyTimeLine;
 impl TimeAccount {
     /// Converts to a JSON object: nanoseconds of each line, which add up to `total_ns`.
     pub fn to_json(&self) -> Value {
-        let busy: Map<String, Value> = BusyTimeLine::ALL
+        let busy: Map<String, Value> = BusyTimeLine::ALL_LINES
             .iter()
-            .map(|&line| (line.key().to_owned(), self.busy_ns_of_line(line).into()))
+            .map(|&line| (line.json_key().to_owned(), self.busy_ns_of_line(line).into()))
             .collect();
         let idle: Map<String, Value> =
-            self.idle.iter().map(|(cause, &ns)| (cause.key().to_owned(), ns.into())).collect();
+            self.idle.iter().map(|(cause, &ns)| (cause.json_key().to_owned(), ns.into())).collect();
         json!({
             "total_ns": self.total_ns(),
             "busy_ns": busy,
@@ -64,7 +64,7 @@ impl DeviceIterations {
             "start_up": self.before.to_json(),
             "steady": self.steady.to_json(),
             "steady_median_ns": lengths.get(lengths.len() / 2),
-            "unusual": self.unusual_iterations(),
+            "unusual": self.unusually_long_iterations(),
             "each": each.collect::<Vec<_>>(),
             "after": self.after.to_json(),
         })

@@ -13,10 +13,10 @@ use hashbrown::HashMap;
 
 use super::context::DiagnosisContext;
 use super::host::cause::IdleCauseKind;
-use super::labels::short_name;
+use super::labels::readable_name;
 use crate::analyze::order::OperationOrder;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle::{self, DeviceActivity, Gap};
+use crate::analyze::timeline::idle::{self, DeviceActivity, IdleGap};
 use crate::analyze::timeline::iterations::{self, IterationEvidence};
 use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
 use crate::model::names::without_numbers_in_name;
@@ -29,7 +29,7 @@ const UNUSUAL_LENGTH_RATIO: i64 = 2;
 /// The time of a span, divided into lines that add up to the whole span.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TimeAccount {
-    busy: [i64; BusyTimeLine::ALL.len()],
+    busy: [i64; BusyTimeLine::ALL_LINES.len()],
     /// Idle time by its cause, nanoseconds.
     pub idle: BTreeMap<IdleCauseKind, i64>,
 }
@@ -42,7 +42,7 @@ impl TimeAccount {
 
     /// All lines of busy time that are not zero.
     pub fn nonzero_busy_lines(&self) -> impl Iterator<Item = (BusyTimeLine, i64)> {
-        BusyTimeLine::ALL.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
+        BusyTimeLine::ALL_LINES.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
     }
 
     /// Nanoseconds in which at least one operation ran.
@@ -101,7 +101,8 @@ pub struct DeviceIterations {
     pub sign: IterationEvidence,
     /// Time account before the first iteration.
     pub before: TimeAccount,
-    /// The first [`Self::MAX_LISTED_ITERATIONS`] iterations, without iterations that ran nothing on this device.
+    /// The first [`Self::MAX_LISTED_ITERATIONS`] iterations, without iterations that ran nothing on
+    /// this device.
     pub each: Vec<DeviceIteration>,
     /// Length of every one in order of time, nanoseconds.
     pub lengths: Vec<i64>,
@@ -123,7 +124,7 @@ impl DeviceIterations {
     }
 
     /// Iterations of the steady state, numbered from 1, that are twice as long as the median.
-    pub fn unusual_iterations(&self) -> Vec<usize> {
+    pub fn unusually_long_iterations(&self) -> Vec<usize> {
         let lengths = self.sorted_steady_lengths();
         let Some(&median) = lengths.get(lengths.len() / 2) else { return Vec::new() };
         let long = |&(_, length): &(usize, &i64)| *length >= UNUSUAL_LENGTH_RATIO * median;
@@ -160,34 +161,36 @@ pub struct DeviceTimeAccount {
 }
 
 /// The accounts of every process on every device.
-pub(super) fn accounts(context: &DiagnosisContext<'_>) -> Vec<DeviceTimeAccount> {
+pub(super) fn device_time_accounts(context: &DiagnosisContext<'_>) -> Vec<DeviceTimeAccount> {
     let operations = idle::operations_by_device(context.trace, &context.all, |_| true);
     let groups = RangePathGroups::new(context);
     operations
         .iter()
         .zip(&context.activities)
-        .map(|((_, operations), activity)| device(context, activity, operations, &groups))
+        .map(|((_, operations), activity)| {
+            account_of_device(context, activity, operations, &groups)
+        })
         .collect()
 }
 
-fn device(
+fn account_of_device(
     context: &DiagnosisContext<'_>,
     activity: &DeviceActivity,
     operations: &OperationOrder,
     groups: &RangePathGroups,
 ) -> DeviceTimeAccount {
-    let (sign, cuts) = iterations(context, activity, operations).unzip();
+    let (sign, cuts) = find_iterations(context, activity, operations).unzip();
     let cuts = cuts.unwrap_or_default();
-    let mut cut = Cut { cuts: &cuts, ..Cut::default() };
+    let mut cut = IterationCut { cuts: &cuts, ..IterationCut::default() };
     let mut ranges = vec![TimeAccount::default(); groups.names.len()];
     let mut transfers = transfers::DeviceTransfers::new(context, operations);
-    timeline::pieces(&context.all, &context.classes, operations.iter(), |piece| {
+    timeline::cut_into_pieces(&context.all, &context.classes, operations.iter(), |piece| {
         let (start, operation) = match piece {
             TimelinePiece::Busy { start, owner, .. } => (start, owner),
             TimelinePiece::Idle(gap) => (gap.start, gap.after),
         };
         cut.end_ranges_until(start);
-        let groups = groups.around(context.path_id_of_operation(operation));
+        let groups = groups.groups_around_path(context.path_id_of_operation(operation));
         let mut add = |part: &AccountPart| {
             cut.now.add(part);
             groups.iter().filter(|&&group| group != NO_PATH_GROUP).for_each(|&group| {
@@ -197,29 +200,30 @@ fn device(
         match piece {
             TimelinePiece::Busy { start, end, line, owner } => {
                 add(&AccountPart::Busy(line, end - start));
-                transfers.exposed(owner, end - start);
+                transfers.add_exposed_time(owner, end - start);
             }
             TimelinePiece::Idle(gap) => {
                 split_gap_by_cause(context, &gap, |cause, ns| add(&AccountPart::Idle(cause, ns)))
             }
         }
     });
-    let Cut { total, now: after, before, each, lengths, steady, .. } = cut.finish();
+    let IterationCut { total, now: after, before, each, lengths, steady, .. } =
+        cut.with_remaining_time();
     let iterations =
         sign.map(|sign| DeviceIterations { sign, before, each, lengths, steady, after });
     DeviceTimeAccount {
         pid: context.trace.processes[activity.process as usize].pid,
         device: activity.device,
         total,
-        transfers: transfers.finish(),
+        transfers: transfers.into_sorted_transfers(),
         iterations: iterations.filter(|of| of.lengths.len() > 1),
-        ranges: groups.accounts(ranges),
+        ranges: groups.range_time_accounts(ranges),
     }
 }
 
 /// A device's time while it is cut into iterations.
 #[derive(Default)]
-struct Cut<'a> {
+struct IterationCut<'a> {
     /// Start times of the iterations, and the end of the last iteration.
     cuts: &'a [i64],
     /// Cuts that are over.
@@ -233,7 +237,7 @@ struct Cut<'a> {
     steady: TimeAccount,
 }
 
-impl Cut<'_> {
+impl IterationCut<'_> {
     /// Ends all ranges and iterations that end by a time.
     fn end_ranges_until(&mut self, time: i64) {
         while let Some(&end) = self.cuts.get(self.over).filter(|&&cut| cut <= time) {
@@ -262,7 +266,7 @@ impl Cut<'_> {
     }
 
     /// Adds the time after the last cut.
-    fn finish(mut self) -> Self {
+    fn with_remaining_time(mut self) -> Self {
         self.end_ranges_until(i64::MAX);
         self.total.extend(&self.now);
         self
@@ -272,7 +276,7 @@ impl Cut<'_> {
 /// The parts of a gap by cause.
 fn split_gap_by_cause(
     context: &DiagnosisContext<'_>,
-    gap: &Gap,
+    gap: &IdleGap,
     mut each: impl FnMut(IdleCauseKind, i64),
 ) {
     context.causes_of_gap(gap).for_each(|((cause, _), ns)| each(cause, ns));
@@ -280,7 +284,7 @@ fn split_gap_by_cause(
 
 /// The sign of the iterations of a device, and its cuts: where each starts, and where the last one
 /// ends.
-fn iterations(
+fn find_iterations(
     context: &DiagnosisContext<'_>,
     activity: &DeviceActivity,
     operations: &OperationOrder,
@@ -289,7 +293,7 @@ fn iterations(
     if let Some(found) = by_host {
         let launched = operations
             .iter()
-            .filter_map(|id| Some((context.launch(id)?.start, context.all.start(id))));
+            .filter_map(|id| Some((context.launch_call(id)?.start, context.all.start(id))));
         let cuts = iterations::device_iteration_starts(
             &found.starts,
             found.end,
@@ -298,8 +302,8 @@ fn iterations(
         );
         return Some((found.sign.clone(), cuts));
     }
-    let firsts = iterations::repeated(context.trace, &context.all, operations)?;
-    let sign = IterationEvidence::Repetition(short_name(&context.all.name(*firsts.first()?)));
+    let firsts = iterations::repeating_first_operations(context.trace, &context.all, operations)?;
+    let sign = IterationEvidence::Repetition(readable_name(&context.all.name(*firsts.first()?)));
     let mut cuts: Vec<i64> = firsts.iter().map(|&id| context.all.start(id)).collect();
     // The last iteration counts as long as the iteration before it, if an operation starts in that
     // time.
@@ -353,11 +357,11 @@ impl RangePathGroups {
         Self { names, of_path }
     }
 
-    fn around(&self, path: RangePathId) -> [u32; 2] {
+    fn groups_around_path(&self, path: RangePathId) -> [u32; 2] {
         self.of_path[path as usize]
     }
 
-    fn accounts(&self, accounts: Vec<TimeAccount>) -> Vec<RangeTimeAccount> {
+    fn range_time_accounts(&self, accounts: Vec<TimeAccount>) -> Vec<RangeTimeAccount> {
         let mut all: Vec<RangeTimeAccount> = self
             .names
             .iter()

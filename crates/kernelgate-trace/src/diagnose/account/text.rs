@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{DeviceIterations, DeviceTimeAccount, TimeAccount};
 use crate::analyze::classes::OperationClass;
 use crate::analyze::timeline::BusyTimeLine;
-use crate::diagnose::text::{bytes, percent, time, wrap_line};
+use crate::diagnose::text::{format_bytes, percent, time, wrap_line};
 use crate::stats::{shorten, with_thousands_separators};
 
 /// Numbers of unusual iterations that are listed.
@@ -13,7 +13,7 @@ const MAX_UNUSUAL_ITERATIONS: usize = 5;
 
 impl TimeAccount {
     /// The label of each line that is not empty, and its nanoseconds; they add up to the total.
-    pub fn lines(&self) -> Vec<(String, i64)> {
+    pub fn labelled_times(&self) -> Vec<(String, i64)> {
         let busy = self.nonzero_busy_lines().map(|(line, ns)| (line.label().to_owned(), ns));
         let mut idle: Vec<(String, i64)> = self
             .idle
@@ -24,8 +24,8 @@ impl TimeAccount {
         busy.chain(idle).collect()
     }
 
-    fn line(&self, label: &str) -> i64 {
-        self.lines().iter().find(|(own, _)| own == label).map_or(0, |&(_, ns)| ns)
+    fn ns_of_label(&self, label: &str) -> i64 {
+        self.labelled_times().iter().find(|(own, _)| own == label).map_or(0, |&(_, ns)| ns)
     }
 }
 
@@ -47,7 +47,7 @@ impl DeviceTimeAccount {
             None => String::new(),
         };
         let _ = writeln!(text, "  {:<38}{:>12}{:>8}{header}", "", "all", "share");
-        for (label, ns) in self.total.lines() {
+        for (label, ns) in self.total.labelled_times() {
             let columns = columns.as_ref().map_or(String::new(), |columns| columns.cells(&label));
             let _ = writeln!(
                 text,
@@ -57,7 +57,7 @@ impl DeviceTimeAccount {
             );
         }
         if let Some(iterations) = &self.iterations {
-            iterations.write(&mut text);
+            iterations.write_iterations(&mut text);
         }
         self.write_transfer_table(&mut text);
         self.write_range_table(&mut text);
@@ -74,7 +74,7 @@ impl DeviceTimeAccount {
             "transfers", "count", "all", "exposed", "bytes", "speed"
         );
         for of in &self.transfers {
-            let size = if of.bytes > 0 { bytes(of.bytes) } else { "-".to_owned() };
+            let size = if of.bytes > 0 { format_bytes(of.bytes) } else { "-".to_owned() };
             #[allow(clippy::cast_precision_loss)]
             let speed = match (of.bus, of.class) {
                 (Some(bus), _) => format!("bus {bus:.1} GB/s"),
@@ -153,15 +153,15 @@ impl AccountColumns {
         let cell = |ns: i64| if ns == 0 { "-".to_owned() } else { time(ns) };
         format!(
             "{:>13}{:>13}{:>13}",
-            cell(self.before.line(label)),
-            cell(self.first.line(label)),
-            cell(self.steady.line(label) / self.count)
+            cell(self.before.ns_of_label(label)),
+            cell(self.first.ns_of_label(label)),
+            cell(self.steady.ns_of_label(label) / self.count)
         )
     }
 }
 
 impl DeviceIterations {
-    fn write(&self, text: &mut String) {
+    fn write_iterations(&self, text: &mut String) {
         let lengths = self.sorted_steady_lengths();
         let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
         let mut line = format!(
@@ -173,7 +173,7 @@ impl DeviceIterations {
             time(least),
             time(most)
         );
-        let unusual = self.unusual_iterations();
+        let unusual = self.unusually_long_iterations();
         if !unusual.is_empty() {
             let numbers: Vec<String> =
                 unusual.iter().take(MAX_UNUSUAL_ITERATIONS).map(ToString::to_string).collect();

@@ -27,21 +27,21 @@ pub struct TransferSum {
     pub bytes: u64,
     /// Bus bandwidth in GB/s; waiting for other ranks counts as time.
     pub bus: Option<f64>,
-    /// The longest one.
+    /// Start and end of the longest transfer.
     pub longest: (i64, i64),
-    /// How many ran on a stream that computes, too: nothing can hide those.
+    /// Number of transfers on a stream that also computes: no compute can hide them.
     pub beside_compute: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Key {
+enum TransferKey {
     Communication(CommunicationKind),
     Copy(NameId),
     Migration(NameId),
 }
 
 #[derive(Default)]
-struct Sum {
+struct TransferTotals {
     count: usize,
     total_ns: i64,
     exposed_ns: i64,
@@ -55,7 +55,7 @@ struct Sum {
 /// The transfers of a device while its time is cut.
 pub(super) struct DeviceTransfers<'a> {
     context: &'a DiagnosisContext<'a>,
-    sums: HashMap<Key, Sum>,
+    sums: HashMap<TransferKey, TransferTotals>,
     /// For each process and device, whether kernels compute at the moment.
     computes: Vec<bool>,
 }
@@ -73,23 +73,26 @@ impl<'a> DeviceTransfers<'a> {
         transfers
     }
 
-    fn key(&self, id: OperationId) -> Option<Key> {
-        let label = || self.context.trace.copies.kind[self.context.all.part(id).1];
+    fn transfer_key(&self, id: OperationId) -> Option<TransferKey> {
+        let label = || self.context.trace.copies.kind[self.context.all.kind_and_row(id).1];
         match self.context.classes.class_of_operation(id) {
             OperationClass::Communication => {
-                self.context.classes.communication(id).map(Key::Communication)
+                self.context.classes.communication_of_operation(id).map(TransferKey::Communication)
             }
-            OperationClass::Copy => Some(Key::Copy(label())),
-            OperationClass::Migration => Some(Key::Migration(label())),
+            OperationClass::Copy => Some(TransferKey::Copy(label())),
+            OperationClass::Migration => Some(TransferKey::Migration(label())),
             OperationClass::Compute | OperationClass::Graph | OperationClass::Set => None,
         }
     }
 
     fn add(&mut self, id: OperationId) {
-        let Some(key) = self.key(id) else { return };
+        let Some(key) = self.transfer_key(id) else { return };
         let (trace, all) = (self.context.trace, &self.context.all);
         let span = (all.start(id), all.end(id));
-        let sum = self.sums.entry(key).or_insert_with(|| Sum { longest: span, ..Sum::default() });
+        let sum = self
+            .sums
+            .entry(key)
+            .or_insert_with(|| TransferTotals { longest: span, ..TransferTotals::default() });
         sum.count += 1;
         sum.total_ns += span.1 - span.0;
         if span.1 - span.0 > sum.longest.1 - sum.longest.0 {
@@ -97,11 +100,13 @@ impl<'a> DeviceTransfers<'a> {
         }
         let place = all.place(id).0 as usize;
         sum.beside_compute += usize::from(self.computes[place]);
-        match all.part(id) {
+        match all.kind_and_row(id) {
             (OperationKind::Copy, row) => sum.bytes += trace.copies.bytes[row],
             _ => {
-                let Some(call) = trace.collectives.find(id) else { return };
-                let Key::Communication(CommunicationKind { collective, .. }) = key else { return };
+                let Some(call) = trace.collectives.call_of_kernel(id) else { return };
+                let TransferKey::Communication(CommunicationKind { collective, .. }) = key else {
+                    return;
+                };
                 sum.bytes += call.bytes_in.max(call.bytes_out);
                 sum.bus_bytes +=
                     bus::bytes_across_link(collective, call.ranks, call.bytes_in, call.bytes_out);
@@ -111,26 +116,28 @@ impl<'a> DeviceTransfers<'a> {
     }
 
     /// Counts time that no compute hides for the operation that it belongs to.
-    pub fn exposed(&mut self, owner: OperationId, ns: i64) {
-        if let Some(sum) = self.key(owner).and_then(|key| self.sums.get_mut(&key)) {
+    pub fn add_exposed_time(&mut self, owner: OperationId, ns: i64) {
+        if let Some(sum) = self.transfer_key(owner).and_then(|key| self.sums.get_mut(&key)) {
             sum.exposed_ns += ns;
         }
     }
 
     /// All kinds of transfers, most exposed time first.
-    pub fn finish(self) -> Vec<TransferSum> {
+    pub fn into_sorted_transfers(self) -> Vec<TransferSum> {
         let names = &self.context.trace.names;
         let mut all: Vec<TransferSum> = self
             .sums
             .into_iter()
             .map(|(key, sum)| {
                 let (class, label) = match key {
-                    Key::Communication(CommunicationKind { library, collective }) => {
+                    TransferKey::Communication(CommunicationKind { library, collective }) => {
                         let label = format!("{} {}", library.label(), collective.label());
                         (OperationClass::Communication, label)
                     }
-                    Key::Copy(label) => (OperationClass::Copy, names.text(label).to_owned()),
-                    Key::Migration(label) => {
+                    TransferKey::Copy(label) => {
+                        (OperationClass::Copy, names.text(label).to_owned())
+                    }
+                    TransferKey::Migration(label) => {
                         (OperationClass::Migration, names.text(label).to_owned())
                     }
                 };

@@ -16,7 +16,7 @@ use crate::analyze::timeline::cover::UnitedSpans;
 use crate::diagnose::context::DiagnosisContext;
 use crate::diagnose::critical::gains::{ChangeGain, CriticalPath, FasterPart};
 use crate::diagnose::finding::{DiagnosisFinding, FindingRemedy, FusibleKernel, ReplayedGain};
-use crate::diagnose::labels::short_name;
+use crate::diagnose::labels::readable_name;
 
 /// Maximum number of kernels that are replayed and listed.
 const MAX_REPLAYED_KERNELS: usize = 3;
@@ -30,7 +30,7 @@ pub(in crate::diagnose) fn critical_path(
     let host = &context.host;
     let Some(of) = OperationDependencies::new(context.trace, &host.launches, &host.wait_calls)
     else {
-        DiagnosisFinding::sort(findings);
+        DiagnosisFinding::sort_by_savings(findings);
         return CriticalPath::default();
     };
     let mut sums: HashMap<String, i64> = HashMap::new();
@@ -41,9 +41,10 @@ pub(in crate::diagnose) fn critical_path(
         let label = match segment {
             CriticalPathSegment::Operation(id) => match context.classes.class_of_operation(id) {
                 OperationClass::Compute => {
-                    let function = context.trace.kernels.function.at(context.all.part(id).1);
+                    let function =
+                        context.trace.kernels.function.at(context.all.kind_and_row(id).1);
                     let name = names.entry(function);
-                    name.or_insert_with(|| short_name(&context.all.name(id))).clone()
+                    name.or_insert_with(|| readable_name(&context.all.name(id))).clone()
                 }
                 class => class.label().to_owned(),
             },
@@ -53,13 +54,13 @@ pub(in crate::diagnose) fn critical_path(
     });
     let mut segments: Vec<(String, i64)> = sums.into_iter().collect();
     segments.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    let run = Run { context, of, beside_ns: time_with_migrations(context) };
+    let run = PreparedReplay { context, of, beside_ns: time_with_migrations(context) };
     run.replay_finding_remedies(findings, total_ns);
-    CriticalPath { total_ns, segments, gains: run.gains() }
+    CriticalPath { total_ns, segments, gains: run.gains_of_changes() }
 }
 
 /// A trace that is prepared for replays.
-struct Run<'a> {
+struct PreparedReplay<'a> {
     context: &'a DiagnosisContext<'a>,
     of: OperationDependencies<'a>,
     /// Nanoseconds of each kernel during which pages migrated.
@@ -89,7 +90,7 @@ fn time_with_migrations(context: &DiagnosisContext<'_>) -> HashMap<OperationId, 
     let mut beside_ns = HashMap::new();
     for id in all.ids().filter(|_| !unions.is_empty()) {
         if let (OperationKind::Kernel, Some(union)) =
-            (all.part(id).0, unions.get(&context.process_and_device_of(id)))
+            (all.kind_and_row(id).0, unions.get(&context.process_and_device_of(id)))
         {
             match union.extent_inside((all.start(id), all.end(id))) {
                 0 => {}
@@ -100,7 +101,7 @@ fn time_with_migrations(context: &DiagnosisContext<'_>) -> HashMap<OperationId, 
     beside_ns
 }
 
-impl Run<'_> {
+impl PreparedReplay<'_> {
     /// Replays the remedy of each finding alone, and together with the remedies of all earlier
     /// findings.
     fn replay_finding_remedies(&self, findings: &mut [DiagnosisFinding], span_ns: i64) {
@@ -111,7 +112,7 @@ impl Run<'_> {
                 || {
                     let mut changes = CombinedChanges::default();
                     changes.add(&finding.remedy);
-                    changes.gain(self)
+                    changes.gain_of_run(self)
                 },
                 |&(_, ns)| ns,
             );
@@ -119,7 +120,7 @@ impl Run<'_> {
             finding.replayed = Some(ReplayedGain { alone_ns: gain_ns, further_ns: 0 });
             alone.push((finding.remedy.clone(), gain_ns));
         }
-        DiagnosisFinding::sort(findings);
+        DiagnosisFinding::sort_by_savings(findings);
         let mut together = CombinedChanges::default();
         let mut gained_ns = 0;
         for finding in findings.iter_mut() {
@@ -130,14 +131,14 @@ impl Run<'_> {
             let all_ns = match (first, before == together) {
                 (true, _) => alone_ns,
                 (false, true) => gained_ns,
-                (false, false) => together.gain(self),
+                (false, false) => together.gain_of_run(self),
             };
             finding.replayed = Some(ReplayedGain { alone_ns, further_ns: all_ns - gained_ns });
             gained_ns = all_ns;
         }
     }
 
-    fn gains(&self) -> Vec<ChangeGain> {
+    fn gains_of_changes(&self) -> Vec<ChangeGain> {
         let context = self.context;
         let trace = context.trace;
         // Compute time by function.
@@ -148,7 +149,9 @@ impl Run<'_> {
         }
         let mut functions: Vec<(i64, u32)> = (0u32..)
             .zip(&by_function)
-            .filter(|&(function, &ns)| ns > 0 && context.classes.function(function).is_none())
+            .filter(|&(function, &ns)| {
+                ns > 0 && context.classes.communication_of(function).is_none()
+            })
             .map(|(function, &ns)| (ns, function))
             .collect();
         functions.sort_unstable_by_key(|&(ns, function)| (Reverse(ns), function));
@@ -158,7 +161,7 @@ impl Run<'_> {
         for &(_, function) in &functions {
             let name = trace.names.text(trace.functions[function as usize].demangled);
             let halved = CombinedChanges { functions: [(function, 0.5)].into(), ..none() };
-            changes.push((FasterPart::Kernel(short_name(name)), halved));
+            changes.push((FasterPart::Kernel(readable_name(name)), halved));
         }
         let has = |class: OperationClass| {
             let mut accounts = context.all.ids();
@@ -204,9 +207,9 @@ impl Run<'_> {
 /// Changes of a run that are made together.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct CombinedChanges {
-    /// Part of the time of a function's kernels that is left.
+    /// By function, the part of its kernels' time that remains after the changes.
     functions: HashMap<u32, f64>,
-    /// Part of the time that is left of kernels of a function and launch shape.
+    /// By function and launch shape, the part of the kernels' time that remains after the changes.
     shapes: HashMap<(u32, u32), f64>,
     /// Operation classes that take no time in the replay.
     without: Vec<OperationClass>,
@@ -261,7 +264,7 @@ impl CombinedChanges {
 
     /// The remaining duration of an operation after the changes.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    fn length(&self, run: &Run<'_>, id: OperationId, ns: i64) -> i64 {
+    fn changed_length(&self, run: &PreparedReplay<'_>, id: OperationId, ns: i64) -> i64 {
         let context = run.context;
         let ns = match run
             .beside_ns
@@ -282,7 +285,7 @@ impl CombinedChanges {
         if self.functions.is_empty() && self.shapes.is_empty() && self.fused.is_empty() {
             return ns;
         }
-        let (OperationKind::Kernel, row) = context.all.part(id) else { return ns };
+        let (OperationKind::Kernel, row) = context.all.kind_and_row(id) else { return ns };
         let kernels = &context.trace.kernels;
         let shape = || {
             let key = (kernels.function.at(row), kernels.shape.get(row)?);
@@ -296,9 +299,9 @@ impl CombinedChanges {
         if fused.stays { ns - before } else { -before }
     }
 
-    fn gain(&self, run: &Run<'_>) -> i64 {
-        run.of.gain(&ReplayChange {
-            length: &|id, ns| self.length(run, id, ns),
+    fn gain_of_run(&self, run: &PreparedReplay<'_>) -> i64 {
+        run.of.trace_gain_ns(&ReplayChange {
+            length: &|id, ns| self.changed_length(run, id, ns),
             launches: !self.no_launches,
             waits: !self.no_waits,
             host: match (self.no_host, &self.pauses[..]) {
@@ -309,17 +312,17 @@ impl CombinedChanges {
         })
     }
 
-    fn gain_with_label(&self, run: &Run<'_>, change: &FasterPart) -> ChangeGain {
+    fn gain_with_label(&self, run: &PreparedReplay<'_>, change: &FasterPart) -> ChangeGain {
         let all = &run.context.all;
         let removed = |id: OperationId| {
             let ns = all.length(id);
-            ns - self.length(run, id, ns)
+            ns - self.changed_length(run, id, ns)
         };
         let shorter = !self.functions.is_empty() || !self.without.is_empty();
         ChangeGain {
             change: change.clone(),
             removed_ns: shorter.then(|| all.ids().map(removed).sum()),
-            gain_ns: self.gain(run),
+            gain_ns: self.gain_of_run(run),
         }
     }
 }

@@ -61,7 +61,7 @@ fn part_json(change: &TracePartChange) -> Value {
         "change_ns": change.total_change_ns(),
         "by_number_ns": change.change_by_count_ns(),
         "by_length_ns": change.change_by_length_ns(),
-        "evidence": change.evidence(),
+        "evidence": change.describe_launch_changes(),
     })
 }
 

@@ -102,7 +102,8 @@ impl TracePartChange {
         self.amounts[1].own_ns - self.amounts[0].own_ns
     }
 
-    /// The part that its number explains: the added or missing ones, each as long as one was.
+    /// The change that the number of operations explains: the added or missing operations, each as
+    /// long as an operation was on average.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub fn change_by_count_ns(&self) -> i64 {
         let [base, head] = &self.amounts;
@@ -135,7 +136,7 @@ impl TracePartChange {
     }
 
     /// Describes how the part's launches differ: "registers 96 -> 128", "grid 8×1×1 -> 16×1×1".
-    pub fn evidence(&self) -> Vec<String> {
+    pub fn describe_launch_changes(&self) -> Vec<String> {
         let [base, head] = &self.amounts;
         let mut words = Vec::new();
         if base.shapes != head.shapes
@@ -226,8 +227,8 @@ impl FunctionCallChange {
 }
 
 /// Compares the summed times of two traces.
-pub fn difference(base: TraceSums, head: TraceSums) -> TraceDifference {
-    let setup = setup::changes(&base.setup, &head.setup);
+pub fn compare_sums(base: TraceSums, head: TraceSums) -> TraceDifference {
+    let setup = setup::setup_changes(&base.setup, &head.setup);
     let notes = comparison_notes(&base, &head);
     let only = |of: &TraceSums, other: &TraceSums| {
         let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
@@ -280,7 +281,7 @@ impl TraceDifference {
     pub fn kernel_time_by_class(&self) -> Vec<(KernelClass, [i64; 2])> {
         let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
         for change in self.parts.iter().filter(|change| change.part.kind == TracePartKind::Kernel) {
-            let sums = kinds.entry(KernelClass::class_of_name(&change.part.name)).or_default();
+            let sums = kinds.entry(KernelClass::from_kernel_name(&change.part.name)).or_default();
             sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
         }
         let mut kinds: Vec<_> = kinds.into_iter().collect();

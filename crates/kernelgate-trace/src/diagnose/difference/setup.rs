@@ -123,7 +123,7 @@ fn job_size(trace: &Trace) -> Option<String> {
 }
 
 /// How two setups differ. A recorder option is compared only if both traces contain the option.
-pub(super) fn changes(base: &TraceSetup, head: &TraceSetup) -> Vec<SetupPropertyChange> {
+pub(super) fn setup_changes(base: &TraceSetup, head: &TraceSetup) -> Vec<SetupPropertyChange> {
     let both = base.values.iter().zip(&head.values);
     let differs = both.filter(|((property, _, base), (_, _, head))| {
         let recorded = base.is_some() && head.is_some();

@@ -8,8 +8,8 @@ use hashbrown::HashMap;
 use super::super::context::DiagnosisContext;
 use super::super::finding::TraceDiagnosis;
 pub use super::super::host::FunctionCalls;
-use super::super::host::cause::{IdleCauseKind, Why};
-use super::super::profiled::{duration, launch_metric};
+use super::super::host::cause::{CauseAndName, IdleCauseKind};
+use super::super::profiled::{launch_duration_ns, launch_metric};
 use super::super::{rules, with_streamed_context};
 use super::setup::TraceSetup;
 use crate::analyze::operations::{MEMSET_NAME, OperationId, OperationKind, memcpy_name};
@@ -151,16 +151,16 @@ const COMPARED_NCU_METRICS: &[&str] = &[
 impl TraceSums {
     /// Sums up a trace.
     pub fn new(trace: &Trace) -> Self {
-        Self::sums_from_context(&DiagnosisContext::new(trace, !trace.work.is_empty()))
+        Self::from_context(&DiagnosisContext::new(trace, !trace.work.is_empty()))
     }
 
     /// Totals of an export of any length, whose ranges and calls are read without being kept.
     /// `None` for a file of other formats than exports and reports of Nsight Systems.
-    pub fn streamed(path: &Path) -> Result<Option<TraceSums>, TraceError> {
-        with_streamed_context(path, Self::sums_from_context)
+    pub fn sum_streamed(path: &Path) -> Result<Option<TraceSums>, TraceError> {
+        with_streamed_context(path, Self::from_context)
     }
 
-    fn sums_from_context(context: &DiagnosisContext<'_>) -> Self {
+    fn from_context(context: &DiagnosisContext<'_>) -> TraceSums {
         let trace = context.trace;
         let TraceDiagnosis { recorder, quality, findings, .. } = rules::apply_all_rules(context);
         let findings = quality.into_iter().chain(findings);
@@ -198,7 +198,7 @@ impl TraceSums {
             let own_ns = own.at(id as usize);
             let part = parts.entry(OperationNameKey::new(context, id)).or_default();
             part.add(total_ns, own_ns);
-            if let (OperationKind::Kernel, row) = context.all.part(id)
+            if let (OperationKind::Kernel, row) = context.all.kind_and_row(id)
                 && let Some(shape) = context.trace.kernels.shape.get(row)
             {
                 *part.shapes.entry(context.trace.shapes[shape as usize]).or_default() += 1;
@@ -207,7 +207,7 @@ impl TraceSums {
         }
         for (key, amount) in parts {
             // Kernels of one name may be several functions.
-            let sum = self.parts.entry(key.part(context.trace)).or_default();
+            let sum = self.parts.entry(key.trace_part_of_key(context.trace)).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
             sum.own_ns += amount.own_ns;
@@ -218,13 +218,13 @@ impl TraceSums {
     }
 
     fn add_idle_times(&mut self, context: &DiagnosisContext<'_>, places: &mut SumsByRangePath) {
-        let mut causes: HashMap<Why, CountAndTimes> = HashMap::new();
+        let mut causes: HashMap<CauseAndName, CountAndTimes> = HashMap::new();
         let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
         for gap in gaps {
             for (why, ns) in context.causes_of_gap(&gap) {
                 causes.entry(why).or_default().add(ns, ns);
             }
-            places.at(context, gap.after).launched.own_ns += gap.length();
+            places.at(context, gap.after).launched.own_ns += gap.gap_ns();
         }
         for ((kind, name), amount) in causes {
             let function = context.blamed_function_or_range((kind, name));
@@ -244,7 +244,7 @@ impl TraceSums {
 
     fn add_call_times(&mut self, context: &DiagnosisContext<'_>, places: &SumsByRangePath) {
         for (&(name, path), sum) in &context.host.sites {
-            let function = context.function(name).to_owned();
+            let function = context.function_name(name).to_owned();
             let place = path.map(|path| places.of_path[path as usize]);
             let range = place.map(|place| places.texts[place as usize].clone());
             // Versions of one function, such as `cudaMalloc_v3020`, count as one.
@@ -258,7 +258,7 @@ impl TraceSums {
             let name = trace.names.text(launch.kernel).to_owned();
             let part =
                 self.parts.entry(TracePart { kind: TracePartKind::Kernel, name }).or_default();
-            let ns = duration(trace, launch).unwrap_or(0);
+            let ns = launch_duration_ns(trace, launch).unwrap_or(0);
             part.add(ns, ns);
             *part.shapes.entry(launch.shape).or_default() += 1;
             for name in COMPARED_NCU_METRICS {
@@ -284,7 +284,7 @@ enum OperationNameKey {
 impl OperationNameKey {
     fn new(context: &DiagnosisContext<'_>, id: OperationId) -> Self {
         let trace = context.trace;
-        match context.all.part(id) {
+        match context.all.kind_and_row(id) {
             (OperationKind::Kernel, row) => {
                 Self::Kernel(trace.functions[trace.kernels.function.at(row) as usize].demangled.0)
             }
@@ -298,7 +298,7 @@ impl OperationNameKey {
         }
     }
 
-    fn part(&self, trace: &Trace) -> TracePart {
+    fn trace_part_of_key(&self, trace: &Trace) -> TracePart {
         let text = |name: u32| trace.names.text(crate::model::names::NameId(name));
         let (kind, name) = match self {
             Self::Kernel(name) => (TracePartKind::Kernel, text(*name).to_owned()),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::super::labels::short_name;
+use super::super::labels::readable_name;
 use super::super::text::{percent, time, wrap_line};
 use super::{
     AmountChange, CountAndTimes, FunctionCallChange, RangePathChange, TraceDifference, TracePart,
@@ -11,7 +11,7 @@ use super::{
 use crate::stats::{shorten, with_thousands_separators};
 
 /// Number of parts and ranges that have lines of their own.
-const TOP: usize = 10;
+const MAX_LISTED: usize = 10;
 /// Calls and parts that are only named.
 const MAX_NAMED_SMALL_PARTS: usize = 6;
 /// The column at which the words of a line begin.
@@ -25,11 +25,11 @@ impl TraceDifference {
     /// The difference as text of at most 100 columns; `names` are the names of the two traces.
     pub fn to_text(&self, names: [&str; 2]) -> String {
         let mut text = String::new();
-        self.head(&mut text, names);
+        self.write_heading(&mut text, names);
         self.write_changes_by_part(&mut text);
         self.write_changes_by_range(&mut text);
         self.write_changes_by_class(&mut text);
-        self.calls(&mut text);
+        self.write_call_changes(&mut text);
         for (letter, found) in ["A", "B"].into_iter().zip(&self.findings) {
             if !found.is_empty() {
                 let _ = writeln!(text, "\nFindings of {letter} alone (`diagnose` shows each)");
@@ -41,7 +41,7 @@ impl TraceDifference {
         text
     }
 
-    fn head(&self, text: &mut String, names: [&str; 2]) {
+    fn write_heading(&self, text: &mut String, names: [&str; 2]) {
         if !self.setup.is_empty() {
             let heading = match self.is_other_machine() {
                 true => "Two machines, so the comparison is of both machines and programs:",
@@ -84,18 +84,18 @@ impl TraceDifference {
             .filter(|change| change.total_change_ns() != 0 && !of_unexplained(change))
             .collect();
         let _ = writeln!(text, "\nWhat explains it: operations, and idle time by its cause");
-        let (shown, rest) = changed.split_at(changed.len().min(TOP));
+        let (shown, rest) = changed.split_at(changed.len().min(MAX_LISTED));
         for change in shown {
             let label = format!("{} {}: ", change.part.kind.label(), change.change().label());
             let name = shorten(&name(&change.part), WORDS_COLUMN - label.chars().count());
             let words = label + &name;
-            self.line(text, change.total_change_ns(), &words);
+            self.write_line(text, change.total_change_ns(), &words);
             wrap_line(text, &change_details_text(change), LINE_INDENT, LINE_INDENT);
         }
-        self.others(text, rest.iter().map(|change| change.total_change_ns()));
+        self.write_other_changes(text, rest.iter().map(|change| change.total_change_ns()));
         let words = "unexplained: idle before operations whose launch is not in the trace";
-        self.line(text, self.unexplained_idle_ns(), words);
-        self.line(text, self.total_change_ns(), "the whole difference");
+        self.write_line(text, self.unexplained_idle_ns(), words);
+        self.write_line(text, self.total_change_ns(), "the whole difference");
         for change in [
             AmountChange::Appeared,
             AmountChange::Vanished,
@@ -127,9 +127,13 @@ impl TraceDifference {
         );
         let changed: Vec<&RangePathChange> =
             self.places.iter().filter(|change| change.total_change_ns() != 0).collect();
-        let (shown, rest) = changed.split_at(changed.len().min(TOP));
+        let (shown, rest) = changed.split_at(changed.len().min(MAX_LISTED));
         for change in shown {
-            self.line(text, change.total_change_ns(), &shorten(changed_path(change), NAME_WIDTH));
+            self.write_line(
+                text,
+                change.total_change_ns(),
+                &shorten(changed_path(change), NAME_WIDTH),
+            );
             let [base, head] = &change.places;
             let own = format!("{} -> {}", time(base.launched.own_ns), time(head.launched.own_ns));
             let host = match change.path.is_empty() {
@@ -143,8 +147,8 @@ impl TraceDifference {
                 if change.path.is_empty() { operations } else { ranges + ", " + &operations };
             wrap_line(text, &format!("{words}, {own}{host}"), LINE_INDENT, LINE_INDENT);
         }
-        self.others(text, rest.iter().map(|change| change.total_change_ns()));
-        self.line(text, self.total_change_ns(), "the whole difference");
+        self.write_other_changes(text, rest.iter().map(|change| change.total_change_ns()));
+        self.write_line(text, self.total_change_ns(), "the whole difference");
     }
 
     fn write_changes_by_class(&self, text: &mut String) {
@@ -164,7 +168,7 @@ impl TraceDifference {
     }
 
     /// Calls whose number changed, and waits; the whole has no host time.
-    fn calls(&self, text: &mut String) {
+    fn write_call_changes(&self, text: &mut String) {
         let waits = |change: &&FunctionCallChange| change.calls.iter().any(|calls| calls.wait);
         let counted = |change: &&FunctionCallChange| change.calls[0].count != change.calls[1].count;
         let mut shown: Vec<&FunctionCallChange> = self
@@ -178,7 +182,7 @@ impl TraceDifference {
             return;
         }
         let _ = writeln!(text, "\nCalls of the host (their time may pass while the GPU works)");
-        for change in shown.iter().take(TOP) {
+        for change in shown.iter().take(MAX_LISTED) {
             let [base, head] = &change.calls;
             let range = change.site.range.as_ref().filter(|range| !range.is_empty());
             let range = range.map_or(String::new(), |range| format!(", in {}", shorten(range, 40)));
@@ -192,13 +196,13 @@ impl TraceDifference {
             );
             wrap_line(text, &line, "  - ", "    ");
         }
-        if shown.len() > TOP {
-            let _ = writeln!(text, "  - {} more, in the JSON", shown.len() - TOP);
+        if shown.len() > MAX_LISTED {
+            let _ = writeln!(text, "  - {} more, in the JSON", shown.len() - MAX_LISTED);
         }
     }
 
     /// The time that a part adds, its share of the whole difference, and its name.
-    fn line(&self, text: &mut String, change_ns: i64, words: &str) {
+    fn write_line(&self, text: &mut String, change_ns: i64, words: &str) {
         let share = match self.total_change_ns() {
             0 => "-".to_owned(),
             _ if change_ns == 0 => "0.0 %".to_owned(),
@@ -208,16 +212,16 @@ impl TraceDifference {
         wrap_line(text, words, &first, LINE_INDENT);
     }
 
-    fn others(&self, text: &mut String, changes: impl Iterator<Item = i64>) {
+    fn write_other_changes(&self, text: &mut String, changes: impl Iterator<Item = i64>) {
         let (count, sum) = changes.fold((0, 0), |(count, sum), ns| (count + 1, sum + ns));
         if count > 0 {
-            self.line(text, sum, &format!("{count} others, together"));
+            self.write_line(text, sum, &format!("{count} others, together"));
         }
     }
 }
 
 fn name(part: &TracePart) -> String {
-    if part.kind == TracePartKind::Kernel { short_name(&part.name) } else { part.name.clone() }
+    if part.kind == TracePartKind::Kernel { readable_name(&part.name) } else { part.name.clone() }
 }
 
 fn changed_path(change: &RangePathChange) -> &str {
@@ -251,7 +255,7 @@ fn change_details_text(change: &TracePartChange) -> String {
         let [base, head] = overlaps.map(time);
         words.push(format!("{base} -> {head} of it beside earlier work"));
     }
-    words.extend(change.evidence());
+    words.extend(change.describe_launch_changes());
     words.join(", ")
 }
 

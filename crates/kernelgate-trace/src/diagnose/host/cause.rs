@@ -5,7 +5,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::ranges::sweep::RowsByThread;
-use crate::analyze::timeline::idle::{DeviceActivity, Gap};
+use crate::analyze::timeline::idle::{DeviceActivity, IdleGap};
 use crate::diagnose::host::waiting::WaitSiteId;
 use crate::model::Trace;
 use crate::model::gpu::SynchronisationKind;
@@ -127,7 +127,7 @@ impl IdleCauseKind {
     }
 
     /// The key of the kind in JSON, which never changes.
-    pub fn key(self) -> &'static str {
+    pub fn json_key(self) -> &'static str {
         match self {
             Self::HostCode => "host_code",
             Self::OffCpu => "off_cpu",
@@ -174,7 +174,7 @@ impl IdleCauseKind {
 }
 
 /// A cause with the function that is to blame, or the range around most of the host code.
-pub type Why = (IdleCauseKind, Option<NameId>);
+pub type CauseAndName = (IdleCauseKind, Option<NameId>);
 
 /// Number of parts of a gap whose lengths are stored in columns; gaps with more parts are stored in
 /// a list.
@@ -183,8 +183,8 @@ const STORED_GAP_PARTS: usize = 4;
 /// The parts of all idle gaps, by cause.
 #[derive(Debug, Default)]
 pub struct IdlePartsByCause {
-    causes: Vec<Vec<Why>>,
-    numbers: HashMap<Vec<Why>, u32>,
+    causes: Vec<Vec<CauseAndName>>,
+    numbers: HashMap<Vec<CauseAndName>, u32>,
     /// For the operation after each gap, 1 + index into `causes`; 0: its launch was not read.
     of_gap: PackedColumn<u32>,
     /// For the operation after each gap, the length of each part except the last part, which has
@@ -197,15 +197,15 @@ pub struct IdlePartsByCause {
 impl IdlePartsByCause {
     pub(in crate::diagnose) fn new(operations: usize) -> Self {
         Self {
-            of_gap: PackedColumn::filled_with(operations, 0),
-            lengths: std::array::from_fn(|_| PackedColumn::filled_with(operations, 0)),
+            of_gap: PackedColumn::column_filled_with(operations, 0),
+            lengths: std::array::from_fn(|_| PackedColumn::column_filled_with(operations, 0)),
             ..Self::default()
         }
     }
 
     /// Stores the parts of a gap, which add up to its length.
-    pub(in crate::diagnose) fn set(&mut self, gap: &Gap, parts: &[(Why, i64)]) {
-        let causes: Vec<Why> = parts.iter().map(|&(why, _)| why).collect();
+    pub(in crate::diagnose) fn set(&mut self, gap: &IdleGap, parts: &[(CauseAndName, i64)]) {
+        let causes: Vec<CauseAndName> = parts.iter().map(|&(why, _)| why).collect();
         let number = self.numbers.get(&causes).copied().unwrap_or_else(|| {
             let new = u32::try_from(self.causes.len() + 1);
             let new = new.expect("fewer than 2^32 combinations of causes");
@@ -213,19 +213,19 @@ impl IdlePartsByCause {
             self.causes.push(causes);
             new
         });
-        self.of_gap.set(gap.after as usize, number);
+        self.of_gap.set_row(gap.after as usize, number);
         if parts.len() > STORED_GAP_PARTS {
             self.long.insert(gap.after, parts.iter().map(|&(_, ns)| ns).collect());
             return;
         }
         let Some((_, all_but_last)) = parts.split_last() else { return };
         for (lengths, (_, ns)) in self.lengths.iter_mut().zip(all_but_last) {
-            lengths.set(gap.after as usize, *ns);
+            lengths.set_row(gap.after as usize, *ns);
         }
     }
 
     /// Replaces labels of ranges by their names.
-    pub(in crate::diagnose) fn rename(&mut self, name_of: impl Fn(NameId) -> NameId) {
+    pub(in crate::diagnose) fn rename_range_labels(&mut self, name_of: impl Fn(NameId) -> NameId) {
         self.numbers = HashMap::new();
         for (kind, range) in self.causes.iter_mut().flatten() {
             if *kind == IdleCauseKind::HostCode {
@@ -236,12 +236,12 @@ impl IdlePartsByCause {
 
     /// The causes of a gap and the time of each, in order of time; they add up to its length. No
     /// part is returned if the launch of the operation after the gap is not in the trace.
-    pub fn parts(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
+    pub fn causes_of_gap(&self, gap: &IdleGap) -> impl Iterator<Item = (CauseAndName, i64)> {
         let id = gap.after as usize;
         let number = self.of_gap.at(id).checked_sub(1);
         let causes = number.map_or(&[][..], |number| &self.causes[number as usize]);
         let listed = if causes.len() > STORED_GAP_PARTS { self.long.get(&gap.after) } else { None };
-        let mut rest = gap.length();
+        let mut rest = gap.gap_ns();
         causes.iter().enumerate().map(move |(part, &why)| {
             let ns = match listed {
                 Some(lengths) => lengths[part],
@@ -310,7 +310,7 @@ const MAX_CALLS_ENDED_BEFORE_GAP: usize = 8;
 #[derive(Debug, Clone, Copy)]
 pub(in crate::diagnose) struct LateLaunchAndGap<'a> {
     pub launch: &'a CallRow,
-    pub gap: &'a Gap,
+    pub gap: &'a IdleGap,
     /// Index of the activity in which the gap lies.
     pub activity: usize,
     /// Stream of the operation after the gap.
@@ -325,19 +325,19 @@ pub(in crate::diagnose) struct LateLaunchAndGap<'a> {
 #[derive(Debug, Default)]
 pub(in crate::diagnose) struct GapSplit {
     /// The parts in order of time, each cause once.
-    pub parts: Vec<(Why, i64)>,
-    /// Waits that reach into the gap before the launch, and what of the gap each could save, at most
-    /// the time that it took.
+    pub parts: Vec<(CauseAndName, i64)>,
+    /// Waits that reach into the gap before the launch, and what of the gap each could save, at
+    /// most the time that it took.
     pub waits: Vec<(WaitSiteId, i64)>,
 }
 
 impl GapSplit {
-    fn clear_parts(&mut self) {
+    fn clear_gap_parts(&mut self) {
         self.parts.clear();
         self.waits.clear();
     }
 
-    fn add(&mut self, why: Why, ns: i64) {
+    fn add(&mut self, why: CauseAndName, ns: i64) {
         if ns <= 0 {
             return;
         }
@@ -432,7 +432,7 @@ impl RecentCallsByThread {
         let all = AllOperations::new(trace);
         let idle_until = |activity: &DeviceActivity| {
             let sums = activity.gaps.iter(&all).scan(0, |sum, gap| {
-                *sum += gap.length();
+                *sum += gap.gap_ns();
                 Some(*sum)
             });
             sums.collect()
@@ -491,7 +491,7 @@ impl RecentCallsByThread {
     }
 
     /// The next range.
-    pub fn range(&mut self, trace: &Trace, activities: &[DeviceActivity], row: &RangeRow) {
+    pub fn add_range(&mut self, trace: &Trace, activities: &[DeviceActivity], row: &RangeRow) {
         if row.end.saturating_sub(row.start) < MIN_NAMED_HOST_CODE_NS {
             return;
         }
@@ -519,7 +519,7 @@ impl RecentCallsByThread {
     }
 
     /// After a launch, earlier events and host functions no longer hold up the stream.
-    pub fn launched(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
+    pub fn forget_stream_causes(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
         let Some(held) = self.held.get_mut(thread as usize).filter(|held| !held.is_empty()) else {
             return;
         };
@@ -546,17 +546,17 @@ impl RecentCallsByThread {
     }
 
     /// Splits the gap before a launched operation.
-    pub fn split(
+    pub fn split_gap(
         &mut self,
         trace: &Trace,
         activities: &[DeviceActivity],
         late: &LateLaunchAndGap<'_>,
     ) -> &GapSplit {
         let mut split = std::mem::take(&mut self.split);
-        split.clear_parts();
+        split.clear_gap_parts();
         let &LateLaunchAndGap { launch, gap, .. } = late;
         if launch.start > gap.end + HOST_DEVICE_CLOCK_ERROR_NS {
-            split.add((IdleCauseKind::Clocks, None), gap.length());
+            split.add((IdleCauseKind::Clocks, None), gap.gap_ns());
             self.split = split;
             return &self.split;
         }
@@ -572,7 +572,7 @@ impl RecentCallsByThread {
         // Without its waits the host would launch earlier by their length; several waits save at
         // most one gap, and no time in which another cause delays the operation.
         let latency = matches!(why.0, IdleCauseKind::LaunchLatency | IdleCauseKind::BackToBack);
-        let mut left = if latency { gap.length() } else { returned - gap.start };
+        let mut left = if latency { gap.gap_ns() } else { returned - gap.start };
         for (_, ns) in split.waits.iter_mut().rev() {
             *ns = (*ns).min(left);
             left -= *ns;
@@ -620,7 +620,7 @@ impl RecentCallsByThread {
             return;
         }
         let os = &trace.os_calls;
-        let own = self.os_calls.rows(thread);
+        let own = self.os_calls.rows_of_thread(thread);
         let until = own.partition_point(|&call| os.start[call as usize] < span.1);
         let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
         // Only the last few calls can reach into the time span.
@@ -662,7 +662,7 @@ impl RecentCallsByThread {
         activities: &[DeviceActivity],
         late: &LateLaunchAndGap<'_>,
         span: (i64, i64),
-    ) -> Why {
+    ) -> CauseAndName {
         let short = span.1 - span.0 < MAX_START_LATENCY_NS;
         if short && late.launch.end > late.gap.start {
             return (IdleCauseKind::LaunchLatency, None);
@@ -733,7 +733,7 @@ impl RecentCallsByThread {
     /// Nanoseconds of a span in which a thread was not on a CPU.
     fn time_off_cpu_ns(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
         let switches = &trace.switches;
-        let own = self.switches.rows(thread);
+        let own = self.switches.rows_of_thread(thread);
         let first = own.partition_point(|&row| switches.time[row as usize] <= start);
         let before = first.checked_sub(1).map(|last| own[last]);
         let mut since = before.filter(|&row| !switches.on_cpu[row as usize]).map(|_| start);

@@ -3,10 +3,10 @@
 use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::timeline::idle::{DeviceActivity, Gap};
+use crate::analyze::timeline::idle::{DeviceActivity, IdleGap};
 use crate::diagnose::context::DiagnosisContext;
 use crate::diagnose::host::cause::{
-    IdleCauseKind, MAX_START_LATENCY_NS, MIN_GAP_WITH_OTHER_HOST_WORK_NS, Why,
+    CauseAndName, IdleCauseKind, MAX_START_LATENCY_NS, MIN_GAP_WITH_OTHER_HOST_WORK_NS,
 };
 
 /// Gaps below this are normal between kernels of one stream.
@@ -14,7 +14,7 @@ pub const MIN_WARNING_GAP_NS: i64 = MAX_START_LATENCY_NS;
 /// Gaps above this mean that the GPU waits for the host.
 pub const MIN_SEVERE_GAP_NS: i64 = 50_000;
 /// Transitions that are listed.
-const TOP: usize = 5;
+const MAX_LISTED_TRANSITIONS: usize = 5;
 
 /// A class of gaps by their length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -86,7 +86,8 @@ pub struct IdleGapReport {
     pub severe: GapLengthClass,
     /// The longest, in nanoseconds.
     pub longest_ns: i64,
-    /// Idle time of gaps of at most 1 ms in which the host launched or was about to, in nanoseconds.
+    /// Idle time of gaps of at most 1 ms in which the host launched or was about to, in
+    /// nanoseconds.
     pub launching_ns: i64,
     /// Idle time of longer gaps, in nanoseconds.
     pub long_ns: i64,
@@ -98,7 +99,7 @@ pub struct IdleGapReport {
 
 impl IdleGapReport {
     /// All gaps.
-    pub fn count(&self) -> usize {
+    pub fn gap_count(&self) -> usize {
         self.normal.count + self.warning.count + self.severe.count
     }
 
@@ -110,7 +111,7 @@ impl IdleGapReport {
     /// The mean length in nanoseconds; 0 without gaps.
     #[allow(clippy::cast_precision_loss)]
     pub fn mean_gap_ns(&self) -> f64 {
-        self.total_ns() as f64 / self.count().max(1) as f64
+        self.total_ns() as f64 / self.gap_count().max(1) as f64
     }
 
     /// Idle time whose cause is one of these, in nanoseconds.
@@ -121,15 +122,15 @@ impl IdleGapReport {
 
 /// Parts of gaps that belong together: how many, how long, the longest.
 #[derive(Clone, Copy)]
-struct Sum {
+struct GapTotals {
     count: usize,
     total_ns: i64,
     longest_ns: i64,
-    longest: Gap,
+    longest: IdleGap,
 }
 
-impl Sum {
-    fn add<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, Self>, key: K, gap: &Gap, ns: i64) {
+impl GapTotals {
+    fn add<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, Self>, key: K, gap: &IdleGap, ns: i64) {
         let first = Self { count: 0, total_ns: 0, longest_ns: 0, longest: *gap };
         let sum = sums.entry(key).or_insert(first);
         sum.count += 1;
@@ -139,7 +140,7 @@ impl Sum {
         }
     }
 
-    fn span(&self) -> (i64, i64) {
+    fn longest_gap_span(&self) -> (i64, i64) {
         (self.longest.start, self.longest.end)
     }
 
@@ -154,12 +155,12 @@ impl Sum {
 #[derive(Default)]
 struct IdleCausesWithNames {
     blamed: Vec<(IdleCauseKind, Option<String>)>,
-    numbers: HashMap<Why, usize>,
-    sums: HashMap<usize, Sum>,
+    numbers: HashMap<CauseAndName, usize>,
+    sums: HashMap<usize, GapTotals>,
 }
 
 impl IdleCausesWithNames {
-    fn add(&mut self, context: &DiagnosisContext<'_>, why: Why, gap: &Gap, ns: i64) {
+    fn add(&mut self, context: &DiagnosisContext<'_>, why: CauseAndName, gap: &IdleGap, ns: i64) {
         let number = *self.numbers.entry(why).or_insert_with(|| {
             let cause = (why.0, context.blamed_function_or_range(why));
             let place = self.blamed.iter().position(|other| *other == cause);
@@ -168,17 +169,17 @@ impl IdleCausesWithNames {
                 self.blamed.len() - 1
             })
         });
-        Sum::add(&mut self.sums, number, gap, ns);
+        GapTotals::add(&mut self.sums, number, gap, ns);
     }
 
     fn most_expensive_first(self) -> Vec<IdleCause> {
-        let cause = |(number, sum): (usize, Sum)| IdleCause {
+        let cause = |(number, sum): (usize, GapTotals)| IdleCause {
             kind: self.blamed[number].0,
             function: self.blamed[number].1.clone(),
             count: sum.count,
             total_ns: sum.total_ns,
             longest_ns: sum.longest_ns,
-            longest: sum.span(),
+            longest: sum.longest_gap_span(),
             once: sum.has_nearly_all_time(),
         };
         let mut causes: Vec<IdleCause> = self.sums.into_iter().map(cause).collect();
@@ -193,32 +194,32 @@ impl IdleCausesWithNames {
 /// Pairs of the operations before and after gaps.
 #[derive(Default)]
 struct OperationPairsAroundGaps {
-    sums: HashMap<(u64, u64), Sum>,
+    sums: HashMap<(u64, u64), GapTotals>,
     ranges: HashMap<(u64, u64), RangePathId>,
 }
 
 impl OperationPairsAroundGaps {
-    fn add(&mut self, context: &DiagnosisContext<'_>, gap: &Gap) {
+    fn add(&mut self, context: &DiagnosisContext<'_>, gap: &IdleGap) {
         let kinds =
             (operation_name_key(context, gap.before), operation_name_key(context, gap.after));
-        Sum::add(&mut self.sums, kinds, gap, gap.length());
+        GapTotals::add(&mut self.sums, kinds, gap, gap.gap_ns());
         let range =
             self.ranges.entry(kinds).or_insert_with(|| context.path_id_of_operation(gap.after));
-        *range = context.around(*range, gap.after);
+        *range = context.innermost_path_around(*range, gap.after);
     }
 
     fn most_expensive_first(self, context: &DiagnosisContext<'_>) -> Vec<OperationsAroundGap> {
-        let mut sums: Vec<((u64, u64), Sum)> = self.sums.into_iter().collect();
+        let mut sums: Vec<((u64, u64), GapTotals)> = self.sums.into_iter().collect();
         sums.sort_by_key(|&(kinds, sum)| (std::cmp::Reverse(sum.total_ns), kinds));
         sums.iter()
-            .take(TOP)
+            .take(MAX_LISTED_TRANSITIONS)
             .map(|(kinds, sum)| OperationsAroundGap {
                 before: context.all.name(sum.longest.before),
                 after: context.all.name(sum.longest.after),
-                range: context.range(self.ranges[kinds]),
+                range: context.range_path_text(self.ranges[kinds]),
                 count: sum.count,
                 total_ns: sum.total_ns,
-                longest: sum.span(),
+                longest: sum.longest_gap_span(),
             })
             .collect()
     }
@@ -232,7 +233,7 @@ pub(in crate::diagnose) struct GapsWithCauses {
 
 /// Explains the idle gaps of a length class. Whether a cause happened once follows from the
 /// `causes` of all gaps.
-pub(in crate::diagnose) fn explain(
+pub(in crate::diagnose) fn explain_gaps(
     context: &DiagnosisContext<'_>,
     activity: &DeviceActivity,
     causes: &[IdleCause],
@@ -240,7 +241,7 @@ pub(in crate::diagnose) fn explain(
 ) -> GapsWithCauses {
     let (mut found, mut transitions) =
         (IdleCausesWithNames::default(), OperationPairsAroundGaps::default());
-    for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.length())) {
+    for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.gap_ns())) {
         context.causes_of_gap(&gap).for_each(|(why, ns)| found.add(context, why, &gap, ns));
         transitions.add(context, &gap);
     }
@@ -261,7 +262,7 @@ pub(in crate::diagnose) fn report_gaps(
     let (mut causes, mut transitions) =
         (IdleCausesWithNames::default(), OperationPairsAroundGaps::default());
     for gap in activity.gaps.iter(&context.all) {
-        let length = gap.length();
+        let length = gap.gap_ns();
         let class = match length {
             _ if length < MIN_WARNING_GAP_NS => &mut report.normal,
             _ if length <= MIN_SEVERE_GAP_NS => &mut report.warning,
@@ -289,7 +290,7 @@ pub(in crate::diagnose) fn report_gaps(
 
 /// A number that operations of one name share.
 fn operation_name_key(context: &DiagnosisContext<'_>, operation: u32) -> u64 {
-    let (kind, index) = context.all.part(operation);
+    let (kind, index) = context.all.kind_and_row(operation);
     let name = match kind {
         crate::analyze::operations::OperationKind::Kernel => {
             context.trace.functions[context.trace.kernels.function.at(index) as usize].demangled.0

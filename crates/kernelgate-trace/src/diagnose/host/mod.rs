@@ -18,7 +18,7 @@ use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
 use crate::analyze::order::OperationOrder;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
 use crate::analyze::replay::GpuWaitCall;
-use crate::analyze::timeline::idle::{self, DeviceActivity, Gap, IdleGaps};
+use crate::analyze::timeline::idle::{self, DeviceActivity, IdleGap, IdleGaps};
 use crate::diagnose::host::cause::{
     HOST_DEVICE_CLOCK_ERROR_NS, IdlePartsByCause, LateLaunchAndGap, RecentCallsByThread,
 };
@@ -27,7 +27,7 @@ use crate::diagnose::host::waiting::{HostWaits, names_that_wait};
 use crate::model::Trace;
 use crate::model::names::NameId;
 use crate::model::packed::PackedColumn;
-use crate::read::{CallRow, RangeRow, Row};
+use crate::read::{CallRow, RangeOrCall, RangeRow};
 use crate::stats::{CountedGroupValues, GroupedSamples};
 
 /// Ranges of a path.
@@ -91,8 +91,8 @@ pub struct KeptHostRange {
 pub struct KeptRanges {
     /// Ranges in the order in which they were opened.
     pub ranges: Vec<KeptHostRange>,
-    /// For each operation, the numbers of the innermost range around its launch, or [`NO_CALL`], and
-    /// of the call.
+    /// For each operation, the numbers of the innermost range around its launch, or [`NO_CALL`],
+    /// and of the call.
     pub of_operation: Vec<(u32, u32)>,
 }
 
@@ -212,15 +212,15 @@ impl HostPassState {
     }
 
     /// The next row; the trace is all but ranges and calls.
-    pub fn add(&mut self, trace: &Trace, row: Row) {
+    pub fn add(&mut self, trace: &Trace, row: RangeOrCall) {
         match row {
-            Row::Begin => *self = Self::begin(trace, self.keep_ranges),
-            Row::Range(range) => self.range(trace, range),
-            Row::Call(call) => self.call(trace, &call),
+            RangeOrCall::Begin => *self = Self::begin_host_pass(trace, self.keep_ranges),
+            RangeOrCall::Range(range) => self.add_range(trace, range),
+            RangeOrCall::Call(call) => self.call(trace, &call),
         }
     }
 
-    fn begin(trace: &Trace, keep_ranges: bool) -> HostPassState {
+    fn begin_host_pass(trace: &Trace, keep_ranges: bool) -> HostPassState {
         let all = AllOperations::new(trace);
         let kept = if keep_ranges { all.len() } else { 0 };
         let activities = idle::activity_of_devices(trace, |_| true);
@@ -230,12 +230,12 @@ impl HostPassState {
             activities.iter().position(own).unwrap_or(0)
         };
         let host = HostActivitySummary {
-            launched_in: PackedColumn::filled_with(all.len(), ROOT_PATH),
+            launched_in: PackedColumn::column_filled_with(all.len(), ROOT_PATH),
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
             launches: LaunchCalls::new(all.len()),
             launched_kernels: vec![0; activities.len()],
             // Page migrations do not count, because no call launches them.
-            operations_without_call: all.len() - OperationClasses::new(trace).migrations(),
+            operations_without_call: all.len() - OperationClasses::new(trace).migration_count(),
             idle: IdlePartsByCause::new(all.len()),
             of_path: vec![RangePathSum::default()],
             kept: KeptRanges { ranges: Vec::new(), of_operation: vec![(NO_CALL, NO_CALL); kept] },
@@ -258,19 +258,20 @@ impl HostPassState {
         }
     }
 
-    fn range(&mut self, trace: &Trace, row: RangeRow) {
+    fn add_range(&mut self, trace: &Trace, row: RangeRow) {
         self.note_nodes_created_before(trace, row.start);
-        self.lately.range(trace, &self.activities, &row);
-        let around = self.open.around(row.thread, (row.start, row.end)).map(|open| open.state);
+        self.lately.add_range(trace, &self.activities, &row);
+        let around =
+            self.open.innermost_around(row.thread, (row.start, row.end)).map(|open| open.state);
         let (parent, depth) =
             around.map_or((ROOT_PATH, 0), |around| (around.path, around.depth + 1));
-        let path = self.host.paths.inside(parent, NameId(row.label));
+        let path = self.host.paths.path_inside(parent, NameId(row.label));
         self.host.of_path.resize(self.host.paths.len(), RangePathSum::default());
         self.host.of_path[path as usize].count += 1;
         if row.end == RangeRow::UNCLOSED_RANGE_END {
             self.unclosed.push((path, row.start, depth));
         } else {
-            self.length(path, depth, row.end - row.start);
+            self.add_range_length(path, depth, row.end - row.start);
             self.repeating.add(path, row, depth);
         }
         if around.is_none() && !trace.allocations.time.is_empty() {
@@ -284,12 +285,12 @@ impl HostPassState {
             let range = KeptHostRange { path, around, host_ns, inputs: row.inputs };
             self.host.kept.ranges.push(range);
         }
-        let number = number(self.host.ranges);
+        let number = row_number(self.host.ranges);
         self.open.add(row, OpenRangePlace { path, number, depth }, |_| ());
         self.host.ranges += 1;
     }
 
-    fn length(&mut self, path: RangePathId, depth: u32, ns: i64) {
+    fn add_range_length(&mut self, path: RangePathId, depth: u32, ns: i64) {
         self.host.of_path[path as usize].host_ns += ns;
         if depth < 2 {
             self.lengths.push(path, ns);
@@ -301,7 +302,10 @@ impl HostPassState {
         let waits = self.waiting[call.name.0 as usize];
         let launched = self.launched.by(trace, call);
         let around = match waits || !launched.is_empty() {
-            true => self.open.around(call.thread, (call.start, call.end)).map(|open| open.state),
+            true => self
+                .open
+                .innermost_around(call.thread, (call.start, call.end))
+                .map(|open| open.state),
             false => None,
         };
         let path = around.map(|around| around.path);
@@ -311,17 +315,17 @@ impl HostPassState {
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
         let launch = LaunchCall { start: call.start, end: call.end, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {
-            host.launched_in.set(id as usize, path.unwrap_or(ROOT_PATH));
-            host.launches.set(&all, id, launch);
+            host.launched_in.set_row(id as usize, path.unwrap_or(ROOT_PATH));
+            host.launches.set_launch_call(&all, id, launch);
             if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
-                *kept = (around.map_or(NO_CALL, |around| around.number), number(host.calls));
+                *kept = (around.map_or(NO_CALL, |around| around.number), row_number(host.calls));
             }
             let activity = activity_of(id);
-            if all.part(id).0 == OperationKind::Kernel {
+            if all.kind_and_row(id).0 == OperationKind::Kernel {
                 host.launched_kernels[activity] += 1;
                 // One launch call of a graph launches many kernels.
                 if launched[..index].iter().all(|&other| activity_of(other) != activity) {
-                    self.launch_calls.push(number(activity), call.end - call.start);
+                    self.launch_calls.push(row_number(activity), call.end - call.start);
                 }
             } else {
                 host.launched_by[id as usize - trace.kernels.on_gpu.len()] = Some(call.name);
@@ -343,16 +347,16 @@ impl HostPassState {
                 same_launch: all.correlation(gap.before) == call.correlation,
                 pending: self.launched_so_far[activity].saturating_sub(gap.started as usize),
             };
-            let split = self.lately.split(trace, &self.activities, &late);
+            let split = self.lately.split_gap(trace, &self.activities, &late);
             host.idle.set(&gap, &split.parts);
-            split.waits.iter().for_each(|&(wait, ns)| host.waits.save(wait, ns));
+            split.waits.iter().for_each(|&(wait, ns)| host.waits.add_saved_time(wait, ns));
         }
         for &id in launched {
             self.launched_so_far[activity_of(id)] += 1;
         }
         if !launched.is_empty() {
             let stream = |&id: &OperationId| trace.places[all.place(id).0 as usize].stream;
-            self.lately.launched(call.thread, launched.iter().map(stream));
+            self.lately.forget_stream_causes(call.thread, launched.iter().map(stream));
         }
         let wait =
             waits.then(|| host.waits.add(call, around.map(|around| (around.path, around.number))));
@@ -361,7 +365,7 @@ impl HostPassState {
             host.wait_calls.push(GpuWaitCall { thread, start, end });
         }
         if wait.is_none() && !launched.is_empty() {
-            host.waits.launch(call.thread);
+            host.waits.count_launch(call.thread);
         }
         let site = host.sites.entry((call.name, path)).or_default();
         site.add(FunctionCalls { count: 1, total_ns: call.end - call.start, wait: waits });
@@ -372,7 +376,7 @@ impl HostPassState {
     /// Notes the ranges around nodes that were created before a time.
     fn note_nodes_created_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.before(trace, time) {
+        while let Some(event) = self.nodes.next_if_before(trace, time) {
             let at = events.time[event];
             let open = self.open.at(events.thread[event], at, |_| ());
             self.around_node[event] = open.iter().map(|range| NameId(range.row.label)).collect();
@@ -380,7 +384,7 @@ impl HostPassState {
     }
 
     /// Results at the end: names in place of labels, and the end of ranges that were never closed.
-    pub(in crate::diagnose) fn finish(
+    pub(in crate::diagnose) fn finish_host_pass(
         mut self,
         trace: &Trace,
         name_of: impl Fn(NameId) -> NameId,
@@ -388,7 +392,7 @@ impl HostPassState {
     ) -> (Vec<DeviceActivity>, HostActivitySummary) {
         self.note_nodes_created_before(trace, i64::MAX);
         for (path, start, depth) in std::mem::take(&mut self.unclosed) {
-            self.length(path, depth, last.max(start) - start);
+            self.add_range_length(path, depth, last.max(start) - start);
         }
         let Self { mut host, mut lengths, mut around_node, repeating, .. } = self;
         let (mut paths, now) = host.paths.renamed(&name_of);
@@ -397,7 +401,7 @@ impl HostPassState {
         let iterations = repeating.host_iterations(trace, &paths, now_is, launch_times);
         host.launched_in = host.launched_in.iter().map(now_is).collect();
         host.waits.renumber_paths(now_is);
-        host.idle.rename(&name_of);
+        host.idle.rename_range_labels(&name_of);
         host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
         let mut of_path = vec![RangePathSum::default(); paths.len()];
         for (&path, sum) in now.iter().zip(&host.of_path) {
@@ -409,7 +413,7 @@ impl HostPassState {
         for ((name, path), calls) in host.sites {
             sites.entry((name, path.map(now_is))).or_default().add(calls);
         }
-        lengths.merge_groups(&now);
+        lengths.merge_value_groups(&now);
         for range in &mut host.outermost {
             range.end = range.end.min(last.max(range.start));
             range.name = name_of(range.name);
@@ -423,8 +427,8 @@ impl HostPassState {
             paths,
             of_path,
             sites,
-            lengths: lengths.counted(),
-            launch_calls: self.launch_calls.counted(),
+            lengths: lengths.into_counted_values(),
+            launch_calls: self.launch_calls.into_counted_values(),
             inside_graph: inside,
             ..host
         };
@@ -439,7 +443,7 @@ fn gap_before_operation(
     gaps: &IdleGaps,
     next: &mut usize,
     id: OperationId,
-) -> Option<Gap> {
+) -> Option<IdleGap> {
     if gaps.get(all, *next).is_none_or(|gap| gap.after != id) {
         *next = gaps.partition_point(all, |gap| gap.end < all.start(id));
     }
@@ -449,6 +453,6 @@ fn gap_before_operation(
 }
 
 /// Row numbers have 32 bits.
-fn number(index: usize) -> u32 {
+fn row_number(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 rows")
 }

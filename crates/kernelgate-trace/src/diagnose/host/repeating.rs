@@ -40,7 +40,7 @@ struct LongRange {
 pub(in crate::diagnose) struct LongestRanges(Vec<LongRange>);
 
 /// Candidates of one thread and pattern belong together.
-type Key = (u32, usize);
+type ThreadAndPattern = (u32, usize);
 
 impl LongestRanges {
     /// The next range.
@@ -67,22 +67,23 @@ impl LongestRanges {
         launch_times: impl Fn(u32) -> PackedColumn<i64>,
     ) -> Vec<Option<HostIterationFinder>> {
         let mut patterns = NamePatterns::default();
-        let ranges: Vec<IterationCandidate<Key>> = self
+        let ranges: Vec<IterationCandidate<ThreadAndPattern>> = self
             .0
             .iter()
             .map(|of| {
                 let name = trace.names.text(paths.name(now_is(of.path)));
-                let key = (of.thread, patterns.number(name));
+                let key = (of.thread, patterns.number_of_name(name));
                 IterationCandidate { key, depth: of.depth, start: of.start, end: of.end }
             })
             .collect();
         let marks = iteration_marks(trace, &mut patterns);
         let of_process = |process: u32| {
-            let own =
-                |of: &&IterationCandidate<Key>| trace.threads[of.key.0 as usize].process == process;
+            let own = |of: &&IterationCandidate<ThreadAndPattern>| {
+                trace.threads[of.key.0 as usize].process == process
+            };
             let mut launches: Option<PackedColumn<i64>> = None;
-            let mut among = |candidates: &[IterationCandidate<Key>]| {
-                let own: Vec<IterationCandidate<Key>> =
+            let mut among = |candidates: &[IterationCandidate<ThreadAndPattern>]| {
+                let own: Vec<IterationCandidate<ThreadAndPattern>> =
                     candidates.iter().filter(own).copied().collect();
                 if own.is_empty() {
                     return None;
@@ -110,11 +111,14 @@ impl LongestRanges {
 }
 
 /// An iteration lasts from a mark to the next mark of the same thread and pattern.
-fn iteration_marks(trace: &Trace, patterns: &mut NamePatterns) -> Vec<IterationCandidate<Key>> {
+fn iteration_marks(
+    trace: &Trace,
+    patterns: &mut NamePatterns,
+) -> Vec<IterationCandidate<ThreadAndPattern>> {
     let marks = &trace.marks;
-    let mut rows: Vec<(Key, i64)> = (0..marks.time.len())
+    let mut rows: Vec<(ThreadAndPattern, i64)> = (0..marks.time.len())
         .map(|row| {
-            let pattern = patterns.number(trace.names.text(marks.name[row]));
+            let pattern = patterns.number_of_name(trace.names.text(marks.name[row]));
             ((marks.thread[row], pattern), marks.time[row])
         })
         .collect();
@@ -137,7 +141,7 @@ struct NamePatterns {
 }
 
 impl NamePatterns {
-    fn number(&mut self, name: &str) -> usize {
+    fn number_of_name(&mut self, name: &str) -> usize {
         let new = self.names.len();
         let number = *self.numbers.entry(without_numbers_in_name(name)).or_insert(new);
         if number == new {

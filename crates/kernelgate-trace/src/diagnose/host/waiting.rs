@@ -74,7 +74,7 @@ impl HostWaitSum {
     }
 
     /// Adds another sum of waits to this one.
-    pub fn merge(&mut self, other: &Self) {
+    pub fn add_waits(&mut self, other: &Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
         self.saved_ns += other.saved_ns;
@@ -127,8 +127,8 @@ pub struct HostWaits {
 
 impl HostWaits {
     /// Counts a launch that a thread made.
-    pub(in crate::diagnose) fn launch(&mut self, thread: u32) {
-        self.thread(thread).0 += 1;
+    pub(in crate::diagnose) fn count_launch(&mut self, thread: u32) {
+        self.counters_of_thread(thread).0 += 1;
     }
 
     /// Adds a wait, with the path and the number of its innermost enclosing range.
@@ -143,7 +143,7 @@ impl HostWaits {
             in_range.several |= in_range.first != number;
             in_range.sum.add(call);
         }
-        let (launches, waits) = self.thread(call.thread);
+        let (launches, waits) = self.counters_of_thread(call.thread);
         *waits += 1;
         let launches = std::mem::take(launches);
         if launches > 0 {
@@ -157,7 +157,7 @@ impl HostWaits {
     }
 
     /// Adds idle time that could be saved without a wait.
-    pub(in crate::diagnose) fn save(&mut self, wait: WaitSiteId, ns: i64) {
+    pub(in crate::diagnose) fn add_saved_time(&mut self, wait: WaitSiteId, ns: i64) {
         let WaitSite { path, thread, launches } = self.sites.values[wait.0 as usize];
         if let Some(of) = path.and_then(|path| self.in_ranges.get_mut(&path)) {
             of.sum.saved_ns += ns;
@@ -172,7 +172,7 @@ impl HostWaits {
         self.threads.get(thread as usize).map_or(0, |&(_, waits)| waits)
     }
 
-    fn thread(&mut self, thread: u32) -> &mut (usize, usize) {
+    fn counters_of_thread(&mut self, thread: u32) -> &mut (usize, usize) {
         let thread = thread as usize;
         if self.threads.len() <= thread {
             self.threads.resize(thread + 1, (0, 0));
@@ -191,7 +191,7 @@ impl HostWaits {
             let renamed =
                 renamed.or_insert(WaitsInRanges { first: of.first, ..WaitsInRanges::default() });
             renamed.several |= of.several || renamed.first != of.first;
-            renamed.sum.merge(&of.sum);
+            renamed.sum.add_waits(&of.sum);
         }
     }
 }

@@ -31,12 +31,12 @@ pub struct AttentionUse {
 
 impl AttentionUse {
     /// The use of one.
-    pub const fn operation(&self, operation: AttentionOperation) -> &AttentionOperationUse {
+    pub const fn use_of_operation(&self, operation: AttentionOperation) -> &AttentionOperationUse {
         &self.operations[operation as usize]
     }
 
-    fn products(&self) -> [&AttentionOperationUse; 2] {
-        [AttentionOperation::Scores, AttentionOperation::Values].map(|of| self.operation(of))
+    fn matrix_product_uses(&self) -> [&AttentionOperationUse; 2] {
+        [AttentionOperation::Scores, AttentionOperation::Values].map(|of| self.use_of_operation(of))
     }
 
     /// Time of both products and softmax, in nanoseconds.
@@ -47,15 +47,15 @@ impl AttentionUse {
     /// Time of softmax over the time of both matrix products.
     #[allow(clippy::cast_precision_loss)]
     pub fn softmax_over_products_time(&self) -> Option<f64> {
-        let products: i64 = self.products().iter().map(|of| of.kernel_ns).sum();
-        let softmax = self.operation(AttentionOperation::Softmax).kernel_ns;
+        let products: i64 = self.matrix_product_uses().iter().map(|of| of.kernel_ns).sum();
+        let softmax = self.use_of_operation(AttentionOperation::Softmax).kernel_ns;
         (products > 0).then(|| softmax as f64 / products as f64)
     }
 
     /// FLOPs of both matrix products over the FLOPs of softmax.
     pub fn matmul_over_softmax_flops(&self) -> Option<f64> {
-        let [scores, values] = self.products().map(|of| of.flops);
-        let softmax = self.operation(AttentionOperation::Softmax).flops?;
+        let [scores, values] = self.matrix_product_uses().map(|of| of.flops);
+        let softmax = self.use_of_operation(AttentionOperation::Softmax).flops?;
         (softmax > 0.0).then_some((scores? + values?) / softmax)
     }
 
@@ -77,7 +77,7 @@ impl AttentionUse {
         if found.operations.iter().any(|of| of.kernels == 0) {
             return None;
         }
-        let flops = declared_attention(context).or_else(|| shapes.flops());
+        let flops = declared_attention(context).or_else(|| shapes.flops_by_operation());
         for (of, flops) in found.operations.iter_mut().zip(flops.into_iter().flatten()) {
             of.flops = Some(flops);
         }
@@ -125,7 +125,7 @@ impl AttentionShapes {
         }
     }
 
-    fn flops(&self) -> Option<[f64; 3]> {
+    fn flops_by_operation(&self) -> Option<[f64; 3]> {
         let mut flops = [0.0; 3];
         for &(operation, count, depth) in self.products.values() {
             flops[operation as usize] += count;

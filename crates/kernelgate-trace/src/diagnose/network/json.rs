@@ -29,7 +29,7 @@ impl PhaseUsePerPass {
     fn to_json(&self) -> Value {
         let idle = self.idle.iter();
         let idle: Vec<Value> =
-            idle.map(|(cause, ns)| json!({ "cause": cause.key(), "idle_ns": ns })).collect();
+            idle.map(|(cause, ns)| json!({ "cause": cause.json_key(), "idle_ns": ns })).collect();
         json!({
             "phase": self.phase.label(),
             "passes": self.passes,
@@ -47,7 +47,8 @@ impl AttentionUse {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let operation = |operation: AttentionOperation| {
-            let AttentionOperationUse { kernels, kernel_ns, flops } = self.operation(operation);
+            let AttentionOperationUse { kernels, kernel_ns, flops } =
+                self.use_of_operation(operation);
             json!({
                 "operation": operation.label(),
                 "kernels": kernels,
@@ -68,7 +69,7 @@ impl AttentionUse {
 impl NetworkPhases {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
-        let step = self.step();
+        let step = self.step_kernels();
         let trains = self.trains();
         json!({
             "passes": self.passes,

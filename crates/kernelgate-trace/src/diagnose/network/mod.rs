@@ -72,17 +72,17 @@ pub struct NetworkPhases {
 
 impl NetworkPhases {
     /// A phase.
-    pub fn phase(&self, phase: TrainingPhase) -> Option<&PhaseUsePerPass> {
+    pub fn use_in_phase(&self, phase: TrainingPhase) -> Option<&PhaseUsePerPass> {
         self.phases.iter().find(|of| of.phase == phase)
     }
 
     /// Whether gradients are computed.
     pub fn trains(&self) -> bool {
-        self.phase(TrainingPhase::Backward).is_some()
+        self.use_in_phase(TrainingPhase::Backward).is_some()
     }
 
     /// Kernels of a whole training step in the order of their time, the longest first.
-    pub fn step(&self) -> Vec<KernelUsePerPass> {
+    pub fn step_kernels(&self) -> Vec<KernelUsePerPass> {
         let mut kernels: Vec<KernelUsePerPass> = Vec::new();
         for kernel in self.phases.iter().flat_map(|phase| &phase.kernels) {
             match kernels.iter_mut().find(|known| known.name == kernel.name) {
@@ -123,7 +123,7 @@ fn sort_by_kernel_time(kernels: &mut [KernelUsePerPass]) {
 
 /// The phases of a trace, if its ranges name phases.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn network(context: &DiagnosisContext<'_>) -> Option<NetworkPhases> {
+pub(super) fn network_phases(context: &DiagnosisContext<'_>) -> Option<NetworkPhases> {
     let places = PhasesOfPaths::new(context);
     let kernels = &context.trace.kernels;
     let operation_of = |row: usize| {
@@ -162,8 +162,9 @@ pub(super) fn network(context: &DiagnosisContext<'_>) -> Option<NetworkPhases> {
             }
         }
     }
-    let passes = TrainingPhase::ALL.map(|phase| places.passes(context, phase));
-    let some = TrainingPhase::ALL.into_iter().zip(sums).filter(|(_, sum)| !sum.kernels.is_empty());
+    let passes = TrainingPhase::ALL_PHASES.map(|phase| places.passes_of_phase(context, phase));
+    let some =
+        TrainingPhase::ALL_PHASES.into_iter().zip(sums).filter(|(_, sum)| !sum.kernels.is_empty());
     let used = |(phase, sum): (TrainingPhase, TrainingPhaseSum)| {
         let host_ns = places.host_ns[phase as usize];
         sum.mean_over_passes(context, phase, passes[phase as usize], host_ns)
@@ -198,7 +199,7 @@ impl PhasesOfPaths {
             let around = paths.parent_path(path) as usize;
             attention[path as usize] =
                 attention[around].or_else(|| AttentionOperation::phase_of_range(name));
-            let own = TrainingPhase::phase_of_range(name);
+            let own = TrainingPhase::from_range_name(name);
             phases[path as usize] = own.map(|(phase, _)| phase).or(phases[around]);
             let Some((phase, extent)) = own else { continue };
             found[phase as usize] = true;
@@ -226,7 +227,7 @@ impl PhasesOfPaths {
 
     /// Passes of a phase in the trace: launches of a recorded case, else the ranges around it, else
     /// as many as of the forward pass.
-    fn passes(&self, context: &DiagnosisContext<'_>, phase: TrainingPhase) -> usize {
+    fn passes_of_phase(&self, context: &DiagnosisContext<'_>, phase: TrainingPhase) -> usize {
         let opened =
             |phase: TrainingPhase| Some(self.opened[phase as usize]).filter(|count| *count > 0);
         match context.recorded_step_count() {
@@ -259,7 +260,7 @@ impl TrainingPhaseSum {
             let name = context.trace.names.text(name);
             KernelUsePerPass {
                 name: name.to_owned(),
-                class: KernelClass::class_of_name(name),
+                class: KernelClass::from_kernel_name(name),
                 launches: launches as f64 / passes as f64,
                 kernel_ns: each(ns),
             }

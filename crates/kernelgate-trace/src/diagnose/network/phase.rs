@@ -23,7 +23,7 @@ pub enum PhaseExtent {
 
 impl TrainingPhase {
     /// All phases in the order of a training step.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
+    pub const ALL_PHASES: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
     /// Label in printed output.
     pub const fn label(self) -> &'static str {
@@ -35,7 +35,7 @@ impl TrainingPhase {
     }
 
     /// Phase and extent of a range, by its name.
-    pub fn phase_of_range(name: &str) -> Option<(Self, PhaseExtent)> {
+    pub fn from_range_name(name: &str) -> Option<(TrainingPhase, PhaseExtent)> {
         let framework = [
             ("autograd::engine::evaluate_function", Self::Backward),
             ("Optimizer.step#", Self::Optimizer),
@@ -44,7 +44,7 @@ impl TrainingPhase {
         if let Some((_, phase)) = framework.iter().find(|(start, _)| name.starts_with(start)) {
             return Some((*phase, PhaseExtent::AroundPart));
         }
-        let name = separated_words(name);
+        let name = lower_case_words(name);
         let name = name.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
         let phase = match name {
             "forward" | "forward_step" | "fwd" => Self::Forward,
@@ -76,7 +76,7 @@ pub enum AttentionOperation {
 impl AttentionOperation {
     /// The operation that a range is, by the names of the profiling guide.
     pub fn phase_of_range(name: &str) -> Option<Self> {
-        let name = separated_words(name);
+        let name = lower_case_words(name);
         let named = |part: &str| name.contains(part);
         match () {
             () if named("attention_scores") => Some(Self::Scores),
@@ -97,7 +97,7 @@ impl AttentionOperation {
 }
 
 /// A name in lower case, with `_` between its words.
-fn separated_words(name: &str) -> String {
+fn lower_case_words(name: &str) -> String {
     name.trim().to_ascii_lowercase().replace([' ', '-'], "_")
 }
 
@@ -107,18 +107,18 @@ mod tests {
 
     #[test]
     fn phases_have_the_names_that_programs_use() {
-        let phase = |name| TrainingPhase::phase_of_range(name).map(|(phase, _)| phase);
+        let phase = |name| TrainingPhase::from_range_name(name).map(|(phase, _)| phase);
         for name in ["forward", "Forward", "forward pass", "Forward_7", "Model_Forward_Pass"] {
             assert_eq!(phase(name), Some(TrainingPhase::Forward), "{name}");
         }
         let autograd = "autograd::engine::evaluate_function: MmBackward0";
         assert_eq!(
-            TrainingPhase::phase_of_range(autograd),
+            TrainingPhase::from_range_name(autograd),
             Some((TrainingPhase::Backward, PhaseExtent::AroundPart))
         );
         assert_eq!(phase("Optimizer.step#AdamW.step"), Some(TrainingPhase::Optimizer));
         assert_eq!(
-            TrainingPhase::phase_of_range("Layer_2_Backward"),
+            TrainingPhase::from_range_name("Layer_2_Backward"),
             Some((TrainingPhase::Backward, PhaseExtent::AroundPart))
         );
         for name in ["layer_forward", "MmBackward0", "step", "optimizer_state", ""] {

@@ -7,7 +7,7 @@ use super::{
     MIN_LISTED_TIME_SHARE, NetworkPhases, TrainingPhase, time_share_by_class, total_kernel_ns,
 };
 use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::diagnose::labels::short_name;
+use crate::diagnose::labels::readable_name;
 use crate::diagnose::text::{time, wrap_line};
 use crate::stats::shorten;
 
@@ -26,17 +26,18 @@ fn number_text(value: f64) -> String {
 }
 
 impl NetworkPhases {
-    pub(in crate::diagnose) fn write(&self, text: &mut String) {
-        let _ = writeln!(text, "\nNetwork: times of one pass, on average over {}", self.passes());
+    pub(in crate::diagnose) fn write_network(&self, text: &mut String) {
+        let _ =
+            writeln!(text, "\nNetwork: times of one pass, on average over {}", self.passes_text());
         self.write_host_and_device_times(text);
-        if let Some(forward) = self.phase(TrainingPhase::Forward) {
-            let step = self.trains().then(|| self.step());
+        if let Some(forward) = self.use_in_phase(TrainingPhase::Forward) {
+            let step = self.trains().then(|| self.step_kernels());
             largest_kernels_text(text, &forward.kernels, step.as_deref());
             other_kernels_text(text, &forward.kernels);
             write_class_shares(text, &forward.kernels, step.as_deref());
         }
         match &self.attention {
-            Some(attention) => attention.write(text, self.passes.max(1)),
+            Some(attention) => attention.write_phase(text, self.passes.max(1)),
             None => wrap_line(
                 text,
                 "softmax against matmul: no ranges computing_attention_scores, computing_softmax and \
@@ -47,7 +48,7 @@ impl NetworkPhases {
         }
     }
 
-    fn passes(&self) -> String {
+    fn passes_text(&self) -> String {
         let passes = self.phases.iter().map(|of| format!("{} {}", of.passes, of.phase.label()));
         let passes: Vec<String> = passes.collect();
         if passes.is_empty() { "all".to_owned() } else { passes.join(", ") }
@@ -76,7 +77,12 @@ impl NetworkPhases {
             );
         }
         for of in &self.phases {
-            wrap_line(text, &format!("{}: {}", of.phase.label(), of.difference()), "  ", "    ");
+            wrap_line(
+                text,
+                &format!("{}: {}", of.phase.label(), of.host_time_difference()),
+                "  ",
+                "    ",
+            );
         }
         if self.outside >= MIN_LISTED_TIME_SHARE {
             let line = format!(
@@ -91,7 +97,7 @@ impl NetworkPhases {
 
 impl super::PhaseUsePerPass {
     /// Why a timer of the host has another time than the device.
-    pub fn difference(&self) -> String {
+    pub fn host_time_difference(&self) -> String {
         let device_ns = self.busy_ns + self.idle_ns;
         let causes =
             self.idle.iter().filter(|(_, idle)| *idle >= MIN_LISTED_TIME_SHARE * device_ns).take(3);
@@ -126,7 +132,7 @@ fn largest_kernels_text(
         let first = kernels.first()?;
         Some(format!(
             "{}: {} launches, {}, {:.1} % of the kernels' time",
-            shorten(&short_name(&first.name), 60),
+            shorten(&readable_name(&first.name), 60),
             number_text(first.launches),
             ns(first.kernel_ns),
             100.0 * first.kernel_ns / total_kernel_ns(kernels).max(1.0)
@@ -157,7 +163,7 @@ fn other_kernels_text(text: &mut String, forward: &[KernelUsePerPass]) {
         let _ = writeln!(
             text,
             "    {:<57}{:<15}{:>5}{:>11}{:>6.1} %",
-            shorten(&short_name(&of.name), KERNEL_NAME_WIDTH),
+            shorten(&readable_name(&of.name), KERNEL_NAME_WIDTH),
             of.class.label(),
             number_text(of.launches),
             ns(of.kernel_ns),
@@ -193,7 +199,7 @@ fn write_class_shares(
 
 impl AttentionUse {
     #[allow(clippy::cast_precision_loss)]
-    fn write(&self, text: &mut String, passes: usize) {
+    fn write_phase(&self, text: &mut String, passes: usize) {
         let _ = writeln!(
             text,
             "  {:<20}{:>12}{:>16}{:>14}{:>12}",
@@ -202,7 +208,8 @@ impl AttentionUse {
         for operation in
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values]
         {
-            let AttentionOperationUse { kernels, kernel_ns, flops } = *self.operation(operation);
+            let AttentionOperationUse { kernels, kernel_ns, flops } =
+                *self.use_of_operation(operation);
             let scaled =
                 |scale: f64| flops.map_or("-".to_owned(), |flops| format!("{:.2}", flops * scale));
             let _ = writeln!(

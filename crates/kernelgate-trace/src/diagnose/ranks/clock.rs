@@ -11,7 +11,7 @@ pub(super) struct ClockDifference {
 
 impl ClockDifference {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    pub(super) fn value(&self, time: i64) -> i64 {
+    pub(super) fn offset_at(&self, time: i64) -> i64 {
         self.offset + ((time - self.at) as f64 * self.slope).round() as i64
     }
 }
@@ -34,7 +34,7 @@ impl RankClock {
         #[allow(clippy::cast_precision_loss)]
         let slope = self.line.slope + sign as f64 * ahead.slope;
         let at = ahead.at;
-        let offset = self.line.value(at) + sign * ahead.offset;
+        let offset = self.line.offset_at(at) + sign * ahead.offset;
         Self {
             line: ClockDifference { at, offset, slope },
             spread_ns: self.spread_ns.max(spread_ns),
@@ -42,13 +42,13 @@ impl RankClock {
     }
 
     /// Nanoseconds by which the rank's clock is ahead of the job's clock at that time.
-    pub(super) fn ahead(&self, time: i64) -> i64 {
-        self.line.value(time)
+    pub(super) fn ns_ahead_of_job_clock(&self, time: i64) -> i64 {
+        self.line.offset_at(time)
     }
 
     /// Converts a time of the rank's clock to the job's time.
     pub(super) fn job_time(&self, time: i64) -> i64 {
-        time - self.line.value(time)
+        time - self.line.offset_at(time)
     }
 }
 

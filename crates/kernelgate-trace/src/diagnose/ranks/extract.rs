@@ -59,14 +59,14 @@ pub struct RankTimeParts {
 
 impl RankTimeParts {
     /// The time of operations inside a span of the job's time.
-    fn measure(
+    fn measure_span(
         trace: &Trace,
         classes: &OperationClasses<'_>,
         operations: &OperationOrder,
         inside: impl Fn(i64, i64) -> i64,
     ) -> RankTimeParts {
         let mut times = Self::default();
-        timeline::pieces(
+        timeline::cut_into_pieces(
             &AllOperations::new(trace),
             classes,
             operations.iter(),
@@ -126,7 +126,7 @@ pub struct RankTrace {
 impl RankTrace {
     /// The ranks that a trace holds: every process on every device that communicates. A trace
     /// without communication gives one part without communicators.
-    pub fn extract(name: &str, trace: Trace) -> Vec<RankTrace> {
+    pub fn extract_ranks(name: &str, trace: Trace) -> Vec<RankTrace> {
         let recorded = Arc::new(RecordedOperations::new(trace));
         let trace = &recorded.trace;
         let (all, classes) = (AllOperations::new(trace), OperationClasses::new(trace));
@@ -140,7 +140,7 @@ impl RankTrace {
                     1 => name.to_owned(),
                     _ => format!("{name}, process {pid}, device {device}"),
                 };
-                rank_part(name, &recorded, &classes, ids, *owner)
+                rank_trace_of_owner(name, &recorded, &classes, ids, *owner)
             })
             .collect();
         let communicates = |part: &Self| !part.communicators.is_empty();
@@ -149,7 +149,7 @@ impl RankTrace {
         } else {
             parts.truncate(1);
         }
-        let declared = DeclaredRank::read(trace);
+        let declared = DeclaredRank::read_declared_rank(trace);
         // A trace declares one rank, so with several parts the rank of each is unknown.
         let rank = declared.rank.filter(|_| parts.len() == 1);
         for part in &mut parts {
@@ -175,7 +175,7 @@ impl RankTrace {
                 let [start, end] = [start, end].map(|time| clock.job_time(time).clamp(first, last));
                 end - start
             };
-            RankTimeParts::measure(trace, &OperationClasses::new(trace), operations, inside)
+            RankTimeParts::measure_span(trace, &OperationClasses::new(trace), operations, inside)
         })
     }
 
@@ -185,12 +185,12 @@ impl RankTrace {
     }
 
     /// Collectives of all communicators.
-    pub fn collectives(&self) -> usize {
+    pub fn collective_count(&self) -> usize {
         self.communicators.iter().map(|of| of.entries.len()).sum()
     }
 }
 
-fn rank_part(
+fn rank_trace_of_owner(
     name: String,
     recorded: &Arc<RecordedOperations>,
     classes: &OperationClasses<'_>,
@@ -201,17 +201,17 @@ fn rank_part(
     let all = AllOperations::new(trace);
     let start = operations.get(0).map_or(0, |id| all.start(id));
     let end = operations.iter().map(|id| all.end(id)).max().unwrap_or(start).max(start);
-    let times = RankTimeParts::measure(trace, classes, operations, |start, end| end - start);
+    let times = RankTimeParts::measure_span(trace, classes, operations, |start, end| end - start);
     let mut communicators: Vec<RankCommunicator> = Vec::new();
     let mut numbers: HashMap<(Option<u32>, u32), usize> = HashMap::new();
     let mut streams = 0;
     for id in operations.iter() {
-        let Some(communication) = classes.communication(id) else { continue };
+        let Some(communication) = classes.communication_of_operation(id) else { continue };
         // A copy ends on no other rank.
-        if matches!(all.part(id), (OperationKind::Copy, _)) {
+        if matches!(all.kind_and_row(id), (OperationKind::Copy, _)) {
             continue;
         }
-        let call = trace.collectives.find(id);
+        let call = trace.collectives.call_of_kernel(id);
         let place = all.place(id).0;
         let key = call.map_or((None, place), |call| (Some(call.group.0), 0));
         let at = *numbers.entry(key).or_insert_with(|| {
@@ -227,8 +227,7 @@ fn rank_part(
             communicators.len() - 1
         });
         // The framework's name of a collective is more exact than the name of a generic kernel.
-        let collective =
-            call.map(|call| CollectiveKind::collective_in_name(trace.names.text(call.name)));
+        let collective = call.map(|call| CollectiveKind::from_name(trace.names.text(call.name)));
         let collective = collective
             .filter(|&known| known != CollectiveKind::Unknown)
             .unwrap_or(communication.collective);
@@ -284,7 +283,7 @@ struct DeclaredRank {
 }
 
 impl DeclaredRank {
-    fn read(trace: &Trace) -> DeclaredRank {
+    fn read_declared_rank(trace: &Trace) -> DeclaredRank {
         let Some(text) = trace.metadata.get("distributedInfo") else { return Self::default() };
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else {
             return Self::default();

@@ -88,7 +88,7 @@ pub enum JobProblem {
 
 impl JobProblem {
     /// Text of the problem as a sentence.
-    pub fn message(&self) -> String {
+    pub fn problem_text(&self) -> String {
         match self {
             Self::Cut { trace, why } => format!("{trace}: read in part only: {why}"),
             Self::NoCommunication { trace } => {
@@ -180,7 +180,7 @@ pub struct CollectiveKindSum {
 
 /// A job: the joined traces of several ranks.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub struct JoinedJob {
     /// Ranks of the job, in the order of their numbers or traces.
     pub ranks: Vec<RankCollectiveSum>,
     /// Collectives summed by kind and size, the most expensive first.
@@ -202,11 +202,11 @@ pub struct Job {
     pub problems: Vec<JobProblem>,
 }
 
-impl Job {
+impl JoinedJob {
     /// The severity of the slowest straggler: from a tenth of the span on it is severe.
-    pub fn worst(&self) -> Option<FindingSeverity> {
+    pub fn worst_severity(&self) -> Option<FindingSeverity> {
         let straggler = self.straggler_ranks().into_iter().next()?;
-        Some(FindingSeverity::severity_of_saving(self.felt_rank_delay_ns(straggler), self.span_ns))
+        Some(FindingSeverity::from_saving(self.felt_rank_delay_ns(straggler), self.span_ns))
     }
 
     /// The least and the greatest share of exposed communication in the time of a rank.
@@ -247,19 +247,19 @@ impl Job {
 
 /// Joins the traces of several ranks to one job. Traces that do not belong to the job are reported
 /// and not used.
-pub fn join_ranks(parts: Vec<RankTrace>) -> Job {
-    let mut problems: Vec<JobProblem> = parts.iter().filter_map(cut).collect();
+pub fn join_ranks(parts: Vec<RankTrace>) -> JoinedJob {
+    let mut problems: Vec<JobProblem> = parts.iter().filter_map(problem_if_cut_short).collect();
     let mut parts = parts_of_one_job(parts, &mut problems);
     extract::label(&mut parts);
     let links = CommunicatorLinks::new(&parts, &mut problems);
     let (parts, clocks) = links.rank_clocks(parts, &mut problems);
     let meetings = collective_meetings(&parts, &clocks, &mut problems);
-    missing_ranks(&parts, &mut problems);
-    job_sums(parts, &clocks, &meetings, problems)
+    note_missing_ranks(&parts, &mut problems);
+    sum_job(parts, &clocks, &meetings, problems)
 }
 
 /// Whether the trace of a part could not be read to its end.
-fn cut(part: &RankTrace) -> Option<JobProblem> {
+fn problem_if_cut_short(part: &RankTrace) -> Option<JobProblem> {
     let why = part.recorded.trace.quality.unreadable.first()?.clone();
     Some(JobProblem::Cut { trace: part.name.clone(), why })
 }
@@ -407,7 +407,7 @@ impl CommunicatorLinks {
             }
         }
         for (part, clock) in kept.iter().zip(&clocks) {
-            let ahead_ns = clock.ahead(part.span.0);
+            let ahead_ns = clock.ns_ahead_of_job_clock(part.span.0);
             if ahead_ns.abs() >= MAX_SAME_CLOCK_DIFFERENCE_NS {
                 problems.push(JobProblem::Clock { trace: part.name.clone(), ahead_ns });
             }
@@ -427,7 +427,7 @@ fn ranks_by_communicator(parts: &[RankTrace]) -> BTreeMap<String, Vec<(usize, &R
     members
 }
 
-fn key(entry: &RankCollective) -> (CollectiveKind, u64) {
+fn collective_and_bytes(entry: &RankCollective) -> (CollectiveKind, u64) {
     (entry.collective, entry.bytes)
 }
 
@@ -481,7 +481,9 @@ fn matching_pairs<'a>(
     if !enough || (shift != 0 && pairs.len() < 3) {
         return None;
     }
-    let agree = sampled_pairs(&pairs).filter(|(a, b)| key(a) == key(b)).count();
+    let agree = sampled_pairs(&pairs)
+        .filter(|(a, b)| collective_and_bytes(a) == collective_and_bytes(b))
+        .count();
     #[allow(clippy::cast_precision_loss)]
     let share = agree as f64 / sampled_pairs(&pairs).count() as f64;
     (share >= MIN_AGREEING_SHARE).then_some(pairs)
@@ -502,7 +504,7 @@ fn median_offset(values: impl Iterator<Item = i64>) -> i64 {
 /// The median distance from a line through the offsets.
 fn offset_spread(offsets: &[(i64, i64)]) -> i64 {
     let line = fit_clock_line(offsets);
-    median_offset(offsets.iter().map(|&(time, offset)| (offset - line.value(time)).abs()))
+    median_offset(offsets.iter().map(|&(time, offset)| (offset - line.offset_at(time)).abs()))
 }
 
 /// Fits a line through the median of the first third and the median of the last third of the
@@ -566,7 +568,10 @@ fn collective_meetings(
             });
             let entries: Vec<(usize, RankCollective)> = entries.collect();
             let first = entries[0].1;
-            if entries.iter().any(|(_, entry)| key(entry) != key(&first)) {
+            if entries
+                .iter()
+                .any(|(_, entry)| collective_and_bytes(entry) != collective_and_bytes(&first))
+            {
                 continue;
             }
             all.push(CollectiveMeeting {
@@ -589,7 +594,7 @@ fn collective_meetings(
 }
 
 /// Ranks that the job has and no trace shows.
-fn missing_ranks(parts: &[RankTrace], problems: &mut Vec<JobProblem>) {
+fn note_missing_ranks(parts: &[RankTrace], problems: &mut Vec<JobProblem>) {
     let Some(world) = parts.iter().filter_map(|of| of.world).max() else { return };
     let have: Vec<u32> = parts.iter().filter_map(|of| of.rank).collect();
     let count = world.saturating_sub(u32::try_from(parts.len()).unwrap_or(u32::MAX));
@@ -630,12 +635,12 @@ fn collectives_by_time(
     collectives
 }
 
-fn job_sums(
+fn sum_job(
     parts: Vec<RankTrace>,
     clocks: &[RankClock],
     meetings: &[CollectiveMeeting],
     problems: Vec<JobProblem>,
-) -> Job {
+) -> JoinedJob {
     let count = parts.len();
     let mut waits = vec![vec![0i64; count]; count];
     let mut by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum> = HashMap::new();
@@ -698,7 +703,7 @@ fn job_sums(
         gain_ns: gains[index],
         part,
     });
-    Job {
+    JoinedJob {
         ranks: ranks.collect(),
         collectives,
         waits,

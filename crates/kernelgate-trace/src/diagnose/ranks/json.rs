@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::join::{CollectiveKindSum, Job, RankCollectiveSum};
+use super::join::{CollectiveKindSum, JoinedJob, RankCollectiveSum};
 use super::what_if::JobChangeGain;
 
 /// The version of the format, which `schema/job.json` of this crate describes. In version 2 the
 /// times of ranks cover only the time in which all ranks were recorded.
 const RANKS_JSON_SCHEMA: u32 = 2;
 
-impl Job {
+impl JoinedJob {
     /// Converts the job's diagnosis to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let rank = |of: &RankCollectiveSum| {
@@ -64,7 +64,7 @@ impl Job {
             "span_ns": self.span_ns,
             "clock_precision_ns": self.precision_ns,
             "link_gb_s": self.link.map(|(speed, _)| speed),
-            "problems": self.problems.iter().map(|of| of.message()).collect::<Vec<_>>(),
+            "problems": self.problems.iter().map(|of| of.problem_text()).collect::<Vec<_>>(),
         })
     }
 }

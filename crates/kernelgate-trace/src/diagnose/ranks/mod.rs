@@ -12,7 +12,7 @@ mod text;
 mod what_if;
 
 pub use extract::{RankCollective, RankCommunicator, RankTimeParts, RankTrace};
-pub use join::{CollectiveKindSum, Job, JobProblem, RankCollectiveSum, join_ranks};
+pub use join::{CollectiveKindSum, JobProblem, JoinedJob, RankCollectiveSum, join_ranks};
 pub use what_if::{JobChangeGain, JobCriticalPath};
 
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
 }
 
 /// The GPUs of one trace as the ranks of a job; `None` if fewer than two of them communicate.
-pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
+pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<JoinedJob>, TraceError> {
     let parts = read_rank_traces(&[(name.to_owned(), path.to_owned())])?;
     Ok((parts.len() > 1).then(|| join_ranks(parts)))
 }
@@ -46,7 +46,7 @@ pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<Job>, TraceError
 pub fn read_rank_traces(traces: &[(String, PathBuf)]) -> Result<Vec<RankTrace>, TraceError> {
     let columns = WantedTraceParts { operations: true, calls: true, ..WantedTraceParts::default() };
     let read = |(name, path): &(String, PathBuf)| {
-        Ok(RankTrace::extract(name, read::open_trace_file(Path::new(path), &columns)?))
+        Ok(RankTrace::extract_ranks(name, read::open_trace_file(Path::new(path), &columns)?))
     };
     let results: Vec<Mutex<Option<RankTraces>>> = traces.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);

@@ -19,7 +19,7 @@ pub(super) struct RecordedOperations {
 impl RecordedOperations {
     /// Joins the calls of a trace with its operations, and drops the calls.
     pub fn new(mut trace: Trace) -> Self {
-        let launches = TraceLaunches::join_launches(&trace);
+        let launches = TraceLaunches::join_operations_with_calls(&trace);
         let waiting = names_that_wait(&trace);
         let calls = std::mem::take(&mut trace.calls);
         let all = AllOperations::new(&trace);
@@ -27,7 +27,7 @@ impl RecordedOperations {
         for (id, &call) in all.ids().zip(&launches.call_of).filter(|&(_, &call)| call != NO_CALL) {
             let call = call as usize;
             let (start, end, thread) = (calls.start[call], calls.end[call], calls.thread[call]);
-            launch_calls.set(&all, id, LaunchCall { start, end, thread });
+            launch_calls.set_launch_call(&all, id, LaunchCall { start, end, thread });
         }
         let wait = |call: usize| GpuWaitCall {
             thread: calls.thread[call],
@@ -41,7 +41,7 @@ impl RecordedOperations {
 
     /// Whether the calls that launch were recorded.
     pub fn has_launch_calls(&self) -> bool {
-        self.launches.any()
+        self.launches.is_any_recorded()
     }
 
     /// Builds the dependencies among the recorded operations.

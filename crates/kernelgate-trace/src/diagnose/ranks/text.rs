@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::clock::median_rank_value;
-use super::join::{Job, JobProblem, RankCollectiveSum};
-use crate::diagnose::text::{bytes, percent, time, wrap_line};
+use super::join::{JobProblem, JoinedJob, RankCollectiveSum};
+use crate::diagnose::text::{format_bytes, percent, time, wrap_line};
 use crate::stats::{shorten, with_thousands_separators};
 
 /// Maximum number of kinds of collectives that are listed.
@@ -16,7 +16,7 @@ const MAX_LISTED_CLOCKS: usize = 4;
 /// Maximum number of pairs of ranks that are listed.
 const MAX_LISTED_PAIRS: usize = 8;
 
-impl Job {
+impl JoinedJob {
     /// The job as text of at most 100 columns.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
@@ -62,7 +62,7 @@ impl Job {
         let clocks: Vec<i64> = self.problems.iter().filter_map(ahead).collect();
         let many = clocks.len() > MAX_LISTED_CLOCKS;
         for problem in self.problems.iter().filter(|of| !many || ahead(of).is_none()) {
-            wrap_line(text, &problem.message(), "  ! ", "    ");
+            wrap_line(text, &problem.problem_text(), "  ! ", "    ");
         }
         if let (true, Some(least), Some(most)) = (many, clocks.iter().min(), clocks.iter().max()) {
             let apart = time(most.max(&0) - least.min(&0));
@@ -189,7 +189,7 @@ impl Job {
             "collective", "bytes", "ranks", "count", "transfer", "skew", "bus bandwidth"
         );
         for of in self.collectives.iter().take(MAX_LISTED_COLLECTIVE_KINDS) {
-            let size = if of.bytes > 0 { bytes(of.bytes) } else { "unknown".to_owned() };
+            let size = if of.bytes > 0 { format_bytes(of.bytes) } else { "unknown".to_owned() };
             let bus = match (of.bus, self.link) {
                 (Some(bus), Some((link, _))) => {
                     format!("{bus:.1} GB/s ({:.0} %)", bus / link * 100.0)

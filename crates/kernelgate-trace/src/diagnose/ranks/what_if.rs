@@ -1,5 +1,5 @@
-//! The critical path of a job through its ranks, and what a faster rank, kernel, launch or collective
-//! would gain: the operations of all ranks replayed together.
+//! The critical path of a job through its ranks, and what a faster rank, kernel, launch or
+//! collective would gain: the operations of all ranks replayed together.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::analyze::classes::{OperationClass, OperationClasses};
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
 use crate::analyze::replay::job::{CollectiveMember, JobReplay};
 use crate::analyze::replay::{CriticalPathSegment, ReplayChange, ReplayedHostTime};
-use crate::diagnose::labels::short_name;
+use crate::diagnose::labels::readable_name;
 use crate::model::Trace;
 
 /// Kernels that are replayed.
@@ -33,8 +33,8 @@ pub struct JobChangeGain {
 pub struct JobCriticalPath {
     /// Time from when all ranks are recorded to the last end on any of them, nanoseconds.
     pub total_ns: i64,
-    /// Segments of the critical path: rank, its activity, and nanoseconds, the longest first. The times
-    /// add up to the total.
+    /// Segments of the critical path: rank, its activity, and nanoseconds, the longest first. The
+    /// times add up to the total.
     pub segments: Vec<(usize, String, i64)>,
     /// The largest first.
     pub gains: Vec<JobChangeGain>,
@@ -63,13 +63,13 @@ impl<'a> DistinctTraces<'a> {
         Self { recorded, of_part, classes }
     }
 
-    fn trace(&self, number: usize) -> &'a Trace {
+    fn trace_of_recording(&self, number: usize) -> &'a Trace {
         &self.recorded[number].trace
     }
 
     /// The part that an operation belongs to.
-    fn part(&self, parts: &[RankTrace], number: usize, id: OperationId) -> usize {
-        let trace = self.trace(number);
+    fn rank_part_of_operation(&self, parts: &[RankTrace], number: usize, id: OperationId) -> usize {
+        let trace = self.trace_of_recording(number);
         let place = &trace.places[AllOperations::new(trace).place(id).0 as usize];
         let own = |part: usize| {
             self.of_part[part] == number && parts[part].owner == (place.process, place.device)
@@ -78,9 +78,9 @@ impl<'a> DistinctTraces<'a> {
     }
 
     /// The name of the function of a kernel that computes.
-    fn kernel(&self, number: usize, id: OperationId) -> Option<&'a str> {
-        let trace = self.trace(number);
-        match AllOperations::new(trace).part(id) {
+    fn compute_function_name(&self, number: usize, id: OperationId) -> Option<&'a str> {
+        let trace = self.trace_of_recording(number);
+        match AllOperations::new(trace).kind_and_row(id) {
             (OperationKind::Kernel, row)
                 if self.classes[number].class_of_operation(id) == OperationClass::Compute =>
             {
@@ -111,7 +111,7 @@ impl SpeedUpChange {
             Self::Rank { part, .. } => {
                 format!("{} as fast as the median rank", parts[*part].label)
             }
-            Self::Kernel(name) => format!("half the time of {}", short_name(name)),
+            Self::Kernel(name) => format!("half the time of {}", readable_name(name)),
             Self::Class(OperationClass::Communication) => "transfers that take no time".to_owned(),
             Self::Class(OperationClass::Copy) => "copies that take no time".to_owned(),
             Self::Class(class) => format!("{}s that take no time", class.label()),
@@ -165,7 +165,7 @@ pub(super) fn replay_job(
         gains.push(JobChangeGain { change: faster.label(parts), gain_ns: gain(&faster) });
     }
     gains.sort_by(|a, b| b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.cmp(&b.change)));
-    let (start, end) = job.recorded();
+    let (start, end) = job.span_recorded_on_all_ranks();
     let path = JobCriticalPath {
         total_ns: end - start,
         segments: critical_path_by_rank(&job, &traces, parts),
@@ -191,9 +191,9 @@ fn speed_up_changes(traces: &DistinctTraces<'_>) -> Vec<SpeedUpChange> {
     let mut kernels: HashMap<&str, i64> = HashMap::new();
     let mut classes: Vec<OperationClass> = Vec::new();
     for number in 0..traces.recorded.len() {
-        let all = AllOperations::new(traces.trace(number));
+        let all = AllOperations::new(traces.trace_of_recording(number));
         for id in all.ids() {
-            if let Some(name) = traces.kernel(number, id) {
+            if let Some(name) = traces.compute_function_name(number, id) {
                 *kernels.entry(name).or_default() += all.length(id);
             }
             let class = traces.classes[number].class_of_operation(id);
@@ -232,11 +232,15 @@ fn gain_of_faster(
         move |id: OperationId, ns: i64| match faster {
             SpeedUpChange::Rank { part, compute, .. } => {
                 let own = traces.of_part[*part] == number
-                    && traces.part(parts, number, id) == *part
+                    && traces.rank_part_of_operation(parts, number, id) == *part
                     && traces.classes[number].class_of_operation(id) == OperationClass::Compute;
                 if own { scaled(ns, *compute) } else { ns }
             }
-            SpeedUpChange::Kernel(name) if traces.kernel(number, id) == Some(name) => ns / 2,
+            SpeedUpChange::Kernel(name)
+                if traces.compute_function_name(number, id) == Some(name) =>
+            {
+                ns / 2
+            }
             SpeedUpChange::Class(class)
                 if traces.classes[number].class_of_operation(id) == *class =>
             {
@@ -260,7 +264,7 @@ fn gain_of_faster(
     let lengths: Vec<&dyn Fn(OperationId, i64) -> i64> =
         lengths.iter().map(|length| length as &dyn Fn(OperationId, i64) -> i64).collect();
     let changes: Vec<ReplayChange<'_>> = lengths.into_iter().enumerate().map(change).collect();
-    job.gain(&changes)
+    job.job_gain_ns(&changes)
 }
 
 /// The time on the critical path by rank and kind of work.
@@ -274,11 +278,11 @@ fn critical_path_by_rank(
     for (number, segment, ns) in job.critical_path() {
         let (part, what) = match segment {
             CriticalPathSegment::Operation(id) => {
-                let what = match traces.kernel(number, id) {
-                    Some(name) => short_name(name),
+                let what = match traces.compute_function_name(number, id) {
+                    Some(name) => readable_name(name),
                     None => traces.classes[number].class_of_operation(id).label().to_owned(),
                 };
-                (traces.part(parts, number, id), what)
+                (traces.rank_part_of_operation(parts, number, id), what)
             }
             other => (first_part(number).unwrap_or(0), other.label().to_owned()),
         };

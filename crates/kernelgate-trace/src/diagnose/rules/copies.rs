@@ -7,7 +7,7 @@ use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedShare, InspectedUnit, ProcessDeviceUse,
 };
-use super::super::text::bytes as shown_bytes;
+use super::super::text::format_bytes as shown_bytes;
 use super::launches::missing_gpu_work;
 use super::outcome::{MissingData, RuleOutcome, inspected_some, most_expensive_evidence, number};
 use crate::analyze::operations::{OperationId, OperationKind};
@@ -83,15 +83,16 @@ fn operations_with_calls<'a>(
     if context.all.is_empty() {
         return Err(missing_gpu_work(context));
     }
-    let of_kind = |&id: &u32| context.all.part(id).0 == kind && !context.is_page_migration(id);
+    let of_kind =
+        |&id: &u32| context.all.kind_and_row(id).0 == kind && !context.is_page_migration(id);
     let ids: Vec<u32> = context.all.ids().filter(of_kind).collect();
     if ids.is_empty() {
-        return Err(MissingData::absent_work(format!("the trace holds no {}", unit.label())));
+        return Err(MissingData::no_work(format!("the trace holds no {}", unit.label())));
     }
     let called = ids.iter().filter_map(|&id| {
         let call = context.host.function_that_launched(context.trace, id)?;
-        let (_, row) = context.all.part(id);
-        Some(OperationWithCall { id, row, call: context.function(call) })
+        let (_, row) = context.all.kind_and_row(id);
+        Some(OperationWithCall { id, row, call: context.function_name(call) })
     });
     let called: Vec<OperationWithCall<'a>> = called.collect();
     let record = context.platform.record_launches_advice();
@@ -111,10 +112,10 @@ fn operations_with_calls<'a>(
 /// can save.
 fn copies_severity(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeverity {
     let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
-    FindingSeverity::severity_of_saving(ns, span)
+    FindingSeverity::from_saving(ns, span)
 }
 
-/// The time of some operations, as far as one line of all devices' time holds as much.
+/// Limits the time `ns` of some operations to the sum of one line of all devices' time.
 fn limit_to_one_line(devices: &[ProcessDeviceUse], line: BusyTimeLine, ns: i64) -> i64 {
     ns.min(devices.iter().map(|of| of.account.total.busy_ns_of_line(line)).sum())
 }
@@ -248,8 +249,8 @@ pub(super) fn synchronous_sets_rule(
     RuleOutcome::Checked(synchronous_finding(context, devices, kind, (group, saved)), inspected)
 }
 
-/// A finding of a group with its exposed time. The asynchronous form hides it behind other work, and
-/// so no more than there is of that.
+/// A finding of a group with its exposed time. The asynchronous form hides the exposed time behind
+/// other work, so it saves no more than the time of that work.
 fn synchronous_finding(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],

@@ -7,8 +7,8 @@ use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::labels::short_name;
-use super::super::text::{bytes, time};
+use super::super::labels::readable_name;
+use super::super::text::{format_bytes, time};
 use super::launches::missing_gpu_work;
 use super::outcome::{MissingData, RuleOutcome, inspected_all, most_expensive_evidence, percent};
 use crate::analyze::classes::OperationClass;
@@ -65,7 +65,7 @@ fn exposed_evidence(
     let mut by_name: BTreeMap<String, (FindingEvidence, u64)> = BTreeMap::new();
     for &id in ids {
         let (start, end) = (all.start(id), all.end(id));
-        let name = shorten(&short_name(&all.name(id)), EXPOSED_NAME_WIDTH);
+        let name = shorten(&readable_name(&all.name(id)), EXPOSED_NAME_WIDTH);
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
             let first = FindingEvidence {
                 what: name,
@@ -81,13 +81,13 @@ fn exposed_evidence(
         if line.span.is_some_and(|(from, to)| end - start > to - from) {
             line.span = Some((start, end));
         }
-        if let (crate::analyze::operations::OperationKind::Copy, row) = all.part(id) {
+        if let (crate::analyze::operations::OperationKind::Copy, row) = all.kind_and_row(id) {
             *moved += context.trace.copies.bytes[row];
         }
     }
     let lines = by_name.into_values().map(|(mut line, moved)| {
         if moved > 0 {
-            line.what = format!("{}, {}", line.what, bytes(moved));
+            line.what = format!("{}, {}", line.what, format_bytes(moved));
         }
         line
     });
@@ -105,13 +105,16 @@ pub(super) fn exposed_communication_rule_text() -> String {
 }
 
 /// Finds copies during which no kernel runs.
-pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) -> RuleOutcome {
+pub(super) fn find_exposed_copies(
+    context: &DiagnosisContext<'_>,
+    used: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.all.is_empty() {
         return missing_gpu_work(context).into();
     }
     let count = count_of_class(context, OperationClass::Copy);
     if count == 0 {
-        return MissingData::absent_work("the trace holds no copies").into();
+        return MissingData::no_work("the trace holds no copies").into();
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
@@ -124,13 +127,13 @@ pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) 
         let copied = united_spans(context, &copies);
         Some(DiagnosisFinding {
             id: "exposed-copy",
-            severity: FindingSeverity::severity_of_saving(exposed, span),
+            severity: FindingSeverity::from_saving(exposed, span),
             confidence: FindingConfidence::High,
             title: format!(
                 "device {} copies for {:.1} % of the time, {share:.1} % with no kernel beside it; \
                  kernels run for {:.1} %",
                 used.device,
-                percent(copied.length(), span),
+                percent(copied.covered_ns(), span),
                 percent(device_compute_ns(used), span),
             ),
             measured: NumberWithUnit { value: share, unit: "% of the span" },
@@ -151,7 +154,7 @@ pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) 
 }
 
 /// Finds communication during which nothing computes.
-pub(super) fn communication(
+pub(super) fn find_exposed_communication(
     context: &DiagnosisContext<'_>,
     used: &[ProcessDeviceUse],
 ) -> RuleOutcome {
@@ -160,7 +163,7 @@ pub(super) fn communication(
     }
     let count = count_of_class(context, OperationClass::Communication);
     if count == 0 {
-        return MissingData::absent_work("the trace holds no communication kernels").into();
+        return MissingData::no_work("the trace holds no communication kernels").into();
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
@@ -177,19 +180,19 @@ pub(super) fn communication(
             .iter()
             .any(|of| of.class == OperationClass::Communication && of.beside_compute > 0);
         // Work that overlaps on one stream shows that the trace does not hold the real streams.
-        let stream = match shares_streams && exposed == communicated.length() {
+        let stream = match shares_streams && exposed == communicated.covered_ns() {
             true => "; it is on a stream that computes, so that nothing can overlap there",
             false => "",
         };
         Some(DiagnosisFinding {
             id: "exposed-communication",
-            severity: FindingSeverity::severity_of_saving(exposed, span),
+            severity: FindingSeverity::from_saving(exposed, span),
             confidence: FindingConfidence::High,
             title: format!(
                 "device {} communicates for {}, {} of it with no compute beside it: {share:.1} % of \
                  the time{stream}",
                 used.device,
-                time(communicated.length()),
+                time(communicated.covered_ns()),
                 time(exposed),
             ),
             measured: NumberWithUnit { value: share, unit: "% of the span" },

@@ -8,7 +8,7 @@ use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::labels::short_name;
+use super::super::labels::readable_name;
 use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
 use crate::analyze::order::OperationOrder;
 use crate::analyze::ranges::paths::RangePathId;
@@ -25,7 +25,7 @@ const MIN_TIME_SHARE: f64 = 2.0;
 
 /// Launches of a kernel, and of a pair of neighbours on one stream.
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct LaunchTotals {
     count: usize,
     total_ns: i64,
 }
@@ -47,7 +47,7 @@ struct NeighbourPair {
 struct KernelChains {
     /// Time of all kernels of the chains.
     fused_ns: i64,
-    /// Part of the time that goes, with the idle time.
+    /// Part of that time that fusing saves, with the idle time between the kernels.
     saved_ns: i64,
     /// For each kernel name, whether the kernel stays, and whether it follows another one of the
     /// chain.
@@ -88,7 +88,7 @@ impl KernelChains {
     }
 }
 
-pub(super) fn finds() -> String {
+pub(super) fn fusion_finding_text() -> String {
     format!(
         "kernels of up to {} µs, no matmul or attention, that ran one after the other on a stream \
          {MIN_PAIR_REPEATS} times or more and never otherwise, take {MIN_TIME_SHARE} % of the kernel time",
@@ -96,10 +96,13 @@ pub(super) fn finds() -> String {
     )
 }
 
-pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> RuleOutcome {
+pub(super) fn find_fusible_kernels(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     let kernels = &context.trace.kernels;
     if kernels.on_gpu.is_empty() {
-        return MissingData::absent_work("the trace holds no kernels").into();
+        return MissingData::no_work("the trace holds no kernels").into();
     }
     let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
     let length = |row: usize| kernels.on_gpu.length(row);
@@ -107,7 +110,7 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
     let order = OperationOrder::operations_by_key(rows, |row| {
         (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start.at(row as usize))
     });
-    let mut sums: HashMap<u32, Sum> = HashMap::new();
+    let mut sums: HashMap<u32, LaunchTotals> = HashMap::new();
     for row in 0..kernels.on_gpu.len() {
         let sum = sums.entry(name(row)).or_default();
         sum.count += 1;
@@ -129,18 +132,18 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
             first: before,
             path: context.path_id_of_operation(before),
         });
-        pair.path = context.around(pair.path, before);
+        pair.path = context.innermost_path_around(pair.path, before);
         pair.count += 1;
         pair.kernels_ns += length(first) + length(second);
         pair.gap_ns += gap.max(0);
     }
     let text = |name: u32| context.trace.names.text(crate::model::names::NameId(name));
     let short = |name: u32| {
-        let Sum { count, total_ns } = sums[&name];
+        let LaunchTotals { count, total_ns } = sums[&name];
         total_ns <= SHORT_KERNEL_NS * i64::try_from(count).unwrap_or(i64::MAX)
     };
     let fusible = |name: u32| {
-        let class = KernelClass::class_of_name(text(name));
+        let class = KernelClass::from_kernel_name(text(name));
         short(name)
             && !matches!(
                 class,
@@ -161,7 +164,7 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
         whole: total + whole,
         unit: InspectedUnit::KernelTime,
         missing: (whole > 0).then(|| {
-            let record = context.platform.graph_nodes();
+            let record = context.platform.advice_to_trace_graph_nodes();
             format!("graphs were recorded whole; {record}")
         }),
     };
@@ -180,7 +183,7 @@ fn fusion_finding(
     share: f64,
 ) -> DiagnosisFinding {
     let label = |name: u32| {
-        shorten(&short_name(context.trace.names.text(crate::model::names::NameId(name))), 45)
+        shorten(&readable_name(context.trace.names.text(crate::model::names::NameId(name))), 45)
     };
     let evidence = pairs
         .iter()
@@ -190,7 +193,7 @@ fn fusion_finding(
                 what: format!("{a} → {b}"),
                 count: pair.count,
                 total_ns: Some(pair.kernels_ns),
-                range: context.range(pair.path),
+                range: context.range_path_text(pair.path),
                 span: Some((context.all.start(pair.first), context.all.end(pair.first))),
                 place: Some(context.process_and_device_of(pair.first)),
             }

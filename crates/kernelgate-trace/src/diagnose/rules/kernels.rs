@@ -9,7 +9,7 @@ use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse, ShortenedKernels,
 };
-use super::super::labels::short_name;
+use super::super::labels::readable_name;
 use super::super::platform::GpuVendor;
 use super::launches::missing_gpu_work;
 use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
@@ -41,12 +41,12 @@ struct MultiprocessorResidency {
 }
 
 /// `None`: the device's limits are not in the trace.
-fn multiprocessor_residency(
+fn residency_on_multiprocessor(
     device: &TracedDevice,
     shape: &LaunchShape,
 ) -> Option<MultiprocessorResidency> {
     let (threads_per_sm, warp) = (device.threads_per_sm?, warp_size(device));
-    let warps = u32::try_from(shape.threads()).ok()?.div_ceil(warp).max(1);
+    let warps = u32::try_from(shape.threads_per_block()).ok()?.div_ceil(warp).max(1);
     let mut limits = vec![("block size", threads_per_sm / warp / warps)];
     if let Some(blocks) = device.blocks_per_sm {
         limits.push(("blocks of a multiprocessor", blocks));
@@ -104,7 +104,7 @@ impl LaunchShapeGroup<'_> {
     }
 
     fn multiprocessor_residency(&self) -> Option<MultiprocessorResidency> {
-        multiprocessor_residency(self.device?, &self.shape)
+        residency_on_multiprocessor(self.device?, &self.shape)
     }
 
     /// Number of threads that run in lockstep.
@@ -159,13 +159,15 @@ impl CommunicationTimes {
             return 0;
         }
         let union = self.0.get(&context.process_and_device_of(id));
-        union.map_or(0, |union| union.within((context.all.start(id), context.all.end(id))))
+        union.map_or(0, |union| union.covered_within((context.all.start(id), context.all.end(id))))
     }
 }
 
 impl<'a> KernelShapes<'a> {
     /// Groups the kernels; communication kernels use few multiprocessors on purpose.
-    fn collect(context: &DiagnosisContext<'a>) -> Result<KernelShapes<'a>, MissingData> {
+    fn group_compute_kernels(
+        context: &DiagnosisContext<'a>,
+    ) -> Result<KernelShapes<'a>, MissingData> {
         let trace = context.trace;
         let kernels = &trace.kernels;
         if context.all.is_empty() {
@@ -203,17 +205,18 @@ impl<'a> KernelShapes<'a> {
             });
             *total_ns += length;
             if let Some(group) = group {
-                group.path = context.around(group.path, id);
+                group.path = context.innermost_path_around(group.path, id);
                 group.count += 1;
                 group.total_ns += length;
                 group.beside_ns += communication.ns(context, id);
             }
         }
         let compute =
-            |(function, ..): &LaunchShapeKey| context.classes.function(*function).is_none();
+            |(function, ..): &LaunchShapeKey| context.classes.communication_of(*function).is_none();
         for (_, (group, total_ns)) in groups.into_iter().filter(|(key, _)| compute(key)) {
             shapes.whole_ns += total_ns;
-            match group.filter(|of| of.shape.blocks() > 0 && of.shape.threads() > 0) {
+            match group.filter(|of| of.shape.block_count() > 0 && of.shape.threads_per_block() > 0)
+            {
                 Some(group) => shapes.groups.push(group),
                 None => {
                     let missing = "launch shapes are not in the trace".to_owned();
@@ -222,7 +225,7 @@ impl<'a> KernelShapes<'a> {
             }
         }
         if shapes.whole_ns == 0 && shapes.missing.is_empty() && shapes.groups.is_empty() {
-            return Err(MissingData::absent_work("the trace holds no compute kernels"));
+            return Err(MissingData::no_work("the trace holds no compute kernels"));
         }
         shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
         shapes.without_launches_that_lack(context, |_| None)
@@ -230,7 +233,7 @@ impl<'a> KernelShapes<'a> {
 
     /// Launch shapes on devices whose number of multiprocessors is known.
     fn groups_with_multiprocessors(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
-        Self::collect(context)?.without_launches_that_lack(context, |of| {
+        Self::group_compute_kernels(context)?.without_launches_that_lack(context, |of| {
             of.multiprocessor_count().is_none().then(|| of.unknown_device_reason())
         })
     }
@@ -296,12 +299,12 @@ fn shape_evidence(
     words: String,
 ) -> FindingEvidence {
     let [x, y, z] = of.shape.grid;
-    let threads = of.shape.threads();
+    let threads = of.shape.threads_per_block();
     FindingEvidence {
-        what: format!("{words}: grid {x}×{y}×{z} of {threads} threads, {}", short_name(of.name)),
+        what: format!("{words}: grid {x}×{y}×{z} of {threads} threads, {}", readable_name(of.name)),
         count: of.count,
         total_ns: Some(of.total_ns),
-        range: context.range(of.path),
+        range: context.range_path_text(of.path),
         span: Some((context.all.start(of.first), context.all.end(of.first))),
         place: Some(context.process_and_device_of(of.first)),
     }
@@ -354,7 +357,7 @@ fn check_launch_shapes(
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
     let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
     let severity = match recoverable {
-        Some(ns) => FindingSeverity::severity_of_saving(ns, span).min(words.worst),
+        Some(ns) => FindingSeverity::from_saving(ns, span).min(words.worst),
         None => FindingSeverity::Information,
     };
     let found = DiagnosisFinding {
@@ -398,7 +401,7 @@ const TENSOR_CORE_TIME_SAVING: f64 = 0.5;
 
 /// Whether a kernel multiplies matrices in fp32, on a device that has tensor cores.
 fn is_fp32_gemm_without_tensor_cores(of: &LaunchShapeGroup<'_>) -> bool {
-    let name = short_name(of.name).to_ascii_lowercase();
+    let name = readable_name(of.name).to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     let capability = of.device.and_then(|device| device.compute);
     capability.is_none_or(|(major, _)| major >= FIRST_CAPABILITY_WITH_TENSOR_CORES)
@@ -419,7 +422,7 @@ pub(super) fn fp32_gemms_rule(
 ) -> RuleOutcome {
     if context.platform.vendor == GpuVendor::Amd {
         let reason = "names of AMD's kernels do not show which unit multiplies";
-        return MissingData::absent_work(reason).into();
+        return MissingData::no_work(reason).into();
     }
     let words = ShapeFindingText {
         id: "fp32-matmul",
@@ -431,7 +434,7 @@ pub(super) fn fp32_gemms_rule(
             .to_owned(),
         false_positive: "results that need 24 bits of each factor",
     };
-    check_launch_shapes(context, KernelShapes::collect(context), words, |of| {
+    check_launch_shapes(context, KernelShapes::group_compute_kernels(context), words, |of| {
         is_fp32_gemm_without_tensor_cores(of).then(|| {
             let words = "fp32 on CUDA cores".to_owned();
             ShapeTimeLoss {
@@ -460,7 +463,7 @@ pub(super) fn small_grids_rule(
     context: &DiagnosisContext<'_>,
     _: &[ProcessDeviceUse],
 ) -> RuleOutcome {
-    let unit = context.platform.multiprocessors();
+    let unit = context.platform.multiprocessor_term();
     let words = ShapeFindingText {
         id: "small-grid",
         worst: FindingSeverity::Severe,
@@ -472,7 +475,7 @@ pub(super) fn small_grids_rule(
     };
     check_launch_shapes(context, KernelShapes::groups_with_multiprocessors(context), words, |of| {
         let multiprocessors = u64::from(of.multiprocessor_count()?);
-        let blocks = of.shape.blocks();
+        let blocks = of.shape.block_count();
         if blocks >= multiprocessors || of.shares_device_with_communication() {
             return None;
         }
@@ -490,7 +493,7 @@ pub(super) fn block_sizes_rule(
 ) -> RuleOutcome {
     let platform = context.platform;
     let vendor = platform.vendor;
-    let shapes = KernelShapes::collect(context).and_then(|shapes| {
+    let shapes = KernelShapes::group_compute_kernels(context).and_then(|shapes| {
         shapes.without_launches_that_lack(context, |of| {
             of.warp_size(vendor).is_none().then(|| of.unknown_device_reason())
         })
@@ -505,12 +508,12 @@ pub(super) fn block_sizes_rule(
     let words = ShapeFindingText {
         id: "block-size",
         worst: FindingSeverity::Severe,
-        title: format!("have a block size that is no multiple of a {}", platform.warp()),
+        title: format!("have a block size that is no multiple of a {}", platform.warp_term()),
         advice: format!("make the block size a multiple of {}", widths.unwrap_or_default()),
         false_positive: "kernels that one warp or less computes on purpose",
     };
     check_launch_shapes(context, shapes, words, |of| {
-        let (threads, warp) = (of.shape.threads(), u64::from(of.warp_size(vendor)?));
+        let (threads, warp) = (of.shape.threads_per_block(), u64::from(of.warp_size(vendor)?));
         let lanes = threads.checked_next_multiple_of(warp)?;
         let idle = lanes - threads;
         if idle == 0 {
@@ -518,7 +521,7 @@ pub(super) fn block_sizes_rule(
         }
         #[allow(clippy::cast_precision_loss)]
         let lost = idle as f64 / lanes as f64;
-        let words = format!("{idle} of {lanes} lanes idle, {} of {warp}", platform.warp());
+        let words = format!("{idle} of {lanes} lanes idle, {} of {warp}", platform.warp_term());
         Some(ShapeTimeLoss { evidence: shape_evidence(context, of, words), lost: Some(lost) })
     })
 }
@@ -541,7 +544,7 @@ pub(super) fn tail_waves_rule(
         let resident = of.multiprocessor_residency().filter(|of| of.blocks > 0)?;
         let slots = f64::from(resident.blocks) * f64::from(of.multiprocessor_count()?);
         #[allow(clippy::cast_precision_loss)]
-        let waves = of.shape.blocks() as f64 / slots;
+        let waves = of.shape.block_count() as f64 / slots;
         let lost = 1.0 - waves / waves.ceil();
         if waves <= 1.0 || lost * 100.0 < TAIL_PERCENT || of.shares_device_with_communication() {
             return None;
@@ -599,7 +602,7 @@ mod tests {
             dynamic_shared,
             ..LaunchShape::default()
         };
-        let resident = |shape| multiprocessor_residency(&device, &shape).unwrap();
+        let resident = |shape| residency_on_multiprocessor(&device, &shape).unwrap();
         let full = resident(shape(256, 32, 0));
         assert_eq!((full.blocks, full.occupancy), (8, 100.0));
         let registers = resident(shape(128, 255, 0));
@@ -610,6 +613,6 @@ mod tests {
         assert_eq!((shared.blocks, shared.limiter), (2, "shared memory"));
         let small = resident(shape(32, 16, 0));
         assert_eq!((small.blocks, small.limiter), (32, "blocks of a multiprocessor"));
-        assert_eq!(multiprocessor_residency(&TracedDevice::default(), &shape(32, 16, 0)), None);
+        assert_eq!(residency_on_multiprocessor(&TracedDevice::default(), &shape(32, 16, 0)), None);
     }
 }

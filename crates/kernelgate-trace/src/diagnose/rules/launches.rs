@@ -8,12 +8,14 @@ use super::super::finding::{
 use super::super::host::cause::{IdleCauseKind, MIN_GAP_WITH_OTHER_HOST_WORK_NS};
 use super::super::host::gaps::{
     GapsWithCauses, IdleCause, IdleGapReport, MIN_SEVERE_GAP_NS, MIN_WARNING_GAP_NS,
-    OperationsAroundGap, explain,
+    OperationsAroundGap, explain_gaps,
 };
-use super::super::labels::short_name;
+use super::super::labels::readable_name;
 use super::super::platform::TracePlatform;
-use super::outcome::{MissingData, RuleOutcome, counted, inspected_all, inspected_some, percent};
-use crate::analyze::timeline::idle::{DeviceActivity, Gap};
+use super::outcome::{
+    MissingData, RuleOutcome, count_with_noun, inspected_all, inspected_some, percent,
+};
+use crate::analyze::timeline::idle::{DeviceActivity, IdleGap};
 use crate::model::Trace;
 use crate::stats::{GroupedSamples, ValueSummary, shorten};
 
@@ -22,7 +24,7 @@ const BUSY_PERCENT: f64 = 70.0;
 /// Kernels that are shorter than this are hidden by launches.
 const SHORT_GPU_TIME_NS: f64 = 10_000.0;
 /// Smallest number of launches whose median counts.
-const FEW: usize = 30;
+const MIN_LAUNCHES_FOR_MEDIAN: usize = 30;
 /// Characters of the name of an operation before or behind a gap.
 const GAP_NAME_WIDTH: usize = 38;
 /// A remedy must save at least the idle time divided by this number.
@@ -55,17 +57,17 @@ fn launch_sums_of_activity(
     };
     let mut lengths = GroupedSamples::default();
     (0..on_gpu.len()).filter(own).for_each(|row| lengths.push(0, on_gpu.length(row)));
-    let calls = host.launch_calls.summary(u32::try_from(index).unwrap_or(u32::MAX));
+    let calls = host.launch_calls.summary_of_group(u32::try_from(index).unwrap_or(u32::MAX));
     // One launch call of a graph launches many kernels.
     let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
     KernelAndLaunchCallSums {
-        kernels: lengths.counted().summary(0),
+        kernels: lengths.into_counted_values().summary_of_group(0),
         call_ns_a_kernel: calls.median * ratio,
         calls: calls.count,
     }
 }
 
-/// The rules that need launches say so where the trace has none.
+/// Rules that need launches state it if the trace has no launches.
 pub(super) fn missing_launch_calls(context: &DiagnosisContext<'_>) -> Option<MissingData> {
     if context.all.is_empty() {
         return Some(missing_gpu_work(context));
@@ -86,7 +88,7 @@ pub(super) fn missing_gpu_work(context: &DiagnosisContext<'_>) -> MissingData {
 pub(super) fn launch_bound_rule_text() -> String {
     format!(
         "busy below {BUSY_PERCENT} %, and the median kernel shorter than its launch, or shorter than {} µs \
-         with {FEW} launches; more than half of the idle time in gaps of up to {} ms is host code, \
+         with {MIN_LAUNCHES_FOR_MEDIAN} launches; more than half of the idle time in gaps of up to {} ms is host code, \
          launch calls and their latency",
         SHORT_GPU_TIME_NS / 1e3,
         MIN_GAP_WITH_OTHER_HOST_WORK_NS / 1_000_000
@@ -102,7 +104,7 @@ pub(super) fn launch_bound_rule(
         return lack.into();
     }
     if kernels == 0 {
-        return MissingData::absent_work("the trace holds no kernels").into();
+        return MissingData::no_work("the trace holds no kernels").into();
     }
     let joined: usize = context.host.launched_kernels.iter().sum();
     let record = context.platform.record_launches_advice();
@@ -123,7 +125,7 @@ pub(super) fn launch_bound_rule(
         let KernelAndLaunchCallSums { kernels, call_ns_a_kernel, calls } =
             launch_sums_of_activity(context, index);
         let shorter = calls > 0 && kernels.median < call_ns_a_kernel;
-        let short = kernels.median < SHORT_GPU_TIME_NS && calls >= FEW;
+        let short = kernels.median < SHORT_GPU_TIME_NS && calls >= MIN_LAUNCHES_FOR_MEDIAN;
         if busy >= BUSY_PERCENT || !(shorter || short) {
             continue;
         }
@@ -134,10 +136,10 @@ pub(super) fn launch_bound_rule(
         }
         let is_short = |ns| ns <= MIN_GAP_WITH_OTHER_HOST_WORK_NS;
         let GapsWithCauses { transitions, .. } =
-            explain(context, activity, &device.gaps.causes, is_short);
+            explain_gaps(context, activity, &device.gaps.causes, is_short);
         found.push(DiagnosisFinding {
             id: "launch-bound",
-            severity: FindingSeverity::severity_of_saving(recoverable, activity.span_of_gaps_ns()),
+            severity: FindingSeverity::from_saving(recoverable, activity.span_of_gaps_ns()),
             confidence: if shorter { FindingConfidence::High } else { FindingConfidence::Medium },
             title: format!(
                 "device {} is busy {busy:.1} % of the time{}: the median kernel takes {:.1} µs, \
@@ -156,7 +158,7 @@ pub(super) fn launch_bound_rule(
             advice: format!(
                 "launch less often: capture the step in a {}, fuse short kernels, or keep a \
                  persistent kernel; look for host code between launches",
-                context.platform.graph_name()
+                context.platform.graph_term()
             ),
             false_positive: "a trace that is mostly start-up or loading: restrict it with --range",
         });
@@ -171,7 +173,7 @@ fn transition_evidence(
     let evidence =
         transitions.iter().take(MAX_SHOWN_TRANSITIONS).map(|transition| FindingEvidence {
             what: [&transition.before, &transition.after]
-                .map(|name| shorten(&short_name(name), GAP_NAME_WIDTH))
+                .map(|name| shorten(&readable_name(name), GAP_NAME_WIDTH))
                 .join(" → "),
             count: transition.count,
             total_ns: Some(transition.total_ns),
@@ -191,7 +193,10 @@ pub(super) fn gaps_rule_text() -> String {
 }
 
 /// Idle time by class, where a class takes more of the span than it may.
-pub(super) fn gaps(context: &DiagnosisContext<'_>, devices: &[ProcessDeviceUse]) -> RuleOutcome {
+pub(super) fn find_idle_classes(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.all.is_empty() {
         return missing_gpu_work(context).into();
     }
@@ -203,10 +208,10 @@ pub(super) fn gaps(context: &DiagnosisContext<'_>, devices: &[ProcessDeviceUse])
         let is_severe = |ns| ns > MIN_SEVERE_GAP_NS;
         let is_warning = |ns| (MIN_WARNING_GAP_NS..=MIN_SEVERE_GAP_NS).contains(&ns);
         let (class, explained, share, label) = if severe > MIN_GAP_CLASS_PERCENT {
-            let explained = explain(context, activity, &gaps.causes, is_severe);
+            let explained = explain_gaps(context, activity, &gaps.causes, is_severe);
             (gaps.severe, explained, severe, "above 50 µs")
         } else if warning > MIN_GAP_CLASS_PERCENT {
-            let explained = explain(context, activity, &gaps.causes, is_warning);
+            let explained = explain_gaps(context, activity, &gaps.causes, is_warning);
             (gaps.warning, explained, warning, "of 20 to 50 µs")
         } else {
             continue;
@@ -234,12 +239,12 @@ pub(super) fn gaps(context: &DiagnosisContext<'_>, devices: &[ProcessDeviceUse])
         });
         found.push(DiagnosisFinding {
             id: "gaps",
-            severity: gap_severity((main, gaps.count()), saved, activity.span_of_gaps_ns()),
+            severity: gap_severity((main, gaps.gap_count()), saved, activity.span_of_gaps_ns()),
             confidence: confidence_in_cause(main),
             title: format!(
                 "device {} is idle for {share:.1} % of the time in {} {label}{words}",
                 device.device,
-                counted(class.count, "gap")
+                count_with_noun(class.count, "gap")
             ),
             measured: NumberWithUnit { value: share, unit: "% of the span" },
             threshold: NumberWithUnit { value: MIN_GAP_CLASS_PERCENT, unit: "% of the span" },
@@ -263,11 +268,11 @@ fn code_loading_in_gaps(
     if gaps.idle_ns_of_causes(&[IdleCauseKind::FirstLaunch]) == 0 {
         return Vec::new();
     }
-    let loads = |gap: &Gap| {
+    let loads = |gap: &IdleGap| {
         context.causes_of_gap(gap).any(|((kind, _), _)| kind == IdleCauseKind::FirstLaunch)
     };
     let loading = activity.gaps.iter(&context.all).filter(loads).filter_map(|gap| {
-        let call = context.launch(gap.after)?;
+        let call = context.launch_call(gap.after)?;
         Some((call.start.max(gap.start), call.end.min(gap.end)))
     });
     loading.collect()
@@ -298,7 +303,8 @@ fn remedy_of_idle_cause(cause: &IdleCause, loading: &[(i64, i64)]) -> FindingRem
     }
 }
 
-/// Pauses that happen once cost no step; nobody knows what could be saved of a gap without a reason.
+/// Pauses that happen once cost no step; nobody knows what could be saved of a gap without a
+/// reason.
 fn gap_severity(
     (main, count): (Option<&IdleCause>, usize),
     saved: i64,
@@ -306,7 +312,7 @@ fn gap_severity(
 ) -> FindingSeverity {
     let starts_up = |cause: &IdleCause| cause.once || cause.kind == IdleCauseKind::FirstLaunch;
     let once = main.is_some_and(starts_up) && count > 1;
-    match FindingSeverity::severity_of_saving(saved, span_ns) {
+    match FindingSeverity::from_saving(saved, span_ns) {
         FindingSeverity::Severe if once => FindingSeverity::Warning,
         FindingSeverity::Information => FindingSeverity::Warning,
         severity => severity,
@@ -355,7 +361,7 @@ fn is_loading_data(cause: &IdleCause) -> bool {
 }
 
 fn gap_advice(cause: &IdleCause, platform: TracePlatform) -> String {
-    let graph = platform.graph_name();
+    let graph = platform.graph_term();
     let words = match cause.kind {
         IdleCauseKind::Call
         | IdleCauseKind::LaunchCall

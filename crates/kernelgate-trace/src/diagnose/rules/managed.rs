@@ -5,7 +5,7 @@ use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::text::bytes as shown_bytes;
+use super::super::text::format_bytes as shown_bytes;
 use super::launches::missing_gpu_work;
 use super::outcome::{MissingData, RuleOutcome, inspected_all};
 use crate::analyze::classes::OperationClass;
@@ -27,7 +27,7 @@ struct PageMigrations {
 impl PageMigrations {
     fn add(&mut self, context: &DiagnosisContext<'_>, id: OperationId) {
         let length = |id: OperationId| context.all.length(id);
-        let (_, row) = context.all.part(id);
+        let (_, row) = context.all.kind_and_row(id);
         self.count += 1;
         self.bytes += context.trace.copies.bytes[row];
         self.total_ns += length(id);
@@ -36,7 +36,11 @@ impl PageMigrations {
         }
     }
 
-    fn evidence(&self, context: &DiagnosisContext<'_>, what: &str) -> Option<FindingEvidence> {
+    fn migration_evidence(
+        &self,
+        context: &DiagnosisContext<'_>,
+        what: &str,
+    ) -> Option<FindingEvidence> {
         let longest = self.longest?;
         Some(FindingEvidence {
             what: format!("{what}: {}", shown_bytes(self.bytes)),
@@ -77,14 +81,14 @@ impl PageFaultSum {
         of
     }
 
-    fn words(&self) -> String {
+    fn page_fault_words(&self) -> String {
         match (self.on_device, self.on_host) {
             (0, 0) => String::new(),
             (device, host) => format!("; {device} page faults of the device, {host} of the host"),
         }
     }
 
-    fn evidence(&self, place: (i64, u32)) -> Option<FindingEvidence> {
+    fn fault_evidence(&self, place: (i64, u32)) -> Option<FindingEvidence> {
         let longest = self.spans.iter().max_by_key(|(start, end)| end - start)?;
         Some(FindingEvidence {
             what: format!("groups of page faults of the device: {} faults", self.on_device),
@@ -111,7 +115,7 @@ fn migrations_not_recorded_reason(trace: &Trace) -> Option<&'static str> {
     failed.then_some("the recorder could not trace managed memory on these devices")
 }
 
-pub(super) fn finds() -> String {
+pub(super) fn managed_finding_text() -> String {
     "pages of managed memory migrate, or the device faults on them".to_owned()
 }
 
@@ -142,8 +146,7 @@ pub(super) fn page_migrations_rule(
         }
         let copies = context.trace.copies.on_gpu.len();
         if copies == 0 {
-            return MissingData::absent_work("the trace holds no copies and no page migrations")
-                .into();
+            return MissingData::no_work("the trace holds no copies and no page migrations").into();
         }
         return RuleOutcome::Checked(Vec::new(), inspected_all(copies, InspectedUnit::Copies));
     }
@@ -195,7 +198,7 @@ fn migration_finding(
     paused_ns += pages.map_or(0, |(first, last)| last - first);
     // Without migrations the device maps memory of the host, or new pages, at each fault.
     let faulted_ns = match migrations {
-        [] => UnitedSpans::new(faults.spans.clone()).length(),
+        [] => UnitedSpans::new(faults.spans.clone()).covered_ns(),
         _ => 0,
     };
     let saved = paused_ns + between.total_ns + faulted_ns;
@@ -209,13 +212,13 @@ fn migration_finding(
     #[allow(clippy::cast_precision_loss)]
     let measured = NumberWithUnit { value: count as f64, unit: "migrations" };
     let evidence = [
-        faults.evidence(place),
-        during.evidence(context, "while kernels ran"),
-        between.evidence(context, "between kernels, as the host touches pages"),
+        faults.fault_evidence(place),
+        during.migration_evidence(context, "while kernels ran"),
+        between.migration_evidence(context, "between kernels, as the host touches pages"),
     ];
     DiagnosisFinding {
         id: "page-migration",
-        severity: FindingSeverity::severity_of_saving(saved, span),
+        severity: FindingSeverity::from_saving(saved, span),
         confidence: FindingConfidence::Medium,
         title: format!(
             "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \
@@ -223,7 +226,7 @@ fn migration_finding(
             shown_bytes(during.bytes + between.bytes),
             during.count,
             between.count,
-            faults.words()
+            faults.page_fault_words()
         ),
         measured,
         threshold: NumberWithUnit { value: 0.0, unit: "migrations" },

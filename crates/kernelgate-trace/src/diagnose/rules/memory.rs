@@ -6,8 +6,10 @@ use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingRemedy, FindingSeverity, NumberWithUnit,
     ProcessDeviceUse,
 };
-use super::super::profiled::{evidence, group_by_title, kernel_name, launch_metric};
-use super::metrics::{launches, missing_profiled_launches};
+use super::super::profiled::{
+    group_by_title, launch_evidence, launch_metric, shortened_kernel_name,
+};
+use super::metrics::{inspected_launches, missing_profiled_launches};
 use super::outcome::{MissingData, RuleOutcome};
 use crate::model::kernel_metrics::ProfiledLaunch;
 
@@ -63,13 +65,13 @@ fn check_each_launch(
             id: words.id,
             severity: FindingSeverity::Warning,
             confidence: FindingConfidence::High,
-            title: format!("{}: {}", kernel_name(context.trace, launch), words.title),
+            title: format!("{}: {}", shortened_kernel_name(context.trace, launch), words.title),
             measured: NumberWithUnit { value: held.value, unit: held.unit },
             threshold: NumberWithUnit { value: held.threshold, unit: held.unit },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: evidence(context.trace, launch, held.words),
+            evidence: launch_evidence(context.trace, launch, held.words),
             advice: words.advice.to_owned(),
             false_positive: words.false_positive,
         });
@@ -78,7 +80,7 @@ fn check_each_launch(
         return MissingData::new("the report lacks the metrics", format!("add {}", words.option))
             .into();
     }
-    RuleOutcome::Checked(group_by_title(found), launches(known, context, words.option))
+    RuleOutcome::Checked(group_by_title(found), inspected_launches(known, context, words.option))
 }
 
 pub(super) fn coalescing_rule_text() -> String {
@@ -99,7 +101,7 @@ pub(super) fn divergence_rule_text() -> String {
     format!("fewer than {MIN_ACTIVE_THREADS_PER_WARP} threads of a warp active on average")
 }
 
-pub(super) fn coalescing_rule(
+pub(super) fn find_uncoalesced_access(
     context: &DiagnosisContext<'_>,
     _: &[ProcessDeviceUse],
 ) -> RuleOutcome {
@@ -192,7 +194,7 @@ pub(super) fn bank_conflicts_rule(
     })
 }
 
-pub(super) fn divergence_rule(
+pub(super) fn find_divergence(
     context: &DiagnosisContext<'_>,
     _: &[ProcessDeviceUse],
 ) -> RuleOutcome {

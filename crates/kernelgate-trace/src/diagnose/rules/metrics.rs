@@ -6,7 +6,9 @@ use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::profiled::{evidence, group_by_title, kernel_name, launch_metric};
+use super::super::profiled::{
+    group_by_title, launch_evidence, launch_metric, shortened_kernel_name,
+};
 use super::kernels::LOW_OCCUPANCY_PERCENT;
 use super::outcome::{MAX_EVIDENCE_LINES, MissingData, RuleOutcome, inspected_all, inspected_some};
 use crate::model::Trace;
@@ -15,7 +17,7 @@ use crate::model::kernel_metrics::ProfiledLaunch;
 /// A unit that is used at least this much bounds the kernel, per cent.
 const MIN_BOUND_UTILIZATION_PERCENT: f64 = 80.0;
 /// Units that are used less than this do not bound.
-const LOW: f64 = 60.0;
+const LOW_UTILIZATION_PERCENT: f64 = 60.0;
 /// Between the two thresholds, memory or compute bounds the kernel if its use is this many
 /// percentage points higher.
 const DECISIVE_PERCENTAGE_POINTS: f64 = 10.0;
@@ -33,7 +35,7 @@ pub(super) fn missing_profiled_launches(context: &DiagnosisContext<'_>) -> Missi
 }
 
 /// The launches that hold what a rule needs.
-pub(super) fn launches(
+pub(super) fn inspected_launches(
     seen: usize,
     context: &DiagnosisContext<'_>,
     option: &str,
@@ -51,7 +53,9 @@ fn bound_name(compute: f64, memory: f64) -> &'static str {
     match (compute, memory) {
         _ if compute >= MIN_BOUND_UTILIZATION_PERCENT && compute >= memory => "compute-bound",
         _ if memory >= MIN_BOUND_UTILIZATION_PERCENT => "memory-bound",
-        _ if compute < LOW && memory < LOW => "latency-bound",
+        _ if compute < LOW_UTILIZATION_PERCENT && memory < LOW_UTILIZATION_PERCENT => {
+            "latency-bound"
+        }
         _ if compute - memory >= DECISIVE_PERCENTAGE_POINTS => "compute-bound",
         _ if memory - compute >= DECISIVE_PERCENTAGE_POINTS => "memory-bound",
         _ => "mixed",
@@ -77,7 +81,7 @@ fn bound_advice(bound: &str) -> &'static str {
 
 fn bound_rule_text() -> String {
     format!(
-        "{MIN_BOUND_UTILIZATION_PERCENT} % of either peak: that one; both below {LOW} %: latency; {DECISIVE_PERCENTAGE_POINTS} points apart: the \
+        "{MIN_BOUND_UTILIZATION_PERCENT} % of either peak: that one; both below {LOW_UTILIZATION_PERCENT} %: latency; {DECISIVE_PERCENTAGE_POINTS} points apart: the \
          larger; else mixed"
     )
 }
@@ -133,13 +137,13 @@ pub(super) fn kernel_bound_rule(
             id: "kernel-bound",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
-            title: format!("{} is {bound}{because}", kernel_name(context.trace, launch)),
+            title: format!("{} is {bound}{because}", shortened_kernel_name(context.trace, launch)),
             measured: NumberWithUnit { value: compute.max(memory), unit: "% of peak" },
             threshold: NumberWithUnit { value: MIN_BOUND_UTILIZATION_PERCENT, unit: "% of peak" },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: evidence(context.trace, launch, words),
+            evidence: launch_evidence(context.trace, launch, words),
             advice: bound_advice(bound).to_owned(),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         });
@@ -149,7 +153,10 @@ pub(super) fn kernel_bound_rule(
         let reason = "the report lacks compute and memory throughput";
         return MissingData::new(reason, format!("add {NCU_SECTION_OPTION}")).into();
     }
-    RuleOutcome::Checked(group_by_title(found), launches(known, context, NCU_SECTION_OPTION))
+    RuleOutcome::Checked(
+        group_by_title(found),
+        inspected_launches(known, context, NCU_SECTION_OPTION),
+    )
 }
 
 pub(super) fn achieved_occupancy_rule(
@@ -192,7 +199,7 @@ pub(super) fn achieved_occupancy_rule(
             confidence: FindingConfidence::High,
             title: format!(
                 "{}: the {}",
-                kernel_name(context.trace, launch),
+                shortened_kernel_name(context.trace, launch),
                 match far {
                     true => "achieved occupancy is below the theoretical one",
                     false => "theoretical occupancy is low",
@@ -210,7 +217,7 @@ pub(super) fn achieved_occupancy_rule(
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: evidence(context.trace, launch, words),
+            evidence: launch_evidence(context.trace, launch, words),
             advice:
                 "fewer registers, less shared memory or another block size; if achieved is far \
                      below theoretical, balance the blocks and enlarge the grid"
@@ -223,10 +230,16 @@ pub(super) fn achieved_occupancy_rule(
         return MissingData::new("the report lacks occupancy", format!("add {NCU_SECTION_OPTION}"))
             .into();
     }
-    RuleOutcome::Checked(group_by_title(found), launches(known, context, NCU_SECTION_OPTION))
+    RuleOutcome::Checked(
+        group_by_title(found),
+        inspected_launches(known, context, NCU_SECTION_OPTION),
+    )
 }
 
-pub(super) fn stalls_rule(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> RuleOutcome {
+pub(super) fn find_warp_stalls(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.trace.profiled.is_empty() {
         return missing_profiled_launches(context).into();
     }
@@ -252,7 +265,7 @@ pub(super) fn stalls_rule(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]
             confidence: FindingConfidence::High,
             title: format!(
                 "{}: warps wait mostly for one reason: {reason}",
-                kernel_name(context.trace, launch)
+                shortened_kernel_name(context.trace, launch)
             ),
             measured: NumberWithUnit { value: share, unit: "% of stalls" },
             threshold: NumberWithUnit { value: DOMINANT_STALL_PERCENT, unit: "% of stalls" },
@@ -262,7 +275,7 @@ pub(super) fn stalls_rule(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]
             evidence: evidence_with_stalled_lines(
                 context.trace,
                 launch,
-                evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
+                launch_evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
             ),
             advice: advice_for_stall(reason).to_owned(),
             false_positive: "stalls that other warps hide: the scheduler still issues",
@@ -276,7 +289,10 @@ pub(super) fn stalls_rule(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]
         )
         .into();
     }
-    RuleOutcome::Checked(group_by_title(found), launches(known, context, NCU_SECTION_OPTION))
+    RuleOutcome::Checked(
+        group_by_title(found),
+        inspected_launches(known, context, NCU_SECTION_OPTION),
+    )
 }
 
 /// Metrics of stalls by their begin and end: warps by cycle, then samples. A report may hold both,

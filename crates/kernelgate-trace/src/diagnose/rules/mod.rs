@@ -24,7 +24,7 @@ use super::finding::{
     InspectedUnit, ProcessDeviceUse, QuestionAnswer, TraceDiagnosis,
 };
 use super::host::gaps;
-use super::network::network;
+use super::network::network_phases;
 use super::utilization::trace_utilization;
 use crate::model::TraceRecorder;
 use outcome::{MissingData, RuleOutcome, inspected_all};
@@ -49,7 +49,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         id: DATA_QUALITY_ID,
         question: "Is anything wrong with the trace itself?",
         rule: quality::data_quality_rule,
-        finds: quality::finds,
+        finds: quality::quality_finding_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Anything,
     },
@@ -64,7 +64,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "gaps",
         question: "Is the GPU idle between its operations?",
-        rule: launches::gaps,
+        rule: launches::find_idle_classes,
         finds: launches::gaps_rule_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Launches,
@@ -73,7 +73,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         id: "sync-in-loop",
         question: "Does the host wait for the GPU in a loop?",
         rule: waits::waits_in_loops_rule,
-        finds: waits::finds,
+        finds: waits::waits_finding_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Launches,
     },
@@ -105,14 +105,14 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
         id: "page-migration",
         question: "Do pages of managed memory migrate?",
         rule: managed::page_migrations_rule,
-        finds: managed::finds,
+        finds: managed::managed_finding_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Migrations,
     },
     RuleQuestion {
         id: "exposed-copy",
         question: "Do copies run with no kernel beside them?",
-        rule: exposed::copies,
+        rule: exposed::find_exposed_copies,
         finds: exposed::exposed_copies_rule_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Launches,
@@ -120,7 +120,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "exposed-communication",
         question: "Does communication run with no compute beside it?",
-        rule: exposed::communication,
+        rule: exposed::find_exposed_communication,
         finds: exposed::exposed_communication_rule_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Launches,
@@ -168,8 +168,8 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "fusion",
         question: "Could short kernels be fused?",
-        rule: fusion::fusion,
-        finds: fusion::finds,
+        rule: fusion::find_fusible_kernels,
+        finds: fusion::fusion_finding_text,
         worst: FindingSeverity::Information,
         records: RequiredRecords::Launches,
     },
@@ -208,7 +208,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "stalls",
         question: "Do warps stall mostly for one reason?",
-        rule: metrics::stalls_rule,
+        rule: metrics::find_warp_stalls,
         finds: metrics::stalls_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Metrics("--section WarpStateStats --section SchedulerStats"),
@@ -216,7 +216,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "coalescing",
         question: "Are accesses to global memory uncoalesced?",
-        rule: memory::coalescing_rule,
+        rule: memory::find_uncoalesced_access,
         finds: memory::coalescing_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Metrics("--metrics group:memory__first_level_cache_table"),
@@ -232,7 +232,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "divergence",
         question: "Do threads of a warp diverge?",
-        rule: memory::divergence_rule,
+        rule: memory::find_divergence,
         finds: memory::divergence_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Metrics("--section WarpStateStats"),
@@ -246,7 +246,7 @@ pub fn rule_entries() -> Vec<RuleEntry> {
         question: asked.question,
         finds: (asked.finds)(),
         worst: asked.worst,
-        record: asked.records.command(),
+        record: asked.records.recording_command(),
     };
     RULES_WITH_QUESTIONS.iter().map(entry).collect()
 }
@@ -289,7 +289,7 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
     let devices: Vec<ProcessDeviceUse> = context
         .activities
         .iter()
-        .zip(account::accounts(context))
+        .zip(account::device_time_accounts(context))
         .map(|(activity, account)| {
             let device = trace.devices.iter().find(|device| device.id == activity.device);
             ProcessDeviceUse {
@@ -328,7 +328,7 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
             TraceRecorder::Chrome
             | TraceRecorder::Cupti
             | TraceRecorder::Xla
-            | TraceRecorder::Rocprof => trace.span().map_or(0, |(first, _)| first),
+            | TraceRecorder::Rocprof => trace.first_and_last_ns().map_or(0, |(first, _)| first),
             _ => 0,
         },
         records: [
@@ -348,7 +348,7 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
         questions,
         answers: TraceAnswers::new(context),
         utilization: trace_utilization(context),
-        network: network(context),
+        network: network_phases(context),
     }
 }
 

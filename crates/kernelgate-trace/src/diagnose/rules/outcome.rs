@@ -28,7 +28,7 @@ impl MissingData {
     }
 
     /// A reason to skip a rule that no recording can change, because the program has no such work.
-    pub fn absent_work(reason: impl Into<String>) -> MissingData {
+    pub fn no_work(reason: impl Into<String>) -> MissingData {
         Self::new(reason, "")
     }
 }
@@ -81,7 +81,7 @@ pub(super) fn percent(part: i64, whole: i64) -> f64 {
 }
 
 /// `1 gap`, `2 gaps`.
-pub(super) fn counted(count: usize, noun: &str) -> String {
+pub(super) fn count_with_noun(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{plural}")
 }

@@ -25,7 +25,7 @@ pub(super) enum RequiredRecords {
 
 impl RequiredRecords {
     /// The command that records the data on NVIDIA GPUs.
-    pub(super) fn command(self) -> String {
+    pub(super) fn recording_command(self) -> String {
         let nsys =
             TracePlatform { vendor: GpuVendor::Nvidia, recorder: TraceRecorder::NsightSystems };
         match self {

@@ -37,14 +37,14 @@ impl WaitingLoop {
             .sum
             .functions
             .iter()
-            .map(|(&name, &count)| (Reverse(count), context.function(name)));
+            .map(|(&name, &count)| (Reverse(count), context.function_name(name)));
         let mut named: Vec<(Reverse<usize>, &str)> = named.collect();
         named.sort_unstable();
         named.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
     }
 }
 
-pub(super) fn finds() -> String {
+pub(super) fn waits_finding_text() -> String {
     format!(
         "two waits or more in ranges that repeat; without ranges, {MIN_LOOP_REPEATS} waits with the same \
          number of launches between them"
@@ -92,7 +92,7 @@ pub(super) fn waits_in_loops_rule(
     };
     let found = DiagnosisFinding {
         id: "sync-in-loop",
-        severity: FindingSeverity::severity_of_saving(saved, span),
+        severity: FindingSeverity::from_saving(saved, span),
         confidence,
         title: format!(
             "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {behind}",
@@ -121,7 +121,7 @@ fn loops_by_ranges(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
         let repeated = loops.entry(path.clone()).or_default();
         repeated.path = path;
         repeated.ranges += 1 + usize::from(waits.several);
-        repeated.sum.merge(&waits.sum);
+        repeated.sum.add_waits(&waits.sum);
     }
     let mut loops: Vec<WaitingLoop> = loops.into_values().collect();
     loops.retain(|of| of.ranges >= 2);

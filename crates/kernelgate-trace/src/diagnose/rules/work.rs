@@ -53,7 +53,7 @@ pub(super) fn work_bound_rule(
                 range: Some(of.path),
                 ..FindingEvidence::default()
             }],
-            advice: advice_for_bound(of.bound, context.platform.graph_name()),
+            advice: advice_for_bound(of.bound, context.platform.graph_term()),
             false_positive: "an implementation that does more than the declared work: measure the \
                              kernels with ncu",
         }
@@ -61,7 +61,7 @@ pub(super) fn work_bound_rule(
     let found: Vec<DiagnosisFinding> = found.collect();
     let (count, declared) = (found.len(), context.trace.work.len());
     if count == 0 {
-        return MissingData::absent_work("no range with declared work launched anything").into();
+        return MissingData::no_work("no range with declared work launched anything").into();
     }
     RuleOutcome::Checked(
         found,

@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use super::event::{EventArguments, integer, text};
+use super::event::{EventArguments, as_integer, text};
 use crate::model::collectives::CollectiveKernelCall;
 use crate::model::names::TraceNames;
 
@@ -25,7 +25,7 @@ const ELEMENT_TYPE_BYTES: &[(&str, u64)] = &[
 ];
 
 /// Reads the collective that a kernel's arguments describe, if they do.
-pub(super) fn read(
+pub(super) fn read_collective_call(
     arguments: &EventArguments<'_>,
     names: &mut TraceNames,
 ) -> Option<CollectiveKernelCall> {
@@ -35,14 +35,14 @@ pub(super) fn read(
     let size =
         ELEMENT_TYPE_BYTES.iter().find(|(name, _)| *name == element).map_or(0, |&(_, size)| size);
     let bytes = |value: Option<&RawValue>| {
-        integer(value).unwrap_or(0).max(0).cast_unsigned().saturating_mul(size)
+        as_integer(value).unwrap_or(0).max(0).cast_unsigned().saturating_mul(size)
     };
     let group = [written(arguments.group_name), written(arguments.group_ranks)];
     let group: Vec<String> = group.into_iter().flatten().collect();
     Some(CollectiveKernelCall {
         name: names.intern_text(&name),
         group: names.intern_text(&group.join(" ")),
-        ranks: integer(arguments.group_size).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+        ranks: as_integer(arguments.group_size).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
         bytes_in: bytes(arguments.elements_in),
         bytes_out: bytes(arguments.elements_out),
     })

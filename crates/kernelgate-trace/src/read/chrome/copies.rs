@@ -15,7 +15,7 @@ pub(super) fn copy_direction(direction: &str) -> &str {
 }
 
 /// The memories that a copy reads and writes, as in `Memcpy HtoD (Pageable -> Device)`.
-pub(super) fn memories(name: &str) -> [MemoryKind; 2] {
+pub(super) fn memories_of_copy(name: &str) -> [MemoryKind; 2] {
     let kinds = name.split_once('(').map_or("", |(_, kinds)| kinds.trim_end_matches(')'));
     let (source, target) = kinds.split_once("->").unwrap_or(("", ""));
     [source, target].map(|text| match text.trim() {

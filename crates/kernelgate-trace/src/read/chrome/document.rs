@@ -62,10 +62,10 @@ pub(super) struct FileContents {
 }
 
 /// Reads a file to its end, or up to the first broken part.
-pub(super) fn read(source: impl Read, each: impl FnMut(ChromePart<'_>)) -> FileContents {
+pub(super) fn read_document(source: impl Read, each: impl FnMut(ChromePart<'_>)) -> FileContents {
     let window = FileWindow { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
     let mut document = ChromeDocument { window, each, contents: FileContents::default() };
-    let outcome = document.whole();
+    let outcome = document.read_whole_document();
     document.contents.error = outcome.err();
     document.contents
 }
@@ -88,7 +88,7 @@ impl<R: Read> FileWindow<R> {
 
     /// Reads on; `false` at the end of the file. The buffer doubles, so that a long value is parsed
     /// again a few times only.
-    fn read_more(&mut self) -> Result<bool, String> {
+    fn read_more_of_file(&mut self) -> Result<bool, String> {
         if self.ended {
             return Ok(false);
         }
@@ -122,7 +122,7 @@ impl<R: Read> FileWindow<R> {
             if let Some(&byte) = self.rest_of_buffer().first() {
                 return Ok(Some(byte));
             }
-            if !self.read_more()? {
+            if !self.read_more_of_file()? {
                 return Ok(None);
             }
         }
@@ -136,7 +136,7 @@ impl<R: Read> FileWindow<R> {
     }
 
     /// The length of the next value, which is in memory afterwards.
-    fn value(&mut self) -> Result<usize, String> {
+    fn buffer_next_value(&mut self) -> Result<usize, String> {
         loop {
             match value_length(self.rest_of_buffer()) {
                 Ok(length) if self.at + length < self.bytes.len() || self.ended => {
@@ -144,7 +144,7 @@ impl<R: Read> FileWindow<R> {
                 }
                 Err(error) if !error.is_eof() => return Err(error.to_string()),
                 outcome => {
-                    if !self.read_more()? {
+                    if !self.read_more_of_file()? {
                         return outcome.map_err(|error| error.to_string());
                     }
                 }
@@ -153,7 +153,7 @@ impl<R: Read> FileWindow<R> {
     }
 
     /// Skips a value without keeping it, however long it is.
-    fn skip(&mut self) -> Result<(), String> {
+    fn skip_value(&mut self) -> Result<(), String> {
         let (mut depth, mut text, mut escaped) = (0usize, false, false);
         self.peek_byte()?;
         loop {
@@ -173,7 +173,7 @@ impl<R: Read> FileWindow<R> {
                 }
             }
             self.at = self.bytes.len();
-            if !self.read_more()? {
+            if !self.read_more_of_file()? {
                 return Err("the file ends within a value".to_owned());
             }
         }
@@ -190,7 +190,7 @@ impl<R: Read> FileWindow<R> {
                 return Ok(Some(found));
             }
             from = rest.len().saturating_sub(READ_MARGIN);
-            if !self.read_more()? {
+            if !self.read_more_of_file()? {
                 return Ok(None);
             }
         }
@@ -227,7 +227,7 @@ fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
     for (index, _) in closing {
         let next = behind(index + 1);
         let found = match byte(next) {
-            Some(b',') => Some(behind(next + 1)).filter(|&at| begins_event(&bytes[at..])),
+            Some(b',') => Some(behind(next + 1)).filter(|&at| begins_chrome_event(&bytes[at..])),
             Some(b']') => {
                 let after = behind(next + 1);
                 let closes = match byte(after) {
@@ -247,7 +247,7 @@ fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
 }
 
 /// Whether bytes begin as `{"ph":`, with any key of an event.
-fn begins_event(bytes: &[u8]) -> bool {
+fn begins_chrome_event(bytes: &[u8]) -> bool {
     let Some(inside) = bytes.strip_prefix(b"{") else { return false };
     let Some(text) = inside[leading_spaces(inside)..].strip_prefix(b"\"") else { return false };
     EVENT_KEYS.iter().any(|key| {
@@ -302,25 +302,25 @@ struct ChromeDocument<R, F> {
 }
 
 impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
-    fn whole(&mut self) -> Result<(), String> {
+    fn read_whole_document(&mut self) -> Result<(), String> {
         self.window.peek_byte()?;
         if self.window.rest_of_buffer().starts_with(b"\xef\xbb\xbf") {
             self.window.at += 3;
         }
         match self.window.next()? {
-            Some(b'[') => self.events(),
-            Some(b'{') => self.fields(),
+            Some(b'[') => self.read_event_array(),
+            Some(b'{') => self.read_fields(),
             _ => Err("expected an object with `traceEvents`, or an array of events".to_owned()),
         }
     }
 
-    fn fields(&mut self) -> Result<(), String> {
+    fn read_fields(&mut self) -> Result<(), String> {
         if self.window.peek_byte()? == Some(b'}') {
             return Ok(());
         }
         loop {
             self.window.peek_byte()?;
-            let length = self.window.value()?;
+            let length = self.window.buffer_next_value()?;
             let key = serde_json::from_slice::<String>(&self.window.rest_of_buffer()[..length])
                 .map_err(|error| error.to_string())?;
             self.window.at += length;
@@ -329,17 +329,17 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
             }
             match key.as_str() {
                 "traceEvents" => match self.window.next()? {
-                    Some(b'[') => self.events()?,
+                    Some(b'[') => self.read_event_array()?,
                     _ => return Err("`traceEvents` is not an array of events".to_owned()),
                 },
                 key if DESCRIBING_FIELDS.contains(&key) => {
                     self.window.peek_byte()?;
-                    let length = self.window.value()?;
+                    let length = self.window.buffer_next_value()?;
                     let value = String::from_utf8_lossy(&self.window.rest_of_buffer()[..length]);
                     (self.each)(ChromePart::Field(key, &value));
                     self.window.at += length;
                 }
-                _ => self.window.skip()?,
+                _ => self.window.skip_value()?,
             }
             match self.window.next()? {
                 Some(b',') => {}
@@ -350,7 +350,7 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
     }
 
     /// Reads the events after the opening bracket of their array, and the closing bracket.
-    fn events(&mut self) -> Result<(), String> {
+    fn read_event_array(&mut self) -> Result<(), String> {
         self.contents.has_events = true;
         loop {
             match self.window.peek_byte()? {
@@ -359,7 +359,7 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
                     return Ok(());
                 }
                 Some(b',') => self.window.at += 1,
-                Some(b'{') => self.event()?,
+                Some(b'{') => self.read_event()?,
                 Some(_) => self.skip_other_element()?,
                 None => return Err("the array of events has no end".to_owned()),
             }
@@ -368,13 +368,13 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
 
     /// An element that is not an object.
     fn skip_other_element(&mut self) -> Result<(), String> {
-        let length = self.window.value()?;
+        let length = self.window.buffer_next_value()?;
         (self.each)(ChromePart::Other);
         self.window.at += length;
         Ok(())
     }
 
-    fn event(&mut self) -> Result<(), String> {
+    fn read_event(&mut self) -> Result<(), String> {
         loop {
             match parse_step(&self.window, &mut self.each) {
                 EventStep::Read(length) => {
@@ -382,7 +382,7 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
                     return Ok(());
                 }
                 EventStep::CutOff if !self.window.ended => {
-                    self.window.read_more()?;
+                    self.window.read_more_of_file()?;
                 }
                 EventStep::CutOff | EventStep::Broken => return self.skip_broken_event(),
             }
@@ -427,7 +427,7 @@ mod tests {
             }
         }
         let mut names = Vec::new();
-        let contents = read(SlowReader(text), |part| {
+        let contents = read_document(SlowReader(text), |part| {
             if let ChromePart::Event(event) = part {
                 names.push(event.name.clone().into_owned());
             }

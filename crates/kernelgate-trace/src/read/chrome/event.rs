@@ -116,7 +116,7 @@ impl<'a> EventArguments<'a> {
 
     /// The id that joins a call with its operations.
     pub fn correlation(&self) -> Option<i64> {
-        integer(self.correlation.or(self.correlation_id).or(self.external_id))
+        as_integer(self.correlation.or(self.correlation_id).or(self.external_id))
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) fn text(value: &RawValue) -> Cow<'_, str> {
 }
 
 /// A whole number, which may be written as a string.
-pub(super) fn integer(value: Option<&RawValue>) -> Option<i64> {
+pub(super) fn as_integer(value: Option<&RawValue>) -> Option<i64> {
     let text = text(value?);
     let text = text.trim();
     #[allow(clippy::cast_possible_truncation)]

@@ -1,18 +1,19 @@
-//! The process of each lane of operations: traces of several ranks in one file have several of both.
+//! The process of each lane of operations: traces of several ranks in one file have several of
+//! both.
 
 use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
 use crate::model::Trace;
-use crate::model::gpu::{OperationPlace, Operations, PlaceId};
+use crate::model::gpu::{OperationColumns, OperationPlace, PlaceId};
 
 /// Processes of operations from here on are lanes: they are known when all calls are.
 pub(super) const FIRST_LANE_PROCESS: u32 = 1 << 31;
 
 /// How well a process fits a lane: operations that one of its calls may have launched, and the time
 /// between those calls and the operations, negative.
-type Fit = (usize, i64);
+type LaneFit = (usize, i64);
 
 /// Calls of one id that are compared.
 const MAX_CALLS_WITH_ONE_ID: usize = 64;
@@ -35,8 +36,8 @@ pub(super) fn process_of_each_lane(trace: &Trace, lanes: usize, busiest: u32) ->
             same.push((process_of(call), calls.start[call]));
         }
     }
-    let mut fits: HashMap<(usize, u32), Fit> = HashMap::new();
-    let mut add = |operations: &Operations| {
+    let mut fits: HashMap<(usize, u32), LaneFit> = HashMap::new();
+    let mut add = |operations: &OperationColumns| {
         for row in 0..operations.len() {
             let process = trace.places[operations.place.at(row).0 as usize].process;
             let Some(lane) = process.checked_sub(FIRST_LANE_PROCESS) else { continue };

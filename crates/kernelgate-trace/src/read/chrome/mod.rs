@@ -14,7 +14,7 @@ mod xla;
 use std::path::Path;
 
 use document::ChromePart;
-use event::{ChromeEvent, EventArguments, dimensions, exact_nanoseconds, integer, text};
+use event::{ChromeEvent, EventArguments, as_integer, dimensions, exact_nanoseconds, text};
 use hashbrown::HashMap;
 use lanes::FIRST_LANE_PROCESS;
 use serde_json::value::RawValue;
@@ -22,7 +22,7 @@ use serde_json::value::RawValue;
 use super::builder::TraceBuilder;
 use super::json_source;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, OperationPlace, Operations, SynchronisationKind};
+use crate::model::gpu::{LaunchShape, OperationColumns, OperationPlace, SynchronisationKind};
 use crate::model::host::{OperatorInputs, RangeStyle};
 use crate::model::{InternedValues, Trace, TraceRecorder, TracedDevice};
 
@@ -30,11 +30,11 @@ use crate::model::{InternedValues, Trace, TraceRecorder, TracedDevice};
 ///
 /// # Errors
 /// The file cannot be read, or holds no event of a trace.
-pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
-    let source = json_source::open(path).map_err(TraceError::io(path))?;
+pub(super) fn read_chrome_trace(path: &Path) -> Result<Trace, TraceError> {
+    let source = json_source::open_json(path).map_err(TraceError::io(path))?;
     let mut reader = ChromeReader::default();
     reader.builder.trace.recorder = TraceRecorder::Chrome;
-    let contents = document::read(source, |part| reader.part(&part));
+    let contents = document::read_document(source, |part| reader.read_part(&part));
     if let Some(error) = &contents.error {
         let reason = format!("JSON after {} events: {error}", reader.events);
         if reader.events == 0 {
@@ -52,7 +52,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let quality = &mut reader.builder.trace.quality;
     quality.broken_events = contents.broken;
     quality.invalid_texts = contents.invalid;
-    Ok(reader.finish())
+    Ok(reader.finish_trace())
 }
 
 #[derive(Default)]
@@ -76,9 +76,9 @@ struct ChromeReader {
 }
 
 impl ChromeReader {
-    fn part(&mut self, part: &ChromePart<'_>) {
+    fn read_part(&mut self, part: &ChromePart<'_>) {
         match part {
-            ChromePart::Field("deviceProperties", value) => self.devices(value),
+            ChromePart::Field("deviceProperties", value) => self.read_devices(value),
             ChromePart::Field(key, value) => {
                 let text = serde_json::from_str(value).unwrap_or_else(|_| (*value).to_owned());
                 self.builder.trace.metadata.insert((*key).to_owned(), text);
@@ -90,7 +90,7 @@ impl ChromeReader {
             }
             ChromePart::Event(event) => {
                 self.events += 1;
-                self.event(event);
+                self.read_event(event);
             }
             ChromePart::Other => {
                 self.others += 1;
@@ -99,7 +99,7 @@ impl ChromeReader {
         }
     }
 
-    fn devices(&mut self, value: &str) {
+    fn read_devices(&mut self, value: &str) {
         let Ok(devices) = serde_json::from_str::<Vec<serde_json::Value>>(value) else {
             self.builder.trace.quality.odd_values += 1;
             return;
@@ -123,9 +123,9 @@ impl ChromeReader {
         }
     }
 
-    fn event(&mut self, event: &ChromeEvent<'_>) {
+    fn read_event(&mut self, event: &ChromeEvent<'_>) {
         match event.ph.as_ref() {
-            "X" => self.span(event),
+            "X" => self.add_span(event),
             "M" => self.name(event),
             "B" | "E" => self.add_range_bracket(event),
             "b" | "e" => self.add_range_bracket_by_id(event),
@@ -137,47 +137,47 @@ impl ChromeReader {
     /// Memory that PyTorch's allocator hands out or takes back, where it was profiled.
     fn add_allocation(&mut self, event: &ChromeEvent<'_>) {
         let arguments = EventArguments::new(event);
-        if integer(arguments.device_type) != Some(1) {
+        if as_integer(arguments.device_type) != Some(1) {
             return;
         }
         let (Some(time), Some(bytes)) =
-            (exact_nanoseconds(event.ts), integer(arguments.memory_bytes))
+            (exact_nanoseconds(event.ts), as_integer(arguments.memory_bytes))
         else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
-        let thread = self.thread(event);
+        let thread = self.thread_of_event(event);
         let process = self.builder.trace.threads[thread as usize].process;
-        let device = integer(arguments.memory_device).and_then(|id| u32::try_from(id).ok());
+        let device = as_integer(arguments.memory_device).and_then(|id| u32::try_from(id).ok());
         let device = device.unwrap_or(0);
         let place = self.builder.place(OperationPlace { process, device, context: 0, stream: 0 });
-        let address = integer(arguments.address).unwrap_or(0).cast_unsigned();
+        let address = as_integer(arguments.address).unwrap_or(0).cast_unsigned();
         let allocations = &mut self.builder.trace.allocations;
         allocations.push(time, place, address, bytes.unsigned_abs(), bytes < 0);
     }
 
     /// The thread of an event; an id that is not a number counts as -1.
-    fn thread(&mut self, event: &ChromeEvent<'_>) -> u32 {
-        let pid = integer(event.pid).unwrap_or(-1);
-        let process = self.builder.process(pid.cast_unsigned(), pid);
-        let tid = integer(event.tid).unwrap_or(-1);
-        self.builder.thread(process, tid)
+    fn thread_of_event(&mut self, event: &ChromeEvent<'_>) -> u32 {
+        let pid = as_integer(event.pid).unwrap_or(-1);
+        let process = self.builder.process_of_key(pid.cast_unsigned(), pid);
+        let tid = as_integer(event.tid).unwrap_or(-1);
+        self.builder.thread_of_tid(process, tid)
     }
 
     fn name(&mut self, event: &ChromeEvent<'_>) {
         let arguments = EventArguments::new(event);
-        let (Some(name), Some(pid)) = (arguments.name, integer(event.pid)) else { return };
+        let (Some(name), Some(pid)) = (arguments.name, as_integer(event.pid)) else { return };
         let label = text(name);
         let name = self.builder.trace.names.intern_text(&label);
         match event.name.as_ref() {
             "process_name" => {
-                self.xla.process(pid, &label);
-                let process = self.builder.process(pid.cast_unsigned(), pid) as usize;
+                self.xla.note_process_name(pid, &label);
+                let process = self.builder.process_of_key(pid.cast_unsigned(), pid) as usize;
                 self.builder.trace.processes[process].name = Some(name);
             }
             "thread_name" => {
-                self.xla.note_xla_thread(pid, integer(event.tid).unwrap_or(-1), &label);
-                let thread = self.thread(event) as usize;
+                self.xla.note_xla_thread(pid, as_integer(event.tid).unwrap_or(-1), &label);
+                let thread = self.thread_of_event(event) as usize;
                 self.builder.trace.threads[thread].name = Some(name);
             }
             _ => {}
@@ -189,41 +189,41 @@ impl ChromeReader {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
-        let thread = self.thread(event);
+        let thread = self.thread_of_event(event);
         let open = self.open.entry(thread).or_default();
         if event.ph == "B" {
             open.push((time, event.name.clone().into_owned()));
         } else if let Some((start, name)) = open.pop() {
-            self.range(start, time, thread, &name, RangeStyle::PushPop);
+            self.add_range(start, time, thread, &name, RangeStyle::PushPop);
         } else {
             self.builder.trace.quality.odd_values += 1;
         }
     }
 
     fn add_range_bracket_by_id(&mut self, event: &ChromeEvent<'_>) {
-        let (Some(time), Some(id)) = (exact_nanoseconds(event.ts), integer(event.id)) else {
+        let (Some(time), Some(id)) = (exact_nanoseconds(event.ts), as_integer(event.id)) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
         let key = (event.cat.clone().into_owned(), id);
         if event.ph == "b" {
-            let thread = self.thread(event);
+            let thread = self.thread_of_event(event);
             self.open_by_id.insert(key, (time, thread, event.name.clone().into_owned()));
         } else if let Some((start, thread, name)) = self.open_by_id.remove(&key) {
             let end = self.builder.trace.quality.plausible_span_end(start, time);
-            self.range(start, end, thread, &name, RangeStyle::StartEnd);
+            self.add_range(start, end, thread, &name, RangeStyle::StartEnd);
         } else {
             self.builder.trace.quality.odd_values += 1;
         }
     }
 
-    fn range(&mut self, start: i64, end: i64, thread: u32, name: &str, style: RangeStyle) {
+    fn add_range(&mut self, start: i64, end: i64, thread: u32, name: &str, style: RangeStyle) {
         let trace = &mut self.builder.trace;
         let name = trace.names.intern_text(name);
         trace.ranges.push(start, end, thread, name, style);
     }
 
-    fn span(&mut self, event: &ChromeEvent<'_>) {
+    fn add_span(&mut self, event: &ChromeEvent<'_>) {
         let Some(start) = exact_nanoseconds(event.ts) else {
             self.builder.trace.quality.odd_values += 1;
             return;
@@ -233,13 +233,14 @@ impl ChromeReader {
             self.builder.trace.quality.plausible_span_end(start, start.saturating_add(duration));
         match event.cat.as_ref() {
             "" => self.add_event_without_category(event, start, end),
-            "kernel" | "Kernel" => self.kernel(event, start, end),
-            "gpu_memcpy" | "Memcpy" => self.copy(event, start, end),
+            "kernel" | "Kernel" => self.add_kernel(event, start, end),
+            "gpu_memcpy" | "Memcpy" => self.add_copy(event, start, end),
             "gpu_memset" | "Memset" => {
                 let arguments = EventArguments::new(event);
                 let mut sets = std::mem::take(&mut self.builder.trace.sets);
                 if self.add_operation(&mut sets.on_gpu, event, &arguments, (start, end)) {
-                    sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
+                    sets.bytes
+                        .push(as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
                 }
                 self.builder.trace.sets = sets;
             }
@@ -247,12 +248,12 @@ impl ChromeReader {
                 let arguments = EventArguments::new(event);
                 let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
                 if self.add_operation(&mut graphs.on_gpu, event, &arguments, (start, end)) {
-                    let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
+                    let id = as_integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
                     graphs.executable.push(id.unwrap_or(0));
                 }
                 self.builder.trace.graphs = graphs;
             }
-            "cuda_sync" => self.wait(event, start, end),
+            "cuda_sync" => self.add_wait(event, start, end),
             "cuda_runtime" | "cuda_driver" | "Runtime" => self.call(event, start, end),
             "overhead" | "Overhead" => self.builder.trace.quality.overhead.push((start, end)),
             // Spans of the profiler itself, shadows of host ranges on the GPU, and Python frames.
@@ -262,8 +263,8 @@ impl ChromeReader {
     }
 
     fn add_host_range(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let thread = self.thread(event);
-        self.range(start, end, thread, &event.name, RangeStyle::PushPop);
+        let thread = self.thread_of_event(event);
+        self.add_range(start, end, thread, &event.name, RangeStyle::PushPop);
         // Most operators have arguments, but few files have the operators' shapes.
         if event.args.is_some_and(|arguments| arguments.get().contains("\"Input Dims\"")) {
             let arguments = EventArguments::new(event);
@@ -276,7 +277,7 @@ impl ChromeReader {
         }
     }
 
-    fn wait(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
+    fn add_wait(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
         let arguments = EventArguments::new(event);
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
         if self.add_operation(&mut syncs.on_gpu, event, &arguments, (start, end)) {
@@ -294,7 +295,7 @@ impl ChromeReader {
     fn call(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
         let correlation = EventArguments::new(event).correlation();
         let correlation = self.builder.trace.quality.correlation(correlation);
-        let thread = self.thread(event);
+        let thread = self.thread_of_event(event);
         let process = self.builder.trace.threads[thread as usize].process;
         *self.calls.entry(process).or_default() += 1;
         let name = self.builder.trace.names.intern_text(&event.name);
@@ -303,9 +304,9 @@ impl ChromeReader {
 
     /// An event of XLA, of PyTorch's old autograd profiler, or a range.
     fn add_event_without_category(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let pid = integer(event.pid).unwrap_or(-1);
-        let tid = integer(event.tid).unwrap_or(-1);
-        match self.xla.line(pid, tid) {
+        let pid = as_integer(event.pid).unwrap_or(-1);
+        let tid = as_integer(event.tid).unwrap_or(-1);
+        match self.xla.device_and_line_kind(pid, tid) {
             Some((device, xla::XlaDeviceLine::Stream(stream))) => {
                 self.add_xla_operation(event, (device, stream), start, end);
             }
@@ -332,13 +333,14 @@ impl ChromeReader {
     ) {
         self.builder.trace.recorder = TraceRecorder::Xla;
         let arguments = EventArguments::new(event);
-        let place = OperationPlace { process: self.lane(event), device, context: 0, stream };
+        let place =
+            OperationPlace { process: self.lane_process(event), device, context: 0, stream };
         let details = |value: Option<_>| value.map(text).unwrap_or_default();
         if let Some(direction) = event.name.strip_prefix("Memcpy") {
             let mut copies = std::mem::take(&mut self.builder.trace.copies);
             if self.add_operation_at(&mut copies.on_gpu, place, &arguments, start, end) {
                 let details = details(arguments.copy_details);
-                copies.bytes.push(xla::bytes(&details));
+                copies.bytes.push(xla::bytes_of_details(&details));
                 copies
                     .kind
                     .push(self.builder.trace.names.intern_text(copies::copy_direction(direction)));
@@ -350,7 +352,7 @@ impl ChromeReader {
         } else if event.name.starts_with("Memset") {
             let mut sets = std::mem::take(&mut self.builder.trace.sets);
             if self.add_operation_at(&mut sets.on_gpu, place, &arguments, start, end) {
-                sets.bytes.push(xla::bytes(&details(arguments.set_details)));
+                sets.bytes.push(xla::bytes_of_details(&details(arguments.set_details)));
             }
             self.builder.trace.sets = sets;
         } else {
@@ -362,34 +364,35 @@ impl ChromeReader {
     /// A kernel of `torch.autograd.profiler`, whose thread is the device.
     fn add_autograd_kernel(&mut self, event: &ChromeEvent<'_>, tid: i64, start: i64, end: i64) {
         let device = u32::try_from(tid).unwrap_or(0);
-        let place = OperationPlace { process: self.lane(event), device, context: 0, stream: 0 };
+        let place =
+            OperationPlace { process: self.lane_process(event), device, context: 0, stream: 0 };
         let arguments = EventArguments::new(event);
         self.add_kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
     }
 
     /// The lane of an operation, as a process.
-    fn lane(&mut self, event: &ChromeEvent<'_>) -> u32 {
-        FIRST_LANE_PROCESS | self.lanes.intern(integer(event.pid).unwrap_or(-1))
+    fn lane_process(&mut self, event: &ChromeEvent<'_>) -> u32 {
+        FIRST_LANE_PROCESS | self.lanes.intern(as_integer(event.pid).unwrap_or(-1))
     }
 
     fn place(&mut self, event: &ChromeEvent<'_>, arguments: &EventArguments<'_>) -> OperationPlace {
-        let number = |value| integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-        let process = match integer(arguments.process) {
-            Some(pid) => self.builder.process(pid.cast_unsigned(), pid),
-            None => self.lane(event),
+        let number = |value| as_integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+        let process = match as_integer(arguments.process) {
+            Some(pid) => self.builder.process_of_key(pid.cast_unsigned(), pid),
+            None => self.lane_process(event),
         };
         OperationPlace {
             process,
             device: number(arguments.device),
             context: number(arguments.context),
-            stream: integer(arguments.stream).unwrap_or(0).cast_unsigned(),
+            stream: as_integer(arguments.stream).unwrap_or(0).cast_unsigned(),
         }
     }
 
     /// Adds a GPU operation; returns `false` if the event has no times.
     fn add_operation(
         &mut self,
-        operations: &mut Operations,
+        operations: &mut OperationColumns,
         event: &ChromeEvent<'_>,
         arguments: &EventArguments<'_>,
         (start, end): (i64, i64),
@@ -400,7 +403,7 @@ impl ChromeReader {
 
     fn add_operation_at(
         &mut self,
-        operations: &mut Operations,
+        operations: &mut OperationColumns,
         place: OperationPlace,
         arguments: &EventArguments<'_>,
         start: i64,
@@ -416,9 +419,9 @@ impl ChromeReader {
         true
     }
 
-    fn kernel(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
+    fn add_kernel(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
         let arguments = EventArguments::new(event);
-        let number = |value| integer(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+        let number = |value| as_integer(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
         let shape = LaunchShape {
             grid: dimensions(arguments.grid),
             block: dimensions(arguments.block),
@@ -443,9 +446,11 @@ impl ChromeReader {
             let name = self.builder.trace.names.intern_text(&event.name);
             kernels.function.push(self.builder.function(name, name));
             kernels.shape.push(self.builder.shape(shape));
-            kernels.push_graph_node(integer(arguments.graph_node).unwrap_or(0).cast_unsigned());
+            kernels.push_graph_node(as_integer(arguments.graph_node).unwrap_or(0).cast_unsigned());
             let row = u32::try_from(kernels.on_gpu.len() - 1).expect("fewer than 2^32 kernels");
-            if let Some(call) = collective::read(arguments, &mut self.builder.trace.names) {
+            if let Some(call) =
+                collective::read_collective_call(arguments, &mut self.builder.trace.names)
+            {
                 self.builder.trace.collectives.push(row, call);
             }
         }
@@ -453,31 +458,31 @@ impl ChromeReader {
     }
 
     /// A copy, named like `Memcpy HtoD (Pageable -> Device)`.
-    fn copy(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
+    fn add_copy(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
         let arguments = EventArguments::new(event);
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         if self.add_operation(&mut copies.on_gpu, event, &arguments, (start, end)) {
-            copies.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
+            copies.bytes.push(as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
             let label = copies::copy_direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
             copies.kind.push(self.builder.trace.names.intern_text(label));
-            let [source, target] = copies::memories(&event.name);
+            let [source, target] = copies::memories_of_copy(&event.name);
             copies.source.push(source);
             copies.target.push(target);
         }
         self.builder.trace.copies = copies;
     }
 
-    fn finish(mut self) -> Trace {
-        let last = self.builder.trace.span().map_or(0, |(_, last)| last);
+    fn finish_trace(mut self) -> Trace {
+        let last = self.builder.trace.first_and_last_ns().map_or(0, |(_, last)| last);
         for (thread, open) in std::mem::take(&mut self.open) {
             for (start, name) in open {
                 self.builder.trace.quality.unclosed_ranges += 1;
-                self.range(start, last.max(start), thread, &name, RangeStyle::PushPop);
+                self.add_range(start, last.max(start), thread, &name, RangeStyle::PushPop);
             }
         }
         for (start, thread, name) in std::mem::take(&mut self.open_by_id).into_values() {
             self.builder.trace.quality.unclosed_ranges += 1;
-            self.range(start, last.max(start), thread, &name, RangeStyle::StartEnd);
+            self.add_range(start, last.max(start), thread, &name, RangeStyle::StartEnd);
         }
         let busiest =
             self.calls.iter().max_by_key(|&(&process, &calls)| (calls, std::cmp::Reverse(process)));
@@ -485,10 +490,10 @@ impl ChromeReader {
             Some((&process, _)) => process,
             None => {
                 let host = self.xla.host.unwrap_or(0);
-                self.builder.process(host.cast_unsigned(), host)
+                self.builder.process_of_key(host.cast_unsigned(), host)
             }
         };
-        let mut trace = self.builder.finish();
+        let mut trace = self.builder.finish_trace();
         let owners = lanes::process_of_each_lane(&trace, self.lanes.values.len(), busiest);
         for place in trace.places.iter_mut().filter(|place| place.process >= FIRST_LANE_PROCESS) {
             place.process = owners[(place.process - FIRST_LANE_PROCESS) as usize];

@@ -25,7 +25,7 @@ pub(super) struct XlaLines {
 
 impl XlaLines {
     /// Notes a process by the name that the trace gives it.
-    pub fn process(&mut self, pid: i64, name: &str) {
+    pub fn note_process_name(&mut self, pid: i64, name: &str) {
         if let Some(number) = name.strip_prefix("/device:GPU:") {
             let digits = number.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
             self.devices.insert(pid, digits.parse().unwrap_or(0));
@@ -52,7 +52,7 @@ impl XlaLines {
     }
 
     /// The device of a process and the line of its thread.
-    pub fn line(&self, pid: i64, tid: i64) -> Option<(u32, XlaDeviceLine)> {
+    pub fn device_and_line_kind(&self, pid: i64, tid: i64) -> Option<(u32, XlaDeviceLine)> {
         let device = *self.devices.get(&pid)?;
         let unnamed = XlaDeviceLine::Stream(tid.cast_unsigned());
         Some((device, self.lines.get(&(pid, tid)).copied().unwrap_or(unnamed)))
@@ -85,7 +85,7 @@ pub(super) fn shape(details: &str) -> LaunchShape {
 }
 
 /// The number of bytes that `memcpy_details` or `memset_details` states.
-pub(super) fn bytes(details: &str) -> u64 {
+pub(super) fn bytes_of_details(details: &str) -> u64 {
     detail_number(details, "size")
 }
 
@@ -108,14 +108,14 @@ mod tests {
     #[test]
     fn lines_of_a_device_are_streams_or_derived() {
         let mut lines = XlaLines::default();
-        lines.process(3, "/device:GPU:1");
-        lines.process(701, "/host:CPU");
+        lines.note_process_name(3, "/device:GPU:1");
+        lines.note_process_name(701, "/host:CPU");
         lines.note_xla_thread(3, 14, "Stream #22(MemcpyD2H,Compute)");
         lines.note_xla_thread(3, 99, "XLA Modules");
         lines.note_xla_thread(701, 14, "python");
-        assert_eq!(lines.line(3, 14), Some((1, XlaDeviceLine::Stream(22))));
-        assert_eq!(lines.line(3, 99), Some((1, XlaDeviceLine::Derived)));
-        assert_eq!(lines.line(701, 14), None);
+        assert_eq!(lines.device_and_line_kind(3, 14), Some((1, XlaDeviceLine::Stream(22))));
+        assert_eq!(lines.device_and_line_kind(3, 99), Some((1, XlaDeviceLine::Derived)));
+        assert_eq!(lines.device_and_line_kind(701, 14), None);
         assert_eq!(lines.host, Some(701));
     }
 
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!((shape.registers, shape.static_shared, shape.dynamic_shared), (32, 16, 8));
         let copy = "kind_src:pinned kind_dst:device size:64 dest:0 async:1";
         assert_eq!(
-            (bytes(copy), copied_memory_kinds(copy)),
+            (bytes_of_details(copy), copied_memory_kinds(copy)),
             (64, [MemoryKind::Pinned, MemoryKind::Device])
         );
     }

@@ -20,8 +20,8 @@ pub(super) struct CubinLines {
 
 impl CubinLines {
     /// The lines of a cubin; empty where it was compiled without `-lineinfo`, or is damaged.
-    pub fn lines_of_cubin(binary: &[u8]) -> Self {
-        read(binary).unwrap_or_default()
+    pub fn from_cubin(binary: &[u8]) -> CubinLines {
+        read_cubin_lines(binary).unwrap_or_default()
     }
 
     /// The line of an instruction, by its offset in a kernel.
@@ -35,7 +35,7 @@ impl CubinLines {
 /// Addresses of the patched table hold the number of a kernel above these bits.
 const KERNEL_NUMBER_SHIFT: u32 = 40;
 
-fn read(binary: &[u8]) -> Option<CubinLines> {
+fn read_cubin_lines(binary: &[u8]) -> Option<CubinLines> {
     let file = object::File::parse(binary).ok()?;
     let section = file.section_by_name(".debug_line")?;
     let mut table = section.data().ok()?.to_vec();
@@ -78,9 +78,9 @@ fn read(binary: &[u8]) -> Option<CubinLines> {
     Some(lines)
 }
 
-type Program<'a> = gimli::IncompleteLineProgram<EndianSlice<'a, LittleEndian>>;
+type LineProgram<'a> = gimli::IncompleteLineProgram<EndianSlice<'a, LittleEndian>>;
 
-fn add_line_rows(program: Program<'_>, kernels: &[String], lines: &mut CubinLines) {
+fn add_line_rows(program: LineProgram<'_>, kernels: &[String], lines: &mut CubinLines) {
     let mut rows = program.rows();
     while let Ok(Some((header, row))) = rows.next_row() {
         let (Some(line), false) = (row.line(), row.end_sequence()) else { continue };

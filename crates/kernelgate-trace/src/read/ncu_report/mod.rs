@@ -67,7 +67,7 @@ const RESULT_KINDS: [ResultFieldNumbers; 4] = [
 ///
 /// # Errors
 /// The file cannot be read, is not a report, or holds no result.
-pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
+pub(super) fn read_ncu_report(path: &Path) -> Result<Trace, TraceError> {
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
     let left = file.metadata().map_err(TraceError::io(path))?.len();
     let mut file = ReportFile { source: BufReader::with_capacity(1 << 16, file), left };
@@ -84,7 +84,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     file.left -= 4;
     let mut report = NcuReport::default();
     report.builder.trace.recorder = TraceRecorder::NsightCompute;
-    let outcome = report.blocks(&mut file);
+    let outcome = report.read_blocks(&mut file);
     let read = report.builder.trace.profiled.len();
     if let Err(reason) = outcome {
         let reason = format!("report after {read} results: {reason}");
@@ -96,7 +96,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     if read == 0 {
         return Err(TraceError::broken_file(path, "it holds no profiled launch"));
     }
-    Ok(report.builder.finish())
+    Ok(report.builder.finish_trace())
 }
 
 /// A report file whose messages are read one by one.
@@ -108,7 +108,7 @@ struct ReportFile {
 
 impl ReportFile {
     /// The next message of the file, whose length precedes it; `None` at the end of the file.
-    fn message(&mut self) -> Result<Option<Vec<u8>>, String> {
+    fn next_message(&mut self) -> Result<Option<Vec<u8>>, String> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -128,8 +128,8 @@ impl ReportFile {
         Ok(Some(bytes))
     }
 
-    fn expect(&mut self, part: &str) -> Result<Vec<u8>, String> {
-        self.message()?.ok_or_else(|| format!("the file ends before a {part}"))
+    fn require_message(&mut self, part: &str) -> Result<Vec<u8>, String> {
+        self.next_message()?.ok_or_else(|| format!("the file ends before a {part}"))
     }
 }
 
@@ -151,26 +151,26 @@ enum CubinOrLines {
 }
 
 impl NcuReport {
-    fn blocks(&mut self, file: &mut ReportFile) -> Result<(), String> {
-        file.expect("header")?;
-        while let Some(header) = file.message()? {
+    fn read_blocks(&mut self, file: &mut ReportFile) -> Result<(), String> {
+        file.require_message("header")?;
+        while let Some(header) = file.next_message()? {
             let header = ProtobufMessage(&header);
-            self.session(header.message_field(block::SESSION_FIELD));
+            self.read_session(header.message_field(block::SESSION_FIELD));
             let strings = header.message_field(block::STRINGS_FIELD).repeated_field(1);
             let strings: Vec<String> =
                 strings.map(|text| String::from_utf8_lossy(text.0).into_owned()).collect();
             if !strings.is_empty() {
                 self.strings = strings;
             }
-            self.process = header.message_field(block::PROCESS_FIELD).text(3);
-            for _ in 0..header.number(block::SOURCES_FIELD).unwrap_or(0) {
-                let source = file.expect("compiled kernel")?;
+            self.process = header.message_field(block::PROCESS_FIELD).text_field(3);
+            for _ in 0..header.integer_field(block::SOURCES_FIELD).unwrap_or(0) {
+                let source = file.require_message("compiled kernel")?;
                 self.source(ProtobufMessage(&source));
             }
             for (number, fields) in block::RESULT_KINDS.into_iter().zip(&RESULT_KINDS) {
-                for _ in 0..header.number(number).unwrap_or(0) {
-                    let result = file.expect("result")?;
-                    self.result(ProtobufMessage(&result), fields);
+                for _ in 0..header.integer_field(number).unwrap_or(0) {
+                    let result = file.require_message("result")?;
+                    self.read_result(ProtobufMessage(&result), fields);
                 }
             }
         }
@@ -178,10 +178,10 @@ impl NcuReport {
     }
 
     /// Reads the version that wrote the report, and the machine.
-    fn session(&mut self, session: ProtobufMessage<'_>) {
+    fn read_session(&mut self, session: ProtobufMessage<'_>) {
         let trace = &mut self.builder.trace;
         for version in session.repeated_field(8) {
-            let (provider, version) = (version.text(1), version.text(2));
+            let (provider, version) = (version.text_field(1), version.text_field(2));
             if provider.contains("Compute") && !trace.metadata.contains_key("PRODUCT_VERSION") {
                 let mut numbers = version.split('.').map_while(|part| part.parse().ok());
                 let release = numbers.next().zip(numbers.next());
@@ -195,7 +195,7 @@ impl NcuReport {
                 trace.metadata.insert("PRODUCT_VERSION".to_owned(), version);
             }
         }
-        let computer = session.message_field(4).text(5);
+        let computer = session.message_field(4).text_field(5);
         if !computer.is_empty() {
             trace.metadata.insert("host".to_owned(), computer);
         }
@@ -203,7 +203,7 @@ impl NcuReport {
 
     /// Keeps a compiled kernel.
     fn source(&mut self, source: ProtobufMessage<'_>) {
-        let (Some(reference), binary) = (source.number(1), source.message_field(4).0) else {
+        let (Some(reference), binary) = (source.integer_field(1), source.message_field(4).0) else {
             return;
         };
         if binary.is_empty() || self.binary_bytes + binary.len() > MAX_KEPT_BINARY_BYTES {
@@ -213,10 +213,10 @@ impl NcuReport {
         self.binaries.insert(reference, CubinOrLines::Cubin(binary.to_vec()));
     }
 
-    fn result(&mut self, result: ProtobufMessage<'_>, fields: &ResultFieldNumbers) {
+    fn read_result(&mut self, result: ProtobufMessage<'_>, fields: &ResultFieldNumbers) {
         let number = self.builder.trace.profiled.len();
         let is_kernel = fields.name == "kernel";
-        let mangled = if is_kernel { result.text(5) } else { String::new() };
+        let mangled = if is_kernel { result.text_field(5) } else { String::new() };
         let name = if is_kernel {
             kernel_name_of_result(result)
         } else {
@@ -225,7 +225,7 @@ impl NcuReport {
         let (names, mut labels) = (&mut self.builder.trace.names, HashMap::new());
         for section in result.repeated_field(fields.sections) {
             for metric in section.message_field(4).repeated_field(2) {
-                labels.insert(metric.text(1), (metric.text(2), metric.text(5)));
+                labels.insert(metric.text_field(1), (metric.text_field(2), metric.text_field(5)));
             }
         }
         let mut launch = ProfiledLaunch {
@@ -240,14 +240,14 @@ impl NcuReport {
         let mut attributes = DeviceAttributes::default();
         let mut stalls = WarpStallSamples::default();
         for metric in result.repeated_field(fields.metrics) {
-            let Some(name) = metric.number(1).and_then(|id| usize::try_from(id).ok()) else {
+            let Some(name) = metric.integer_field(1).and_then(|id| usize::try_from(id).ok()) else {
                 continue;
             };
             let Some(name) = self.strings.get(name) else {
                 self.builder.trace.quality.odd_values += 1;
                 continue;
             };
-            let value = value(metric.message_field(2));
+            let value = metric_value(metric.message_field(2));
             if let Some(value) = &value {
                 attributes.add(name, value);
             }
@@ -260,19 +260,19 @@ impl NcuReport {
                 add_launch_metric(&mut self.builder.trace.names, &mut launch, label, unit, value);
             }
         }
-        launch.device = attributes.describe();
-        if let Some(device) = attributes.device()
+        launch.device = attributes.value_text();
+        if let Some(device) = attributes.traced_device()
             && !self.builder.trace.devices.contains(&device)
         {
             self.builder.trace.devices.push(device);
         }
-        let reference = result.message_field(15).number(1).unwrap_or(0);
-        launch.lines = self.lines(&stalls, reference, &mangled);
+        let reference = result.message_field(15).integer_field(1).unwrap_or(0);
+        launch.lines = self.stalls_by_source_line(&stalls, reference, &mangled);
         self.builder.trace.profiled.push(launch);
     }
 
     /// The source lines at which warps waited most.
-    fn lines(
+    fn stalls_by_source_line(
         &mut self,
         stalls: &WarpStallSamples,
         reference: u64,
@@ -281,7 +281,7 @@ impl NcuReport {
         let Some(first) = stalls.first else { return Vec::new() };
         let Some(binary) = self.binaries.get_mut(&reference) else { return Vec::new() };
         if let CubinOrLines::Cubin(cubin) = binary {
-            *binary = CubinOrLines::Read(CubinLines::lines_of_cubin(cubin));
+            *binary = CubinOrLines::Read(CubinLines::from_cubin(cubin));
         }
         let CubinOrLines::Read(lines) = binary else { return Vec::new() };
         let mut sums: HashMap<&SourceFileLine, HashMap<&str, u64>> = HashMap::new();
@@ -313,7 +313,7 @@ impl NcuReport {
 }
 
 fn kernel_name_of_result(result: ProtobufMessage<'_>) -> String {
-    let texts = [31, 7, 5, 6].map(|field| result.text(field));
+    let texts = [31, 7, 5, 6].map(|field| result.text_field(field));
     let name = texts.iter().find(|name| !name.is_empty());
     name.map_or_else(|| "unknown kernel".to_owned(), |name| readable_kernel_name(name).into_owned())
 }
@@ -321,7 +321,9 @@ fn kernel_name_of_result(result: ProtobufMessage<'_>) -> String {
 fn result_shape(result: ProtobufMessage<'_>) -> LaunchShape {
     let dimensions = |field| {
         let message = result.message_field(field);
-        [1, 2, 3].map(|axis| message.number(axis).and_then(|n| u32::try_from(n).ok()).unwrap_or(0))
+        [1, 2, 3].map(|axis| {
+            message.integer_field(axis).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+        })
     };
     LaunchShape { grid: dimensions(10), block: dimensions(11), ..LaunchShape::default() }
 }
@@ -334,9 +336,9 @@ fn texts_of_ncu_rules(
 ) -> Vec<(crate::model::names::NameId, crate::model::names::NameId)> {
     let mut rules = Vec::new();
     for rule in result.repeated_field(fields.rules) {
-        let name = names.intern_text(&rule.text(1));
+        let name = names.intern_text(&rule.text_field(1));
         for item in rule.message_field(3).repeated_field(1) {
-            let message = item.message_field(1).text(1);
+            let message = item.message_field(1).text_field(1);
             if !message.is_empty() {
                 rules.push((name, names.intern_text(&message)));
             }
@@ -352,7 +354,7 @@ enum MetricScalar {
     Text(String),
 }
 
-fn value(message: ProtobufMessage<'_>) -> Option<MetricScalar> {
+fn metric_value(message: ProtobufMessage<'_>) -> Option<MetricScalar> {
     #[allow(clippy::cast_precision_loss)]
     let number = |field| match field {
         (2, WireValue::Bits32(bits)) => Some(f64::from(f32::from_bits(bits))),
@@ -415,14 +417,14 @@ impl DeviceAttributes {
     }
 
     /// The value as text, in the format of the CSV reader.
-    fn describe(&self) -> String {
+    fn value_text(&self) -> String {
         let compute = self
             .compute_capability()
             .map_or("?".to_owned(), |(major, minor)| format!("{major}.{minor}"));
         format!("device {}, compute capability {compute}", self.id.unwrap_or(0.0))
     }
 
-    fn device(&self) -> Option<TracedDevice> {
+    fn traced_device(&self) -> Option<TracedDevice> {
         let number = |name: &str| self.numbers.get(name).copied();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let id = self.id.unwrap_or(0.0) as u32;
@@ -458,13 +460,13 @@ impl WarpStallSamples {
         let reason = reason.filter(|reason| !reason.ends_with("_not_issued"));
         for element in metric.repeated_field(3) {
             let address =
-                [5, 4].into_iter().find_map(|field| element.message_field(1).number(field));
+                [5, 4].into_iter().find_map(|field| element.message_field(1).integer_field(field));
             let Some(address) = address else { continue };
             if executed {
                 self.first = Some(self.first.map_or(address, |first| first.min(address)));
             }
             let (Some(reason), Some(MetricScalar::Number(samples))) =
-                (reason, value(element.message_field(2)))
+                (reason, metric_value(element.message_field(2)))
             else {
                 continue;
             };

@@ -25,13 +25,13 @@ impl<'a> ProtobufMessage<'a> {
     }
 
     /// The last value of the field with a number.
-    fn last(self, number: u64) -> Option<WireValue<'a>> {
+    fn last_field(self, number: u64) -> Option<WireValue<'a>> {
         self.all_fields().filter(|(of, _)| *of == number).map(|(_, value)| value).last()
     }
 
     /// A whole number.
-    pub fn number(self, number: u64) -> Option<u64> {
-        match self.last(number)? {
+    pub fn integer_field(self, number: u64) -> Option<u64> {
+        match self.last_field(number)? {
             WireValue::Number(value) => Some(value),
             _ => None,
         }
@@ -39,14 +39,14 @@ impl<'a> ProtobufMessage<'a> {
 
     /// A message, empty where the field is missing.
     pub fn message_field(self, number: u64) -> Self {
-        match self.last(number) {
+        match self.last_field(number) {
             Some(WireValue::Bytes(bytes)) => Self(bytes),
             _ => Self::default(),
         }
     }
 
     /// A text, empty where the field is missing.
-    pub fn text(self, number: u64) -> String {
+    pub fn text_field(self, number: u64) -> String {
         String::from_utf8_lossy(self.message_field(number).0).into_owned()
     }
 
@@ -104,12 +104,12 @@ mod tests {
         bytes.push(0x29);
         bytes.extend(2.5f64.to_le_bytes());
         let message = ProtobufMessage(&bytes);
-        assert_eq!(message.number(1), Some(300));
-        assert_eq!(message.text(2), "ab");
-        assert_eq!(message.message_field(3).number(1), Some(5));
-        assert_eq!(message.last(4), Some(WireValue::Bits32(1.5f32.to_bits())));
-        assert_eq!(message.last(5), Some(WireValue::Bits64(2.5f64.to_bits())));
-        assert_eq!((message.number(9), message.text(9)), (None, String::new()));
+        assert_eq!(message.integer_field(1), Some(300));
+        assert_eq!(message.text_field(2), "ab");
+        assert_eq!(message.message_field(3).integer_field(1), Some(5));
+        assert_eq!(message.last_field(4), Some(WireValue::Bits32(1.5f32.to_bits())));
+        assert_eq!(message.last_field(5), Some(WireValue::Bits64(2.5f64.to_bits())));
+        assert_eq!((message.integer_field(9), message.text_field(9)), (None, String::new()));
     }
 
     #[test]

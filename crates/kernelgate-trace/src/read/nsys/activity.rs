@@ -6,10 +6,10 @@ use super::super::builder::{COPY_DIRECTIONS, TraceBuilder};
 use super::super::wanted::WantedTraceParts;
 use super::NsysReader;
 use super::database::Row;
-use super::ids::{COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, SET, split_global_id};
+use super::ids::{COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE, split_global_id};
 use crate::error::TraceError;
 use crate::model::gpu::{
-    LaunchShape, MemoryKind, OperationPlace, Operations, PageFaultTable, PlaceId,
+    LaunchShape, MemoryKind, OperationColumns, OperationPlace, PageFaultTable, PlaceId,
     SynchronisationKind,
 };
 use crate::model::names::NameId;
@@ -24,7 +24,7 @@ fn operation_columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static 
 }
 
 /// Reads the first seven columns of a row as an operation; `false` if the row has no times.
-fn push(builder: &mut TraceBuilder, operations: &mut Operations, row: &Row<'_, '_>) -> bool {
+fn push(builder: &mut TraceBuilder, operations: &mut OperationColumns, row: &Row<'_, '_>) -> bool {
     let [start, end] = [0, 1].map(|column| builder.trace.quality.time(row.integer_cell(column)));
     let (Some(start), Some(end)) = (start, end) else {
         builder.trace.quality.without_times += 1;
@@ -44,7 +44,7 @@ fn push(builder: &mut TraceBuilder, operations: &mut Operations, row: &Row<'_, '
 /// The process, device, context and stream of a row with [`OPERATION_COLUMNS`]'s columns.
 fn row_place(builder: &mut TraceBuilder, row: &Row<'_, '_>) -> PlaceId {
     let (key, pid, _) = split_global_id(row.integer_cell(2).unwrap_or(0));
-    let process = builder.process(key, pid);
+    let process = builder.process_of_key(key, pid);
     let number =
         |column| row.integer_cell(column).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
     let stream = row.integer_cell(5).unwrap_or(0).cast_unsigned();
@@ -52,15 +52,15 @@ fn row_place(builder: &mut TraceBuilder, row: &Row<'_, '_>) -> PlaceId {
 }
 
 impl NsysReader {
-    pub(super) fn operations(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
+    pub(super) fn read_operations(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
         self.kernels(wanted)?;
-        self.copies()?;
+        self.read_copies()?;
         self.read_memsets()?;
         self.read_graph_launches()
     }
 
     fn kernels(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
-        if !self.expect(KERNEL_TABLE) {
+        if !self.note_if_table_missing(KERNEL_TABLE) {
             return Ok(());
         }
         let mut names = vec!["demangledName", "shortName", "graphNodeId"];
@@ -81,7 +81,7 @@ impl NsysReader {
         let names: Vec<&str> = OPERATION_COLUMNS.into_iter().chain(names).collect();
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
         let unknown = self.builder.trace.names.intern_text("unknown kernel");
-        self.scan(KERNEL_TABLE, &names, |builder, strings, row| {
+        self.visit_rows(KERNEL_TABLE, &names, |builder, strings, row| {
             if !push(builder, &mut kernels.on_gpu, row) {
                 return;
             }
@@ -107,13 +107,13 @@ impl NsysReader {
         Ok(())
     }
 
-    fn copies(&mut self) -> Result<(), TraceError> {
+    fn read_copies(&mut self) -> Result<(), TraceError> {
         let labels = self.read_enum_labels("ENUM_CUDA_MEMCPY_OPER", COPY_DIRECTIONS)?;
         let memories = self.read_enum_labels("ENUM_CUDA_MEM_KIND", MEMORY_KIND_LABELS)?;
         let unknown = self.builder.trace.names.intern_text("Unknown");
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         let names = operation_columns(["bytes", "copyKind", "srcKind", "dstKind"]);
-        self.scan(COPY_TABLE, &names, |builder, _, row| {
+        self.visit_rows(COPY_TABLE, &names, |builder, _, row| {
             if !push(builder, &mut copies.on_gpu, row) {
                 return;
             }
@@ -135,7 +135,7 @@ impl NsysReader {
 
     fn read_memsets(&mut self) -> Result<(), TraceError> {
         let mut sets = std::mem::take(&mut self.builder.trace.sets);
-        self.scan(SET, &operation_columns(["bytes"]), |builder, _, row| {
+        self.visit_rows(MEMSET_TABLE, &operation_columns(["bytes"]), |builder, _, row| {
             if push(builder, &mut sets.on_gpu, row) {
                 sets.bytes.push(row.integer_cell(7).unwrap_or(0).max(0).cast_unsigned());
             }
@@ -146,7 +146,7 @@ impl NsysReader {
 
     fn read_graph_launches(&mut self) -> Result<(), TraceError> {
         let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
-        self.scan(GRAPH_TABLE, &operation_columns(["graphExecId"]), |builder, _, row| {
+        self.visit_rows(GRAPH_TABLE, &operation_columns(["graphExecId"]), |builder, _, row| {
             if push(builder, &mut graphs.on_gpu, row) {
                 let id = row.integer_cell(7).and_then(|id| u32::try_from(id).ok());
                 graphs.executable.push(id.unwrap_or(0));
@@ -161,7 +161,7 @@ impl NsysReader {
         let mut streams = std::mem::take(&mut self.builder.trace.streams);
         for table in ["TARGET_INFO_CUDA_STREAM", "TARGET_INFO_CUDA_NULL_STREAM"] {
             let null = table.contains("NULL");
-            self.scan(table, &["processId", "streamId", "flag"], |builder, _, row| {
+            self.visit_rows(table, &["processId", "streamId", "flag"], |builder, _, row| {
                 let processes = &builder.trace.processes;
                 let process = processes.iter().position(|of| Some(of.pid) == row.integer_cell(0));
                 let process = process.and_then(|process| u32::try_from(process).ok());
@@ -181,27 +181,31 @@ impl NsysReader {
     }
 
     pub(super) fn read_synchronisations(&mut self) -> Result<(), TraceError> {
-        if !self.expect(SYNCHRONIZATION_TABLE) {
+        if !self.note_if_table_missing(SYNCHRONIZATION_TABLE) {
             return Ok(());
         }
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
-        self.scan(SYNCHRONIZATION_TABLE, &operation_columns(["syncType"]), |builder, _, row| {
-            if push(builder, &mut syncs.on_gpu, row) {
-                syncs.kind.push(match row.integer_cell(7) {
-                    Some(1) => SynchronisationKind::Event,
-                    Some(2) => SynchronisationKind::StreamWaitsEvent,
-                    Some(3) => SynchronisationKind::Stream,
-                    Some(4) => SynchronisationKind::Context,
-                    // 0 also stands for cudaDeviceSynchronize in some versions.
-                    _ => SynchronisationKind::Unknown,
-                });
-            }
-        })?;
+        self.visit_rows(
+            SYNCHRONIZATION_TABLE,
+            &operation_columns(["syncType"]),
+            |builder, _, row| {
+                if push(builder, &mut syncs.on_gpu, row) {
+                    syncs.kind.push(match row.integer_cell(7) {
+                        Some(1) => SynchronisationKind::Event,
+                        Some(2) => SynchronisationKind::StreamWaitsEvent,
+                        Some(3) => SynchronisationKind::Stream,
+                        Some(4) => SynchronisationKind::Context,
+                        // 0 also stands for cudaDeviceSynchronize in some versions.
+                        _ => SynchronisationKind::Unknown,
+                    });
+                }
+            },
+        )?;
         self.builder.trace.syncs = syncs;
         Ok(())
     }
 
-    pub(super) fn allocations(&mut self) -> Result<(), TraceError> {
+    pub(super) fn read_allocations(&mut self) -> Result<(), TraceError> {
         let memories = self.read_enum_labels("ENUM_CUDA_MEM_KIND", MEMORY_KIND_LABELS)?;
         let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
         let names = [
@@ -216,7 +220,7 @@ impl NsysReader {
             "address",
             "memKind",
         ];
-        self.scan("CUDA_GPU_MEMORY_USAGE_EVENTS", &names, |builder, _, row| {
+        self.visit_rows("CUDA_GPU_MEMORY_USAGE_EVENTS", &names, |builder, _, row| {
             // This table also contains allocations of host memory.
             let of_host =
                 row.integer_cell(9).and_then(|kind| memories.get(&kind)).is_some_and(|&name| {
@@ -241,13 +245,13 @@ impl NsysReader {
         let names = ["start", "end", "globalPid", "deviceId", "numberOfPageFaults"];
         for table in ["CUDA_UM_CPU_PAGE_FAULT_EVENTS", "CUDA_UM_GPU_PAGE_FAULT_EVENTS"] {
             let on_host = table.contains("CPU");
-            self.scan(table, &names, |builder, _, row| {
+            self.visit_rows(table, &names, |builder, _, row| {
                 let Some(start) = builder.trace.quality.time(row.integer_cell(0)) else { return };
                 let (key, pid, _) = split_global_id(row.integer_cell(2).unwrap_or(0));
                 let device = row.integer_cell(3).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
                 faults.start.push(start);
                 faults.end.push(row.integer_cell(1).unwrap_or(start).max(start));
-                faults.process.push(builder.process(key, pid));
+                faults.process.push(builder.process_of_key(key, pid));
                 faults.device.push(if on_host { PageFaultTable::HOST_PLACE } else { device });
                 let count = row.integer_cell(4).and_then(|count| u64::try_from(count).ok());
                 faults.count.push(count.unwrap_or(1));
@@ -266,8 +270,8 @@ impl NsysReader {
         let names = &mut self.builder.trace.names;
         let mut labels: HashMap<i64, NameId> =
             (0..).zip(known).map(|(id, label)| (id, names.intern_text(label))).collect();
-        self.scan(table, &["id", "label"], |builder, _, row| {
-            if let (Some(id), Some(label)) = (row.integer_cell(0), row.text(1)) {
+        self.visit_rows(table, &["id", "label"], |builder, _, row| {
+            if let (Some(id), Some(label)) = (row.integer_cell(0), row.text_cell(1)) {
                 builder.trace.quality.text(label);
                 labels.insert(id, builder.trace.names.intern_bytes(label));
             }

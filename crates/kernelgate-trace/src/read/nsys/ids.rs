@@ -2,7 +2,7 @@
 
 pub(super) const KERNEL_TABLE: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
 pub(super) const COPY_TABLE: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
-pub(super) const SET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
+pub(super) const MEMSET_TABLE: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
 pub(super) const GRAPH_TABLE: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 pub(super) const RUNTIME_CALL_TABLE: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
 

@@ -12,14 +12,14 @@ const KEPT_SYSTEM_FACTS: [&str; 4] =
     ["NvDriverVersion", "CudaDriverVersion", "SoftwarePlatform", "SoftwareReleaseVersion"];
 
 impl NsysReader {
-    pub(super) fn information(&mut self) -> Result<(), TraceError> {
+    pub(super) fn read_export_information(&mut self) -> Result<(), TraceError> {
         // The second table name is used by schemas before version 3.
         for table in ["META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE"] {
-            self.scan(table, &["name", "value"], |builder, _, row| {
+            self.visit_rows(table, &["name", "value"], |builder, _, row| {
                 builder.trace.metadata.insert(row.display(0), row.display(1));
             })?;
         }
-        self.scan("TARGET_INFO_SYSTEM_ENV", &["name", "value"], |builder, _, row| {
+        self.visit_rows("TARGET_INFO_SYSTEM_ENV", &["name", "value"], |builder, _, row| {
             let name = row.display(0);
             if KEPT_SYSTEM_FACTS.contains(&name.as_str()) {
                 builder.trace.metadata.insert(name, row.display(1));
@@ -37,7 +37,7 @@ impl NsysReader {
             "maxShmemPerSm",
             "maxBlocksPerSm",
         ];
-        self.scan("TARGET_INFO_GPU", &columns, |builder, _, row| {
+        self.visit_rows("TARGET_INFO_GPU", &columns, |builder, _, row| {
             let number = |column| row.integer_cell(column).and_then(|n| u32::try_from(n).ok());
             builder.trace.devices.push(TracedDevice {
                 id: number(0).unwrap_or(0),
@@ -53,11 +53,11 @@ impl NsysReader {
                 warp: number(6),
             });
         })?;
-        self.scan("PROCESSES", &["globalPid", "name"], |builder, _, row| {
+        self.visit_rows("PROCESSES", &["globalPid", "name"], |builder, _, row| {
             let Some(id) = row.integer_cell(0) else { return };
             let (key, pid, _) = split_global_id(id);
-            let process = builder.process(key, pid) as usize;
-            if let Some(text) = row.text(1) {
+            let process = builder.process_of_key(key, pid) as usize;
+            if let Some(text) = row.text_cell(1) {
                 let name = builder.trace.names.intern_bytes(text);
                 builder.trace.processes[process].name = Some(name);
             }
@@ -68,16 +68,16 @@ impl NsysReader {
     pub(super) fn read_counters(&mut self) -> Result<(), TraceError> {
         let mut names = hashbrown::HashMap::new();
         let columns = ["typeId", "metricId", "metricName"];
-        self.scan("TARGET_INFO_GPU_METRICS", &columns, |builder, _, row| {
+        self.visit_rows("TARGET_INFO_GPU_METRICS", &columns, |builder, _, row| {
             if let (Some(kind), Some(id), Some(text)) =
-                (row.integer_cell(0), row.integer_cell(1), row.text(2))
+                (row.integer_cell(0), row.integer_cell(1), row.text_cell(2))
             {
                 names.insert((kind, id), builder.trace.names.intern_bytes(text));
             }
         })?;
         let mut counters = std::mem::take(&mut self.builder.trace.counters);
         let columns = ["timestamp", "typeId", "metricId", "value"];
-        self.scan("GPU_METRICS", &columns, |builder, _, row| {
+        self.visit_rows("GPU_METRICS", &columns, |builder, _, row| {
             let time = builder.trace.quality.time(row.integer_cell(0));
             let (Some(time), Some(kind), Some(id)) =
                 (time, row.integer_cell(1), row.integer_cell(2))
@@ -100,18 +100,18 @@ impl NsysReader {
 
     pub(super) fn read_diagnostics(&mut self) -> Result<(), TraceError> {
         let columns = ["severity", "text"];
-        self.scan("DIAGNOSTIC_EVENT", &columns, |builder, _, row| {
+        self.visit_rows("DIAGNOSTIC_EVENT", &columns, |builder, _, row| {
             // Severity 2 is a warning, 3 an error; lost records are reported as information too.
             let text = row.display(1);
             if matches!(row.integer_cell(0), Some(2 | 3)) || text.contains("might be missing") {
-                if let Some(text) = row.text(1) {
+                if let Some(text) = row.text_cell(1) {
                     builder.trace.quality.text(text);
                 }
                 builder.trace.quality.messages.push(text);
             }
         })?;
         for table in ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"] {
-            self.scan(table, &["start", "end"], |builder, _, row| {
+            self.visit_rows(table, &["start", "end"], |builder, _, row| {
                 let quality = &mut builder.trace.quality;
                 let [start, end] = [0, 1].map(|column| quality.time(row.integer_cell(column)));
                 if let (Some(start), Some(end)) = (start, end) {

@@ -30,13 +30,16 @@ use crate::model::names::NameId;
 ///
 /// # Errors
 /// The file is locked, or not an SQLite database of an export.
-pub(super) fn read(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
-    let mut reader = open(path)?;
+pub(super) fn read_nsys_export(
+    path: &Path,
+    wanted: &WantedTraceParts,
+) -> Result<Trace, TraceError> {
+    let mut reader = open_with_texts(path)?;
     // Ranges form the longest table, so they are read in parallel with the other tables.
     let strings = reader.strings.clone();
     let (ranges, rest) = std::thread::scope(|scope| {
         let strings = &strings;
-        let ranges = wanted.ranges.then(|| scope.spawn(move || ranges::read(path, strings)));
+        let ranges = wanted.ranges.then(|| scope.spawn(move || ranges::read_ranges(path, strings)));
         let rest = reader.read_all_but_ranges(wanted);
         let ranges =
             ranges.map(|thread| thread.join().expect("the reader of ranges does not panic"));
@@ -45,15 +48,15 @@ pub(super) fn read(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, Trac
     rest?;
     if let Some(ranges) = ranges {
         let ranges = ranges?;
-        let last = ranges.last(&reader.database);
+        let last = ranges.end_of_unclosed_ranges(&reader.database);
         ranges.add_ranges_to_trace(&mut reader.builder, last);
     }
-    Ok(reader.builder.finish())
+    Ok(reader.builder.finish_trace())
 }
 
 /// An export of which the texts were read.
-fn open(path: &Path) -> Result<NsysReader, TraceError> {
-    let database = NsysDatabase::open(path)?;
+fn open_with_texts(path: &Path) -> Result<NsysReader, TraceError> {
+    let database = NsysDatabase::open_export(path)?;
     let tables = [
         "StringIds",
         "META_DATA_EXPORT",
@@ -62,8 +65,8 @@ fn open(path: &Path) -> Result<NsysReader, TraceError> {
         KERNEL_TABLE,
         RUNTIME_CALL_TABLE,
     ];
-    if !tables.iter().any(|table| database.has(table)) {
-        let reason = unsupported::recognise_database(database.tables()).unwrap_or_else(|| {
+    if !tables.iter().any(|table| database.has_table(table)) {
+        let reason = unsupported::recognise_database(database.table_names()).unwrap_or_else(|| {
             let what = if path.is_dir() { "a folder" } else { "an SQLite database" };
             format!("{what} without the tables of an Nsight Systems export")
         });
@@ -92,7 +95,7 @@ const NECESSARY_COLUMNS: &[&str] = &[
 fn absent_columns(database: &NsysDatabase, table: &str, columns: &[&str]) -> Vec<String> {
     let absent =
         |column: &&&str| NECESSARY_COLUMNS.contains(*column) && !database.has_column(table, column);
-    let columns = columns.iter().filter(|_| database.has(table)).filter(absent);
+    let columns = columns.iter().filter(|_| database.has_table(table)).filter(absent);
     columns.map(|column| format!("{table}.{column}")).collect()
 }
 
@@ -106,13 +109,13 @@ struct NsysReader {
 
 impl NsysReader {
     fn read_all_but_ranges(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
-        self.information()?;
+        self.read_export_information()?;
         if wanted.operations {
-            self.operations(wanted)?;
-            self.nccl()?;
+            self.read_operations(wanted)?;
+            self.describe_nccl_kernels()?;
         }
         if wanted.calls {
-            self.calls()?;
+            self.read_host_calls()?;
         }
         if wanted.rest {
             self.read_streams()?;
@@ -120,7 +123,7 @@ impl NsysReader {
             self.read_graph_node_events()?;
             self.read_os_calls()?;
             self.read_thread_switches()?;
-            self.allocations()?;
+            self.read_allocations()?;
             self.read_page_faults()?;
             self.read_counters()?;
             self.read_diagnostics()?;
@@ -129,7 +132,7 @@ impl NsysReader {
     }
 
     /// Visits every row of a table of the export. A table that is missing or ends early is noted.
-    fn scan(
+    fn visit_rows(
         &mut self,
         table: &str,
         columns: &[&str],
@@ -139,14 +142,14 @@ impl NsysReader {
         if [KERNEL_TABLE, COPY_TABLE, RUNTIME_CALL_TABLE].contains(&table) {
             builder.trace.quality.missing.extend(absent_columns(&self.database, table, columns));
         }
-        let ended = self.database.scan(table, columns, |row| each(builder, strings, row))?;
+        let ended = self.database.visit_rows(table, columns, |row| each(builder, strings, row))?;
         self.builder.trace.quality.unreadable.extend(ended);
         Ok(())
     }
 
     /// Whether a table that findings want is there; if not that is noted.
-    fn expect(&mut self, table: &str) -> bool {
-        let there = self.database.has(table);
+    fn note_if_table_missing(&mut self, table: &str) -> bool {
+        let there = self.database.has_table(table);
         if !there {
             self.builder.trace.quality.missing.push(table.to_owned());
         }
@@ -154,10 +157,10 @@ impl NsysReader {
     }
 
     fn read_strings(&mut self) -> Result<(), TraceError> {
-        self.expect("StringIds");
+        self.note_if_table_missing("StringIds");
         let mut strings = HashMap::new();
-        self.scan("StringIds", &["id", "value"], |builder, _, row| {
-            if let (Some(id), Some(text)) = (row.integer_cell(0), row.text(1)) {
+        self.visit_rows("StringIds", &["id", "value"], |builder, _, row| {
+            if let (Some(id), Some(text)) = (row.integer_cell(0), row.text_cell(1)) {
                 builder.trace.quality.text(text);
                 strings.insert(id, builder.trace.names.intern_bytes(text));
             }

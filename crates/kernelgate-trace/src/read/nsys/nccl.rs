@@ -1,8 +1,9 @@
-//! Sizes and communicators of NCCL's collectives, from the payloads of its NVTX ranges: as JSON, or as
-//! bytes that a schema describes (`nsys export --include-blobs=true`).
+//! Sizes and communicators of NCCL's collectives, from the payloads of its NVTX ranges: as JSON, or
+//! as bytes that a schema describes (`nsys export --include-blobs=true`).
 //!
-//! A kernel has the sizes of the range around its launch. The kernels of a group are launched as the
-//! group ends, and have the sizes of the calls in the group. Absent: reduction operations, roots.
+//! A kernel has the sizes of the range around its launch. The kernels of a group are launched as
+//! the group ends, and have the sizes of the calls in the group. Absent: reduction operations,
+//! roots.
 
 use hashbrown::HashMap;
 use serde_json::Value;
@@ -49,7 +50,7 @@ impl NcclPayloadField {
 }
 
 impl NcclPayload {
-    fn set(&mut self, field: NcclPayloadField, value: u64) {
+    fn set_field(&mut self, field: NcclPayloadField, value: u64) {
         match field {
             NcclPayloadField::Communicator => self.communicator = Some(value),
             NcclPayloadField::Bytes => self.bytes = Some(value),
@@ -57,7 +58,7 @@ impl NcclPayload {
         }
     }
 
-    fn parse_payload_json(text: &str) -> Option<Self> {
+    fn from_json(text: &str) -> Option<NcclPayload> {
         let mut payload = Self::default();
         let value: Value = serde_json::from_str(text).ok()?;
         for (name, value) in value.as_object()? {
@@ -66,7 +67,7 @@ impl NcclPayload {
                 digits.parse().ok()
             });
             if let Some((field, number)) = NcclPayloadField::named(name).zip(number) {
-                payload.set(field, number);
+                payload.set_field(field, number);
             }
         }
         Some(payload)
@@ -76,7 +77,7 @@ impl NcclPayload {
 /// Fields by schema: where each begins, and how many bytes it has.
 type PayloadSchemas = HashMap<(u64, u64), Vec<(NcclPayloadField, usize, usize)>>;
 
-fn decode(blob: &[u8], schemas: &PayloadSchemas) -> Option<NcclPayload> {
+fn decode_nccl_payload(blob: &[u8], schemas: &PayloadSchemas) -> Option<NcclPayload> {
     let word = |at: usize| {
         let bytes = blob.get(at..at + 8)?;
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
@@ -89,7 +90,7 @@ fn decode(blob: &[u8], schemas: &PayloadSchemas) -> Option<NcclPayload> {
     for &(field, offset, width) in schema {
         let value = bytes.get(offset..offset + width)?;
         let value = value.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
-        payload.set(field, value);
+        payload.set_field(field, value);
     }
     Some(payload)
 }
@@ -106,12 +107,12 @@ struct NcclCall {
 
 impl NsysReader {
     /// Describes the kernels of NCCL by the payloads of its ranges.
-    pub(super) fn nccl(&mut self) -> Result<(), TraceError> {
+    pub(super) fn describe_nccl_kernels(&mut self) -> Result<(), TraceError> {
         let has = |column| self.database.has_column(EVENTS_TABLE, column);
         if !["binaryData", "jsonText", "jsonTextId"].into_iter().any(has) {
             return Ok(());
         }
-        self.builder.share();
+        self.builder.copy_tables_to_trace();
         let trace = &self.builder.trace;
         let communicates = |&row: &u32| {
             let function = trace.kernels.function.at(row as usize) as usize;
@@ -168,20 +169,22 @@ impl NsysReader {
         let mut calls = Vec::new();
         let columns =
             ["start", "end", "globalTid", "text", "textId", "binaryData", "jsonText", "jsonTextId"];
-        self.scan(EVENTS_TABLE, &columns, |builder, strings, row| {
+        self.visit_rows(EVENTS_TABLE, &columns, |builder, strings, row| {
             let names = &builder.trace.names;
             let string = |column: usize| {
                 let id = row.integer_cell(column)?;
                 strings.get(&id).map(|&name: &NameId| names.text(name))
             };
-            let own = row.text(3).map(String::from_utf8_lossy);
+            let own = row.text_cell(3).map(String::from_utf8_lossy);
             let Some(name) = string(4).or(own.as_deref()) else { return };
             if !name.starts_with("nccl") {
                 return;
             }
-            let text = row.text(6).map(String::from_utf8_lossy);
-            let json = string(7).or(text.as_deref()).and_then(NcclPayload::parse_payload_json);
-            let payload = json.or_else(|| decode(row.text(5)?, &schemas)).unwrap_or_default();
+            let text = row.text_cell(6).map(String::from_utf8_lossy);
+            let json = string(7).or(text.as_deref()).and_then(NcclPayload::from_json);
+            let payload = json
+                .or_else(|| decode_nccl_payload(row.text_cell(5)?, &schemas))
+                .unwrap_or_default();
             let (Some(start), Some(end)) = (row.integer_cell(0), row.integer_cell(1)) else {
                 return;
             };
@@ -195,7 +198,7 @@ impl NsysReader {
     fn read_payload_schemas(&mut self) -> Result<PayloadSchemas, TraceError> {
         let mut schemas = PayloadSchemas::new();
         let columns = ["domainId", "schemaId", "name", "offset"];
-        self.scan("NVTX_PAYLOAD_SCHEMA_ENTRIES", &columns, |_, _, row| {
+        self.visit_rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", &columns, |_, _, row| {
             let number = |column| row.integer_cell(column).map(i64::cast_unsigned);
             let (Some(domain), Some(schema)) = (number(0), number(1)) else { return };
             let Some(field) = NcclPayloadField::named(&row.display(2)) else { return };
@@ -222,7 +225,7 @@ impl NsysReader {
                 )
             })
             .collect();
-        self.scan(
+        self.visit_rows(
             RUNTIME_CALL_TABLE,
             &["start", "globalTid", "correlationId"],
             |builder, _, row| {
@@ -232,7 +235,7 @@ impl NsysReader {
                 };
                 let thread = row.integer_cell(1).unwrap_or(0);
                 let (process, pid, _) = split_global_id(thread);
-                let process = builder.process(process, pid);
+                let process = builder.process_of_key(process, pid);
                 if let Some(launch) =
                     launches.get_mut(&launch_correlation_key(process, correlation))
                     && launch.1 == i64::MIN
@@ -275,7 +278,7 @@ fn calls_around(calls: &[NcclCall], thread: i64, time: i64) -> Option<Vec<&NcclC
 /// which NCCL records.
 fn bytes_given_and_received(name: &str, bytes: u64, ranks: u64) -> (u64, u64) {
     let all = bytes.saturating_mul(ranks.max(1));
-    match CollectiveKind::collective_in_name(name) {
+    match CollectiveKind::from_name(name) {
         CollectiveKind::AllGather => (bytes, all),
         CollectiveKind::ReduceScatter => (all, bytes),
         _ => (bytes, bytes),
@@ -298,11 +301,11 @@ mod tests {
         [1u64, 9, 24, 32, 0xABC, 4096].iter().for_each(|word| blob.extend(word.to_le_bytes()));
         blob.extend([8, 0, 0, 0, 0, 0, 0, 0]);
         let expected = NcclPayload { communicator: Some(0xABC), bytes: Some(4096), ranks: Some(8) };
-        assert_eq!(decode(&blob, &schemas), Some(expected));
-        assert_eq!(decode(&blob[..50], &schemas), None, "cut short");
+        assert_eq!(decode_nccl_payload(&blob, &schemas), Some(expected));
+        assert_eq!(decode_nccl_payload(&blob[..50], &schemas), None, "cut short");
         let json =
             r#"{"NCCL communicator ID": "2,748", "Message size [bytes]": 4096, "No. of ranks": 8}"#;
-        assert_eq!(NcclPayload::parse_payload_json(json), Some(expected));
+        assert_eq!(NcclPayload::from_json(json), Some(expected));
     }
 
     #[test]

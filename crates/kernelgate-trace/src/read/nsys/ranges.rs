@@ -7,7 +7,9 @@ use hashbrown::HashMap;
 use super::super::builder::TraceBuilder;
 use super::super::rows::RangeRow;
 use super::database::{NsysDatabase, Row, RowOrder};
-use super::ids::{COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, RUNTIME_CALL_TABLE, SET, split_global_id};
+use super::ids::{
+    COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE, RUNTIME_CALL_TABLE, split_global_id,
+};
 use crate::error::TraceError;
 use crate::model::InternedValues;
 use crate::model::host::{HostMarkTable, HostRangeTable, RangeStyle};
@@ -65,8 +67,11 @@ pub(super) struct RangeBatch {
 ///
 /// # Errors
 /// The database is locked.
-pub(super) fn read(path: &Path, strings: &HashMap<i64, NameId>) -> Result<RangeBatch, TraceError> {
-    let database = NsysDatabase::open(path)?;
+pub(super) fn read_ranges(
+    path: &Path,
+    strings: &HashMap<i64, NameId>,
+) -> Result<RangeBatch, TraceError> {
+    let database = NsysDatabase::open_export(path)?;
     let RangeBatch { mut ranges, mut marks, mut unclosed, .. } = RangeBatch::default();
     ranges.reserve_rows(database.rows_at_most(NVTX_EVENT_TABLE));
     let how = (RowOrder::Stored, false);
@@ -91,13 +96,13 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, NameId>) -> Result<RangeB
 ///
 /// # Errors
 /// The database is locked.
-pub(super) fn stream(
+pub(super) fn stream_ranges(
     path: &Path,
     how: (RowOrder, bool),
     strings: &HashMap<i64, NameId>,
     mut each: impl FnMut(i64, RangeRow),
 ) -> Result<RangeBatch, TraceError> {
-    let database = NsysDatabase::open(path)?;
+    let database = NsysDatabase::open_export(path)?;
     let labels = scan_range_events(&database, how, strings, |(_, thread), label, event| {
         if let RangeEvent::Range(start, end, style) = event {
             let end = end.unwrap_or(RangeRow::UNCLOSED_RANGE_END);
@@ -115,22 +120,22 @@ fn scan_range_events(
     mut each: impl FnMut((u32, i64), u32, RangeEvent),
 ) -> Result<ThreadAndTextLabels, TraceError> {
     let mut labels = ThreadAndTextLabels { few, ..ThreadAndTextLabels::default() };
-    if !database.has(NVTX_EVENT_TABLE) {
+    if !database.has_table(NVTX_EVENT_TABLE) {
         labels.quality.missing.push(NVTX_EVENT_TABLE.to_owned());
         return Ok(labels);
     }
     let columns = ["start", "end", "eventType", "globalTid", "text", "textId", "domainId"];
-    let ended = database.scan_in(order, NVTX_EVENT_TABLE, &columns, |row| {
+    let ended = database.visit_rows_in_order(order, NVTX_EVENT_TABLE, &columns, |row| {
         let kind = row.integer_cell(2);
         let style = match kind {
-            // 59 and 60 are NVTX, 70 and 71 the same from a text file.
+            // The event types 59 and 60 are NVTX ranges, 70 and 71 the same from a text file.
             Some(59 | 70) => RangeStyle::PushPop,
             Some(60 | 71) => RangeStyle::StartEnd,
             Some(MARK_EVENT_TYPE | DOMAIN_EVENT_TYPE) => RangeStyle::PushPop,
             _ => return,
         };
         let shared = row.integer_cell(5).and_then(|id| strings.get(&id));
-        let text = shared.map_or_else(|| labels.own(row), |&name| RangeText::Shared(name));
+        let text = shared.map_or_else(|| labels.own_text(row), |&name| RangeText::Shared(name));
         let thread = row.integer_cell(3).unwrap_or(0);
         let (process, ..) = split_global_id(thread);
         let domain = row.integer_cell(6).unwrap_or(0);
@@ -156,8 +161,8 @@ fn scan_range_events(
 
 impl ThreadAndTextLabels {
     /// The text of a row that the export does not have.
-    fn own(&mut self, row: &Row<'_, '_>) -> RangeText {
-        let Some(text) = row.text(4) else { return RangeText::None };
+    fn own_text(&mut self, row: &Row<'_, '_>) -> RangeText {
+        let Some(text) = row.text_cell(4) else { return RangeText::None };
         self.quality.text(text);
         RangeText::Own(match self.few && self.texts.len() >= MAX_TEXTS_WITH_NUMBERS {
             true => {
@@ -168,7 +173,7 @@ impl ThreadAndTextLabels {
     }
 
     /// The trace name of each text number.
-    fn names(&self, builder: &mut TraceBuilder) -> Vec<NameId> {
+    fn names_of_texts(&self, builder: &mut TraceBuilder) -> Vec<NameId> {
         self.keys
             .values
             .iter()
@@ -198,19 +203,25 @@ impl ThreadAndTextLabels {
 }
 
 impl RangeBatch {
-    /// The names that rows of [`stream`] mean.
+    /// The names that rows of [`stream_ranges`] mean.
     pub fn into_trace_names(self, builder: &mut TraceBuilder) -> Vec<NameId> {
-        let names = self.labels.names(builder);
+        let names = self.labels.names_of_texts(builder);
         builder.trace.quality.add_quality_of(self.labels.quality);
         names
     }
 
     /// Returns the end time given to ranges that were never closed: the last time of the whole
     /// trace. Returns `None` if all ranges were closed.
-    pub fn last(&self, database: &NsysDatabase) -> Option<i64> {
-        let tables =
-            [NVTX_EVENT_TABLE, KERNEL_TABLE, COPY_TABLE, SET, GRAPH_TABLE, RUNTIME_CALL_TABLE];
-        (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end(&tables)).flatten()
+    pub fn end_of_unclosed_ranges(&self, database: &NsysDatabase) -> Option<i64> {
+        let tables = [
+            NVTX_EVENT_TABLE,
+            KERNEL_TABLE,
+            COPY_TABLE,
+            MEMSET_TABLE,
+            GRAPH_TABLE,
+            RUNTIME_CALL_TABLE,
+        ];
+        (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end_ns(&tables)).flatten()
     }
 
     /// Adds the ranges to a trace; ranges that were never closed get the end `last`.
@@ -222,11 +233,11 @@ impl RangeBatch {
             .iter()
             .map(|&id| {
                 let (key, pid, tid) = split_global_id(id);
-                let process = builder.process(key, pid);
-                builder.thread(process, tid)
+                let process = builder.process_of_key(key, pid);
+                builder.thread_of_tid(process, tid)
             })
             .collect();
-        let names = labels.names(builder);
+        let names = labels.names_of_texts(builder);
         for thread in ranges.thread.iter_mut().chain(&mut marks.thread) {
             *thread = threads[*thread as usize];
         }

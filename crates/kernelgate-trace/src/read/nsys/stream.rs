@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 
 use super::super::builder::TraceBuilder;
 use super::super::rows::{
-    CallRow, OrderedByTime, RangeRow, Row, RowOfEitherOrder, StreamedRows, merge,
+    CallRow, OrderedByTime, RangeOrCall, RangeRow, RowOfEitherOrder, StreamedRows, merge_by_time,
 };
 use super::super::wanted::WantedTraceParts;
 use super::database::{NsysDatabase, RowOrder};
@@ -28,24 +28,25 @@ const ROWS_PER_BATCH: usize = 1 << 15;
 ///
 /// # Errors
 /// The file is locked, or not an SQLite database of an export.
-pub fn read(
+pub fn read_and_stream_rows(
     path: &Path,
     wanted: &WantedTraceParts,
-    mut each: impl FnMut(&Trace, Row),
+    mut each: impl FnMut(&Trace, RangeOrCall),
 ) -> Result<StreamedRows, TraceError> {
-    let mut reader = super::open(path)?;
+    let mut reader = super::open_with_texts(path)?;
     reader.read_all_but_ranges(&WantedTraceParts { calls: false, ..*wanted })?;
     let super::NsysReader { mut builder, strings, database } = reader;
     builder.trace.names.intern_text(super::host::UNKNOWN_CALL_NAME);
-    builder.share();
-    let mut pass = run_pass(path, wanted, RowOrder::Stored, &mut builder, &strings, &mut each)?;
+    builder.copy_tables_to_trace();
+    let mut pass = run_row_pass(path, wanted, RowOrder::Stored, &mut builder, &strings, &mut each)?;
     if !pass.in_order {
-        pass = run_pass(path, wanted, RowOrder::Start, &mut builder, &strings, &mut each)?;
+        pass = run_row_pass(path, wanted, RowOrder::Start, &mut builder, &strings, &mut each)?;
     }
-    let last = pass.ranges.last(&database).unwrap_or(RangeRow::UNCLOSED_RANGE_END);
+    let last =
+        pass.ranges.end_of_unclosed_ranges(&database).unwrap_or(RangeRow::UNCLOSED_RANGE_END);
     builder.trace.quality.add_quality_of(pass.calls);
     let names = pass.ranges.into_trace_names(&mut builder);
-    Ok(StreamedRows { trace: builder.finish(), names, last })
+    Ok(StreamedRows { trace: builder.finish_trace(), names, last })
 }
 
 /// Result of one pass over the tables.
@@ -56,20 +57,20 @@ struct PassResult {
     calls: TraceQuality,
 }
 
-fn run_pass(
+fn run_row_pass(
     path: &Path,
     wanted: &WantedTraceParts,
     order: RowOrder,
     builder: &mut TraceBuilder,
     strings: &HashMap<i64, NameId>,
-    each: &mut impl FnMut(&Trace, Row),
+    each: &mut impl FnMut(&Trace, RangeOrCall),
 ) -> Result<PassResult, TraceError> {
     let mut threads: HashMap<i64, (u32, u32)> = HashMap::new();
     let mut thread_of = |builder: &mut TraceBuilder, id: i64| {
         *threads.entry(id).or_insert_with(|| {
             let (key, pid, tid) = split_global_id(id);
-            let process = builder.process(key, pid);
-            (builder.thread(process, tid), process)
+            let process = builder.process_of_key(key, pid);
+            (builder.thread_of_tid(process, tid), process)
         })
     };
     let (range_batches, mut ranges) = batch_channel();
@@ -81,15 +82,15 @@ fn run_pass(
         let reader = CallTableReader { path, order, strings, unknown, all: wanted.rest };
         let call_reader =
             wanted.calls.then(|| scope.spawn(move || reader.send_calls(call_batches)));
-        each(&builder.trace, Row::Begin);
-        for row in merge(&mut ranges, &mut calls) {
+        each(&builder.trace, RangeOrCall::Begin);
+        for row in merge_by_time(&mut ranges, &mut calls) {
             let row = match row {
                 RowOfEitherOrder::Range((thread, row)) => {
-                    Row::Range(RangeRow { thread: thread_of(builder, thread).0, ..row })
+                    RangeOrCall::Range(RangeRow { thread: thread_of(builder, thread).0, ..row })
                 }
                 RowOfEitherOrder::Call((thread, row)) => {
                     let (thread, process) = thread_of(builder, thread);
-                    Row::Call(CallRow { thread, process, ..row })
+                    RangeOrCall::Call(CallRow { thread, process, ..row })
                 }
             };
             each(&builder.trace, row);
@@ -110,7 +111,8 @@ fn read_ranges(
     strings: &HashMap<i64, NameId>,
     mut batches: RowBatches<(i64, RangeRow)>,
 ) -> Result<RangeBatch, TraceError> {
-    let part = ranges::stream(path, how, strings, |thread, row| batches.push((thread, row)))?;
+    let part =
+        ranges::stream_ranges(path, how, strings, |thread, row| batches.push((thread, row)))?;
     batches.send_calls();
     Ok(part)
 }
@@ -132,25 +134,26 @@ impl CallTableReader<'_> {
         &self,
         mut batches: RowBatches<(i64, CallRow)>,
     ) -> Result<TraceQuality, TraceError> {
-        let database = NsysDatabase::open(self.path)?;
+        let database = NsysDatabase::open_export(self.path)?;
         let mut quality = TraceQuality::default();
-        if !database.has(RUNTIME_CALL_TABLE) {
+        if !database.has_table(RUNTIME_CALL_TABLE) {
             quality.missing.push(RUNTIME_CALL_TABLE.to_owned());
         }
         let columns = ["start", "end", "globalTid", "correlationId", "nameId"];
         quality.missing.extend(super::absent_columns(&database, RUNTIME_CALL_TABLE, &columns));
-        let ended = database.scan_in(self.order, RUNTIME_CALL_TABLE, &columns, |row| {
-            let Some(start) = quality.time(row.integer_cell(0)) else { return };
-            let end = quality.time(row.integer_cell(1)).unwrap_or(start);
-            let end = quality.plausible_span_end(start, end);
-            let correlation = quality.correlation(row.integer_cell(3));
-            if self.all || correlation != 0 {
-                let name = row.integer_cell(4).and_then(|id| self.strings.get(&id)).copied();
-                let name = name.unwrap_or(self.unknown);
-                let call = CallRow { start, end, thread: 0, process: 0, name, correlation };
-                batches.push((row.integer_cell(2).unwrap_or(0), call));
-            }
-        })?;
+        let ended =
+            database.visit_rows_in_order(self.order, RUNTIME_CALL_TABLE, &columns, |row| {
+                let Some(start) = quality.time(row.integer_cell(0)) else { return };
+                let end = quality.time(row.integer_cell(1)).unwrap_or(start);
+                let end = quality.plausible_span_end(start, end);
+                let correlation = quality.correlation(row.integer_cell(3));
+                if self.all || correlation != 0 {
+                    let name = row.integer_cell(4).and_then(|id| self.strings.get(&id)).copied();
+                    let name = name.unwrap_or(self.unknown);
+                    let call = CallRow { start, end, thread: 0, process: 0, name, correlation };
+                    batches.push((row.integer_cell(2).unwrap_or(0), call));
+                }
+            })?;
         batches.send_calls();
         quality.unreadable.extend(ended);
         Ok(quality)
@@ -222,16 +225,16 @@ impl<T: OrderedByTime + Copy> RowOrderingBuffer<T> {
             return !self.ready.is_empty();
         };
         let follows = match (self.held.last(), batch.first()) {
-            (Some(last), Some(first)) => last.key() <= first.key(),
+            (Some(last), Some(first)) => last.time_key() <= first.time_key(),
             _ => true,
         };
-        if follows && batch.is_sorted_by_key(OrderedByTime::key) {
+        if follows && batch.is_sorted_by_key(OrderedByTime::time_key) {
             self.ready = std::mem::replace(&mut self.held, batch);
         } else {
             let whole = self.held.len();
             let mut all = std::mem::take(&mut self.held);
             all.extend(batch);
-            all.sort_by_key(OrderedByTime::key);
+            all.sort_by_key(OrderedByTime::time_key);
             self.held = all.split_off(whole);
             self.ready = all;
         }
@@ -252,7 +255,7 @@ impl<T: OrderedByTime + Copy> Iterator for RowOrderingBuffer<T> {
         }
         let row = self.ready[self.next];
         self.next += 1;
-        let start = row.key().0;
+        let start = row.time_key().0;
         self.in_order &= start >= self.last;
         self.last = start;
         Some(row)

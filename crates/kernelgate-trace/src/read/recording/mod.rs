@@ -17,7 +17,7 @@ use super::demangle::readable_kernel_name;
 use crate::error::TraceError;
 use crate::model::gpu::{
     CudaGraphNode, DeclaredProblemPart, DeclaredRangeWork, DeclaredWorkCount, LaunchShape,
-    MemoryKind, OperationPlace, Operations, PageFaultTable, PlaceId, SynchronisationKind,
+    MemoryKind, OperationColumns, OperationPlace, PageFaultTable, PlaceId, SynchronisationKind,
 };
 use crate::model::host::RangeStyle;
 use crate::model::names::NameId;
@@ -29,7 +29,7 @@ const RECORDING_SCHEMA: &str = "kernelgate-recording";
 const RECORDING_VERSION: u64 = 1;
 
 /// Whether a text begins as a recording: its format's name comes before its records.
-pub(super) fn looks_like(head: &[u8]) -> bool {
+pub(super) fn looks_like_recording(head: &[u8]) -> bool {
     head.windows(RECORDING_SCHEMA.len()).any(|part| part == RECORDING_SCHEMA.as_bytes())
 }
 
@@ -37,7 +37,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 ///
 /// # Errors
 /// The file cannot be read, is cut short or of a newer version.
-pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
+pub(super) fn read_recording(path: &Path) -> Result<Trace, TraceError> {
     let file = File::open(path).map_err(TraceError::io(path))?;
     let recording: RecordingFile = serde_json::from_reader(BufReader::with_capacity(1 << 18, file))
         .map_err(|error| TraceError::broken_file(path, format!("broken or cut short ({error})")))?;
@@ -53,7 +53,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
             ),
         ));
     }
-    Ok(RecordingReader::new(&recording).all(&recording))
+    Ok(RecordingReader::new(&recording).read_all_rows(&recording))
 }
 
 /// State of a kernelgate recording while it is read.
@@ -69,7 +69,7 @@ impl RecordingReader {
     fn new(recording: &RecordingFile) -> Self {
         let mut builder = TraceBuilder::default();
         let pid = recording.trace.pid;
-        let process = builder.process(u64::from(pid), i64::from(pid));
+        let process = builder.process_of_key(u64::from(pid), i64::from(pid));
         let all = &mut builder.trace.names;
         let names = recording
             .trace
@@ -81,12 +81,12 @@ impl RecordingReader {
         Self { builder, process, names, unknown }
     }
 
-    fn all(mut self, recording: &RecordingFile) -> Trace {
+    fn read_all_rows(mut self, recording: &RecordingFile) -> Trace {
         let activity = &recording.trace;
         self.builder.trace.recorder = TraceRecorder::Cupti;
         self.add_recording_information(recording);
         self.kernels(&activity.kernels);
-        self.memory(activity);
+        self.add_memory_operations(activity);
         self.add_host_activity(activity);
         self.add_graph_nodes(&activity.graph_nodes);
         let quality = &mut self.builder.trace.quality;
@@ -95,7 +95,7 @@ impl RecordingReader {
             let span = plausible_span(quality, start, end);
             quality.overhead.push(span);
         }
-        self.builder.finish()
+        self.builder.finish_trace()
     }
 
     fn add_recording_information(&mut self, recording: &RecordingFile) {
@@ -114,7 +114,7 @@ impl RecordingReader {
         }));
         trace.metadata.insert("case".to_owned(), recording.case.clone());
         trace.metadata.insert("steps".to_owned(), recording.steps.to_string());
-        let work = count(&recording.work);
+        let work = declared_work_count(&recording.work);
         if !recording.limits.is_empty() || work != DeclaredWorkCount::default() {
             let limits = recording.limits.iter().map(|limit| (limit.by.clone(), limit.time_ns));
             // Path of the range around each launch.
@@ -124,7 +124,7 @@ impl RecordingReader {
         let parts = recording.parts.iter().map(|part| DeclaredProblemPart {
             label: part.label.clone(),
             range: part.range.clone(),
-            work: count(&part.work),
+            work: declared_work_count(&part.work),
         });
         trace.parts.extend(parts.filter(|part| part.work != DeclaredWorkCount::default()));
     }
@@ -144,7 +144,7 @@ impl RecordingReader {
     /// Adds a GPU operation; returns `false` if the record has no times.
     fn push(
         &mut self,
-        operations: &mut Operations,
+        operations: &mut OperationColumns,
         (start, end): (u64, u64),
         on: On,
         correlation: u32,
@@ -181,7 +181,7 @@ impl RecordingReader {
     }
 
     /// Adds copies, memsets, allocations and page faults.
-    fn memory(&mut self, activity: &RecordedRows) {
+    fn add_memory_operations(&mut self, activity: &RecordedRows) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in &activity.copies {
             let span = (row.start, row.end);
@@ -190,8 +190,8 @@ impl RecordingReader {
                 let label =
                     COPY_DIRECTIONS.get(usize::from(row.kind)).unwrap_or(&COPY_DIRECTIONS[0]);
                 copies.kind.push(self.builder.trace.names.intern_text(label));
-                copies.source.push(memory(row.source));
-                copies.target.push(memory(row.target));
+                copies.source.push(memory_kind_of_cupti(row.source));
+                copies.target.push(memory_kind_of_cupti(row.target));
             }
         }
         self.builder.trace.copies = copies;
@@ -206,7 +206,7 @@ impl RecordingReader {
         let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
         for row in &activity.allocations {
             let (place, bytes) = (self.place(row.on), row.bytes.unsigned_abs());
-            let time = time(&mut self.builder.trace.quality, row.time);
+            let time = time_or_zero(&mut self.builder.trace.quality, row.time);
             allocations.push(time, place, row.address, bytes, row.bytes < 0);
         }
         self.builder.trace.allocations = allocations;
@@ -226,14 +226,14 @@ impl RecordingReader {
     fn add_host_activity(&mut self, activity: &RecordedRows) {
         for row in &activity.calls {
             let name = self.name(row.name);
-            let thread = self.builder.thread(self.process, i64::from(row.thread));
+            let thread = self.builder.thread_of_tid(self.process, i64::from(row.thread));
             let trace = &mut self.builder.trace;
             let (start, end) = plausible_span(&mut trace.quality, row.start, row.end);
             trace.calls.push(start, end, thread, name, row.correlation);
         }
         for row in &activity.ranges {
             let name = self.name(row.name);
-            let thread = self.builder.thread(self.process, i64::from(row.thread));
+            let thread = self.builder.thread_of_tid(self.process, i64::from(row.thread));
             let trace = &mut self.builder.trace;
             let (start, end) = plausible_span(&mut trace.quality, row.start, row.end);
             trace.ranges.push(start, end, thread, name, RangeStyle::PushPop);
@@ -270,23 +270,23 @@ impl RecordingReader {
     }
 }
 
-fn count(row: &DeclaredWorkRow) -> DeclaredWorkCount {
+fn declared_work_count(row: &DeclaredWorkRow) -> DeclaredWorkCount {
     let flops = row.flops.iter().map(|(unit, count)| (unit.clone(), *count));
     DeclaredWorkCount { flops: flops.collect(), bytes: row.read_bytes + row.write_bytes }
 }
 
 /// Returns the time, or 0 if it is impossible.
-fn time(quality: &mut TraceQuality, ns: u64) -> i64 {
+fn time_or_zero(quality: &mut TraceQuality, ns: u64) -> i64 {
     quality.time(Some(i64::try_from(ns).unwrap_or(i64::MAX))).unwrap_or(0)
 }
 
 fn plausible_span(quality: &mut TraceQuality, start: u64, end: u64) -> (i64, i64) {
-    let [start, end] = [start, end].map(|ns| time(quality, ns));
+    let [start, end] = [start, end].map(|ns| time_or_zero(quality, ns));
     (start, quality.plausible_span_end(start, end))
 }
 
 /// Converts CUPTI's number of a memory kind.
-fn memory(kind: u8) -> MemoryKind {
+fn memory_kind_of_cupti(kind: u8) -> MemoryKind {
     match kind {
         1 => MemoryKind::Pageable,
         2 => MemoryKind::Pinned,

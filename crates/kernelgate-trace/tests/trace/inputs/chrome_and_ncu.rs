@@ -5,7 +5,7 @@ use std::io::Write as _;
 use crate::fixture::{column, file, reason, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kernelgate_trace::diagnose::difference::{TraceSums, difference};
+use kernelgate_trace::diagnose::difference::{TraceSums, compare_sums};
 use kernelgate_trace::diagnose::{QuestionAnswer, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::MemoryKind;
@@ -280,9 +280,12 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
         );
         TraceSums::new(&read("raw.csv", raw.as_bytes()))
     };
-    let difference = difference(report(4000, 96), report(5000, 128));
+    let difference = compare_sums(report(4000, 96), report(5000, 128));
     assert_eq!((difference.total_change_ns(), difference.parts[0].total_change_ns()), (1000, 1000));
-    assert_eq!(difference.parts[0].evidence(), ["Registers Per Thread 96.0 -> 128.0"]);
+    assert_eq!(
+        difference.parts[0].describe_launch_changes(),
+        ["Registers Per Thread 96.0 -> 128.0"]
+    );
 }
 
 #[test]

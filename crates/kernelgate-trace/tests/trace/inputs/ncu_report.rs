@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::fixture::{file, reason, refused, titles, without_folders};
-use kernelgate_trace::diagnose::{diagnose, short_name};
+use kernelgate_trace::diagnose::{diagnose, readable_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::kernel_metrics::ProfiledLaunch;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -176,7 +176,7 @@ fn a_recorded_report_agrees_with_the_csv_of_ncu() {
     let mut compared = 0;
     for (ours, theirs) in native.profiled.iter().zip(&csv.profiled) {
         let names = [native.names.text(ours.kernel), csv.names.text(theirs.kernel)];
-        let [native_name, csv_name] = names.map(short_name);
+        let [native_name, csv_name] = names.map(readable_name);
         assert_eq!(native_name, csv_name, "ncu prints casts in one of both");
         assert_eq!((ours.shape, &ours.device), (theirs.shape, &theirs.device));
         for (&name, metric) in &theirs.metrics {

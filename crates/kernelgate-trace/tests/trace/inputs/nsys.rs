@@ -99,8 +99,13 @@ fn an_export_without_gpu_work_says_so() {
     assert_eq!(diagnosis.quality[0].id, "data-quality");
     insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
-    for report in StatsReport::ALL {
-        assert_eq!(stats::table(&trace, report).rows, Vec::<Vec<_>>::new(), "{}", report.name());
+    for report in StatsReport::ALL_REPORTS {
+        assert_eq!(
+            stats::make_table(&trace, report).rows,
+            Vec::<Vec<_>>::new(),
+            "{}",
+            report.name()
+        );
     }
 }
 
@@ -214,9 +219,9 @@ fn ranges_that_overlap_count_each_what_they_enclose() {
     export.launch((60, 70), (1010, 1012), 2, "in both");
     export.launch((90, 120), (1020, 1023), 3, "in b");
     let trace = export.read().unwrap();
-    let table = stats::table(&trace, StatsReport::RangeKernels);
+    let table = stats::make_table(&trace, StatsReport::RangeKernels);
     let rows: Vec<(String, String)> =
-        table.rows.iter().map(|row| (row[0].plain(), row[12].plain())).collect();
+        table.rows.iter().map(|row| (row[0].csv_text(), row[12].csv_text())).collect();
     let row = |range: &str, kernel: &str| (range.to_owned(), kernel.to_owned());
     assert_eq!(
         rows,
@@ -335,7 +340,7 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
     let inside = restrict::restrict_to_ranges(&trace, "decode").unwrap();
     assert_eq!(inside.kernels.on_gpu.start.iter().collect::<Vec<_>>(), [3_000]);
-    assert_eq!(graph_nodes::nodes(&inside), graph_nodes::nodes(&trace));
+    assert_eq!(graph_nodes::all_graph_nodes(&inside), graph_nodes::all_graph_nodes(&trace));
 }
 
 #[test]

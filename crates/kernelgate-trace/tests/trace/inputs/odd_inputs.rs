@@ -76,7 +76,7 @@ fn operations_at_zero_have_no_times() {
     let trace = read("t.json", &events(&[kernel(100, zero), kernel(200, "")]));
     assert_eq!((trace.kernels.on_gpu.len(), trace.sets.on_gpu.len()), (2, 0));
     assert_eq!(trace.quality.without_times, 2);
-    assert_eq!(trace.span(), Some((1_000_000, 2_005_000)));
+    assert_eq!(trace.first_and_last_ns(), Some((1_000_000, 2_005_000)));
 }
 
 const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": true}, "traceEvents": [

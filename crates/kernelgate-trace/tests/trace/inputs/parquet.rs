@@ -43,8 +43,8 @@ mod with_parquet {
     /// The tables of an SQLite export as parquet files.
     fn converted(sqlite: &Path) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let layout = tables::Layout { group_rows: GROUP, plain: false };
-        tables::write(sqlite, folder.path(), &layout).unwrap();
+        let layout = tables::ParquetLayout { group_rows: GROUP, plain: false };
+        tables::write_parquet_folder(sqlite, folder.path(), &layout).unwrap();
         folder
     }
 
@@ -52,8 +52,8 @@ mod with_parquet {
         let folder = converted(sqlite);
         let [ours, theirs] = [folder.path(), sqlite]
             .map(|path| read::open_trace_file(path, &WantedTraceParts::ALL).unwrap());
-        for report in Report::ALL {
-            let [ours, theirs] = [&ours, &theirs].map(|it| stats::table(it, report).to_csv());
+        for report in StatsReport::ALL_REPORTS {
+            let [ours, theirs] = [&ours, &theirs].map(|it| stats::make_table(it, report).to_csv());
             assert_eq!(ours, theirs, "{} of {}", report.name(), sqlite.display());
         }
         assert_eq!(diagnose(&ours).to_json(), diagnose(&theirs).to_json());

@@ -172,7 +172,7 @@ fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     assert_eq!((step.busy_ns, step.span_ns), (160_000, 162_000));
     assert!((step.share - 1.0).abs() < 1e-9);
     // The tables of `nsys stats` know the launch's ranges.
-    assert_eq!(stats::table(&trace, StatsReport::GpuKernels).rows.len(), 1);
+    assert_eq!(stats::make_table(&trace, StatsReport::GpuKernels).rows.len(), 1);
 }
 
 #[test]

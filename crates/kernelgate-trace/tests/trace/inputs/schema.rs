@@ -3,7 +3,7 @@
 use crate::fixture::Export;
 use crate::fixture::kineto::{At, FULL, Kineto};
 use kernelgate_trace::diagnose::diagnose;
-use kernelgate_trace::diagnose::difference::{TraceSums, difference};
+use kernelgate_trace::diagnose::difference::{TraceSums, compare_sums};
 use kernelgate_trace::diagnose::ranks::{RankTrace, join_ranks};
 use serde_json::Value;
 
@@ -115,13 +115,13 @@ fn a_job_and_a_difference_fit_their_schemas() {
         }
         trace.read()
     };
-    let parts = [300.0, 800.0].map(|of| RankTrace::extract(&format!("rank {of}"), rank(of)));
+    let parts = [300.0, 800.0].map(|of| RankTrace::extract_ranks(&format!("rank {of}"), rank(of)));
     let job = join_ranks(parts.into_iter().flatten().collect()).to_json();
     assert_eq!(errors(JOB, &job), Vec::<String>::new());
     assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));
     let sums = [300.0, 800.0].map(|of| TraceSums::new(&rank(of)));
     let [base, head] = sums;
-    let difference = difference(base, head).to_json();
+    let difference = compare_sums(base, head).to_json();
     assert_eq!(errors(DIFFERENCE, &difference), Vec::<String>::new());
     assert!(difference["parts"][0]["key"].as_str().is_some_and(|key| key.contains("gemm")));
 }

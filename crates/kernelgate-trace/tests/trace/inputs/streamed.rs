@@ -22,7 +22,7 @@ fn same(export: &Export, rows: [usize; 4]) {
     let trace = export.read().unwrap();
     for (report, rows) in REPORTS.into_iter().zip(rows) {
         let streamed = stats::table_of_streamed_export(&export.path(), report).unwrap().unwrap();
-        let kept = stats::table(&trace, report);
+        let kept = stats::make_table(&trace, report);
         assert_eq!(streamed.table.to_csv(), kept.to_csv(), "{}", report.name());
         assert_eq!(kept.rows.len(), rows, "{}", report.name());
     }
@@ -34,7 +34,7 @@ fn same_diagnosis(export: &Export) -> TraceDiagnosis {
     let trace = export.read().unwrap();
     let (kept, streamed) = (diagnose(&trace), diagnose_streamed(&export.path()).unwrap().unwrap());
     assert_eq!(streamed.to_json(), kept.to_json());
-    let streamed = TraceSums::streamed(&export.path()).unwrap().unwrap();
+    let streamed = TraceSums::sum_streamed(&export.path()).unwrap().unwrap();
     assert_eq!(format!("{streamed:?}"), format!("{:?}", TraceSums::new(&trace)));
     kept
 }
@@ -163,15 +163,15 @@ fn host_times_have_equal_sums() {
 /// operations that are.
 fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
     let kept = restrict::restrict_to_ranges(&export.read().unwrap(), pattern);
-    let read = inside::open(&export.path(), &WantedTraceParts::ALL, pattern).unwrap();
+    let read = inside::open_inside_ranges(&export.path(), &WantedTraceParts::ALL, pattern).unwrap();
     assert_eq!(read.is_some(), kept.is_some(), "{pattern}");
     let (kept, read) = (kept?, read?);
     assert_eq!(diagnose(&read).to_json(), diagnose(&kept).to_json(), "{pattern}");
-    for report in StatsReport::ALL {
-        let [read, kept] = [&read, &kept].map(|trace| stats::table(trace, report).to_csv());
+    for report in StatsReport::ALL_REPORTS {
+        let [read, kept] = [&read, &kept].map(|trace| stats::make_table(trace, report).to_csv());
         assert_eq!(read, kept, "{pattern}, {}", report.name());
     }
-    Some(read.operations())
+    Some(read.operation_count())
 }
 
 #[test]

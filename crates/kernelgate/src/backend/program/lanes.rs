@@ -10,7 +10,7 @@ impl Lane {
     pub const MAIN_LANE: Lane = Self(0);
 
     /// Number of the lane.
-    pub const fn number(self) -> usize {
+    pub const fn lane_number(self) -> usize {
         self.0
     }
 }
@@ -38,7 +38,7 @@ impl Default for LaneOrder {
 
 impl LaneOrder {
     /// Number of lanes of a program.
-    pub fn lanes(&self) -> usize {
+    pub fn lane_count(&self) -> usize {
         self.before.len()
     }
 

@@ -8,9 +8,9 @@ use kernelgate_cuda::architecture::supports_programmatic_launch;
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::driver::graph::ExecutableGraph;
 use kernelgate_cuda::driver::memory::persistence::PersistingL2;
-use kernelgate_cuda::driver::memory::window::Window;
+use kernelgate_cuda::driver::memory::window::L2Window;
 use kernelgate_cuda::driver::stream::event::CrossingEvent;
-use kernelgate_cuda::libraries::gemm::{CublasLtLanes, Gemm, GemmOperands, GemmSpec};
+use kernelgate_cuda::libraries::gemm::{CublasLtLanes, GemmOperands, GemmSpec, PreparedGemm};
 use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::{BackendError, Device, DeviceBuffer, KernelArgument, Launch, LoadedKernel};
 
@@ -18,7 +18,7 @@ use super::lanes::Lane;
 use super::memory::{MemoryRegion, ProgramMemoryPlan, RegionContents, TableWord};
 use super::operand::{Operand, Pointer};
 use super::plan::Program;
-use super::step::{EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, Step};
+use super::step::{EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, ProgramStep};
 use crate::backend::cuda::{CudaTask, Input, Output};
 use crate::workload::Tensors;
 
@@ -78,25 +78,28 @@ impl Program {
     /// # Errors
     /// The program's first mistake, or if a kernel does not compile, a library is missing or knows
     /// no algorithm, device memory is short, or a launch cannot be captured.
-    pub fn task(
+    pub fn into_task(
         self,
         device: &Arc<Device>,
         inputs: &Tensors,
         capture: Capture,
     ) -> Result<CudaTask, BackendError> {
         let uses = self.bytes_by_memory_purpose();
-        let mut program = self.load(device, inputs)?;
+        let mut program = self.load_program(device, inputs)?;
         let (inputs, outputs) = program.take_tensors();
         let state = std::mem::take(&mut program.state);
         let task = match capture {
-            Capture::Stream => CudaTask::new(device, inputs, outputs, move |_| program.enqueue()),
+            Capture::Stream => {
+                CudaTask::new(device, inputs, outputs, move |_| program.enqueue_program())
+            }
             Capture::Graph => {
                 // One launch first: modules that it loads cannot be loaded during a capture.
-                program.enqueue()?;
+                program.enqueue_program()?;
                 device.synchronize()?;
                 let cleared = program.range_cleared_first();
-                let graph =
-                    ExecutableGraph::capture_clearing_first(device, cleared, || program.enqueue())?;
+                let graph = ExecutableGraph::capture_clearing_first(device, cleared, || {
+                    program.enqueue_program()
+                })?;
                 CudaTask::new(device, inputs, outputs, move |_| {
                     // The graph launches the program's kernels on the program's memory, so the
                     // program must stay alive.
@@ -112,9 +115,9 @@ impl Program {
         }
     }
 
-    /// Compiles and loads its kernels, allocates and fills its memory, and chooses an algorithm for
-    /// each GEMM. The library of GEMMs is opened only if there are any.
-    pub fn load(
+    /// Compiles and loads the program's kernels, allocates and fills its memory, and chooses an
+    /// algorithm for each GEMM. The library of GEMMs is opened only if there are any.
+    pub fn load_program(
         self,
         device: &Arc<Device>,
         tensors: &Tensors,
@@ -123,9 +126,9 @@ impl Program {
         let Self { memory, steps, order, kept, gemm_lanes, .. } = self;
         let blas = (gemm_lanes > 0).then(|| CublasLtLanes::open(device, gemm_lanes)).transpose()?;
         let set_aside = kept.map(|(_, bytes)| PersistingL2::new(device, bytes)).transpose()?;
-        let streams = (0..order.lanes()).map(|lane| match &blas {
-            _ if lane == Lane::MAIN_LANE.number() => Ok(Arc::clone(device.stream())),
-            Some(blas) if lane < gemm_lanes => Ok(Arc::clone(blas.stream(lane))),
+        let streams = (0..order.lane_count()).map(|lane| match &blas {
+            _ if lane == Lane::MAIN_LANE.lane_number() => Ok(Arc::clone(device.stream())),
+            Some(blas) if lane < gemm_lanes => Ok(Arc::clone(blas.stream_of_lane(lane))),
             _ => device.create_stream(),
         });
         let streams = streams.collect::<Result<Vec<_>, BackendError>>()?;
@@ -160,7 +163,7 @@ impl Program {
         // The tensors of the inputs are shared; without a state nothing reads them after loading.
         let inputs_of_state = if regions.is_empty() { Tensors::new() } else { tensors.clone() };
         let state = ProgramState { regions, inputs: inputs_of_state };
-        let cleared = loader.blas.map_or(0..0, |blas| blas.pieces());
+        let cleared = loader.blas.map_or(0..0, |blas| blas.workspace_memory());
         Ok(LoadedProgram {
             steps,
             regions: named,
@@ -201,7 +204,7 @@ impl LoadedProgramMemory {
                         inputs.push(Input::new(region.name.clone(), &buffer));
                     }
                     RegionContents::State { output, shape, dtype } => {
-                        outputs.push(Output::output_in_state(
+                        outputs.push(Output::in_state_buffer(
                             &buffer,
                             output,
                             shape.clone(),
@@ -250,7 +253,7 @@ impl LoadedProgramMemory {
     fn resolve_argument(&self, operand: Operand) -> Result<KernelArgument, BackendError> {
         Ok(match operand {
             Operand::Boxes(pointer, boxes) => {
-                KernelArgument::bytes(&boxes.map(self.address(pointer))?)
+                KernelArgument::bytes(&boxes.encode_map(self.address(pointer))?)
             }
             Operand::Pointer(pointer) => KernelArgument::Address(self.address(pointer)),
             Operand::Null => KernelArgument::Address(0),
@@ -271,53 +274,57 @@ struct ProgramLoader<'a> {
     /// Streams by lane.
     streams: Vec<Arc<CudaStream>>,
     memory: LoadedProgramMemory,
-    window: Option<Window>,
+    window: Option<L2Window>,
     /// Loaded kernels by kernel name and lane.
     kernels: BTreeMap<(String, Lane), KernelByLaunchShape>,
-    gemms: Vec<(GemmSpec, Rc<Gemm>)>,
+    gemms: Vec<(GemmSpec, Rc<PreparedGemm>)>,
 }
 
 impl ProgramLoader<'_> {
-    fn step(&mut self, step: Step) -> Result<LoadedProgramStep, BackendError> {
+    fn step(&mut self, step: ProgramStep) -> Result<LoadedProgramStep, BackendError> {
         let enqueue: EnqueueFunction = match step {
-            Step::Begin(name) => return Ok(LoadedProgramStep::Begin(name)),
-            Step::End => return Ok(LoadedProgramStep::End),
-            Step::Launch(launch) => self.launch(&launch)?,
-            Step::Gemm { lane, spec, operands } => {
+            ProgramStep::Begin(name) => return Ok(LoadedProgramStep::Begin(name)),
+            ProgramStep::End => return Ok(LoadedProgramStep::End),
+            ProgramStep::Launch(launch) => self.launch(&launch)?,
+            ProgramStep::Gemm { lane, spec, operands } => {
                 let loaded = self.gemms.iter().find(|(other, _)| *other == spec);
                 let gemm = Rc::clone(&loaded.expect("every GEMM of the program is loaded").1);
-                let operands = operands.map(|pointer| self.memory.address(pointer));
+                let operands = operands.map_addresses(|pointer| self.memory.address(pointer));
                 let operands = gemm.with_own_workspace(&operands);
-                Box::new(move || gemm.launch(lane.number(), &operands))
+                Box::new(move || gemm.launch_in_lane(lane.lane_number(), &operands))
             }
-            Step::Copy { lane, from, to, bytes } => {
+            ProgramStep::Copy { lane, from, to, bytes } => {
                 let [source, target] =
                     [from, to].map(|pointer| self.memory.buffer_of_pointer(pointer).clone());
                 let (stream, range) = (self.stream(lane), from.offset..from.offset + bytes);
                 Box::new(move || target.copy_range(&stream, to.offset, &source, range.clone()))
             }
-            Step::Fill { lane, to, bytes, value } => {
+            ProgramStep::Fill { lane, to, bytes, value } => {
                 let (stream, buffer) =
                     (self.stream(lane), self.memory.buffer_of_pointer(to).clone());
                 Box::new(move || buffer.fill_range(&stream, to.offset..to.offset + bytes, value))
             }
-            Step::Call { lane, pointers, prepare } => {
+            ProgramStep::Call { lane, pointers, prepare } => {
                 let addresses: Vec<u64> =
                     pointers.iter().map(|pointer| self.memory.address(*pointer)).collect();
-                let (device, stream) = (self.device, &self.streams[lane.number()]);
+                let (device, stream) = (self.device, &self.streams[lane.lane_number()]);
                 prepare(ForeignLaunchSite { device, stream, addresses: &addresses })?
             }
-            Step::Wait { waiting, on } => {
+            ProgramStep::Wait { waiting, on } => {
                 let crossing = CrossingEvent::new(self.device)?;
                 let [waiting, on] = [waiting, on].map(|lane| self.stream(lane));
-                Box::new(move || crossing.mark(&on).and_then(|()| crossing.hold(&waiting)))
+                Box::new(move || {
+                    crossing
+                        .record_on_stream(&on)
+                        .and_then(|()| crossing.make_stream_wait(&waiting))
+                })
             }
         };
         Ok(LoadedProgramStep::Enqueue(enqueue))
     }
 
     fn stream(&self, lane: Lane) -> Arc<CudaStream> {
-        Arc::clone(&self.streams[lane.number()])
+        Arc::clone(&self.streams[lane.lane_number()])
     }
 
     fn launch(&mut self, launch: &KernelLaunch) -> Result<EnqueueFunction, BackendError> {
@@ -331,7 +338,7 @@ impl ProgramLoader<'_> {
         let kernel = match loaded.iter().find(|(other, _)| *other == shape) {
             Some((_, kernel)) => Rc::clone(kernel),
             None => {
-                let stream = &self.streams[launch.lane.number()];
+                let stream = &self.streams[launch.lane.lane_number()];
                 let kernel = Rc::new((kernel.load)(self.device)?.on_stream(stream));
                 loaded.push((shape, Rc::clone(&kernel)));
                 kernel
@@ -342,20 +349,20 @@ impl ProgramLoader<'_> {
         let arguments = arguments.collect::<Result<Vec<KernelArgument>, _>>()?;
         let window = launch.lines.and_then(|lines| match lines {
             KeptL2Lines::Keep => self.window,
-            KeptL2Lines::Release => self.window.map(Window::without_persistence),
+            KeptL2Lines::Release => self.window.map(L2Window::without_persistence),
         });
         let programmatic =
             launch.programmatic && supports_programmatic_launch(&self.device.facts().arch);
-        let launch = Launch { programmatic, window, ..kernel.shape() };
-        Ok(Box::new(move || kernel.kernel().launch(launch, &arguments)))
+        let launch = Launch { programmatic, window, ..kernel.launch_shape() };
+        Ok(Box::new(move || kernel.loaded_kernel().launch(launch, &arguments)))
     }
 
     /// Describes every GEMM of a program once. The GEMM's algorithm is chosen with the matrices of
     /// all its launches, in the order of the program's layers.
-    fn load_all_gemms(&mut self, steps: &[Step]) -> Result<(), BackendError> {
+    fn load_all_gemms(&mut self, steps: &[ProgramStep]) -> Result<(), BackendError> {
         let Some(blas) = &self.blas else { return Ok(()) };
         let launches = steps.iter().filter_map(|step| match step {
-            Step::Gemm { spec, operands, .. } => Some((*spec, *operands)),
+            ProgramStep::Gemm { spec, operands, .. } => Some((*spec, *operands)),
             _ => None,
         });
         for (spec, _) in launches.clone() {
@@ -366,10 +373,11 @@ impl ProgramLoader<'_> {
                 .clone()
                 .filter(|(other, _)| *other == spec)
                 .take(MAX_LAUNCHES_TIMED_TO_CHOOSE);
-            let operands =
-                alike.map(|(_, operands)| operands.map(|pointer| self.memory.address(pointer)));
-            let mut gemm = Gemm::new(blas, spec)?;
-            gemm.choose(&operands.collect::<Vec<GemmOperands>>())?;
+            let operands = alike.map(|(_, operands)| {
+                operands.map_addresses(|pointer| self.memory.address(pointer))
+            });
+            let mut gemm = PreparedGemm::new(blas, spec)?;
+            gemm.choose_fastest_algorithm(&operands.collect::<Vec<GemmOperands>>())?;
             self.gemms.push((spec, Rc::new(gemm)));
         }
         Ok(())
@@ -393,7 +401,7 @@ impl LoadedProgram {
     }
 
     /// Enqueues the whole program.
-    pub fn enqueue(&self) -> Result<(), BackendError> {
+    pub fn enqueue_program(&self) -> Result<(), BackendError> {
         let mut ranges = Vec::new();
         for step in &self.steps {
             match step {

@@ -81,8 +81,8 @@ pub(super) type PackContents = Box<dyn Fn(&Tensors) -> Vec<u8>>;
 pub(super) enum RegionContents {
     /// 0xff in every byte.
     Unwritten,
-    /// The input of the region's name, unchanged. Every launch reads it if it is `replaceable`;
-    /// otherwise it was read during the preparation.
+    /// The input of the region's name, unchanged. Every launch reads the input if it is
+    /// `replaceable`; otherwise it was read during the preparation.
     Input { replaceable: bool },
     /// The content is computed on the host from the inputs.
     Packed(PackContents),
@@ -108,7 +108,8 @@ pub(super) struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// The bytes that the workload's inputs put in it; `None` for scratch, tables and outputs.
+    /// The bytes that the workload's inputs put in the region; `None` for scratch, tables and
+    /// outputs.
     ///
     /// # Errors
     /// Fails if the number of bytes differs from the declared one.
@@ -214,7 +215,7 @@ impl ProgramMemoryPlan {
         Pointer { region: UNKNOWN_REGION, offset: 0, skipped: 0 }
     }
 
-    /// Gives the memory of a region back to later ones.
+    /// Gives the memory of a region to later regions.
     ///
     /// # Errors
     /// Fails if the region is not scratch, or a table points into it.
@@ -298,7 +299,7 @@ impl ProgramMemoryPlan {
     }
 
     /// Bytes of every slot.
-    pub fn bytes(&self) -> usize {
+    pub fn bytes_of_slots(&self) -> usize {
         self.slots.iter().map(|slot| slot.bytes).sum()
     }
 

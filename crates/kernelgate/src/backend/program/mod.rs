@@ -5,8 +5,8 @@
 //! A [`Program`] is written without a device, so its memory is declared by the same list that is
 //! allocated later ([`Program::device_bytes`]), and tests read its steps without a GPU. A region is
 //! declared once with its [`MemoryPurpose`]; launches take [`Pointer`]s into regions, which become
-//! addresses when the program is loaded. [`Program::task`] makes a case of it: enqueued launch by
-//! launch, or captured once as a graph and replayed.
+//! addresses when the program is loaded. [`Program::into_task`] makes a case of it: enqueued launch
+//! by launch, or captured once as a graph and replayed.
 //!
 //! ```
 //! use kernelgate::backend::cuda::{KernelSpec, Source};
@@ -18,12 +18,12 @@
 //!
 //! let n = 1000;
 //! let mut program = Program::new();
-//! program.input("x", MemoryPurpose::Inputs, 4 * n);
-//! program.scratch("hidden", MemoryPurpose::Activations, 4 * n);
-//! let y = program.output("y", [n], Dtype::F32);
+//! program.add_input("x", MemoryPurpose::Inputs, 4 * n);
+//! program.add_scratch("hidden", MemoryPurpose::Activations, 4 * n);
+//! let y = program.add_output("y", [n], Dtype::F32);
 //! program.in_range("Layers", |program| {
-//!     program.launch(&RELU, &n, ("x", "hidden", long_operand(n)));
-//!     program.launch(&RELU, &n, ("hidden", y, long_operand(n)));
+//!     program.add_launch(&RELU, &n, ("x", "hidden", long_operand(n)));
+//!     program.add_launch(&RELU, &n, ("hidden", y, long_operand(n)));
 //! });
 //! assert_eq!(program.check(), Ok(()));
 //! assert_eq!(program.device_bytes(), 12_000);
@@ -53,5 +53,5 @@ pub use operand::{
 };
 pub use plan::Program;
 pub use step::{
-    EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, PlannedKernel, Step,
+    EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, PlannedKernel, ProgramStep,
 };

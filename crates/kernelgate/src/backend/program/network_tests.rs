@@ -8,9 +8,9 @@ use super::*;
 use crate::backend::Executable;
 use crate::workload::{Dtype, Tensor, TensorData, Tensors};
 use kernelgate_cuda::libraries::gemm::{
-    Activation, GEMM_WORKSPACE_BYTES, GemmEpilogue, GemmOperands, GemmSpec, MatrixDtype,
+    GEMM_WORKSPACE_BYTES, GemmActivation, GemmEpilogue, GemmOperands, GemmSpec, MatrixDtype,
 };
-use kernelgate_cuda::testing::gpu;
+use kernelgate_cuda::testing::lock_first_gpu;
 use kernelgate_cuda::{BackendError, KernelSpec, Source};
 
 /// Rows; columns of the input, the hidden layer and the output.
@@ -21,7 +21,7 @@ const N: usize = 32;
 
 /// The kernel updates weights: The kernel computes new weights as `new[i] = old[i] -
 /// gradient[i]/2`.
-const SGD: KernelSpec<usize> = KernelSpec::new(
+const SGD_KERNEL: KernelSpec<usize> = KernelSpec::new(
     Source::new(
         "program_sgd",
         r#"
@@ -44,27 +44,27 @@ fn two_layer_network() -> Program {
     let mut program = Program::new();
     let bf16s = |count: usize| count * Dtype::Bf16.bytes();
     let f32s = |count: usize| count * Dtype::F32.bytes();
-    let x = program.input("x", Inputs, bf16s(M * K));
-    let dy = program.input("dy", Inputs, bf16s(M * N));
-    let w1 = program.input("w1", Weights, bf16s(K * H));
-    let b1 = program.input("b1", Weights, bf16s(H));
-    let w2 = program.packed("w2", Weights, bf16s(H * N), |inputs| {
+    let x = program.add_input("x", Inputs, bf16s(M * K));
+    let dy = program.add_input("dy", Inputs, bf16s(M * N));
+    let w1 = program.add_input("w1", Weights, bf16s(K * H));
+    let b1 = program.add_input("b1", Weights, bf16s(H));
+    let w2 = program.add_packed("w2", Weights, bf16s(H * N), |inputs| {
         let rounded = inputs.f32("w2").iter().map(|value| bf16::from_f32(*value));
         bytemuck::cast_slice(&rounded.collect::<Vec<_>>()).to_vec()
     });
-    let master = program.input("w2 in fp32", Weights, f32s(H * N));
-    let relu = Activation::Relu;
+    let master = program.add_input("w2 in fp32", Weights, f32s(H * N));
+    let relu = GemmActivation::Relu;
     let first = GemmSpec {
         epilogue: GemmEpilogue::Activation { function: relu, bias: true, aux: true },
         ..GemmSpec::new(M, H, K, Bf16, Bf16)
     };
-    let h = program.scratch("h", Activations, bf16s(M * H));
-    let mask = program.scratch("mask", Activations, first.aux_bytes().unwrap());
-    let dh = program.scratch("dh", Gradients, bf16s(M * H));
-    let dw2 = program.scratch("dw2", Gradients, f32s(H * N));
-    let y = program.output("y", [M, N], Dtype::F32);
-    let dw1 = program.output("dw1", [K, H], Dtype::F32);
-    let updated = program.output("updated", [H, N], Dtype::F32);
+    let h = program.add_scratch("h", Activations, bf16s(M * H));
+    let mask = program.add_scratch("mask", Activations, first.aux_bytes().unwrap());
+    let dh = program.add_scratch("dh", Gradients, bf16s(M * H));
+    let dw2 = program.add_scratch("dw2", Gradients, f32s(H * N));
+    let y = program.add_output("y", [M, N], Dtype::F32);
+    let dw1 = program.add_output("dw1", [K, H], Dtype::F32);
+    let updated = program.add_output("updated", [H, N], Dtype::F32);
     let side = program.lane();
 
     program.in_range("Forward", |program| {
@@ -82,7 +82,8 @@ fn two_layer_network() -> Program {
         program.gemm(side, accumulated, [h, dy, dw2]);
         program.in_range("Optimizer", |program| {
             let n = H * N;
-            let update = program.kernel(&SGD, &n, (master, dw2, updated, long_operand(n)));
+            let update =
+                program.kernel_launch(&SGD_KERNEL, &n, (master, dw2, updated, long_operand(n)));
             program.add(update.in_lane(side));
         });
         let inner = GemmSpec {
@@ -130,7 +131,7 @@ fn matrix_product(
 
 #[test]
 fn a_training_step_computes_what_the_host_does() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let [x, w1, mut b1] = [(M * K, 7, 2), (K * H, 4, 1), (H, 6, 2)]
         .map(|(count, factor, most)| random_small_integers(count, factor, most));
     // No hidden value is zero in this test, because the gradient of ReLU is undefined there.
@@ -157,7 +158,7 @@ fn a_training_step_computes_what_the_host_does() {
     }
     let inputs = inputs.with("w2", [H * N], w2.clone()).with("w2 in fp32", [H * N], w2);
     for capture in [Capture::Stream, Capture::Graph] {
-        let mut task = match two_layer_network().task(&device, &inputs, capture) {
+        let mut task = match two_layer_network().into_task(&device, &inputs, capture) {
             Err(BackendError::Unsupported(reason)) => return eprintln!("skipped: {reason}"),
             task => task.unwrap(),
         };

@@ -10,18 +10,18 @@ use super::error::ProgramError;
 use super::lanes::{Lane, LaneOrder};
 use super::memory::{MemoryPurpose, ProgramMemoryPlan, RegionContents, TableWord};
 use super::operand::{Operand, Operands, Pointer};
-use super::step::{EnqueueFunction, ForeignLaunchSite, KernelLaunch, Step};
+use super::step::{EnqueueFunction, ForeignLaunchSite, KernelLaunch, ProgramStep};
 use crate::workload::{Dtype, Tensors};
 use kernelgate_cuda::BackendError;
 
 /// A network as one list of launches, with the memory that they work on.
 ///
 /// Writing never fails: the first mistake is kept and returned by [`Self::check`], and by
-/// [`Self::task`] before anything is allocated.
+/// [`Self::into_task`] before anything is allocated.
 #[derive(Default)]
 pub struct Program {
     pub(super) memory: ProgramMemoryPlan,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<ProgramStep>,
     pub(super) order: LaneOrder,
     /// Pointer to the range that is kept in L2, and the number of its bytes.
     pub(super) kept: Option<(Pointer, usize)>,
@@ -46,7 +46,7 @@ impl Program {
         }
     }
 
-    fn region(
+    fn add_region(
         &mut self,
         name: Cow<'static, str>,
         purpose: MemoryPurpose,
@@ -60,13 +60,13 @@ impl Program {
     }
 
     /// Declares an input that every launch of the program reads, as it lies in the workload.
-    pub fn input(
+    pub fn add_input(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         bytes: usize,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, RegionContents::Input { replaceable: true })
+        self.add_region(name.into(), purpose, bytes, RegionContents::Input { replaceable: true })
     }
 
     /// Declares a region with the workload's input of that name as it was when the program was
@@ -77,25 +77,25 @@ impl Program {
         purpose: MemoryPurpose,
         bytes: usize,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, RegionContents::Input { replaceable: false })
+        self.add_region(name.into(), purpose, bytes, RegionContents::Input { replaceable: false })
     }
 
     /// Declares a region whose contents are made from the inputs when the program is loaded, such
     /// as packed weights.
-    pub fn packed(
+    pub fn add_packed(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         bytes: usize,
         pack: impl Fn(&Tensors) -> Vec<u8> + 'static,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, RegionContents::Packed(Box::new(pack)))
+        self.add_region(name.into(), purpose, bytes, RegionContents::Packed(Box::new(pack)))
     }
 
     /// Declares a state: the workload's input of that name when the program is loaded, updated in
     /// place by every launch, and the output `output`. Launches continue from each other while they
     /// are timed; before each comparison the input is copied back from host memory.
-    pub fn state(
+    pub fn add_state(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         output: &'static str,
@@ -105,7 +105,7 @@ impl Program {
     ) -> Pointer {
         let shape = shape.into();
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        self.region(name.into(), purpose, bytes, RegionContents::State { output, shape, dtype })
+        self.add_region(name.into(), purpose, bytes, RegionContents::State { output, shape, dtype })
     }
 
     /// Restores the packed contents of a region together with the state, because launches update
@@ -117,29 +117,29 @@ impl Program {
 
     /// Declares a region of 64-bit numbers and addresses. Regions that the table points into live
     /// as long as the program.
-    pub fn table(
+    pub fn add_table(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         words: Vec<TableWord>,
     ) -> Pointer {
         let bytes = size_of::<u64>() * words.len();
-        self.region(name.into(), purpose, bytes, RegionContents::Table(words))
+        self.add_region(name.into(), purpose, bytes, RegionContents::Table(words))
     }
 
     /// Declares a scratch region, which steps write before they read it. A scratch region may take
     /// over freed memory of the same purpose.
-    pub fn scratch(
+    pub fn add_scratch(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         bytes: usize,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, RegionContents::Unwritten)
+        self.add_region(name.into(), purpose, bytes, RegionContents::Unwritten)
     }
 
     /// Declares an output that lies on the device as it does in the workload.
-    pub fn output(
+    pub fn add_output(
         &mut self,
         name: &'static str,
         shape: impl Into<Vec<usize>>,
@@ -148,7 +148,7 @@ impl Program {
         let shape = shape.into();
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
         let contents = RegionContents::Output { name, shape, dtype };
-        self.region(name.into(), MemoryPurpose::Outputs, bytes, contents)
+        self.add_region(name.into(), MemoryPurpose::Outputs, bytes, contents)
     }
 
     /// Ends the life of a scratch region: later scratch of the same use may take over its memory,
@@ -186,7 +186,7 @@ impl Program {
     ///
     /// # Errors
     /// Fails if the number of bytes differs from the declared one.
-    pub fn uploaded<'a>(
+    pub fn uploaded_bytes<'a>(
         &self,
         pointer: Pointer,
         inputs: &'a Tensors,
@@ -197,7 +197,7 @@ impl Program {
 
     /// Device memory of the loaded program: every region, and the library's workspaces.
     pub fn device_bytes(&self) -> u64 {
-        (self.memory.bytes() + self.gemm_workspace_bytes()) as u64
+        (self.memory.bytes_of_slots() + self.gemm_workspace_bytes()) as u64
     }
 
     fn gemm_workspace_bytes(&self) -> usize {
@@ -229,7 +229,7 @@ impl Program {
     /// Makes later steps of lane `waiting` wait for the steps that lane `on` has so far.
     pub fn wait(&mut self, waiting: Lane, on: Lane) {
         self.order.wait(waiting, on);
-        self.steps.push(Step::Wait { waiting, on });
+        self.steps.push(ProgramStep::Wait { waiting, on });
     }
 
     /// Keeps as much of a range in L2 as fits, beginning with the launches that keep its lines
@@ -239,7 +239,7 @@ impl Program {
     }
 
     /// A launch of a kernel for `p`, to be added.
-    pub fn kernel<P: Clone + 'static>(
+    pub fn kernel_launch<P: Clone + 'static>(
         &self,
         kernel: &KernelSpec<P>,
         p: &P,
@@ -251,13 +251,13 @@ impl Program {
     }
 
     /// Adds a kernel for `p` to the first lane.
-    pub fn launch<P: Clone + 'static>(
+    pub fn add_launch<P: Clone + 'static>(
         &mut self,
         kernel: &KernelSpec<P>,
         p: &P,
         arguments: impl Operands,
     ) {
-        let launch = self.kernel(kernel, p, arguments);
+        let launch = self.kernel_launch(kernel, p, arguments);
         self.add(launch);
     }
 
@@ -273,7 +273,7 @@ impl Program {
             self.keep_first_error(Err(ProgramError::NothingKept { symbol }));
         }
         self.step(launch.lane, &pointers);
-        self.steps.push(Step::Launch(launch));
+        self.steps.push(ProgramStep::Launch(launch));
     }
 
     /// Adds a GEMM; the operands are A, B and D, or all that its description needs. The result of
@@ -281,28 +281,28 @@ impl Program {
     pub fn gemm(&mut self, lane: Lane, spec: GemmSpec, operands: impl Into<GemmOperands<Pointer>>) {
         let operands = operands.into();
         let mut pointers = Vec::new();
-        operands.map(|pointer| pointers.push(pointer));
+        operands.map_addresses(|pointer| pointers.push(pointer));
         self.step(lane, &pointers);
         let written = [Some(operands.d), operands.aux, operands.amax_d];
         for pointer in written.into_iter().flatten() {
             let written = self.memory.note_gemm_output(pointer);
             self.keep_first_error(written);
         }
-        self.gemm_lanes = self.gemm_lanes.max(lane.number() + 1);
-        self.steps.push(Step::Gemm { lane, spec, operands });
+        self.gemm_lanes = self.gemm_lanes.max(lane.lane_number() + 1);
+        self.steps.push(ProgramStep::Gemm { lane, spec, operands });
     }
 
     /// Adds a copy between two regions of device memory.
     pub fn copy(&mut self, lane: Lane, from: Pointer, to: Pointer, bytes: usize) {
         let last = bytes.saturating_sub(1);
         self.step(lane, &[from.offset_by(last), to.offset_by(last)]);
-        self.steps.push(Step::Copy { lane, from, to, bytes });
+        self.steps.push(ProgramStep::Copy { lane, from, to, bytes });
     }
 
     /// Sets bytes of a region to one value.
     pub fn fill(&mut self, lane: Lane, to: Pointer, bytes: usize, value: u8) {
         self.step(lane, &[to.offset_by(bytes.saturating_sub(1))]);
-        self.steps.push(Step::Fill { lane, to, bytes, value });
+        self.steps.push(ProgramStep::Fill { lane, to, bytes, value });
     }
 
     /// Adds a launch of a kernel that other code enqueues: `prepare` gets the addresses of
@@ -317,13 +317,13 @@ impl Program {
     ) {
         self.step(lane, pointers);
         let (pointers, prepare) = (pointers.to_vec(), Box::new(prepare));
-        self.steps.push(Step::Call { lane, pointers, prepare });
+        self.steps.push(ProgramStep::Call { lane, pointers, prepare });
     }
 
     /// Notes a step of a lane that uses these addresses.
     fn step(&mut self, lane: Lane, pointers: &[Pointer]) {
         if !self.order.is_forked(lane) {
-            self.keep_first_error(Err(ProgramError::NotForked { lane: lane.number() }));
+            self.keep_first_error(Err(ProgramError::NotForked { lane: lane.lane_number() }));
         }
         // The step waits for everything that its lane was made to wait for.
         let step = self.order.step(lane);
@@ -334,28 +334,28 @@ impl Program {
     }
 
     /// Begins a named range.
-    pub fn begin(&mut self, name: impl Into<String>) {
+    pub fn begin_range(&mut self, name: impl Into<String>) {
         let name = name.into();
         self.ranges.push(name.clone());
-        self.steps.push(Step::Begin(name));
+        self.steps.push(ProgramStep::Begin(name));
     }
 
     /// Ends the named range that was opened last.
-    pub fn end(&mut self) {
+    pub fn end_range(&mut self) {
         let ended = self.ranges.pop().map(drop).ok_or(ProgramError::NoOpenRange);
         self.keep_first_error(ended);
-        self.steps.push(Step::End);
+        self.steps.push(ProgramStep::End);
     }
 
     /// Adds all steps of a closure inside a named range.
     pub fn in_range(&mut self, name: impl Into<String>, write: impl FnOnce(&mut Self)) {
-        self.begin(name);
+        self.begin_range(name);
         write(self);
-        self.end();
+        self.end_range();
     }
 
     /// Steps of the program.
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[ProgramStep] {
         &self.steps
     }
 
@@ -371,7 +371,7 @@ impl Program {
             return Err(ProgramError::OpenRange { name: name.clone() });
         }
         match self.order.unjoined_lane() {
-            Some(lane) => Err(ProgramError::NotJoined { lane: lane.number() }),
+            Some(lane) => Err(ProgramError::NotJoined { lane: lane.lane_number() }),
             None => Ok(()),
         }
     }

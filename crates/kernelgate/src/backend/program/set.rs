@@ -32,8 +32,8 @@ pub fn ranks_task(
     name: fn(&str, usize) -> &'static str,
     connect: impl FnOnce() -> Result<(), BackendError>,
 ) -> Result<CudaTask, BackendError> {
-    if ranks.len() != devices.count() {
-        let (programs, gpus) = (ranks.len(), devices.count());
+    if ranks.len() != devices.device_count() {
+        let (programs, gpus) = (ranks.len(), devices.device_count());
         return Err(BackendError::Launch(format!("{programs} programs for {gpus} GPUs")));
     }
     let uses = ranks.first().map(|rank| rank.program.bytes_by_memory_purpose()).unwrap_or_default();
@@ -41,15 +41,15 @@ pub fn ranks_task(
     let mut ranks = ranks.into_iter();
     devices.for_each_device(|rank, device| {
         let Some(RankProgram { program, inputs: tensors }) = ranks.next() else { return Ok(()) };
-        let mut program: LoadedProgram = program.load(device, &tensors)?;
+        let mut program: LoadedProgram = program.load_program(device, &tensors)?;
         if program.updates_contents() {
             let why = "a program over several GPUs that updates a state";
             return Err(BackendError::Unsupported(why.to_owned()));
         }
         let (own_inputs, own_outputs) = program.take_tensors();
-        inputs.extend(own_inputs.into_iter().map(|input| input.renamed(name, rank)));
-        outputs.extend(own_outputs.into_iter().map(|output| output.renamed(name, rank)));
-        program.enqueue()?;
+        inputs.extend(own_inputs.into_iter().map(|input| input.named_for_rank(name, rank)));
+        outputs.extend(own_outputs.into_iter().map(|output| output.named_for_rank(name, rank)));
+        program.enqueue_program()?;
         device.synchronize()?;
         loaded.push(program);
         Ok(())
@@ -58,7 +58,7 @@ pub fn ranks_task(
     let mut graphs = Vec::with_capacity(loaded.len());
     devices.for_each_device(|rank, device| {
         let program: &LoadedProgram = &loaded[rank];
-        let capture = || program.enqueue();
+        let capture = || program.enqueue_program();
         graphs.push(ExecutableGraph::capture_clearing_first(
             device,
             program.range_cleared_first(),

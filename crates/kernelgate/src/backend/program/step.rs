@@ -27,9 +27,15 @@ pub struct PlannedKernel {
 
 impl PlannedKernel {
     fn new<P: Clone + 'static>(spec: &KernelSpec<P>, p: &P) -> Self {
-        let (symbol, build, shape) = (spec.symbol, spec.build_for_parameters(p), spec.shape(p));
+        let (symbol, build, shape) =
+            (spec.symbol, spec.build_for_parameters(p), spec.launch_for(p));
         let (spec, p) = (*spec, p.clone());
-        Self { symbol, build, shape, load: Box::new(move |device| spec.load(device, &p)) }
+        Self {
+            symbol,
+            build,
+            shape,
+            load: Box::new(move |device| spec.compile_and_load(device, &p)),
+        }
     }
 }
 
@@ -142,7 +148,7 @@ pub(super) type PrepareForeignLaunch =
     Box<dyn FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError>>;
 
 /// One step of a program: a launch, a GEMM, a copy, a fill, a wait or a range.
-pub enum Step {
+pub enum ProgramStep {
     /// A kernel.
     Launch(KernelLaunch),
     /// A GEMM that cuBLASLt computes.
@@ -198,7 +204,7 @@ pub enum Step {
     End,
 }
 
-impl Step {
+impl ProgramStep {
     /// Whether the step is a command of the GPU: a launch, a GEMM, a copy, a fill.
     pub const fn is_gpu_command(&self) -> bool {
         !matches!(self, Self::Wait { .. } | Self::Begin(_) | Self::End)

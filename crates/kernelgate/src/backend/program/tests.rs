@@ -1,11 +1,11 @@
-//! Planning without a GPU: declared bytes, reuse, the order of lanes, mistakes. On a GPU: a program
-//! of every kind of step, enqueued and captured.
+//! Planning without a GPU: declared bytes, reuse, the order of lanes, mistakes. This test runs a
+//! program with every kind of step on a GPU, enqueued and captured.
 
 use super::*;
 use crate::backend::Executable;
 use crate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::{GEMM_WORKSPACE_BYTES, GemmSpec, MatrixDtype};
-use kernelgate_cuda::testing::gpu;
+use kernelgate_cuda::testing::lock_first_gpu;
 use kernelgate_cuda::{BackendError, KernelArgument, KernelSpec, Source};
 
 const BLOCK_THREADS: usize = 128;
@@ -42,7 +42,7 @@ extern "C" __global__ void program_gather(const unsigned long long* table, float
 );
 
 fn launch_saxpy(program: &mut Program, lane: Lane, n: usize, matrices: impl Operands, factor: f32) {
-    let launch = program.kernel(&SAXPY_KERNEL, &n, (matrices, factor, long_operand(n)));
+    let launch = program.kernel_launch(&SAXPY_KERNEL, &n, (matrices, factor, long_operand(n)));
     program.add(launch.in_lane(lane));
 }
 
@@ -56,11 +56,11 @@ const SMALL_GEMM: GemmSpec = GemmSpec::new(8, 8, 8, MatrixDtype::Bf16, MatrixDty
 #[test]
 fn declared_bytes_are_the_regions_and_the_workspaces_of_gemms() {
     let mut program = Program::new();
-    let x = program.input("x", MemoryPurpose::Inputs, 128);
-    let w = program.packed("w", MemoryPurpose::Weights, 128, |_| vec![0; 128]);
-    let y = program.scratch("y", MemoryPurpose::Activations, 256);
-    program.table("list", MemoryPurpose::Workspace, vec![TableWord::Value(1), x.into()]);
-    program.output("out", [3, 5], Dtype::F32);
+    let x = program.add_input("x", MemoryPurpose::Inputs, 128);
+    let w = program.add_packed("w", MemoryPurpose::Weights, 128, |_| vec![0; 128]);
+    let y = program.add_scratch("y", MemoryPurpose::Activations, 256);
+    program.add_table("list", MemoryPurpose::Workspace, vec![TableWord::Value(1), x.into()]);
+    program.add_output("out", [3, 5], Dtype::F32);
     assert_eq!(program.device_bytes(), 128 + 128 + 256 + 16 + 60);
     let side = program.lane();
     assert_eq!(program.device_bytes(), 588, "a lane without GEMMs needs no workspace");
@@ -83,19 +83,19 @@ fn declared_bytes_are_the_regions_and_the_workspaces_of_gemms() {
 #[test]
 fn later_scratch_takes_the_smallest_freed_memory_of_its_use() {
     let mut program = Program::new();
-    let large = program.scratch("large", MemoryPurpose::Workspace, 1000);
-    let small = program.scratch("small", MemoryPurpose::Workspace, 100);
-    program.scratch("kept", MemoryPurpose::Workspace, 10);
+    let large = program.add_scratch("large", MemoryPurpose::Workspace, 1000);
+    let small = program.add_scratch("small", MemoryPurpose::Workspace, 100);
+    program.add_scratch("kept", MemoryPurpose::Workspace, 10);
     launch_on_region(&mut program, Lane::MAIN_LANE, large);
     program.free(large);
     program.free(small);
-    program.scratch("next", MemoryPurpose::Workspace, 90);
+    program.add_scratch("next", MemoryPurpose::Workspace, 90);
     assert_eq!(program.device_bytes(), 1110, "90 bytes fit into 100");
-    program.scratch("other use", MemoryPurpose::Activations, 50);
+    program.add_scratch("other use", MemoryPurpose::Activations, 50);
     assert_eq!(program.device_bytes(), 1160);
-    program.scratch("too large", MemoryPurpose::Workspace, 2000);
+    program.add_scratch("too large", MemoryPurpose::Workspace, 2000);
     assert_eq!(program.device_bytes(), 3160);
-    let again = program.scratch("large", MemoryPurpose::Workspace, 1000);
+    let again = program.add_scratch("large", MemoryPurpose::Workspace, 1000);
     launch_on_region(&mut program, Lane::MAIN_LANE, again);
     assert_eq!(program.device_bytes(), 3160, "a freed name and its memory are there again");
     assert_eq!(program.check(), Ok(()));
@@ -106,14 +106,14 @@ fn unordered_reuse_by_another_lane_is_an_error() {
     let write = |ordered: bool| {
         let mut program = Program::new();
         let side = program.lane();
-        let first = program.scratch("first", MemoryPurpose::Workspace, 64);
+        let first = program.add_scratch("first", MemoryPurpose::Workspace, 64);
         program.wait(side, Lane::MAIN_LANE);
         launch_on_region(&mut program, side, first);
         program.free(first);
         if ordered {
             program.wait(Lane::MAIN_LANE, side);
         }
-        let second = program.scratch("second", MemoryPurpose::Workspace, 64);
+        let second = program.add_scratch("second", MemoryPurpose::Workspace, 64);
         launch_on_region(&mut program, Lane::MAIN_LANE, second);
         program.wait(Lane::MAIN_LANE, side);
         assert_eq!(program.device_bytes(), 64);
@@ -127,7 +127,7 @@ fn unordered_reuse_by_another_lane_is_an_error() {
 #[test]
 fn a_region_is_not_used_after_its_end() {
     let mut program = Program::new();
-    let region = program.scratch("hidden", MemoryPurpose::Activations, 64);
+    let region = program.add_scratch("hidden", MemoryPurpose::Activations, 64);
     launch_on_region(&mut program, Lane::MAIN_LANE, region);
     program.free(region);
     launch_on_region(&mut program, Lane::MAIN_LANE, region);
@@ -138,7 +138,7 @@ fn a_region_is_not_used_after_its_end() {
 #[test]
 fn an_address_lies_in_its_region() {
     let mut program = Program::new();
-    let region = program.scratch("hidden", MemoryPurpose::Activations, 64);
+    let region = program.add_scratch("hidden", MemoryPurpose::Activations, 64);
     launch_on_region(&mut program, Lane::MAIN_LANE, region.offset_by(63).address_before(1000));
     assert_eq!(program.check(), Ok(()), "skipped elements may lie before the region");
     launch_on_region(&mut program, Lane::MAIN_LANE, region.offset_by(64));
@@ -151,8 +151,8 @@ fn an_address_lies_in_its_region() {
 fn a_copy_or_a_fill_ends_in_its_region() {
     let mistake = |write: fn(&mut Program, Pointer, Pointer)| {
         let mut program = Program::new();
-        let from = program.scratch("from", MemoryPurpose::Workspace, 64);
-        let to = program.scratch("to", MemoryPurpose::Workspace, 32);
+        let from = program.add_scratch("from", MemoryPurpose::Workspace, 64);
+        let to = program.add_scratch("to", MemoryPurpose::Workspace, 32);
         write(&mut program, from, to);
         program.check().is_err()
     };
@@ -170,8 +170,8 @@ fn a_copy_or_a_fill_ends_in_its_region() {
 #[test]
 fn names_are_known_and_unique() {
     let mut program = Program::new();
-    program.scratch("a", MemoryPurpose::Workspace, 4);
-    program.scratch("a", MemoryPurpose::Workspace, 4);
+    program.add_scratch("a", MemoryPurpose::Workspace, 4);
+    program.add_scratch("a", MemoryPurpose::Workspace, 4);
     assert_eq!(program.check(), Err(ProgramError::DuplicateRegion { name: "a".to_owned() }));
     let mut program = Program::new();
     let pointer = program.at("b");
@@ -188,13 +188,13 @@ fn only_scratch_that_no_table_points_into_is_freed() {
         program.free(pointer);
         program.check().is_ok()
     };
-    let scratch = |program: &mut Program| program.scratch("a", MemoryPurpose::Workspace, 8);
+    let scratch = |program: &mut Program| program.add_scratch("a", MemoryPurpose::Workspace, 8);
     assert!(freed(scratch));
-    assert!(!freed(|program| program.input("a", MemoryPurpose::Inputs, 8)));
-    assert!(!freed(|program| program.output("a", [2], Dtype::F32)));
+    assert!(!freed(|program| program.add_input("a", MemoryPurpose::Inputs, 8)));
+    assert!(!freed(|program| program.add_output("a", [2], Dtype::F32)));
     assert!(!freed(|program| {
-        let pointer = program.scratch("a", MemoryPurpose::Workspace, 8);
-        program.table("list", MemoryPurpose::Workspace, vec![pointer.into()]);
+        let pointer = program.add_scratch("a", MemoryPurpose::Workspace, 8);
+        program.add_table("list", MemoryPurpose::Workspace, vec![pointer.into()]);
         pointer
     }));
 }
@@ -204,7 +204,7 @@ fn side_lanes_begin_behind_the_first_lane_and_end_before_it() {
     let write = |fork: bool, join: bool| {
         let mut program = Program::new();
         let side = program.lane();
-        let region = program.scratch("a", MemoryPurpose::Workspace, 4);
+        let region = program.add_scratch("a", MemoryPurpose::Workspace, 4);
         if fork {
             program.wait(side, Lane::MAIN_LANE);
         }
@@ -224,17 +224,17 @@ fn ranges_nest_in_each_other() {
     let mut program = Program::new();
     program.in_range("outer", |program| program.in_range("inner", |_| {}));
     assert_eq!(program.check(), Ok(()));
-    program.begin("open");
+    program.begin_range("open");
     assert_eq!(program.check(), Err(ProgramError::OpenRange { name: "open".to_owned() }));
-    program.end();
-    program.end();
+    program.end_range();
+    program.end_range();
     assert_eq!(program.check(), Err(ProgramError::NoOpenRange));
 }
 
 #[test]
 fn a_gemm_does_not_write_what_is_uploaded_once() {
     let mut program = Program::new();
-    let [x, y] = ["x", "y"].map(|name| program.input(name, MemoryPurpose::Inputs, 256));
+    let [x, y] = ["x", "y"].map(|name| program.add_input(name, MemoryPurpose::Inputs, 256));
     program.gemm(Lane::MAIN_LANE, SMALL_GEMM, [x, x, y]);
     let region = "y".to_owned();
     assert_eq!(program.check(), Err(ProgramError::OverwritesContents { region }));
@@ -243,16 +243,17 @@ fn a_gemm_does_not_write_what_is_uploaded_once() {
 #[test]
 fn lines_are_kept_only_where_a_range_is() {
     let mut program = Program::new();
-    let x = program.scratch("x", MemoryPurpose::Workspace, 64);
+    let x = program.add_scratch("x", MemoryPurpose::Workspace, 64);
     let launch = |program: &Program| {
-        let launch = program.kernel(&SAXPY_KERNEL, &1, ("x", NULL, "x", 1.0f32, long_operand(1)));
+        let launch =
+            program.kernel_launch(&SAXPY_KERNEL, &1, ("x", NULL, "x", 1.0f32, long_operand(1)));
         launch.with_kept_lines(KeptL2Lines::Keep)
     };
     program.keep_range_in_l2(x, 64);
     program.add(launch(&program));
     assert_eq!(program.check(), Ok(()));
     let mut program = Program::new();
-    program.scratch("x", MemoryPurpose::Workspace, 64);
+    program.add_scratch("x", MemoryPurpose::Workspace, 64);
     program.add(launch(&program));
     let symbol = "program_saxpy";
     assert_eq!(program.check(), Err(ProgramError::NothingKept { symbol }));
@@ -262,18 +263,18 @@ fn lines_are_kept_only_where_a_range_is() {
 fn uploads_have_the_declared_size() {
     let inputs = Tensors::new().with("x", [2], vec![1.0f32, 2.0]);
     let mut program = Program::new();
-    let x = program.input("x", MemoryPurpose::Inputs, 8);
-    let w = program.packed("w", MemoryPurpose::Weights, 2, |inputs| {
+    let x = program.add_input("x", MemoryPurpose::Inputs, 8);
+    let w = program.add_packed("w", MemoryPurpose::Weights, 2, |inputs| {
         inputs.f32("x").iter().map(|value| *value as u8).collect()
     });
-    let short = program.packed("short", MemoryPurpose::Weights, 3, |_| vec![0; 2]);
-    let scratch = program.scratch("scratch", MemoryPurpose::Workspace, 8);
-    assert_eq!(program.uploaded(x, &inputs).unwrap().unwrap().len(), 8);
-    assert_eq!(&*program.uploaded(w, &inputs).unwrap().unwrap(), [1, 2]);
-    assert_eq!(program.uploaded(scratch, &inputs), Ok(None));
+    let short = program.add_packed("short", MemoryPurpose::Weights, 3, |_| vec![0; 2]);
+    let scratch = program.add_scratch("scratch", MemoryPurpose::Workspace, 8);
+    assert_eq!(program.uploaded_bytes(x, &inputs).unwrap().unwrap().len(), 8);
+    assert_eq!(&*program.uploaded_bytes(w, &inputs).unwrap().unwrap(), [1, 2]);
+    assert_eq!(program.uploaded_bytes(scratch, &inputs), Ok(None));
     let region = "short".to_owned();
     let mistake = ProgramError::ContentsSize { region, declared: 3, found: 2 };
-    assert_eq!(program.uploaded(short, &inputs), Err(mistake));
+    assert_eq!(program.uploaded_bytes(short, &inputs), Err(mistake));
 }
 
 /// A program with every kind of step except GEMMs: `out = 2·x + 3·x`, the second term in a side
@@ -281,13 +282,13 @@ fn uploads_have_the_declared_size() {
 fn program_of_every_step(n: usize) -> Program {
     let mut program = Program::new();
     let bytes = 4 * n;
-    let x = program.input("x", MemoryPurpose::Inputs, bytes);
+    let x = program.add_input("x", MemoryPurpose::Inputs, bytes);
     let [double, triple, copied] = ["double", "triple", "copied"]
-        .map(|name| program.scratch(name, MemoryPurpose::Activations, bytes));
-    let sum = program.output("sum", [n], Dtype::F32);
-    let few = program.output("few", [4], Dtype::F32);
+        .map(|name| program.add_scratch(name, MemoryPurpose::Activations, bytes));
+    let sum = program.add_output("sum", [n], Dtype::F32);
+    let few = program.add_output("few", [4], Dtype::F32);
     let table = vec![triple.into(), TableWord::Value(8)];
-    let table = program.table("table", MemoryPurpose::Workspace, table);
+    let table = program.add_table("table", MemoryPurpose::Workspace, table);
     let side = program.lane();
     program.wait(side, Lane::MAIN_LANE);
     program.in_range("Terms", |program| {
@@ -298,24 +299,24 @@ fn program_of_every_step(n: usize) -> Program {
     program.wait(Lane::MAIN_LANE, side);
     let call = [double, copied, sum];
     program.call(Lane::MAIN_LANE, &call, move |ForeignLaunchSite { device, stream, addresses }| {
-        let kernel = SAXPY_KERNEL.load(device, &n)?.on_stream(stream);
+        let kernel = SAXPY_KERNEL.compile_and_load(device, &n)?.on_stream(stream);
         let [x, y, out] = [0, 1, 2].map(|index| KernelArgument::Address(addresses[index]));
         let arguments = [x, y, out, KernelArgument::F32(1.0), KernelArgument::I64(n as i64)];
-        Ok(Box::new(move || kernel.launch(&arguments)))
+        Ok(Box::new(move || kernel.launch_with(&arguments)))
     });
-    program.launch(&TEST_GATHER_KERNEL, &4, (table, few));
+    program.add_launch(&TEST_GATHER_KERNEL, &4, (table, few));
     program.fill(Lane::MAIN_LANE, few.offset_by(4), 4, 0);
     program
 }
 
 #[test]
 fn every_step_runs_enqueued_and_captured() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let n = 1000;
     let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
     let inputs = Tensors::new().with("x", [n], x.clone());
     for capture in [Capture::Stream, Capture::Graph] {
-        let mut task = program_of_every_step(n).task(&device, &inputs, capture).unwrap();
+        let mut task = program_of_every_step(n).into_task(&device, &inputs, capture).unwrap();
         assert_eq!(task.launch_inputs(), ["x"]);
         for _ in 0..2 {
             task.poison_outputs().unwrap();
@@ -332,8 +333,8 @@ fn every_step_runs_enqueued_and_captured() {
 /// `x = 2·x + copy`, and then `copy = x`.
 fn program_updating_in_place(n: usize) -> Program {
     let mut program = Program::new();
-    let x = program.state("x", "next", MemoryPurpose::Weights, [n], Dtype::F32);
-    let copy = program.packed("copy", MemoryPurpose::Weights, 4 * n, |inputs| {
+    let x = program.add_state("x", "next", MemoryPurpose::Weights, [n], Dtype::F32);
+    let copy = program.add_packed("copy", MemoryPurpose::Weights, 4 * n, |inputs| {
         inputs.tensor("x").as_bytes().to_vec()
     });
     program.mark_updated(copy);
@@ -349,17 +350,18 @@ fn a_state_lies_where_its_output_does() {
     assert_eq!(program.bytes_by_memory_purpose(), [("weights", 48)]);
     let inputs = Tensors::new().with("x", [6], vec![1.0f32; 6]);
     for name in ["x", "copy"] {
-        assert!(program.uploaded(program.at(name), &inputs).unwrap().is_some());
+        assert!(program.uploaded_bytes(program.at(name), &inputs).unwrap().is_some());
     }
 }
 
 #[test]
 fn a_state_continues_until_its_outputs_are_poisoned() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let x: Vec<f32> = (0..1000).map(|i| i as f32).collect();
     let inputs = Tensors::new().with("x", [1000], x.clone());
     for capture in [Capture::Stream, Capture::Graph] {
-        let mut task = program_updating_in_place(1000).task(&device, &inputs, capture).unwrap();
+        let mut task =
+            program_updating_in_place(1000).into_task(&device, &inputs, capture).unwrap();
         assert!(task.carries_state() && task.launch_inputs().is_empty());
         for _ in 0..2 {
             task.poison_outputs().unwrap();
@@ -376,10 +378,10 @@ fn a_state_continues_until_its_outputs_are_poisoned() {
 
 #[test]
 fn a_mistake_is_an_error_before_anything_is_allocated() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let mut program = program_of_every_step(8);
-    program.begin("open");
-    let refused = program.task(&device, &Tensors::new(), Capture::Stream).err();
+    program.begin_range("open");
+    let refused = program.into_task(&device, &Tensors::new(), Capture::Stream).err();
     let expected = "launch failed: range `open` does not end";
     assert_eq!(refused.map(|error: BackendError| error.to_string()).as_deref(), Some(expected));
 }

@@ -22,12 +22,12 @@ pub fn for_each_implementation<T>(
     let mut lost: Option<String> = None;
     for group in &selection.groups {
         let mut ready = match &lost {
-            Some(lost) => Err(CaseError::failed_case(lost.clone())),
+            Some(lost) => Err(CaseError::failed(lost.clone())),
             None => PreparedProblem::new(group, seed, target),
         };
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             let outcome = match (&mut ready, &lost) {
-                (_, Some(lost)) => Err(CaseError::failed_case(lost.clone())),
+                (_, Some(lost)) => Err(CaseError::failed(lost.clone())),
                 (Err(error), None) => Err(error.clone()),
                 (Ok(ready), None) => {
                     eprintln!("{doing} {}", case.id);

@@ -40,8 +40,11 @@ pub fn measure_case_phases(
     guard_panics(|| {
         let mut executable = None;
         let prepare = measure_phase("prepare", 1..=1, || {
-            executable =
-                Some(group.bound.prepare(case.index, Arc::clone(&ready.inputs), target)?);
+            executable = Some(group.bound.prepare_implementation(
+                case.index,
+                Arc::clone(&ready.inputs),
+                target,
+            )?);
             Ok(())
         })?;
         let mut executable: Box<dyn Executable> =
@@ -84,9 +87,5 @@ fn measure_phase(
     let enough = started.elapsed() > Duration::from_millis(1);
     let cpu = process_cpu_time().zip(before).filter(|_| enough);
     let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
-    Ok(HostPhaseTime::phase_time_of_durations(
-        name,
-        &elapsed_ns,
-        cpu.map(|cpu| cpu.as_nanos() as f64),
-    ))
+    Ok(HostPhaseTime::from_durations(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
 }

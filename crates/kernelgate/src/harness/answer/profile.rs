@@ -33,7 +33,7 @@ use crate::workload::{Breakdown, BreakdownPart};
 /// Number of launches before the recorded ones.
 const WARM_UP_LAUNCHES: u32 = 3;
 /// Launches that are recorded.
-const RECORDED_STEPS: u32 = 3;
+const RECORDED_LAUNCHES: u32 = 3;
 /// How long the streams of several GPUs are held at most while the host enqueues launches.
 const STREAM_HOLD: Duration = Duration::from_secs(1);
 /// Number of pairs of series, without and with recording, by which the cost of recording an empty
@@ -53,11 +53,11 @@ pub fn profile_cases(
     let by_phase =
         |note: Option<String>| Ok(measure_phases(selection, seed, target, repetitions, note));
     let BenchTarget::Cuda(devices) = target else { return by_phase(None) };
-    let device = devices.one();
+    let device = devices.first_device();
     // The event timer is made before recording begins, because recording slows launches.
     let mut events = EventTimer::new(devices)?;
     let works: Vec<CaseWork> = selection.groups.iter().flat_map(declared_work_with_parts).collect();
-    let limits = DeviceLimits::measure_gpu_limits(&mut events, &works, DeviceLimits::default())?;
+    let limits = DeviceLimits::measure_gpu(&mut events, &works, DeviceLimits::default())?;
     drop(events);
     // Recording starts before any graph is captured, because graphs captured earlier are recorded
     // without their ranges.
@@ -79,22 +79,22 @@ pub fn profile_cases(
         devices: devices.clone(),
         described: devices
             .iter()
-            .map(|device| RecordedDevice::read(device))
+            .map(|device| RecordedDevice::read_device_limits(device))
             .collect::<Result<_, _>>()?,
         warm_up: repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES),
-        steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(RECORDED_STEPS)),
+        steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(RECORDED_LAUNCHES)),
     };
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
-        let begun = recording.recorder.now();
-        let (executable, _) = ready.verify(group, case, target)?;
+        let begun = recording.recorder.clock_ns();
+        let (executable, _) = ready.prepare_and_verify(group, case, target)?;
         let staged = !ready.kernels.stage_clocked_kernels().is_empty();
         let mut recorded = recording.record_case_activity(group, case, executable, begun)?;
         add_declared_local_memory(&mut recorded.trace, &ready.kernels.local_bytes_by_kernel());
         if staged && wanted.is_some() {
             let clocked = BenchTarget::Cuda(devices.with_stage_clocks());
-            recorded.stages = match ready.verify(group, case, &clocked) {
+            recorded.stages = match ready.prepare_and_verify(group, case, &clocked) {
                 Ok((executable, _)) => {
-                    recording.stages(executable, &ready.kernels.stage_clocked_kernels())?
+                    recording.measure_stages(executable, &ready.kernels.stage_clocked_kernels())?
                 }
                 Err(lost @ CaseError::Lost(_)) => return Err(lost),
                 Err(error) => {
@@ -114,7 +114,7 @@ pub fn profile_cases(
         let (status, recording, reason) = outcome_parts(outcome);
         let summary = recording
             .as_ref()
-            .map(|recording| RecordedIntervalSummary::summary_of_activity(&recording.trace));
+            .map(|recording| RecordedIntervalSummary::from_activity(&recording.trace));
         let recording = recording.filter(|_| wanted.is_some()).map(Box::new);
         let samples = recording.as_ref().and_then(|recording| recording.samples);
         ProfiledCase { case, status, summary, phases: Vec::new(), samples, reason, recording }
@@ -134,7 +134,8 @@ fn declared_work_with_parts(group: &ProblemGroup<'_>) -> Vec<CaseWork> {
 /// Returns `None` if the CUPTI library is missing.
 ///
 /// The host's launch rate varies by half from one moment to the next, and so does the fastest of
-/// many launch series. So the cost is the median of the differences between neighbouring series.
+/// many launch series. The cost is therefore the median of the differences between neighbouring
+/// series.
 fn start_recorder(device: &Device) -> Result<Option<(ActivityRecorder, f64)>, BackendError> {
     let empty = EmptyKernel::new(device)?;
     let mut costs_ns = Vec::new();
@@ -145,7 +146,7 @@ fn start_recorder(device: &Device) -> Result<Option<(ActivityRecorder, f64)>, Ba
         };
         costs_ns.push(host_launch_ns(&empty, device)? - unrecorded_ns);
         if costs_ns.len() == SERIES_PAIRS {
-            recorder.take()?;
+            recorder.take_records()?;
             return Ok(Some((recorder, median(&costs_ns))));
         }
     }
@@ -173,7 +174,7 @@ fn measure_phases(
 ) -> BenchResponseBody {
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let phases = phases::measure_case_phases(group, case, ready, target, repetitions)?;
-        ready.verify(group, case, target)?;
+        ready.prepare_and_verify(group, case, target)?;
         Ok((phases, group.bound.problem().breakdown().samples))
     };
     let (outcomes, _) = for_each_implementation(selection, seed, target, "profiling", one);
@@ -212,8 +213,8 @@ impl ProfileRecording {
         let recorded = (|| {
             launch_repeatedly(executable.as_mut(), self.warm_up)?;
             let held = HeldDeviceStreams::new(&self.devices, executable.gpus())?;
-            let (clock, start) = (Instant::now(), recorder.now());
-            self.launches(&case.id, executable.as_mut(), held)?;
+            let (clock, start) = (Instant::now(), recorder.clock_ns());
+            self.launch_behind_hold(&case.id, executable.as_mut(), held)?;
             let wall_ns = clock.elapsed().as_nanos();
             executable.synchronize()?;
             let mut trace = recorder.take_records_since(start, begun)?;
@@ -258,19 +259,19 @@ impl ProfileRecording {
     }
 
     /// Launches a case whose kernels were built with clocks of their stages, and reads the clocks.
-    fn stages(
+    fn measure_stages(
         &self,
         mut executable: Box<dyn Executable>,
         staged: &[Arc<StageClockedKernel>],
     ) -> Result<Vec<RecordedStages>, CaseError> {
         let recorded = (|| {
             launch_repeatedly(executable.as_mut(), self.warm_up)?;
-            staged.iter().try_for_each(|kernel| kernel.clear())?;
+            staged.iter().try_for_each(|kernel| kernel.clear_counters())?;
             launch_repeatedly(executable.as_mut(), self.steps)?;
             let recorded_stages = |kernel: &Arc<StageClockedKernel>| {
                 Ok(RecordedStages {
                     kernel: kernel.kernel_symbol().to_owned(),
-                    names: kernel.stages().iter().map(|&name| name.to_owned()).collect(),
+                    names: kernel.stage_names().iter().map(|&name| name.to_owned()).collect(),
                     launches: self.steps,
                     cycles: kernel.stage_cycles()?,
                 })
@@ -286,7 +287,7 @@ impl ProfileRecording {
     /// Launches back to back, so that the device waits for nothing but the launches. With several
     /// GPUs, all streams are held until the host has enqueued every launch, because the host serves
     /// one GPU after the other.
-    fn launches(
+    fn launch_behind_hold(
         &self,
         id: &str,
         executable: &mut dyn Executable,

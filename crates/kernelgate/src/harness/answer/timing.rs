@@ -26,7 +26,7 @@ pub fn timing_report(
     let target = BenchTarget::Cuda(devices.clone());
     let is_requested = |part| only.is_none_or(|only| only == part);
     let telemetry = target.telemetry();
-    let read = || telemetry.iter().map(CardTelemetry::read);
+    let read = || telemetry.iter().map(CardTelemetry::read_card);
     let mut readings: Vec<CardReading> = read().collect();
     let mut notes = Vec::new();
     let mut events = EventTimer::new(devices)?;
@@ -86,12 +86,12 @@ pub fn timing_cases(
     let mut events = EventTimer::new(devices)?;
     let overhead = events.overhead();
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
-        let (mut executable, _) = ready.verify(group, case, &target)?;
+        let (mut executable, _) = ready.prepare_and_verify(group, case, &target)?;
         let row =
             accuracy::time_case_by_events_and_cupti(&mut events, &case.id, executable.as_mut())
                 .map_err(VerifyError::from)?;
-        // Printed now, because the response comes at the end, and not at all if the user stops
-        // before.
+        // The times are printed now, because the response comes at the end, and not at all if the
+        // user stops before.
         if let Some(row) = &row {
             eprintln!("      {}", event_and_cupti_times(row));
         }
@@ -133,7 +133,7 @@ fn event_and_cupti_times(row: &EventAndCuptiTimeRow) -> String {
 
 /// Note about missing CUPTI.
 fn missing_cupti_note() -> String {
-    let (name, advice) = (RequiredLibrary::Cupti.name(), RequiredLibrary::Cupti.advice());
+    let (name, advice) = (RequiredLibrary::Cupti.name(), RequiredLibrary::Cupti.install_advice());
     format!("not compared with the hardware's record: {name} is missing: {advice}")
 }
 

@@ -25,7 +25,7 @@ pub fn verify_cases(
     let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let outcome = verify_one_case(group, case, ready, &target, dump);
         // The kernels that a wrong case launched are reported too.
-        launched.insert(case.id.clone(), ready.kernels.launched());
+        launched.insert(case.id.clone(), ready.kernels.launched_kernels());
         data_sets
             .insert(case.id.clone(), (ready.input_data_set_id(), ready.inputs_of_one_data_set()));
         outcome
@@ -69,18 +69,17 @@ fn verify_one_case(
     target: &BenchTarget,
     dump: Option<&Path>,
 ) -> Result<(OutputComparison, bool), CaseError> {
-    let (mut executable, comparison) = ready.verify(group, case, target)?;
+    let (mut executable, comparison) = ready.prepare_and_verify(group, case, target)?;
     let repeatable = match repeats_bit_by_bit(executable.as_mut()) {
         Ok(repeatable) => repeatable,
         Err(lost @ BackendError::Lost(_)) => {
             std::mem::forget(executable);
             return Err(lost.into());
         }
-        Err(error) => return Err(CaseError::failed_case(format!("second launch: {error}"))),
+        Err(error) => return Err(CaseError::failed(format!("second launch: {error}"))),
     };
     if let Some(folder) = dump {
-        let outputs =
-            executable.outputs().map_err(|error| CaseError::failed_case(error.to_string()))?;
+        let outputs = executable.outputs().map_err(|error| CaseError::failed(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
         let written = tensors::write(&path, &tensors_to_dump(ready, outputs));
         // A file that cannot be written is not the fault of the case.

@@ -1,7 +1,7 @@
 //! The check after timing: the timed graph or launch computes its outputs from its inputs.
 //!
 //! A case is verified before it is timed, by a launch. The timed graph, or a launch after many
-//! others, may do less work. So once the samples are taken, the inputs that every launch reads are
+//! others, may do less work. Once the samples are taken, the inputs that every launch reads are
 //! replaced, the outputs are poisoned, the very graph or launch that was timed runs once more, and
 //! its outputs are compared with the reference of the new inputs.
 //!
@@ -76,7 +76,7 @@ pub fn check_after_timing(
     if let Some(digest) = digest {
         let same = guard_panics(|| {
             reuse::poison_and_reset(executable)?;
-            stopwatch.replay(executable)?;
+            stopwatch.replay_timed(executable)?;
             Ok::<_, VerifyError>(verify::digest_of_outputs(executable.outputs()?) == digest)
         })?;
         if same {
@@ -103,11 +103,11 @@ pub fn check_after_timing(
         true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::input_change),
         false => InputChange::Same,
     };
-    let comparison = replay.map_err(CaseError::failed_case)?.map_err(|error| match error {
+    let comparison = replay.map_err(CaseError::failed)?.map_err(|error| match error {
         VerifyError::Backend(_) => error.into(),
         wrong => {
             let failure = CaseFailure::from(&wrong).with_name("inputs_after_timing", how.words());
-            CaseError::failed_case(failure.with_text(format!(
+            CaseError::failed(failure.with_text(format!(
                 "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
                  inputs{}",
                 how.words(),
@@ -167,13 +167,13 @@ fn replay_with_inputs(
     };
     replace(executable)?;
     *current = next;
-    let first = stopwatch.replay(executable)?;
+    let first = stopwatch.replay_timed(executable)?;
     let outputs = copy_outputs(executable)?;
     let after = before.is_some().then(|| verify::digest_of_outputs(outputs));
     let compare = phase_timer::start_activity("compare");
     let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
         Some(changed) => changed
-            .comparable(outputs, &ready.expected)
+            .outputs_and_reference(outputs, &ready.expected)
             .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
         None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
     };
@@ -223,7 +223,7 @@ impl PreparedProblem {
             let _activity = phase_timer::start_activity("other inputs");
             self.changed = None;
             self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
-                .map_err(CaseError::failed_case)?;
+                .map_err(CaseError::failed)?;
         }
         Ok(self.changed.is_some())
     }

@@ -17,13 +17,13 @@ pub struct ChangedInputs {
     /// The replaced inputs, with their new values.
     pub values: Tensors,
     /// The way in which the inputs were changed.
-    how: How,
+    how: ExpectedChange,
     /// Reference of the new inputs, if they were drawn anew and it was needed.
     expected: Option<Vec<Expected>>,
 }
 
 #[derive(Clone, Copy)]
-enum How {
+enum ExpectedChange {
     Symmetry(Symmetry),
     Redrawn,
 }
@@ -50,11 +50,11 @@ impl ChangedInputs {
             let by_symmetry = problem.symmetries().into_iter().find_map(|symmetry| {
                 let all = symmetry.inputs().into_iter().all(may_change);
                 let values = all.then(|| symmetry.changed_inputs(inputs)).flatten()?;
-                Some((values, How::Symmetry(symmetry)))
+                Some((values, ExpectedChange::Symmetry(symmetry)))
             });
             by_symmetry.unwrap_or_else(|| {
                 let names: Vec<&str> = replaceable.iter().map(String::as_str).collect();
-                (problem.redraw(&names, !seed), How::Redrawn)
+                (problem.redraw(&names, !seed), ExpectedChange::Redrawn)
             })
         })
         .map_err(|panic| format!("other inputs: {panic}"))?;
@@ -79,9 +79,9 @@ impl ChangedInputs {
     /// How the inputs were changed, for the record.
     pub fn input_change(&self) -> InputChange {
         match self.how {
-            How::Symmetry(Symmetry::Roll { .. }) => InputChange::Rolled,
-            How::Symmetry(Symmetry::Negate { .. }) => InputChange::Negated,
-            How::Redrawn => InputChange::Redrawn,
+            ExpectedChange::Symmetry(Symmetry::Roll { .. }) => InputChange::Rolled,
+            ExpectedChange::Symmetry(Symmetry::Negate { .. }) => InputChange::Negated,
+            ExpectedChange::Redrawn => InputChange::Redrawn,
         }
     }
 
@@ -91,16 +91,16 @@ impl ChangedInputs {
     ///
     /// # Errors
     /// Fails if the symmetry does not know every output.
-    pub fn comparable<'a>(
+    pub fn outputs_and_reference<'a>(
         &'a self,
         outputs: &'a Tensors,
         original: &'a [Expected],
     ) -> Result<(Cow<'a, Tensors>, &'a [Expected]), String> {
         match self.how {
-            How::Redrawn => {
+            ExpectedChange::Redrawn => {
                 Ok((Cow::Borrowed(outputs), self.expected.as_deref().unwrap_or_default()))
             }
-            How::Symmetry(symmetry) => match symmetry.undo_on_outputs(outputs) {
+            ExpectedChange::Symmetry(symmetry) => match symmetry.undo_on_outputs(outputs) {
                 Some(undone) => Ok((Cow::Owned(undone), original)),
                 None => Err("a symmetry of the workload does not know all its outputs".to_owned()),
             },
@@ -109,7 +109,7 @@ impl ChangedInputs {
 
     /// Whether outputs are compared with the reference of the original inputs.
     pub fn are_changed_by_symmetry(&self) -> bool {
-        matches!(self.how, How::Symmetry(_))
+        matches!(self.how, ExpectedChange::Symmetry(_))
     }
 
     /// Ensures that inputs that were drawn anew have a reference: The function `compute` returns

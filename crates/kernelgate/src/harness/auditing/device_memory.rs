@@ -2,9 +2,9 @@
 //! memory in use then, less the memory in use before.
 //!
 //! Memory that stays in use after the case is freed is not charged to the case, up to
-//! [`MAX_MEMORY_LEFT_BEHIND`]: code of kernels, which stays loaded after the first launch, memory of a
-//! library, and growth of the context. Otherwise the first case that needs such memory would be
-//! charged with it, and a run with other rows would charge another case. Memory beyond that is a
+//! [`MAX_MEMORY_LEFT_BEHIND`]: code of kernels, which stays loaded after the first launch, memory
+//! of a library, and growth of the context. Otherwise the first case that needs such memory would
+//! be charged with it, and a run with other rows would charge another case. Memory beyond that is a
 //! pool or a cache of the row.
 //!
 //! Deliberately absent: memory that one launch allocates outside of the device's pool and frees
@@ -32,10 +32,10 @@ struct WatchedDeviceMemory {
 
 impl CaseMemoryWatch {
     /// Starts the measurement, before an implementation is prepared.
-    pub fn start_memory_peak(target: &BenchTarget) -> Self {
+    pub fn start_watching(target: &BenchTarget) -> CaseMemoryWatch {
         let BenchTarget::Cuda(devices) = target else { return Self::default() };
         let watched = target.telemetry().filter(is_only_process).and_then(|telemetry| {
-            let before = settled_memory_usage(devices.one()).ok()?;
+            let before = settled_memory_usage(devices.first_device()).ok()?;
             Some(WatchedDeviceMemory {
                 devices: devices.clone(),
                 telemetry,
@@ -55,7 +55,7 @@ impl CaseMemoryWatch {
     pub fn exclude_own_memory(&mut self) {
         self.update_peak(MemoryPeak::exclude_own_memory);
         let forgotten =
-            self.0.as_ref().map(|watched| memory::reset_peak_usage(watched.devices.one()));
+            self.0.as_ref().map(|watched| memory::reset_peak_usage(watched.devices.first_device()));
         if let Some(Err(_)) = forgotten {
             self.0 = None;
         }
@@ -63,7 +63,7 @@ impl CaseMemoryWatch {
 
     fn update_peak(&mut self, note: fn(&mut MemoryPeak, DeviceMemoryUsage)) {
         let Some(watched) = &mut self.0 else { return };
-        match memory::device_memory_usage(watched.devices.one()) {
+        match memory::device_memory_usage(watched.devices.first_device()) {
             Ok(now) => note(&mut watched.peak, now),
             Err(_) => self.0 = None,
         }
@@ -71,10 +71,10 @@ impl CaseMemoryWatch {
 
     /// Ends the measurement after the case is freed. Returns the largest memory use of the case,
     /// bytes, or `None` if it is unknown.
-    pub fn finish(&mut self) -> Option<u64> {
+    pub fn peak_bytes_of_case(&mut self) -> Option<u64> {
         let WatchedDeviceMemory { devices, telemetry, peak } = self.0.take()?;
-        let after = settled_memory_usage(devices.one()).ok()?;
-        is_only_process(&telemetry).then(|| peak.bytes(after)).flatten()
+        let after = settled_memory_usage(devices.first_device()).ok()?;
+        is_only_process(&telemetry).then(|| peak.peak_bytes(after)).flatten()
     }
 }
 
@@ -111,24 +111,24 @@ impl From<DeviceMemoryUsage> for MemoryPeak {
 }
 
 impl MemoryPeak {
-    fn outside(&self, now: DeviceMemoryUsage) -> i64 {
+    fn bytes_outside_pool(&self, now: DeviceMemoryUsage) -> i64 {
         now.outside as i64 - self.before.outside as i64 - self.aside
     }
 
     fn observe_memory(&mut self, now: DeviceMemoryUsage) {
-        self.last = self.outside(now);
+        self.last = self.bytes_outside_pool(now);
         let seen = (now.pool_peak as i64 - self.before.pool as i64, self.last);
         let (pool, outside) = self.most.unwrap_or(seen);
         self.most = Some((pool.max(seen.0), outside.max(seen.1)));
     }
 
     fn exclude_own_memory(&mut self, now: DeviceMemoryUsage) {
-        self.aside += self.outside(now) - self.last;
+        self.aside += self.bytes_outside_pool(now) - self.last;
     }
 
-    fn bytes(&self, after: DeviceMemoryUsage) -> Option<u64> {
+    fn peak_bytes(&self, after: DeviceMemoryUsage) -> Option<u64> {
         let (pool, outside) = self.most?;
-        let kept = self.outside(after);
+        let kept = self.bytes_outside_pool(after);
         let own = (outside - kept).max(0) + (kept - MAX_MEMORY_LEFT_BEHIND).max(0);
         Some((pool.max(0) + own) as u64)
     }
@@ -154,7 +154,7 @@ mod tests {
     use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
     use crate::suite::Suite;
     use crate::workload::{Dtype, Effort, Point};
-    use kernelgate_cuda::testing::gpu;
+    use kernelgate_cuda::testing::lock_first_gpu;
 
     const MIB: u64 = 1 << 20;
 
@@ -162,14 +162,14 @@ mod tests {
         DeviceMemoryUsage { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
     }
 
-    fn bytes(
+    fn peak_of_usages(
         before: DeviceMemoryUsage,
         seen: &[DeviceMemoryUsage],
         after: DeviceMemoryUsage,
     ) -> Option<u64> {
         let mut peak = MemoryPeak::from(before);
         seen.iter().for_each(|now| peak.observe_memory(*now));
-        peak.bytes(after).map(|bytes| bytes / MIB)
+        peak.peak_bytes(after).map(|bytes| bytes / MIB)
     }
 
     #[test]
@@ -182,20 +182,26 @@ mod tests {
             memory_usage_mib(164, 188, 510),
             memory_usage_mib(164, 188, 510),
         ];
-        assert_eq!(bytes(before, &seen, before), Some(98));
+        assert_eq!(peak_of_usages(before, &seen, before), Some(98));
         // The first case also loads 40 MiB of modules and libraries, which stay.
         let first = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 40 * MIB, ..now });
-        assert_eq!(bytes(before, &first, memory_usage_mib(100, 100, 540)), Some(98));
+        assert_eq!(peak_of_usages(before, &first, memory_usage_mib(100, 100, 540)), Some(98));
         // The memory that an earlier case left in use is freed meanwhile.
         let less = seen.map(|now| DeviceMemoryUsage { outside: now.outside - 30 * MIB, ..now });
-        assert_eq!(bytes(before, &less, memory_usage_mib(100, 100, 470)), Some(98));
+        assert_eq!(peak_of_usages(before, &less, memory_usage_mib(100, 100, 470)), Some(98));
         // A pool of the row's own keeps 2 GiB; one of the device's pool keeps them to the byte.
         let own = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 2048 * MIB, ..now });
-        assert_eq!(bytes(before, &own, memory_usage_mib(100, 100, 2548)), Some(98 + 2048 - 256));
+        assert_eq!(
+            peak_of_usages(before, &own, memory_usage_mib(100, 100, 2548)),
+            Some(98 + 2048 - 256)
+        );
         let kept =
             seen.map(|now| DeviceMemoryUsage { pool_peak: now.pool_peak + 2048 * MIB, ..now });
-        assert_eq!(bytes(before, &kept, memory_usage_mib(2148, 2148, 500)), Some(98 + 2048));
-        assert_eq!(bytes(before, &[], before), None, "never observed");
+        assert_eq!(
+            peak_of_usages(before, &kept, memory_usage_mib(2148, 2148, 500)),
+            Some(98 + 2048)
+        );
+        assert_eq!(peak_of_usages(before, &[], before), None, "never observed");
     }
 
     #[test]
@@ -205,15 +211,15 @@ mod tests {
         // The recorder takes 20 MiB and keeps 8, a row as the reference leaves 4 of modules.
         peak.exclude_own_memory(memory_usage_mib(64, 900, 522));
         peak.observe_memory(memory_usage_mib(64, 64, 522));
-        assert_eq!(peak.bytes(memory_usage_mib(0, 0, 512)), Some(74 * MIB));
+        assert_eq!(peak.peak_bytes(memory_usage_mib(0, 0, 512)), Some(74 * MIB));
     }
 
     #[test]
     fn nothing_is_measured_on_the_host() {
-        let mut watch = CaseMemoryWatch::start_memory_peak(&BenchTarget::Cpu);
+        let mut watch = CaseMemoryWatch::start_watching(&BenchTarget::Cpu);
         watch.observe_memory();
         watch.exclude_own_memory();
-        assert_eq!(watch.finish(), None);
+        assert_eq!(watch.peak_bytes_of_case(), None);
     }
 
     const SCRATCH_COPY_KERNEL: &str = r#"
@@ -257,7 +263,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
 
     #[test]
     fn scratch_is_measured_whatever_a_row_declares_and_whatever_ran_before_it() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let target = BenchTarget::Cuda(device.into());
         let others = target.telemetry().and_then(|telemetry| telemetry.other_computing_processes());
         let settings = BenchSettings::default_settings();
@@ -267,16 +273,10 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let own = suites.iter();
         let selection = select_cases(own, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let run = ProcessRun::start_process_run(
-            "b",
-            "s",
-            Environment::on(&target),
-            Provenance::default(),
-        );
+        let run = ProcessRun::start_now("b", "s", Environment::on(&target), Provenance::default());
         let path = folder.path().join("run.json");
         let recorder =
-            RunRecorder::start_recorder_of_run(run, path, RecordSaving::WhenComplete, None)
-                .unwrap();
+            RunRecorder::start_recording(run, path, RecordSaving::WhenComplete, None).unwrap();
         let session = TrialSession {
             settings: &settings,
             sampling: TrialSampling::VERIFICATION_SAMPLING,

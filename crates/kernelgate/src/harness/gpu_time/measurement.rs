@@ -77,10 +77,10 @@ impl GpuTime {
     /// # Errors
     /// Fails if the handle is null or no stream, or the device fails.
     pub fn new(stream: RawStream) -> Result<Self, StreamError> {
-        // Read by `kernelgate`, and may not be optimised away.
+        // The program `kernelgate` reads this mark, so it may not be optimised away.
         std::hint::black_box(recording::CRITERION_MAIN_MARK.as_ptr());
         let process = CriterionProcessSettings::new();
-        let store = BaselineStore::discover_store();
+        let store = BaselineStore::discover();
         let inner = GpuTimeState {
             stream: ForeignStream::new(stream, process.timeout)?,
             readings: None,
@@ -90,7 +90,7 @@ impl GpuTime {
             since: 0,
             recorded: false,
             unrecorded: None,
-            log: ProcessSampleLog::empty_log(&store.criterion),
+            log: ProcessSampleLog::without_samples(&store.criterion),
             process,
             store,
             began: Instant::now(),
@@ -103,7 +103,8 @@ impl GpuTime {
     fn refuse_routine(&self, inner: &mut GpuTimeState, error: &BackendError) -> ! {
         let case = recording::case_being_measured(&inner.log, &inner.store);
         eprintln!("error: {case}: {}", printable_on_terminal(&error.to_string()));
-        if let Err(why) = inner.record(RecordAtExit::Refused { case, error: error.into() }) {
+        if let Err(why) = inner.record_process(RecordAtExit::Refused { case, error: error.into() })
+        {
             eprintln!("error: {}", printable_on_terminal(&why));
         }
         std::process::exit(ExitReason::Regression as i32)
@@ -111,26 +112,26 @@ impl GpuTime {
 }
 
 impl GpuTimeState {
-    fn begin(&mut self) -> Result<(), BackendError> {
+    fn begin_interval(&mut self) -> Result<(), BackendError> {
         if self.readings.is_none() {
             self.readings = Some(self.stream.empty_readings()?);
             self.add_telemetry_reading();
         }
         if self.passes.next_attaches() {
-            self.attach();
+            self.attach_cupti();
         }
         if let Some(recorder) = self.recorder.as_ref().filter(|_| self.passes.is_next_recorded()) {
-            self.since = recorder.now();
-            self.stream.mark()?;
+            self.since = recorder.clock_ns();
+            self.stream.mark_stream_by_fill()?;
         }
         let hold = self.passes.next_pass_hold();
-        self.stream.begin(hold)?;
+        self.stream.begin_interval(hold)?;
         self.began = Instant::now();
         Ok(())
     }
 
     /// Attaches CUPTI.
-    fn attach(&mut self) {
+    fn attach_cupti(&mut self) {
         match ActivityRecorder::start(RecordingExtent::Operations) {
             Ok(Some(recorder)) => self.recorder = Some(recorder),
             Ok(None) => self.unrecorded = Some("CUPTI is missing".to_owned()),
@@ -156,15 +157,15 @@ impl GpuTimeState {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<GpuEventInterval, BackendError> {
+    fn end_interval(&mut self) -> Result<GpuEventInterval, BackendError> {
         let judges = self.passes.is_next_recorded();
         let recorder = self.recorder.take_if(|_| judges).map(|recorder| {
             // Work on another stream gets time to begin.
             std::thread::sleep(cupti::OTHER_STREAM_START_TIME);
-            let returned = recorder.now();
+            let returned = recorder.clock_ns();
             (recorder, returned)
         });
-        let interval = self.stream.end()?;
+        let interval = self.stream.end_interval()?;
         let host = self.began.elapsed();
         if let Some((recorder, returned)) = recorder {
             let held = interval.held == Some(true);
@@ -183,19 +184,19 @@ impl GpuTimeState {
     }
 
     fn add_telemetry_reading(&mut self) {
-        let telemetry = CardTelemetry::open(&self.stream.facts().uuid);
-        self.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
+        let telemetry = CardTelemetry::open_card(&self.stream.device_facts().uuid);
+        self.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read_card));
     }
 
-    fn record(&mut self, ended: RecordAtExit) -> Result<ExitReason, String> {
+    fn record_process(&mut self, ended: RecordAtExit) -> Result<ExitReason, String> {
         self.add_telemetry_reading();
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
         let Self { process, store, log, stream, unrecorded, .. } = self;
-        let (facts, unrecorded) = (stream.facts(), unrecorded.as_deref());
+        let (facts, unrecorded) = (stream.device_facts(), unrecorded.as_deref());
         let recording = CriterionRecording { process, store, log, facts, least_ns, unrecorded };
-        recording.record(telemetry, ended)
+        recording.record_cases(telemetry, ended)
     }
 }
 
@@ -210,14 +211,14 @@ impl Measurement for GpuTime {
             inner.passes = CriterionPasses::new(AllowedActions::CRITERION_ROUTINE);
             inner.recorded = false;
         }
-        if let Err(error) = inner.begin() {
+        if let Err(error) = inner.begin_interval() {
             self.refuse_routine(inner, &error);
         }
     }
 
     fn end(&self, (): ()) -> GpuEventInterval {
         let inner = &mut *self.inner.borrow_mut();
-        match inner.end() {
+        match inner.end_interval() {
             Ok(elapsed) => elapsed,
             Err(error) => self.refuse_routine(inner, &error),
         }
@@ -255,7 +256,7 @@ impl Drop for GpuTime {
         }
         let panicking = std::thread::panicking();
         let ended = if panicking { RecordAtExit::Interrupted } else { RecordAtExit::Complete };
-        let exit = inner.record(ended).unwrap_or_else(|why| {
+        let exit = inner.record_process(ended).unwrap_or_else(|why| {
             eprintln!("error: {}", printable_on_terminal(&why));
             ExitReason::Usage
         });

@@ -78,7 +78,7 @@ impl CriterionRecording<'_> {
     ///
     /// # Errors
     /// The failure, as the end of a sentence.
-    pub fn record(
+    pub fn record_cases(
         &self,
         telemetry: Vec<CardReading>,
         ended: RecordAtExit,
@@ -96,7 +96,7 @@ impl CriterionRecording<'_> {
         }
         let invocation = BenchInvocation::new(process.session.clone()?);
         let bench = bench_target_name(process.executable.as_deref().unwrap_or(Path::new("")));
-        // The program asked for a record: it gets one record of all groups.
+        // If the program asked for a record, it gets one record of all groups.
         let earlier = process.record.as_ref().and_then(|path| file::read::<ProcessRun>(path).ok());
         if let Some(earlier) = earlier {
             run.cases.extend(earlier.cases);
@@ -122,8 +122,9 @@ impl CriterionRecording<'_> {
             file::write(path, &run).map_err(|error| failed_to(&error))?;
             run
         } else {
-            let path =
-                invocation.record(store, &bench, named).map_err(|error| error.to_string())?;
+            let path = invocation
+                .write_bench_record(store, &bench, named)
+                .map_err(|error| error.to_string())?;
             let run = named(&path);
             print_run_results(&run, &path, &store.report_page());
             run
@@ -134,11 +135,11 @@ impl CriterionRecording<'_> {
         Ok(if run.failed.is_empty() { ExitReason::Fine } else { ExitReason::Regression })
     }
 
-    /// Builds the run record of the cases that this process measured. Others of the store are of
-    /// other benches, or of earlier.
+    /// Builds the run record of the cases that this process measured. Other cases of the store are
+    /// of other benches, or of earlier runs.
     fn measured_run(&self, stored: &CriterionStoreResults) -> ProcessRun {
-        let environment = Environment::environment_on_gpus([self.facts]);
-        let mut run = ProcessRun::start_process_run("", "", environment, Provenance::default());
+        let environment = Environment::on_gpus([self.facts]);
+        let mut run = ProcessRun::start_now("", "", environment, Provenance::default());
         for (id, case) in &stored.cases {
             match self.log.origin(case) {
                 SampleOrigin::Elsewhere => {}
@@ -214,7 +215,7 @@ fn save_run_baseline(store: &BaselineStore, run: &ProcessRun, name: &str) -> Res
     let path = store
         .baseline_path(&run.environment.baseline_folder_name(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
-    let _lock = FileLock::acquire_lock(&path).map_err(|error| unsaved(&error))?;
+    let _lock = FileLock::acquire_for_file(&path).map_err(|error| unsaved(&error))?;
     saving::save_to_baseline(&path, name, run).map_err(|error| unsaved(&error))?;
     eprintln!("baseline `{name}` saved in {}", printable_path(&path));
     Ok(())

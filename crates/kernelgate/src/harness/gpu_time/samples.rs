@@ -22,8 +22,8 @@ pub struct GpuEventInterval {
     pub(super) by_routine: bool,
 }
 
-/// Time from `iter_custom`, whose routine measures by itself. Criterion reports it; kernelgate does
-/// not record it, because nothing is known about how it was measured.
+/// Time from `iter_custom`, whose routine measures by itself. Criterion reports such a case;
+/// kernelgate does not record it, because nothing is known about how it was measured.
 impl From<Duration> for GpuEventInterval {
     fn from(elapsed: Duration) -> Self {
         Self { ns: elapsed.as_nanos() as f64, by_routine: true, ..Self::default() }
@@ -58,7 +58,7 @@ pub struct ProcessSampleLog {
 
 impl ProcessSampleLog {
     /// An empty log, for cases that Criterion will store in that folder.
-    pub fn empty_log(store: &Path) -> ProcessSampleLog {
+    pub fn without_samples(store: &Path) -> ProcessSampleLog {
         // The start is read from the file system's clock, which need not be the host's.
         let there = store.ancestors().find(|folder| folder.is_dir());
         let probe = there.and_then(|folder| tempfile::tempfile_in(folder).ok());
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_case_is_recognised_by_its_times() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = ProcessSampleLog::empty_log(&folder.path().join("not/yet"));
+        let mut log = ProcessSampleLog::without_samples(&folder.path().join("not/yet"));
         let sample = |ns| GpuEventInterval { ns, ..GpuEventInterval::default() };
         // Two cases, separated by a sample that was never stored.
         for ns in [10.0, 20.5, 30.0, 7.0] {

@@ -34,7 +34,7 @@ impl BenchInvocation {
     /// # Errors
     /// Fails if the file cannot be written, or another invocation has recorded the bench under that
     /// name: one of the two runs would be lost, or the two would be mixed up.
-    pub fn record(
+    pub fn write_bench_record(
         &self,
         store: &BaselineStore,
         bench: &str,
@@ -57,7 +57,7 @@ impl BenchInvocation {
         unreachable!("numbers do not end")
     }
 
-    /// The runs of its benches so far, by the records in the folder of its session.
+    /// The runs of the invocation's benches so far, by the records in the folder of its session.
     pub fn earlier_runs(&self, folder: &Path) -> Vec<ProcessRun> {
         let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let runs = files.filter_map(|entry| file::read::<ProcessRun>(&entry.path()).ok());
@@ -112,14 +112,9 @@ mod tests {
         let record = |invocation: &str| {
             let run = ProcessRun {
                 invocation: Some(invocation.to_owned()),
-                ..ProcessRun::start_process_run(
-                    "b",
-                    "par",
-                    Environment::cpu(),
-                    Provenance::default(),
-                )
+                ..ProcessRun::start_now("b", "par", Environment::cpu(), Provenance::default())
             };
-            invoked(invocation).record(&store, "b", |_| run.clone())
+            invoked(invocation).write_bench_record(&store, "b", |_| run.clone())
         };
         // The threads start together, so each reads before any has written.
         let written = std::sync::Mutex::new(Vec::new());

@@ -1,5 +1,6 @@
-//! The record of a bench process while it grows. A bench saves it after every case, so that a crash or
-//! Ctrl-C loses none that had finished; a trial once, because a comparison uses whole trials only.
+//! The record of a bench process while it grows. A bench saves it after every case, so that a crash
+//! or Ctrl-C loses none that had finished; a trial once, because a comparison uses whole trials
+//! only.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -54,12 +55,12 @@ pub enum RecordedCaseEvent<'a> {
 impl RunRecorder {
     /// Starts a record. If each case is saved, the empty record is written now: a folder that
     /// cannot be written or a full disk is found before anything is measured.
-    pub fn start_recorder_of_run(
+    pub fn start_recording(
         run: ProcessRun,
         path: PathBuf,
         saving: RecordSaving,
         pending_baseline: Option<String>,
-    ) -> Result<Self, RecordFileError> {
+    ) -> Result<RunRecorder, RecordFileError> {
         let state = RecorderState { run, path, saving, pending_baseline };
         state.save_after_case()?;
         Ok(Self { state: Arc::new(Mutex::new(state)) })
@@ -115,7 +116,7 @@ impl RunRecorder {
     }
 
     /// Marks the run complete, with a last reading of the GPU.
-    pub fn finish(&self, telemetry: Option<CardReading>) -> Result<(), RecordFileError> {
+    pub fn mark_complete(&self, telemetry: Option<CardReading>) -> Result<(), RecordFileError> {
         let mut state = self.lock();
         state.run.environment.gpus.note_libraries();
         state.run.telemetry.extend(telemetry);

@@ -23,7 +23,7 @@ use crate::workload::{Expected, ReferenceSource, Tensor, TensorData, Tensors};
 const MIN_COMPUTING_TIME_TO_SAVE: Duration = Duration::from_millis(50);
 /// Largest reference that is kept on disk, bytes.
 const MAX_STORED_BYTES: usize = 1 << 30;
-/// Most bytes of all files; beyond, the oldest go.
+/// Maximum bytes of all stored references; if they exceed it, the oldest files are removed.
 const MAX_REFERENCE_FOLDER_BYTES: u64 = 8 << 30;
 /// Version of these files, and of the limits of a precision.
 const REFERENCE_FORMAT_VERSION: &str = "2";

@@ -17,20 +17,24 @@ pub fn open_pending_baseline(
     selection: &CaseSelectionResult<'_>,
 ) -> Result<PathBuf, HarnessError> {
     let path = store.baseline_path(&run.environment.baseline_folder_name(), name)?;
-    let baseline = Baseline::open_baseline(&path, name)?;
+    let baseline = Baseline::open_or_empty(&path, name)?;
     file::check_writable(&path)?;
     let cases = selection.groups.iter().flat_map(|group| &group.cases);
-    say(name, "will replace", &baseline.runs_replaced_by(run, cases.map(|case| case.id.as_str())));
+    print_saved_baseline(
+        name,
+        "will replace",
+        &baseline.runs_replaced_by(run, cases.map(|case| case.id.as_str())),
+    );
     Ok(path)
 }
 
 /// Merges the run. The caller must hold the lock of the baseline's file.
 pub fn save_to_baseline(path: &Path, name: &str, run: &ProcessRun) -> Result<(), RecordFileError> {
-    let mut baseline = Baseline::open_baseline(path, name)?;
+    let mut baseline = Baseline::open_or_empty(path, name)?;
     let replaced = baseline.runs_replaced_by(run, run.cases.keys().map(String::as_str));
     baseline.merge_run(run);
     file::write(path, &baseline)?;
-    say(name, "replaced", &replaced);
+    print_saved_baseline(name, "replaced", &replaced);
     let of_case = |id| baseline.cases.get(id).map_or(0, |case| case.runs.len());
     let most = run.cases.keys().map(of_case).max().unwrap_or_default();
     if most > 1 {
@@ -39,7 +43,7 @@ pub fn save_to_baseline(path: &Path, name: &str, run: &ProcessRun) -> Result<(),
     Ok(())
 }
 
-fn say(name: &str, what: &str, replaced: &[ReplacedRuns]) {
+fn print_saved_baseline(name: &str, what: &str, replaced: &[ReplacedRuns]) {
     for runs in replaced {
         let kept = if runs.runs > 1 { "; the gate keeps how they differed" } else { "" };
         eprintln!("baseline `{name}`: this run {what} {runs}{kept}");

@@ -25,8 +25,11 @@ pub fn check_stored_baseline(
     let safe = |text: &str| text.replace('/', "_").chars().take(64).collect::<String>();
     for group in &selection.groups {
         for case in &group.cases {
-            let folder =
-                store.criterion.join(safe(&group.id())).join(safe(&case.function())).join(name);
+            let folder = store
+                .criterion
+                .join(safe(&group.id()))
+                .join(safe(&case.criterion_function_name()))
+                .join(name);
             let samples = folder.join("sample.json");
             if !samples.is_file() {
                 if !must {
@@ -50,7 +53,7 @@ pub fn check_stored_baseline(
 }
 
 fn read(path: &Path) -> Result<Value, String> {
-    let text = regular_file::read(path).map_err(|cause| cause.to_string())?;
+    let text = regular_file::read_regular_file(path).map_err(|cause| cause.to_string())?;
     serde_json::from_slice(&text).map_err(|cause| cause.to_string())
 }
 

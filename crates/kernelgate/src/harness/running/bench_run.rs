@@ -46,7 +46,7 @@ struct BenchSession<'a> {
 }
 
 impl CaseSession for BenchSession<'_> {
-    fn prepare(
+    fn prepare_problem(
         &self,
         group: &ProblemGroup<'_>,
         target: &BenchTarget,
@@ -86,7 +86,7 @@ pub fn run_bench_cases(
     let started = Instant::now();
     let opening = phase_timer::start_activity("open");
     let target = settings.device.open(place)?;
-    let progress = BenchProgress::new(settings.quiet, selection.count());
+    let progress = BenchProgress::new(settings.quiet, selection.case_count());
     let invocation = BenchInvocation::new(settings.process.session.clone());
     let mut run =
         start_run_record(name, settings, selection, store, &invocation, Environment::on(&target))?;
@@ -95,7 +95,7 @@ pub fn run_bench_cases(
     let path = store.run_record_path(&invocation.session, &process);
     let earlier = invocation.earlier_runs(path.parent().unwrap_or(&path));
     let used = deadline::time_since_first_bench(&earlier);
-    let deadline = settings.budget.map(|budget| TimeBudgetDeadline::deadline_after(budget, used));
+    let deadline = settings.budget.map(|budget| TimeBudgetDeadline::after_budget(budget, used));
     let baseline = settings
         .baselines
         .save
@@ -106,22 +106,22 @@ pub fn run_bench_cases(
         progress.warn_of_missing_commit();
     }
     // The folder is opened before the ceilings are measured, so that an error comes at once.
-    let path = invocation.record(store, &process, |_| run.clone())?;
+    let path = invocation.write_bench_record(store, &process, |_| run.clone())?;
     drop(opening);
     let mut timer = SampleTimer::new(&target)?;
     run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
     let measured_before = ceilings_of_session(&earlier, &run.environment);
     run.limits = measure_needed_ceilings(&mut timer, selection, measured_before)?;
-    progress.limits(&run.limits);
+    progress.print_ceilings(&run.limits);
     trial::warn_of_injected_delays(&run);
     // The card is read after the ceilings were measured, when it still has its clock under load.
     let telemetry = target.telemetry();
-    run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
+    run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read_card));
     progress.report_gpu_state(&run.telemetry);
     progress.warn_of_other_processes(&target.others_computing());
     let limits = run.limits.clone();
     let references = StoredReferences::at(store.references.clone(), run.executable.clone());
-    let recorder = RunRecorder::start_recorder_of_run(
+    let recorder = RunRecorder::start_recording(
         run,
         path,
         RecordSaving::AfterEachCase,
@@ -145,7 +145,7 @@ pub fn run_bench_cases(
     let progress = BenchProgress::new(settings.quiet, 0);
     progress.print_time_by_activity(&spent_s, checks, started.elapsed());
     recorder.add_time_by_activity(spent_s, checks, started.elapsed());
-    recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
+    recorder.mark_complete(telemetry.as_ref().map(CardTelemetry::read_card))?;
     let saved = settings.baselines.save.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if settings.table {
         let text = display::runs::results_text(&[recorder.run()], terminal::terminal_columns());
@@ -154,7 +154,7 @@ pub fn run_bench_cases(
     if let Some((path, baseline)) = baseline.zip(saved) {
         save_pending_baseline(&recorder, &path, baseline)?;
     }
-    progress.end(&recorder.path(), &store.report_page(), saved);
+    progress.print_end(&recorder.path(), &store.report_page(), saved);
     Ok((exit, recorder.run()))
 }
 
@@ -173,7 +173,7 @@ fn start_run_record(
         seed: settings.seed,
         shard: settings.shard,
         plan: selection.plan.clone(),
-        machine: Some(MachineFacts::machine_of_process().digest()),
+        machine: Some(MachineFacts::from_this_machine().digest()),
         delays: trial::injected_delays(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
@@ -181,7 +181,7 @@ fn start_run_record(
         package: store.package.clone(),
         invocation: Some(invocation.id.clone()),
         stated_commit,
-        ..ProcessRun::start_process_run(name, &invocation.session, environment, provenance)
+        ..ProcessRun::start_now(name, &invocation.session, environment, provenance)
     })
 }
 
@@ -196,8 +196,8 @@ fn announce_run(
 ) {
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
     let part = settings.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
-    let (bench, cases) = (format!("{}{part}", run.bench), selection.count());
-    progress.start(&bench, &run.environment, settings.effort, cases, not_elsewhere);
+    let (bench, cases) = (format!("{}{part}", run.bench), selection.case_count());
+    progress.print_start(&bench, &run.environment, settings.effort, cases, not_elsewhere);
     if settings.effort == Effort::Thorough {
         let last_times = estimate::case_times_of_last_session(store, &run.environment);
         progress.print_time_estimate(&estimate::estimate_text(
@@ -226,9 +226,9 @@ fn measure_needed_ceilings(
     let works: Vec<CaseWork> =
         selection.groups.iter().flat_map(ProblemGroup::declared_works).collect();
     Ok(match timer {
-        SampleTimer::Wall(_) => DeviceLimits::measure_cpu_limits(&works),
+        SampleTimer::Wall(_) => DeviceLimits::measure_cpu(&works),
         SampleTimer::Events(events) => {
-            DeviceLimits::measure_gpu_limits(events, &works, known.bounding_works(&works))?
+            DeviceLimits::measure_gpu(events, &works, known.bounding_works(&works))?
         }
     })
 }
@@ -245,7 +245,7 @@ fn save_pending_baseline(
         session: recorder.path().parent().unwrap_or(path).display().to_string(),
     };
     // Waited for outside of the recorder: an interrupt need not wait.
-    let _lock = FileLock::acquire_lock(path).map_err(unsaved)?;
+    let _lock = FileLock::acquire_for_file(path).map_err(unsaved)?;
     recorder.save_baseline(|run| saving::save_to_baseline(path, baseline, run)).map_err(unsaved)
 }
 

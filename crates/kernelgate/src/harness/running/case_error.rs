@@ -19,7 +19,7 @@ pub enum CaseError {
 
 impl CaseError {
     /// A case that failed.
-    pub fn failed_case(why: impl Into<CaseFailure>) -> CaseError {
+    pub fn failed(why: impl Into<CaseFailure>) -> CaseError {
         Self::Fail(why.into())
     }
 
@@ -38,7 +38,7 @@ impl From<BackendError> for CaseError {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Lost(_) => Self::Lost((&error).into()),
-            other => Self::failed_case(&other),
+            other => Self::failed(&other),
         }
     }
 }
@@ -51,7 +51,7 @@ impl From<VerifyError> for CaseError {
                 reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
             ) => Self::Skip(reason.to_string()),
             VerifyError::Backend(lost @ BackendError::Lost(_)) => lost.into(),
-            wrong => Self::failed_case(&wrong),
+            wrong => Self::failed(&wrong),
         }
     }
 }
@@ -63,7 +63,7 @@ impl From<VerifyError> for CaseError {
 pub fn guard_panics<T, E: Into<CaseError>>(
     run: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, CaseError> {
-    guard::catch_panic(run).map_err(CaseError::failed_case)?.map_err(Into::into)
+    guard::catch_panic(run).map_err(CaseError::failed)?.map_err(Into::into)
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
         let reason = "no cuDNN".to_owned();
         let verifying = VerifyError::Backend(missing.clone()).into();
         assert_eq!(CaseError::Skip(reason.clone()), verifying);
-        assert_eq!(CaseError::failed_case(CaseFailure::new("unsupported", reason)), missing.into());
+        assert_eq!(CaseError::failed(CaseFailure::new("unsupported", reason)), missing.into());
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub struct TimeBudgetDeadline {
 
 impl TimeBudgetDeadline {
     /// The deadline of a budget of which `used` has passed already.
-    pub fn deadline_after(budget: Duration, used: Duration) -> TimeBudgetDeadline {
+    pub fn after_budget(budget: Duration, used: Duration) -> TimeBudgetDeadline {
         Self { budget, end: Instant::now() + budget.saturating_sub(used) }
     }
 

@@ -28,14 +28,14 @@ pub fn estimate_text(
         let launch_ns = known_ns.get(&case.id).copied();
         known += usize::from(launch_ns.is_some());
         time += SamplingPlan::new(effort, on, launch_ns.unwrap_or(1.0), settings)
-            .least(launch_ns.unwrap_or_default());
+            .least_duration(launch_ns.unwrap_or_default());
     }
     format!(
         "at least {} of timing: {} cases, {known} of them by their times in the last session; \
          inputs, references and verification of {} problems come on top; --budget TIME or --shard \
          I/N makes it shorter",
         duration::duration_text(time),
-        selection.count(),
+        selection.case_count(),
         selection.groups.len()
     )
 }
@@ -78,16 +78,16 @@ mod tests {
     use crate::harness::selection::cases::select_cases;
     use crate::harness::selection::filter::CaseFilter;
     use crate::harness::selection::place::BenchPlace;
-    use crate::harness::selection::sample::all;
+    use crate::harness::selection::sample::suites_of_all_binaries;
 
     #[test]
     fn an_estimate_knows_slow_cases_and_says_what_it_leaves_out() {
-        let suites = all();
+        let suites = suites_of_all_binaries();
         let place =
             BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let own = suites.iter();
         let selection = select_cases(own, Effort::Thorough, &place, &[], &CaseFilter::All).unwrap();
-        let (cases, problems) = (selection.count(), selection.groups.len());
+        let (cases, problems) = (selection.case_count(), selection.groups.len());
         let estimate = |known: &BTreeMap<String, f64>| {
             estimate_text(&selection, Effort::Thorough, &BenchSettings::default_settings(), known)
         };

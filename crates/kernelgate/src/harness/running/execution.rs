@@ -56,14 +56,14 @@ impl SampleTimer {
     }
 
     /// Wraps an executable so that its launches are delayed on purpose.
-    fn delay<'a>(
+    fn wrap_in_delay<'a>(
         &mut self,
         executable: &'a mut dyn Executable,
         delay: &InjectedDelay,
         cache: CacheState,
     ) -> Result<DelayedExecutable<'a>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(DelayedExecutable::delayed_on_host(executable, delay)),
+            Self::Wall(_) => Ok(DelayedExecutable::with_host_delay(executable, delay)),
             Self::Events(events) => {
                 DelayedExecutable::delay_on_device(executable, delay, events, cache)
             }
@@ -71,14 +71,14 @@ impl SampleTimer {
     }
 
     /// The stopwatch for a case, which decides how it takes samples.
-    fn case(
+    fn stopwatch_of_case(
         &mut self,
         executable: &mut dyn Executable,
         cache: CacheState,
     ) -> Result<Box<dyn Stopwatch + '_>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Box::new(WallClock)),
-            Self::Events(events) => Ok(Box::new(events.case(executable, cache)?)),
+            Self::Events(events) => Ok(Box::new(events.stopwatch_of_case(executable, cache)?)),
         }
     }
 }
@@ -146,7 +146,7 @@ impl<'a> CaseExecution<'a> {
             {
                 break;
             }
-            exit = exit.max(self.run_case_group(group, &mut sampler.open(group))?);
+            exit = exit.max(self.run_case_group(group, &mut sampler.begin_problem(group))?);
         }
         Ok(exit)
     }
@@ -159,12 +159,12 @@ impl<'a> CaseExecution<'a> {
         let started = Instant::now();
         let prepared = self
             .error_if_device_was_lost()
-            .and_then(|()| self.session.prepare(group, &self.target));
+            .and_then(|()| self.session.prepare_problem(group, &self.target));
         let mut ready = match prepared {
             Ok(ready) => ready,
-            Err(error) => return self.fail(&group.cases, &error),
+            Err(error) => return self.record_failure(&group.cases, &error),
         };
-        self.progress.prepared(&ready.inputs, started.elapsed());
+        self.progress.print_prepared(&ready.inputs, started.elapsed());
         if let Some(remark) = group.bound.problem().remark() {
             self.progress.remark(&group.id(), &remark);
         }
@@ -189,22 +189,23 @@ impl<'a> CaseExecution<'a> {
         ready: &mut PreparedProblem,
         sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<ExitReason, HarnessError> {
-        self.progress.case(&cases[0].id);
+        self.progress.print_case(&cases[0].id);
         let started = Instant::now();
-        let verified =
-            self.error_if_device_was_lost().and_then(|()| self.verify(ready, group, &cases[0]));
+        let verified = self
+            .error_if_device_was_lost()
+            .and_then(|()| self.verify_case(ready, group, &cases[0]));
         let mut verified = match verified {
             Ok(verified) => verified,
-            Err(error) => return self.fail(cases, &error),
+            Err(error) => return self.record_failure(cases, &error),
         };
-        self.progress.verified(&verified.record, started.elapsed());
+        self.progress.print_verified(&verified.record, started.elapsed());
         let (mut exit, mut checked) = (ExitReason::Fine, ExecutableFindings::default());
         for (i, case) in cases.iter().enumerate() {
             if i > 0 {
                 if self.is_budget_over(&cases[i..])? {
                     break;
                 }
-                self.progress.case(&case.id);
+                self.progress.print_case(&case.id);
             }
             let (verified, checked) = (&mut verified, &mut checked);
             let timed = CaseToTime { group, case, ready, verified, checked };
@@ -214,7 +215,7 @@ impl<'a> CaseExecution<'a> {
                     self.session.record(RecordedCaseEvent::Timed(&case.id, Box::new(record)))?;
                 }
                 Err(error) => {
-                    exit = exit.max(self.fail(std::slice::from_ref(case), &error)?);
+                    exit = exit.max(self.record_failure(std::slice::from_ref(case), &error)?);
                     if matches!(error, CaseError::Fail(_)) {
                         self.fail_other_cache_states(case, cases)?;
                         break;
@@ -229,15 +230,15 @@ impl<'a> CaseExecution<'a> {
             return Ok(exit);
         }
         drop(verified.executable);
-        if let Some(bytes) = ready.memory.finish() {
+        if let Some(bytes) = ready.memory.peak_bytes_of_case() {
             let ids: Vec<&str> = cases.iter().map(|case| case.id.as_str()).collect();
             self.session.record(RecordedCaseEvent::DeviceMemory(&ids, bytes))?;
         }
         Ok(exit)
     }
 
-    /// Fails the other cache states of an implementation that failed in one of them: its outputs are
-    /// wrong, or it does not do its work, and another state may only hide that.
+    /// Fails the other cache states of an implementation that failed in one of them: its outputs
+    /// are wrong, or it does not do its work, and another state may only hide that.
     fn fail_other_cache_states(
         &mut self,
         failed: &SelectedCase,
@@ -245,16 +246,16 @@ impl<'a> CaseExecution<'a> {
     ) -> Result<(), HarnessError> {
         let why = format!("has no time: {} of the same implementation failed", failed.id);
         let error =
-            CaseError::failed_case(CaseFailure::new("withheld", why).with_name("case", &failed.id));
+            CaseError::failed(CaseFailure::new("withheld", why).with_name("case", &failed.id));
         for case in cases.iter().filter(|case| case.id != failed.id) {
-            self.fail(std::slice::from_ref(case), &error)?;
+            self.record_failure(std::slice::from_ref(case), &error)?;
         }
         Ok(())
     }
 
     /// Returns an error if the device was lost.
     fn error_if_device_was_lost(&self) -> Result<(), CaseError> {
-        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::failed_case(lost.clone())))
+        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::failed(lost.clone())))
     }
 
     /// Whether the time is over, so that these cases do not begin.
@@ -269,17 +270,17 @@ impl<'a> CaseExecution<'a> {
         Ok(true)
     }
 
-    fn verify(
+    fn verify_case(
         &self,
         ready: &mut PreparedProblem,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
     ) -> Result<VerifiedExecutable, CaseError> {
         ready.memory = match self.session.measures_costs() {
-            true => CaseMemoryWatch::start_memory_peak(&self.target),
+            true => CaseMemoryWatch::start_watching(&self.target),
             false => CaseMemoryWatch::default(),
         };
-        let verified = self.session.verify(ready, group, case, &self.target)?;
+        let verified = self.session.verify_case(ready, group, case, &self.target)?;
         ready.memory.observe_memory();
         Ok(verified)
     }
@@ -296,7 +297,7 @@ impl<'a> CaseExecution<'a> {
         let limit = limits.and_then(|limits| limits.bound(&work, case.cache));
         let timed =
             CaseToTime { group, case, ready: &mut *ready, verified: &mut *verified, checked };
-        let (samples, after) = self.time(timed, limit.as_ref(), sampler)?;
+        let (samples, after) = self.time_case(timed, limit.as_ref(), sampler)?;
         check_samples_within_limit(&samples, limit.as_ref(), self.target.kind())?;
         let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
         let breakdown = group.bound.problem().breakdown();
@@ -320,7 +321,7 @@ impl<'a> CaseExecution<'a> {
     ///
     /// # Errors
     /// The error is the reason why the case has no time.
-    pub fn time(
+    pub fn time_case(
         &mut self,
         timed: CaseToTime<'_, '_>,
         limit: Option<&TimeLimit>,
@@ -331,8 +332,10 @@ impl<'a> CaseExecution<'a> {
         let VerifiedExecutable { executable, record, launch } = verified;
         let _case = RangeGuard::new(&case.id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
-        let mut delayed = match InjectedDelay::delay_of_case(&self.settings.delays, &case.id) {
-            Some(delay) => Some(guard_panics(|| timer.delay(executable, delay, case.cache))?),
+        let mut delayed = match InjectedDelay::find_for_case(&self.settings.delays, &case.id) {
+            Some(delay) => {
+                Some(guard_panics(|| timer.wrap_in_delay(executable, delay, case.cache))?)
+            }
             None => None,
         };
         if delayed.is_some() {
@@ -346,12 +349,12 @@ impl<'a> CaseExecution<'a> {
         };
         ready.memory.observe_memory();
         let making = phase_timer::start_activity("stopwatch");
-        let mut stopwatch = guard_panics(|| timer.case(executable, case.cache))?;
+        let mut stopwatch = guard_panics(|| timer.stopwatch_of_case(executable, case.cache))?;
         drop(making);
         let timing = phase_timer::start_activity("time");
         let sampled = CaseToSample { case, limit, launch: *launch };
         let mut samples =
-            guard_panics(|| sampler.sample(&sampled, executable, stopwatch.as_mut()))?;
+            guard_panics(|| sampler.sample_case(&sampled, executable, stopwatch.as_mut()))?;
         samples.delay_size = delay_size;
         samples.costs.device_bytes = group.bound.device_bytes(case.index);
         if self.target.kind() == BackendKind::Cuda && self.session.measures_costs() {
@@ -391,12 +394,12 @@ impl<'a> CaseExecution<'a> {
             };
         }
         ready.memory.exclude_own_memory();
-        self.progress.checked(&after, clock.elapsed());
+        self.progress.print_changed_inputs_passed(&after, clock.elapsed());
         Ok((samples, after))
     }
 
     /// Prints and records why cases have no result.
-    fn fail(
+    fn record_failure(
         &mut self,
         cases: &[SelectedCase],
         error: &CaseError,

@@ -88,14 +88,14 @@ impl PreparedProblem {
         target: &BenchTarget,
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
-        problem.check().map_err(CaseError::failed_case)?;
-        let bounds = guard::catch_panic(|| ErrorBounds::bounds_for_problem(problem))
-            .map_err(CaseError::failed_case)?;
-        bounds.check().map_err(CaseError::failed_case)?;
-        // With a declared precision there are two references.
+        problem.check().map_err(CaseError::failed)?;
+        let bounds =
+            guard::catch_panic(|| ErrorBounds::for_problem(problem)).map_err(CaseError::failed)?;
+        bounds.check().map_err(CaseError::failed)?;
+        // If the problem declares a precision, there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
         let needed =
-            guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::failed_case)?;
+            guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::failed)?;
         let available = available_host_memory();
         if needed > available {
             return Err(CaseError::Skip(format!(
@@ -130,10 +130,10 @@ impl PreparedProblem {
                 memory: CaseMemoryWatch::default(),
             }
         });
-        let ready = prepared
-            .map_err(|panic| CaseError::failed_case(format!("inputs or reference: {panic}")))?;
+        let ready =
+            prepared.map_err(|panic| CaseError::failed(format!("inputs or reference: {panic}")))?;
         names::check_tensor_names("input", ready.inputs.iter().map(|(name, _)| name))
-            .map_err(CaseError::failed_case)?;
+            .map_err(CaseError::failed)?;
         Ok(ready)
     }
 
@@ -145,15 +145,15 @@ impl PreparedProblem {
         if !self.has_reference {
             self.expected = self.reference(group, Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
-            names::check_tensor_names("output", outputs).map_err(CaseError::failed_case)?;
+            names::check_tensor_names("output", outputs).map_err(CaseError::failed)?;
             let kept = self.references.as_ref();
             let limit = guard::catch_panic(|| {
                 references::error_limit_for_precision(kept, group, &self.inputs, &self.expected)
             });
-            self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::failed_case)?;
+            self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::failed)?;
             self.bounds.precision = limit.map_err(|panic| {
                 let why = format!("reference of rounded inputs: {panic}");
-                CaseError::failed_case(CaseFailure::from(panic).with_text(why))
+                CaseError::failed(CaseFailure::from(panic).with_text(why))
             })?;
             self.has_reference = true;
         }
@@ -181,7 +181,7 @@ impl PreparedProblem {
         });
         computed.map_err(|panic| {
             let why = format!("inputs or reference: {panic}");
-            CaseError::failed_case(CaseFailure::from(panic).with_text(why))
+            CaseError::failed(CaseFailure::from(panic).with_text(why))
         })?
     }
 
@@ -195,7 +195,7 @@ impl PreparedProblem {
         let rows = group.suite.implementations();
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
             let why = format!("the reference is the row `{row}`, which does not exist");
-            CaseError::failed_case(CaseFailure::new("no_reference_row", why).with_name("row", row))
+            CaseError::failed(CaseFailure::new("no_reference_row", why).with_name("row", row))
         })?;
         let with_row = |why| format!("the row `{row}`, which is the reference: {why}");
         let of_reference = |error| match CaseError::from(error) {
@@ -209,14 +209,14 @@ impl PreparedProblem {
         // A case that is alive finds its own settings restored when it is launched next.
         let before = match &self.target {
             BenchTarget::Cuda(devices) => {
-                let device = devices.one();
-                Some((device, persistence::settings(device)))
+                let device = devices.first_device();
+                Some((device, persistence::current_l2_settings(device)))
             }
             BenchTarget::Cpu => None,
         };
         let computed = group
             .bound
-            .prepare(index, inputs, &self.target)
+            .prepare_implementation(index, inputs, &self.target)
             .map_err(VerifyError::from)
             .and_then(|mut executable| {
                 let launched = verify::launch_on_poisoned_outputs(executable.as_mut());
@@ -246,7 +246,7 @@ impl PreparedProblem {
     /// Compares the outputs of a case with the reference. Without a reference, the outputs become
     /// the expected outputs of the check after timing, which then shows that the timed graph
     /// computes the same as a launch.
-    fn compare(
+    fn compare_outputs_of_case(
         &mut self,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
@@ -287,7 +287,7 @@ impl PreparedProblem {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
         let _activity = phase_timer::start_activity("verify");
         let (mut executable, (digest, launch)) = guard_panics(|| {
-            let mut executable = self.prepare(group, case, target)?;
+            let mut executable = self.prepare_case(group, case, target)?;
             let outcome = output_digest_and_time(executable.as_mut(), known_digest);
             leak_if_device_lost(executable, outcome.map_err(VerifyError::from))
         })?;
@@ -300,8 +300,9 @@ impl PreparedProblem {
             return Ok(VerifiedExecutable { executable, record: known, launch });
         }
         self.compute_reference_once(group)?;
-        let comparison =
-            guard_panics(|| self.compare(group, case, copy_outputs(executable.as_mut())?))?;
+        let comparison = guard_panics(|| {
+            self.compare_outputs_of_case(group, case, copy_outputs(executable.as_mut())?)
+        })?;
         Ok(VerifiedExecutable {
             executable,
             record: self.record_of_verification(comparison, Some(digest)),
@@ -316,7 +317,7 @@ impl PreparedProblem {
         case: &SelectedCase,
         target: &BenchTarget,
     ) -> Result<VerifiedExecutable, CaseError> {
-        let (executable, comparison) = self.verify(group, case, target)?;
+        let (executable, comparison) = self.prepare_and_verify(group, case, target)?;
         let record = self.record_of_verification(comparison, None);
         Ok(VerifiedExecutable { executable, record, launch: Duration::ZERO })
     }
@@ -342,12 +343,13 @@ impl PreparedProblem {
         }
     }
 
-    /// Hash of the inputs of a problem with one data set, which [`Self::input_data_set_id`] does not return.
+    /// Hash of the inputs of a problem with one data set, which [`Self::input_data_set_id`] does
+    /// not return.
     pub fn inputs_of_one_data_set(&self) -> Option<String> {
         self.one_data_set.then(|| verify::digest_of_outputs(&self.inputs))
     }
 
-    fn prepare(
+    fn prepare_case(
         &mut self,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
@@ -357,7 +359,8 @@ impl PreparedProblem {
         host_timeout::name(&case.id);
         let (target, kernels) = target.recording();
         self.kernels = kernels;
-        let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), &target);
+        let executable =
+            group.bound.prepare_implementation(case.index, Arc::clone(&self.inputs), &target);
         if executable.is_ok() {
             self.memory.observe_memory();
         }
@@ -368,7 +371,7 @@ impl PreparedProblem {
     ///
     /// # Errors
     /// Fails if the implementation panics, cannot launch, or computes wrong outputs.
-    pub fn verify(
+    pub fn prepare_and_verify(
         &mut self,
         group: &ProblemGroup<'_>,
         case: &SelectedCase,
@@ -376,11 +379,11 @@ impl PreparedProblem {
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
         let _activity = phase_timer::start_activity("verify");
         guard_panics(|| {
-            let mut executable = self.prepare(group, case, target)?;
+            let mut executable = self.prepare_case(group, case, target)?;
             let compared = verify::launch_on_poisoned_outputs(executable.as_mut())
                 .and_then(|()| copy_outputs(executable.as_mut()))
                 .map_err(VerifyError::from)
-                .and_then(|outputs| self.compare(group, case, outputs));
+                .and_then(|outputs| self.compare_outputs_of_case(group, case, outputs));
             leak_if_device_lost(executable, compared)
         })
     }

@@ -30,7 +30,7 @@ impl BenchProgress {
 
     /// Prints the process, its work and its device; on the CPU also the reason why it is not the
     /// GPU.
-    pub fn start(
+    pub fn print_start(
         &self,
         bench: &str,
         environment: &Environment,
@@ -64,7 +64,7 @@ impl BenchProgress {
     }
 
     /// The measured ceilings.
-    pub fn limits(&self, limits: &DeviceLimits) {
+    pub fn print_ceilings(&self, limits: &DeviceLimits) {
         let summary = limits.summary();
         if !summary.is_empty() {
             self.say(&format!("measured ceilings, which `of limit` refers to: {summary}"));
@@ -99,7 +99,7 @@ impl BenchProgress {
     }
 
     /// Prints that the inputs and the reference of a problem are ready.
-    pub fn prepared(&self, inputs: &Tensors, elapsed: Duration) {
+    pub fn print_prepared(&self, inputs: &Tensors, elapsed: Duration) {
         self.say(&format!(
             "      inputs of {} and reference in {:.1} s",
             display::byte_text(inputs.bytes() as u64),
@@ -113,7 +113,7 @@ impl BenchProgress {
     }
 
     /// A case begins.
-    pub fn case(&self, id: &str) {
+    pub fn print_case(&self, id: &str) {
         self.started.set(self.started.get() + 1);
         self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
     }
@@ -137,7 +137,7 @@ impl BenchProgress {
     }
 
     /// Prints that a case passed verification.
-    pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
+    pub fn print_verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         let (checked, total) = (comparison.checked, comparison.total);
         let share = match comparison.value() {
@@ -161,7 +161,7 @@ impl BenchProgress {
     }
 
     /// Prints that the timed launch computes correct outputs from changed inputs too.
-    pub fn checked(&self, after: &AfterTiming, elapsed: Duration) {
+    pub fn print_changed_inputs_passed(&self, after: &AfterTiming, elapsed: Duration) {
         let (seconds, how) = (elapsed.as_secs_f64(), after.inputs.words());
         self.say(&format!("      checked after timing in {seconds:.2} s, {how}"));
     }
@@ -191,7 +191,7 @@ impl BenchProgress {
     }
 
     /// Prints the path of the results and of their page.
-    pub fn end(&self, path: &Path, page: &Path, baseline: Option<&str>) {
+    pub fn print_end(&self, path: &Path, page: &Path, baseline: Option<&str>) {
         self.say(&format!("recorded in {}", path.display()));
         self.say(&format!("`kernelgate report` draws it in {}", page.display()));
         if let Some(name) = baseline {

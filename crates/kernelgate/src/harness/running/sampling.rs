@@ -10,7 +10,7 @@ use crate::harness::phase_timer;
 use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
 use crate::harness::settings::BenchSettings;
 use crate::harness::settings::args::ProcessMode;
-use crate::measure::criterion::ElapsedMeasurement;
+use crate::measure::criterion::ElapsedTimeMethod;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
 use crate::measure::{CacheState, Stopwatch, energy};
@@ -21,7 +21,7 @@ use crate::workload::Effort;
 /// The way in which a process samples its cases: by Criterion, or by a fixed plan.
 pub enum ProcessSampler<'a> {
     /// Criterion, in the mode of the process; without measurement there are no samples.
-    Criterion(Box<Criterion<ElapsedMeasurement>>, ElapsedMeasurement, &'a BenchSettings),
+    Criterion(Box<Criterion<ElapsedTimeMethod>>, ElapsedTimeMethod, &'a BenchSettings),
     /// Sampling by the fixed plan of a trial: Criterion takes no fewer than ten samples, and
     /// analyses each case alone.
     Plan(TrialSampling, PowerMode),
@@ -30,13 +30,13 @@ pub enum ProcessSampler<'a> {
 impl<'a> ProcessSampler<'a> {
     /// Samples by Criterion, with its store at the usual place.
     pub fn sampling_by_criterion(settings: &'a BenchSettings, store: &BaselineStore) -> Self {
-        let elapsed = ElapsedMeasurement::default();
+        let elapsed = ElapsedTimeMethod::default();
         let criterion = criterion_with_measurement(store, settings.effort, elapsed.clone());
         Self::Criterion(Box::new(criterion), elapsed, settings)
     }
 
     /// Begins a problem.
-    pub fn open(&mut self, group: &ProblemGroup<'_>) -> GroupCaseSampler<'_> {
+    pub fn begin_problem(&mut self, group: &ProblemGroup<'_>) -> GroupCaseSampler<'_> {
         match self {
             Self::Criterion(criterion, elapsed, settings) => GroupCaseSampler::Criterion(
                 open_criterion_group(criterion, group),
@@ -51,7 +51,7 @@ impl<'a> ProcessSampler<'a> {
 /// Takes the samples of a problem's cases.
 pub enum GroupCaseSampler<'s> {
     /// Criterion's benchmark group of the problem.
-    Criterion(BenchmarkGroup<'s, ElapsedMeasurement>, &'s ElapsedMeasurement, &'s BenchSettings),
+    Criterion(BenchmarkGroup<'s, ElapsedTimeMethod>, &'s ElapsedTimeMethod, &'s BenchSettings),
     /// Sampling by the fixed plan of a trial.
     Plan(TrialSampling, PowerMode),
 }
@@ -62,13 +62,13 @@ pub struct CaseToSample<'a> {
     pub case: &'a SelectedCase,
     /// The least time that the measured ceilings allow for the case.
     pub limit: Option<&'a TimeLimit>,
-    /// Time of an earlier launch, if it was measured.
+    /// Time of an earlier launch of the case; zero if it was not measured.
     pub launch: Duration,
 }
 
 impl GroupCaseSampler<'_> {
     /// Times a case.
-    pub fn sample(
+    pub fn sample_case(
         &mut self,
         sampled: &CaseToSample<'_>,
         executable: &mut dyn Executable,
@@ -87,11 +87,13 @@ impl GroupCaseSampler<'_> {
             }
         };
         elapsed.displayed_case().borrow_mut().limit = sampled.limit.cloned();
-        let sample = stopwatch.time(executable, 1)?;
+        let sample = stopwatch.time_launches(executable, 1)?;
         let launch_ns = sample.elapsed_ns / sample.launches as f64;
-        let (backend, function) = (sampled.case.row.backend, sampled.case.function());
+        let (backend, function) =
+            (sampled.case.row.backend, sampled.case.criterion_function_name());
         let plan = SamplingPlan::new(settings.effort, backend, launch_ns, settings);
-        let mut samples = timing::run(group, &function, executable, stopwatch, plan, settings)?;
+        let mut samples =
+            timing::run_in_criterion(group, &function, executable, stopwatch, plan, settings)?;
         let timed = settings.mode == ProcessMode::Bench && sampled.case.cache == CacheState::Hot;
         if settings.energy && timed {
             let _activity = phase_timer::start_activity("energy");
@@ -106,8 +108,8 @@ impl GroupCaseSampler<'_> {
 pub fn criterion_with_measurement(
     store: &BaselineStore,
     effort: Effort,
-    elapsed: ElapsedMeasurement,
-) -> Criterion<ElapsedMeasurement> {
+    elapsed: ElapsedTimeMethod,
+) -> Criterion<ElapsedTimeMethod> {
     let criterion = Criterion::default()
         .with_measurement(elapsed)
         .output_directory(&store.criterion)
@@ -119,9 +121,9 @@ pub fn criterion_with_measurement(
 
 /// Opens Criterion's benchmark group of a problem.
 pub fn open_criterion_group<'c>(
-    criterion: &'c mut Criterion<ElapsedMeasurement>,
+    criterion: &'c mut Criterion<ElapsedTimeMethod>,
     group: &ProblemGroup<'_>,
-) -> BenchmarkGroup<'c, ElapsedMeasurement> {
+) -> BenchmarkGroup<'c, ElapsedTimeMethod> {
     let mut criterion_group = criterion.benchmark_group(group.id());
     let work = group.bound.problem().work();
     // Each problem has one throughput: operations if GEMMs dominate, bytes otherwise.

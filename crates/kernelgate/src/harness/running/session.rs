@@ -18,7 +18,7 @@ pub trait CaseSession {
     ///
     /// # Errors
     /// The reason why the problem has no results.
-    fn prepare(
+    fn prepare_problem(
         &self,
         group: &ProblemGroup<'_>,
         target: &BenchTarget,
@@ -28,7 +28,7 @@ pub trait CaseSession {
     ///
     /// # Errors
     /// Fails if the implementation cannot run here, or computes wrong outputs.
-    fn verify(
+    fn verify_case(
         &self,
         ready: &mut PreparedProblem,
         group: &ProblemGroup<'_>,
@@ -55,7 +55,7 @@ pub trait CaseSession {
     }
 
     /// Whether device memory and the host's part of a launch are measured. A process of a
-    /// comparison that measures times skips them to stay short.
+    /// comparison that measures times skips these costs to stay short.
     fn measures_costs(&self) -> bool {
         true
     }

@@ -26,7 +26,7 @@ struct TestSession<'a> {
 }
 
 impl CaseSession for TestSession<'_> {
-    fn prepare(
+    fn prepare_problem(
         &self,
         group: &ProblemGroup<'_>,
         target: &BenchTarget,
@@ -57,8 +57,8 @@ pub fn run_test_mode(
     let target = settings.device.open(place)?;
     let timer = SampleTimer::new(&target)?;
     let deadline =
-        settings.budget.map(|budget| TimeBudgetDeadline::deadline_after(budget, Duration::ZERO));
+        settings.budget.map(|budget| TimeBudgetDeadline::after_budget(budget, Duration::ZERO));
     let session = TestSession { settings, store, deadline };
-    let progress = BenchProgress::new(settings.quiet, selection.count());
+    let progress = BenchProgress::new(settings.quiet, selection.case_count());
     CaseExecution::new(&session, settings, target, timer, progress).run(selection)
 }

@@ -1,7 +1,7 @@
 //! Timing a verified case, keeping every raw sample: under Criterion's planner, or in a trial by a
 //! shorter plan of our own, because Criterion takes no fewer than ten samples and analyses each
-//! case alone. On a GPU the samples follow a load of the same launches that brings the card into its
-//! steady power state (`measure::power`).
+//! case alone. On a GPU the samples follow a load of the same launches that brings the card into
+//! its steady power state (`measure::power`).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -35,10 +35,12 @@ const BURST_PAUSES_PER_SAMPLE: u32 = 4;
 const MAX_BURST_LAUNCH_NS: f64 = 10e6;
 /// Smallest number of samples that Criterion accepts.
 const MIN_CRITERION_SAMPLES: f64 = 10.0;
-/// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
+/// Maximum number of samples of a case: more samples add time but no certainty, because decisions
+/// compare processes.
 const MAX_SAMPLES_PER_CASE: f64 = 50.0;
 
-/// Time for which samples of a case at the cap go on, beyond the plan's, until their mean is precise.
+/// Time for which samples of a case at the cap go on, beyond the plan's, until their mean is
+/// precise.
 const MAX_EXTRA_SAMPLING: Duration = Duration::from_millis(600);
 
 /// Number of launches whose host time is measured.
@@ -93,7 +95,7 @@ impl SamplingPlan {
     }
 
     /// Shortest duration for launches of this length.
-    pub fn least(&self, launch_ns: f64) -> Duration {
+    pub fn least_duration(&self, launch_ns: f64) -> Duration {
         let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
         self.warm_up + self.measurement.max(launches)
     }
@@ -104,7 +106,7 @@ impl SamplingPlan {
 ///
 /// # Errors
 /// Fails if a launch fails; Criterion then leaves the case without a result.
-pub fn run<M: Measurement<Value = f64>>(
+pub fn run_in_criterion<M: Measurement<Value = f64>>(
     group: &mut BenchmarkGroup<'_, M>,
     function: &str,
     executable: &mut dyn Executable,
@@ -114,8 +116,8 @@ pub fn run<M: Measurement<Value = f64>>(
 ) -> Result<CaseSamples, BackendError> {
     let measures = settings.mode == ProcessMode::Bench;
     let mut lead = match measures {
-        true => LoadBeforeSamples::run(executable, stopwatch, plan.power)?,
-        false => LoadBeforeSamples::without_load_plan(),
+        true => LoadBeforeSamples::run_load(executable, stopwatch, plan.power)?,
+        false => LoadBeforeSamples::without_load(),
     };
     let begun_at_cap = CpuTimeTicks::now();
     let (samples, cap_contention) = match lead.settled_at_cap() {
@@ -150,7 +152,7 @@ pub fn run<M: Measurement<Value = f64>>(
                 let first = lead.take_load_sample(warms_up);
                 let next = || match first {
                     Some(first) => Ok(first),
-                    None => lead.sample(executable, stopwatch, launches),
+                    None => lead.sample_after_load(executable, stopwatch, launches),
                 };
                 match advice.with_original_stderr(next) {
                     Ok(one) => {
@@ -198,7 +200,7 @@ pub fn time_trial_case(
         return time_trial_on_host(executable, stopwatch, sampling, launch);
     }
     let start = CpuTimeTicks::now();
-    let lead = LoadBeforeSamples::run(executable, stopwatch, power)?;
+    let lead = LoadBeforeSamples::run_load(executable, stopwatch, power)?;
     let begun = Instant::now();
     let mut timed = Vec::with_capacity(sampling.most);
     let outcome = loop {
@@ -208,7 +210,7 @@ pub fn time_trial_case(
             break Ok(());
         }
         let _range = RangeGuard::new("sample");
-        match lead.sample(executable, stopwatch, 1) {
+        match lead.sample_after_load(executable, stopwatch, 1) {
             Ok(one) => timed.push(one),
             Err(error) => break Err(error),
         }
@@ -237,7 +239,7 @@ fn time_trial_on_host(
             break launch.as_secs_f64();
         }
         let call = Instant::now();
-        let sample = stopwatch.time(executable, launches)?;
+        let sample = stopwatch.time_launches(executable, launches)?;
         let launch_s = call.elapsed().as_secs_f64() / sample.launches as f64;
         let left_s = sampling.warm_up_s - started.elapsed().as_secs_f64();
         if left_s <= 0.0 {
@@ -252,12 +254,12 @@ fn time_trial_on_host(
     let mut timed = Vec::with_capacity(samples);
     for _ in 0..samples {
         let _range = RangeGuard::new("sample");
-        timed.push(SampleWithWallTime::new(|| stopwatch.time(executable, launches))?);
+        timed.push(SampleWithWallTime::new(|| stopwatch.time_launches(executable, launches))?);
     }
     Ok(collect_samples(
         &timed,
         stopwatch,
-        &LoadBeforeSamples::without_load_plan(),
+        &LoadBeforeSamples::without_load(),
         cpu_contention(start, CpuTimeTicks::now()),
     ))
 }
@@ -304,7 +306,7 @@ struct LoadBeforeSamples {
 }
 
 impl LoadBeforeSamples {
-    fn without_load_plan() -> Self {
+    fn without_load() -> LoadBeforeSamples {
         Self::new(None, Duration::ZERO, SystemTime::now())
     }
 
@@ -318,13 +320,13 @@ impl LoadBeforeSamples {
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::Unsupported`] for a burst of long launches.
-    fn run(
+    fn run_load(
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
         power: PowerMode,
     ) -> Result<LoadBeforeSamples, BackendError> {
         if stopwatch.power().is_none() {
-            return Ok(Self::without_load_plan());
+            return Ok(Self::without_load());
         }
         let _activity = phase_timer::start_activity("settling");
         let _range = RangeGuard::new("warm-up");
@@ -352,7 +354,7 @@ impl LoadBeforeSamples {
                 // The warm-up is long enough for the number of launches in a sample to settle.
                 let started = Instant::now();
                 while started.elapsed().as_secs_f64() < GPU_SAMPLE_SECONDS {
-                    let sample = load.sample()?;
+                    let sample = load.take_load_sample()?;
                     let launch_ns = sample.elapsed_ns / sample.launches as f64;
                     if launch_ns > MAX_BURST_LAUNCH_NS {
                         return Err(BackendError::Unsupported(format!(
@@ -368,8 +370,8 @@ impl LoadBeforeSamples {
         }
     }
 
-    /// The next sample of the load that counts as a sample of the case; none during a warm-up, whose
-    /// samples nobody keeps.
+    /// The next sample of the load that counts as a sample of the case; none during a warm-up,
+    /// whose samples nobody keeps.
     fn take_load_sample(&self, warms_up: bool) -> Option<SampleWithWallTime> {
         if warms_up { None } else { self.taken.borrow_mut().pop_front() }
     }
@@ -402,7 +404,7 @@ impl LoadBeforeSamples {
                 break Ok(count);
             }
             let _range = RangeGuard::new("sample");
-            match self.sample(executable, stopwatch, 1) {
+            match self.sample_after_load(executable, stopwatch, 1) {
                 Ok(one) => {
                     let LaunchSample { launches, elapsed_ns, clock_mhz, .. } = one.sample;
                     windows.add(one.wall, launches, elapsed_ns, clock_mhz);
@@ -417,18 +419,20 @@ impl LoadBeforeSamples {
 
     /// Takes a sample after the load, with the number of launches that the load found, else with
     /// `launches`.
-    fn sample(
+    fn sample_after_load(
         &self,
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
         launches: u64,
     ) -> Result<SampleWithWallTime, BackendError> {
         std::thread::sleep(self.pause);
-        SampleWithWallTime::new(|| stopwatch.time(executable, self.launches.unwrap_or(launches)))
+        SampleWithWallTime::new(|| {
+            stopwatch.time_launches(executable, self.launches.unwrap_or(launches))
+        })
     }
 
     /// Power state of the samples; absent for a verification pass.
-    fn power(
+    fn power_of_samples(
         &self,
         timed: &[SampleWithWallTime],
         stopwatch: &dyn Stopwatch,
@@ -454,7 +458,7 @@ impl LoadBeforeSamples {
         let median_ns = stats::median(&launches_ns);
         let (windows_ns, idle) = (windows.windows_ns(), idle_share(timed));
         let samples = SamplesBehindLoad { windows_ns, median_ns, idle };
-        let power = PowerRecord::power_behind_load(settled, &samples, meter);
+        let power = PowerRecord::from_samples_behind_load(settled, &samples, meter);
         let settling_s = power.settling_s - self.taken_wall.as_secs_f64();
         let wall_s = timed.iter().map(|it| it.wall).sum::<Duration>().as_secs_f64();
         let busy = (busy_ns * 1e-9 / wall_s.max(1e-9)).min(1.0);
@@ -483,9 +487,10 @@ struct CaseAsLoad<'a> {
 }
 
 impl GpuLoad for CaseAsLoad<'_> {
-    fn sample(&mut self) -> Result<TimedLaunches, BackendError> {
-        let timed =
-            SampleWithWallTime::new(|| self.stopwatch.time(self.executable, self.launches))?;
+    fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError> {
+        let timed = SampleWithWallTime::new(|| {
+            self.stopwatch.time_launches(self.executable, self.launches)
+        })?;
         self.taken.push(timed);
         let SampleWithWallTime { sample, wall } = timed;
         // Wall time, because the cost of a launch besides its own time (the flush of a cold one) is
@@ -510,11 +515,11 @@ impl GpuLoad for CaseAsLoad<'_> {
         self.stopwatch.keep_loaded(true)
     }
 
-    fn cool(&mut self) {
+    fn cool_card(&mut self) {
         let _activity = phase_timer::start_activity("cooling");
         self.taken.clear();
         if let Some(meter) = self.stopwatch.power() {
-            meter.cool();
+            meter.cool_card();
         }
     }
 }
@@ -550,8 +555,8 @@ fn collect_samples(
     contention: Option<f64>,
 ) -> CaseSamples {
     let kept: Vec<LaunchSample> = timed.iter().map(|timed| timed.sample).collect();
-    let power = lead.power(timed, stopwatch);
-    let slowed = power.as_ref().is_some_and(PowerRecord::slowed);
+    let power = lead.power_of_samples(timed, stopwatch);
+    let slowed = power.as_ref().is_some_and(PowerRecord::was_slowed);
     CaseSamples {
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
@@ -574,7 +579,7 @@ fn collect_samples(
                 .and_then(|meter| meter.others_computing_since(lead.begun)),
             ..stopwatch.conditions()
         },
-        costs: LaunchCosts { commands: stopwatch.commands(), ..LaunchCosts::default() },
+        costs: LaunchCosts { commands: stopwatch.command_count(), ..LaunchCosts::default() },
         unrecorded: None,
         power,
         energy: None,
@@ -596,7 +601,7 @@ mod tests {
     struct FakePowerCard(f64, Option<f64>, Arc<PowerMeter>);
 
     impl Stopwatch for FakePowerCard {
-        fn time(
+        fn time_launches(
             &mut self,
             _: &mut dyn Executable,
             launches: u64,
@@ -614,7 +619,10 @@ mod tests {
             })
         }
 
-        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<ReplayResult>, BackendError> {
+        fn replay_timed(
+            &mut self,
+            _: &mut dyn Executable,
+        ) -> Result<Option<ReplayResult>, BackendError> {
             Ok(None)
         }
 
@@ -635,7 +643,7 @@ mod tests {
         let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
         let meter = Arc::new(PowerMeter::without_nvml(None));
         let mut card = FakePowerCard(launch_ms, clock_mhz, meter);
-        LoadBeforeSamples::run(&mut task, &mut card, power)
+        LoadBeforeSamples::run_load(&mut task, &mut card, power)
     }
 
     #[test]

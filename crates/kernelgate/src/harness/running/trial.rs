@@ -67,7 +67,7 @@ pub fn injected_delays(
 ) -> BTreeMap<String, u64> {
     let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
     ids.filter_map(|id| {
-        Some((id.clone(), InjectedDelay::delay_of_case(&settings.delays, id)?.delay_ns))
+        Some((id.clone(), InjectedDelay::find_for_case(&settings.delays, id)?.delay_ns))
     })
     .collect()
 }

@@ -56,13 +56,13 @@ impl TrialSession<'_> {
     fn earlier_verification(&self, id: &str) -> Option<VerificationRecord> {
         let run = self.verified.as_ref()?;
         let earlier = &run.cases.get(id)?.verification;
-        let by = Some(earlier.by.clone().unwrap_or_else(|| run.key()));
+        let by = Some(earlier.by.clone().unwrap_or_else(|| run.baseline_key()));
         Some(VerificationRecord { by, ..earlier.clone() })
     }
 }
 
 impl CaseSession for TrialSession<'_> {
-    fn prepare(
+    fn prepare_problem(
         &self,
         group: &ProblemGroup<'_>,
         target: &BenchTarget,
@@ -82,7 +82,7 @@ impl CaseSession for TrialSession<'_> {
         Ok(ready)
     }
 
-    fn verify(
+    fn verify_case(
         &self,
         ready: &mut PreparedProblem,
         group: &ProblemGroup<'_>,
@@ -106,7 +106,7 @@ impl CaseSession for TrialSession<'_> {
 
     /// Comparisons need the kernels of an executable only once.
     fn kernels(&self, ready: &PreparedProblem) -> UsedKernels {
-        if self.takes_times() { UsedKernels::new() } else { ready.kernels.describe() }
+        if self.takes_times() { UsedKernels::new() } else { ready.kernels.describe_used_kernels() }
     }
 }
 
@@ -135,7 +135,7 @@ pub fn carry_out_trial(
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        ..ProcessRun::start_process_run(
+        ..ProcessRun::start_now(
             bench,
             &request.session,
             environment,
@@ -158,13 +158,13 @@ pub fn carry_out_trial(
     let telemetry = {
         let _activity = phase_timer::start_activity("telemetry");
         let telemetry = target.telemetry();
-        run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
+        run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read_card));
         telemetry
     };
     warn_of_injected_delays(&run);
     let references = StoredReferences::at(store.references.clone(), run.executable.clone());
     let recorder =
-        RunRecorder::start_recorder_of_run(run, request.record, RecordSaving::WhenComplete, None)?;
+        RunRecorder::start_recording(run, request.record, RecordSaving::WhenComplete, None)?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);
@@ -182,10 +182,10 @@ pub fn carry_out_trial(
         references: Some(references),
         recorder: recorder.clone(),
     };
-    let progress = BenchProgress::new(settings.quiet, selection.count());
+    let progress = BenchProgress::new(settings.quiet, selection.case_count());
     let exit = CaseExecution::new(&session, settings, target, timer, progress).run(selection)?;
     let checks = phase_timer::activity_time(after_timing::PHASE_NAME);
     recorder.add_time_by_activity(phase_timer::take_phase_times(), checks, started.elapsed());
-    recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
+    recorder.mark_complete(telemetry.as_ref().map(CardTelemetry::read_card))?;
     Ok(exit)
 }

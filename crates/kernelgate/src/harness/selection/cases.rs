@@ -51,7 +51,7 @@ pub struct SelectedCase {
     pub index: usize,
     /// The implementation.
     pub row: ImplementationInfo,
-    /// State of the caches in which it is timed.
+    /// State of the caches in which the case is timed.
     pub cache: CacheState,
     /// Whole id: `workload/problem/implementation/cache`.
     pub id: String,
@@ -59,7 +59,7 @@ pub struct SelectedCase {
 
 impl SelectedCase {
     /// `implementation/cache`: Name of the case's function in Criterion's benchmark group.
-    pub fn function(&self) -> String {
+    pub fn criterion_function_name(&self) -> String {
         format!("{}/{}", self.row.name, self.cache.name())
     }
 }
@@ -83,13 +83,13 @@ pub struct CaseSelectionResult<'a> {
     /// Skipped cases that no machine can run, because their implementation does not compute the
     /// problem.
     pub unsupported: BTreeSet<String>,
-    /// The whole of which this is a shard.
+    /// Plan of all shards, if the selected cases are one shard.
     pub plan: Option<BenchShardPlan>,
 }
 
 impl CaseSelectionResult<'_> {
     /// Cases to run.
-    pub fn count(&self) -> usize {
+    pub fn case_count(&self) -> usize {
         self.groups.iter().map(|group| group.cases.len()).sum()
     }
 
@@ -149,7 +149,7 @@ pub fn select_cases<'a>(
     axes: &[AxisOverride],
     filter: &CaseFilter,
 ) -> Result<CaseSelectionResult<'a>, HarnessError> {
-    SelectionChoice { effort, place, axes, filter, part: None }.select(suites)
+    SelectionChoice { effort, place, axes, filter, part: None }.select_suites(suites)
 }
 
 impl SelectionChoice<'_> {
@@ -161,7 +161,7 @@ impl SelectionChoice<'_> {
     /// # Errors
     /// Fails if two cases share an id, a problem cannot state its work, or no suite accepts the
     /// overrides.
-    pub fn select<'a>(
+    pub fn select_suites<'a>(
         self,
         suites: impl IntoIterator<Item = &'a Suite>,
     ) -> Result<CaseSelectionResult<'a>, HarnessError> {
@@ -375,7 +375,7 @@ pub fn closest_ids(filter: &CaseFilter, ids: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{all, huge_suites, own};
+    use super::super::sample::{huge_suites, own_suites, suites_of_all_binaries};
     use super::*;
 
     #[test]
@@ -407,21 +407,24 @@ mod tests {
             let filter = CaseFilter::parse(filter, false).unwrap();
             let suites = suites.iter();
             select_cases(suites, Effort::Default, &place, &overrides, &filter)
-                .map(|selection| (selection.count(), selection.skipped))
+                .map(|selection| (selection.case_count(), selection.skipped))
                 .map_err(|error| error.to_string())
         };
         let reason = "no gradients at level 16";
         let skipped = |id: &str| (id.to_owned(), reason.to_owned());
         let backward = skipped("spike/backward/n8_t4_level16");
-        assert_eq!(select_with(&own(), &["level=16"], None), Ok((2, vec![backward.clone()])));
-        assert_eq!(select_with(&own(), &["level=16"], Some("forward")), Ok((2, vec![])));
         assert_eq!(
-            select_with(&own(), &["level=16"], Some("backward")),
+            select_with(&own_suites(), &["level=16"], None),
+            Ok((2, vec![backward.clone()]))
+        );
+        assert_eq!(select_with(&own_suites(), &["level=16"], Some("forward")), Ok((2, vec![])));
+        assert_eq!(
+            select_with(&own_suites(), &["level=16"], Some("backward")),
             Ok((0, vec![backward.clone()]))
         );
-        assert_eq!(select_with(&own(), &["level=4"], None), Ok((3, vec![])));
+        assert_eq!(select_with(&own_suites(), &["level=4"], None), Ok((3, vec![])));
         // No workload of another bench accepts the axis value.
-        let refused = select_with(&own()[1..], &["level=16"], None);
+        let refused = select_with(&own_suites()[1..], &["level=16"], None);
         assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
     }
 
@@ -448,7 +451,7 @@ mod tests {
 
     #[test]
     fn cases_to_run_first_come_before_the_rest() {
-        let suites = all();
+        let suites = suites_of_all_binaries();
         let place =
             BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = suites.iter();
@@ -475,7 +478,7 @@ mod tests {
 
     #[test]
     fn overrides_must_suit_some_workload() {
-        let suites = all();
+        let suites = suites_of_all_binaries();
         let check = |item: &str| check_axis_overrides(suites.iter(), &[item.parse().unwrap()]);
         assert!(check("t=3").is_ok());
         match check("level=5").unwrap_err() {

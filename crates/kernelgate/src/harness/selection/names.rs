@@ -51,7 +51,7 @@ pub fn check_tensor_names<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{all, row};
+    use super::super::sample::{row, suites_of_all_binaries};
     use super::*;
     use crate::backend::Implementation;
     use crate::suite::{ScanAlongAxes, WorkloadFacts};
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn rejects_invalid_declared_names() {
-        let suites = all();
+        let suites = suites_of_all_binaries();
         assert!(check_declared_names("all", suites.iter()).is_ok());
         let check_suite = |suite: &NamedDeclarations| {
             check_declared_names("b", [&suite.into()].into_iter())

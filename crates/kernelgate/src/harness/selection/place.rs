@@ -45,7 +45,7 @@ impl DeviceRequest {
     ///
     /// # Errors
     /// Fails if a GPU was asked for and cannot be had.
-    pub fn place<'a>(
+    pub fn choose_place<'a>(
         &self,
         mut suites: impl Iterator<Item = &'a Suite>,
     ) -> Result<BenchPlace, HarnessError> {
@@ -62,8 +62,8 @@ impl DeviceRequest {
         let cuda = || BenchPlace {
             kind: BackendKind::Cuda,
             otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
-            l2_bytes: device::l2_cache_bytes(*ordinals.one()),
-            gpus: ordinals.count(),
+            l2_bytes: device::l2_cache_bytes(*ordinals.first_device()),
+            gpus: ordinals.device_count(),
         };
         match self.backend {
             Some(BackendKind::Cpu) => Ok(cpu("this run is on the CPU, as asked".to_owned())),

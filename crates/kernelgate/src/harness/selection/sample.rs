@@ -92,12 +92,12 @@ pub const fn row() -> Implementation<NoComputation> {
 }
 
 /// The binary's own.
-pub fn own() -> Vec<Suite> {
+pub fn own_suites() -> Vec<Suite> {
     vec![join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS), join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS)]
 }
 
 /// Suites of every binary of the package.
-pub fn all() -> Vec<Suite> {
+pub fn suites_of_all_binaries() -> Vec<Suite> {
     vec![
         join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS),
         join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS),

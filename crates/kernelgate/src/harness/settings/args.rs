@@ -366,7 +366,7 @@ impl BenchProcessFlags {
             devices: self.devices.clone().or_else(|| self.device.map(Devices::from)),
             options: DeviceOptions {
                 timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
-                ..DeviceOptions::options_from_environment()
+                ..DeviceOptions::from_environment()
             },
         }
     }

@@ -25,7 +25,7 @@ type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 fn shard_of_scheduler(variable: VariableLookup<'_>) -> Result<Shard, String> {
     let mut found: Vec<(&str, Shard)> = Vec::new();
     for (scheduler, shard) in [
-        (OWN[0], own(variable)?),
+        (OWN[0], shard_of_own_variables(variable)?),
         ("SLURM_ARRAY_TASK_ID or SLURM_PROCID", slurm_shard(variable)?),
         ("CI_NODE_INDEX", gitlab_shard(variable)?),
         ("JOB_COMPLETION_INDEX", kubernetes_shard(variable)?),
@@ -71,7 +71,7 @@ fn checked_shard(index: u32, count: u32, names: &str) -> Result<Option<Shard>, S
     Ok(Some(shard))
 }
 
-fn own(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
+fn shard_of_own_variables(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     let [index, count] = OWN;
     let Some(found) = variable_number(variable, index)? else { return Ok(None) };
     checked_shard(

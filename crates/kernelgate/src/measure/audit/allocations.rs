@@ -7,7 +7,7 @@ use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory;
 
 /// Launches of which each has to allocate: a driver may do so once.
-const CHECKED_LAUNCHES: usize = 3;
+const ALLOCATION_TEST_LAUNCHES: usize = 3;
 
 /// Looks for allocations among the commands of a captured launch.
 ///
@@ -29,13 +29,15 @@ pub fn check_memory_unchanged(
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {
     let mut least = u64::MAX;
-    for _ in 0..CHECKED_LAUNCHES {
+    for _ in 0..ALLOCATION_TEST_LAUNCHES {
         executable.reset_and_wait()?;
         memory::reset_peak_usage(device)?;
-        let ((before, _), pool) = (device.memory()?, memory::device_memory_usage(device)?.pool);
+        let ((before, _), pool) =
+            (device.free_and_total()?, memory::device_memory_usage(device)?.pool);
         executable.launch()?;
         executable.synchronize()?;
-        let ((after, _), peak) = (device.memory()?, memory::device_memory_usage(device)?.pool_peak);
+        let ((after, _), peak) =
+            (device.free_and_total()?, memory::device_memory_usage(device)?.pool_peak);
         least = least.min(before.saturating_sub(after).max(peak.saturating_sub(pool)));
     }
     match least {

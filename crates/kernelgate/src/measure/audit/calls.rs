@@ -33,7 +33,7 @@ pub fn record_launch_calls(
     hold: Duration,
 ) -> Result<Option<LaunchStall>, BackendError> {
     executable.reset_and_wait()?;
-    let Ok(Some(recording)) = CuptiRecording::start_recording(device, RecordingExtent::Calls)
+    let Ok(Some(recording)) = CuptiRecording::attach_and_start(device, RecordingExtent::Calls)
     else {
         return Ok(None);
     };
@@ -44,7 +44,7 @@ pub fn record_launch_calls(
     stream.release();
     launched?;
     executable.synchronize()?;
-    let Ok(mut record) = recording.end(begun) else { return Ok(None) };
+    let Ok(mut record) = recording.detach_and_take(begun) else { return Ok(None) };
     // Calls after the launch are removed, because they may wait.
     record.calls.retain(|call| call.start < returned);
     Ok(find_host_stall(&record, hold))
@@ -167,7 +167,7 @@ mod tests {
         {
             let calls = [(name, MIN_HELD_UP_NS), ("cuLaunchKernel", 5_000)];
             assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS + 1)), LaunchStall::Queue);
-            // So few fit any queue: the driver waits in the launch.
+            // So few commands fit into any queue, so the launch stalled for another reason.
             assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS - 2)), LaunchStall::Unknown);
         }
     }

@@ -23,7 +23,7 @@ pub fn check_commands_on_each_gpu(
     captured: Option<&GraphSet>,
     devices: &Devices,
 ) -> Result<(), TimingRefusal> {
-    let Some(rank) = captured.and_then(GraphSet::idle) else { return Ok(()) };
+    let Some(rank) = captured.and_then(GraphSet::first_idle_gpu) else { return Ok(()) };
     let gpu = devices.iter().nth(rank).map_or(rank, |device| device.facts().ordinal);
     Err(TimingRefusal::NothingOnRank { rank, gpu })
 }

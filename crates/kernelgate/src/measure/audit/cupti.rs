@@ -38,7 +38,7 @@ pub struct CuptiRecording<'a> {
 
 impl<'a> CuptiRecording<'a> {
     /// Attaches CUPTI to the process; `None` if the library is missing.
-    pub fn start_recording(
+    pub fn attach_and_start(
         device: &'a Device,
         recorded: RecordingExtent,
     ) -> Result<Option<CuptiRecording<'a>>, BackendError> {
@@ -48,11 +48,11 @@ impl<'a> CuptiRecording<'a> {
 
     /// Now, on the clock of the records, nanoseconds.
     pub fn now(&self) -> u64 {
-        self.recorder.as_ref().map_or(0, ActivityRecorder::now)
+        self.recorder.as_ref().map_or(0, ActivityRecorder::clock_ns)
     }
 
     /// Detaches CUPTI, and returns the records that began after a time of that clock.
-    pub fn end(mut self, since: u64) -> Result<RecordedActivity, BackendError> {
+    pub fn detach_and_take(mut self, since: u64) -> Result<RecordedActivity, BackendError> {
         self.device.synchronize_context()?;
         let recorder = self.recorder.take();
         let record = recorder.as_ref().map_or_else(
@@ -89,7 +89,8 @@ pub fn check_recorded_streams(
 ) -> Result<Option<String>, BackendError> {
     executable.reset_and_wait()?;
     let recording =
-        match CuptiRecording::start_recording(devices.one(), RecordingExtent::Operations) {
+        match CuptiRecording::attach_and_start(devices.first_device(), RecordingExtent::Operations)
+        {
             Ok(Some(recording)) => recording,
             Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
             Err(error) => return Ok(Some(error.to_string())),
@@ -98,18 +99,18 @@ pub fn check_recorded_streams(
     let launched = executable.launch();
     std::thread::sleep(OTHER_STREAM_START_TIME);
     streams.release();
-    streams.mark()?;
+    streams.mark_streams()?;
     executable.synchronize()?;
     devices.for_each_device(|_, device| device.synchronize_context())?;
     let held = streams.was_released();
-    let record = recording.end(0);
+    let record = recording.detach_and_take(0);
     launched?;
     let record = match record {
         Ok(record) => record,
         Err(lost @ BackendError::Lost(_)) => return Err(lost),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    match find_operation_outside(&record, held, devices.count()) {
+    match find_operation_outside(&record, held, devices.device_count()) {
         Ok(Some(refusal)) => Err(refusal.into()),
         Ok(None) => Ok(None),
         Err(why) => Ok(Some(why)),
@@ -119,7 +120,7 @@ pub fn check_recorded_streams(
 /// Streams that are held, and on which a mark may be set.
 pub trait MarkedHold: StreamHold {
     /// Enqueues a mark on each: the probe of the clocks.
-    fn mark(&mut self) -> Result<(), BackendError>;
+    fn mark_streams(&mut self) -> Result<(), BackendError>;
 }
 
 /// The streams of one GPU that were held, and the mark behind the launch.
@@ -133,10 +134,10 @@ impl HeldStreamsOfGpu {
     ///
     /// # Errors
     /// The error states why the record is not conclusive.
-    fn held_streams_by_gpu(
+    fn from_record_by_gpu(
         record: &RecordedActivity,
         gpus: usize,
-    ) -> Result<BTreeMap<u32, Self>, String> {
+    ) -> Result<BTreeMap<u32, HeldStreamsOfGpu>, String> {
         let own = |symbol: &'static str| {
             let found = record.kernels.iter();
             found.filter(move |kernel| record.names[kernel.name as usize] == symbol)
@@ -171,7 +172,7 @@ fn find_operation_outside(
     held: bool,
     gpus: usize,
 ) -> Result<Option<TimingRefusal>, String> {
-    let streams = HeldStreamsOfGpu::held_streams_by_gpu(record, gpus)?;
+    let streams = HeldStreamsOfGpu::from_record_by_gpu(record, gpus)?;
     let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, TimingInstruments::CLOCK_PROBE_SYMBOL];
     let all: Vec<RecordedOperation<'_>> =
         recorded_operations(record).filter(|operation| !own.contains(&operation.kernel)).collect();

@@ -22,13 +22,19 @@ pub fn check_launches_allowed(
     let allowed = executable.allowed();
     if !allowed.allocations {
         captured.map_or(Ok(()), allocations::check_graph_allocations)?;
-        allocations::check_memory_unchanged(devices.one(), executable)?;
+        allocations::check_memory_unchanged(devices.first_device(), executable)?;
     }
     if allowed.waits {
         return Ok(false);
     }
-    // Also if it could be captured: it may wait only outside of captures.
-    waits::check_launch_waits(devices.one(), stream, executable, captured.map(GraphSet::nodes))
+    // The launch is checked for waits even if it could be captured, because it may wait only
+    // outside of captures.
+    waits::check_launch_waits(
+        devices.first_device(),
+        stream,
+        executable,
+        captured.map(GraphSet::max_nodes),
+    )
 }
 
 /// Checks that a launch of this many commands works on the timed stream only, as far as its outputs

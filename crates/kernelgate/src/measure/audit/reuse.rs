@@ -15,7 +15,7 @@ use crate::stats;
 use crate::workload::{Tensor, Tensors};
 
 /// Number of replays with new inputs that all have to take longer than the replay after them.
-const REPLAY_TRIES: usize = 3;
+const REPLAYS_WITH_NEW_INPUTS: usize = 3;
 
 /// Checks whether a replay with new inputs and poisoned outputs took longer than the next replay,
 /// which finds inputs and outputs unchanged. The samples of a case are launches with unchanged
@@ -23,8 +23,8 @@ const REPLAY_TRIES: usize = 3;
 /// check replaced inputs.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if each of [`REPLAY_TRIES`] first replays takes longer, or if a
-/// launch fails.
+/// Fails with [`BackendError::NotTimed`] if each of [`REPLAYS_WITH_NEW_INPUTS`] first replays takes
+/// longer, or if a launch fails.
 pub fn check_result_reuse(
     first: Option<ReplayResult>,
     executable: &mut dyn Executable,
@@ -32,21 +32,21 @@ pub fn check_result_reuse(
     draw: &dyn Fn(u64) -> Tensors,
 ) -> Result<bool, BackendError> {
     let mut first = first;
-    for turn in 0..REPLAY_TRIES {
+    for turn in 0..REPLAYS_WITH_NEW_INPUTS {
         if turn > 0 {
             poison_and_reset(executable)?;
             for (name, values) in draw(turn as u64).iter() {
                 executable.replace_input(name, values)?;
             }
-            first = stopwatch.replay(executable)?;
+            first = stopwatch.replay_timed(executable)?;
         }
         let Some(first) = first else { return Ok(turn > 0) };
         executable.reset_and_wait()?;
-        let Some(next) = stopwatch.replay(executable)? else { return Ok(turn > 0) };
+        let Some(next) = stopwatch.replay_timed(executable)? else { return Ok(turn > 0) };
         if !first.did_more_than_next(&next) {
             return Ok(turn > 0);
         }
-        if turn + 1 == REPLAY_TRIES {
+        if turn + 1 == REPLAYS_WITH_NEW_INPUTS {
             let more_ns = first.elapsed_ns - next.elapsed_ns;
             let next_ns = next.elapsed_ns / next.launches.max(1) as f64;
             return Err(TimingRefusal::Reuses { more_ns, next_ns }.into());
@@ -71,8 +71,8 @@ const CHANGED_INPUT_NOISE_NS: f64 = 500.0;
 /// Share of a launch that reuse may save without an error.
 const MAX_SAVED_SHARE: f64 = 0.25;
 
-/// Whether reuse that saves more than a quarter of such a launch is found: launches that are too short
-/// are marked.
+/// Whether reuse that saves more than a quarter of such a launch is found: launches that are too
+/// short are marked.
 pub fn is_resolved(launch_ns: f64) -> bool {
     CHANGED_INPUT_NOISE_NS <= MAX_SAVED_SHARE * launch_ns
 }
@@ -117,7 +117,7 @@ pub fn check_short_reuse(
 /// the median of the means of two rounds: differences between odd and even launches cancel in such
 /// a mean.
 fn compare_short_launches(more_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError> {
-    let more_ns = stats::WalshAverages::new(more_ns).estimate().unwrap_or_default();
+    let more_ns = stats::WalshAverages::new(more_ns).hodges_lehmann_center().unwrap_or_default();
     let next_ns = stats::median(same_ns);
     let (share, noise_ns) = SHORT_LAUNCH_NOISE;
     if more_ns > (share * next_ns + noise_ns).max(CHANGED_INPUT_NOISE_NS) {
@@ -181,11 +181,18 @@ mod tests {
     }
 
     impl Stopwatch for SimulatedReplays {
-        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<LaunchSample, BackendError> {
+        fn time_launches(
+            &mut self,
+            _: &mut dyn Executable,
+            _: u64,
+        ) -> Result<LaunchSample, BackendError> {
             unreachable!("nothing is timed here")
         }
 
-        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<ReplayResult>, BackendError> {
+        fn replay_timed(
+            &mut self,
+            _: &mut dyn Executable,
+        ) -> Result<Option<ReplayResult>, BackendError> {
             Ok(self.0.remove(0).map(replay_taking))
         }
 
@@ -219,11 +226,18 @@ mod tests {
     struct ShortRow<F>(F, Cell<usize>);
 
     impl<F: Fn(usize, bool) -> f64> Stopwatch for ShortRow<F> {
-        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<LaunchSample, BackendError> {
+        fn time_launches(
+            &mut self,
+            _: &mut dyn Executable,
+            _: u64,
+        ) -> Result<LaunchSample, BackendError> {
             unreachable!("nothing is timed here")
         }
 
-        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<ReplayResult>, BackendError> {
+        fn replay_timed(
+            &mut self,
+            _: &mut dyn Executable,
+        ) -> Result<Option<ReplayResult>, BackendError> {
             unreachable!("launches are short")
         }
 

@@ -14,10 +14,10 @@ use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 
 /// How long the stream is held while a launch that might wait for it is made.
-const WAITS_HOLD: Duration = Duration::from_millis(200);
+const WAIT_TEST_HOLD: Duration = Duration::from_millis(200);
 /// Launches that are tried: a row does not wait for the stream if one of them returns while it is
 /// held.
-const WAITS_LAUNCHES: usize = 3;
+const WAIT_TEST_LAUNCHES: usize = 3;
 
 /// Launches once while the stream is held, and checks that the launch returns. Returns whether the
 /// launch filled the queue, so that it is more than can be queued ahead. `commands` is the number
@@ -31,14 +31,14 @@ pub fn check_launch_waits(
     executable: &mut dyn Executable,
     commands: Option<usize>,
 ) -> Result<bool, BackendError> {
-    let mut hold = WAITS_HOLD;
+    let mut hold = WAIT_TEST_HOLD;
     let Some(took) = launch_outlasts_hold(hold, stream, executable)? else { return Ok(false) };
     executable.reset_and_wait()?;
     let started = Instant::now();
     executable.launch()?;
     let unheld = started.elapsed();
     executable.synchronize()?;
-    if took < unheld + WAITS_HOLD / 2 {
+    if took < unheld + WAIT_TEST_HOLD / 2 {
         // The hold is extended by the time of a launch on a free stream, because the host may need
         // that long without any wait.
         hold += unheld;
@@ -97,7 +97,7 @@ fn launch_returns_early(
     device: &Device,
     executable: &mut dyn Executable,
 ) -> Result<bool, BackendError> {
-    for _ in 0..WAITS_LAUNCHES {
+    for _ in 0..WAIT_TEST_LAUNCHES {
         executable.reset_and_wait()?;
         executable.launch()?;
         let busy = device.is_busy()?;

@@ -11,7 +11,7 @@ use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
-const WRITES_HOLD: Duration = Duration::from_millis(200);
+const WRITE_TEST_HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to show itself: starting a kernel takes microseconds.
 const OTHER_STREAM_WRITE_TIME: Duration = Duration::from_millis(2);
 /// Holds the stream and launches: no sample of an output may change before the stream is released.
@@ -35,7 +35,7 @@ pub fn check_launch_writes(
     if poisoned.as_ref().is_some_and(|poisoned| !poisoned.contains(&true)) {
         return Ok(());
     }
-    stream.hold(WRITES_HOLD)?;
+    stream.hold(WRITE_TEST_HOLD)?;
     let untouched = executable.launch().and_then(|()| {
         std::thread::sleep(OTHER_STREAM_WRITE_TIME);
         executable.still_poisoned()

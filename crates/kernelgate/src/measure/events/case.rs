@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     BurstPlan, CapturedBatch, EVENT_RESOLUTION_NS, EventTimer, MAX_BURST_AHEAD_NS,
-    THROTTLED_ATTEMPTS, unless_held_up,
+    MAX_THROTTLED_ATTEMPTS, unless_held_up,
 };
 use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reuse};
@@ -17,8 +17,8 @@ use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory::persistence;
 
-/// How much longer a replay may take than the next one: of a launch, of all launches, and what starting
-/// after an idle moment differs by, nanoseconds.
+/// How much longer a replay may take than the next one: of a launch, of all launches, and what
+/// starting after an idle moment differs by, nanoseconds.
 const MORE_OF_LAUNCH: f64 = 0.25;
 const MORE_OF_ALL: f64 = 0.03;
 const BATCH_ENQUEUE_NS: f64 = 5_000.0;
@@ -55,21 +55,22 @@ pub struct CaseTimer<'a> {
 
 impl EventTimer {
     /// Makes a stopwatch for a case, with a plan of its own.
-    pub fn case(
+    pub fn stopwatch_of_case(
         &mut self,
         executable: &mut dyn Executable,
         cache: CacheState,
     ) -> Result<CaseTimer<'_>, BackendError> {
-        let plan = self.plan(executable, cache)?;
+        let plan = self.plan_case(executable, cache)?;
         Ok(CaseTimer { timer: self, plan })
     }
 
-    /// Counts the commands of a launch, audits it, times it, and captures short launches in a graph.
+    /// Counts the commands of a launch, audits it, times it, and captures short launches in a
+    /// graph.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if it enqueues nothing on the timed
     /// stream, or works on other streams.
-    pub fn plan(
+    pub fn plan_case(
         &mut self,
         executable: &mut dyn Executable,
         cache: CacheState,
@@ -80,7 +81,7 @@ impl EventTimer {
         self.lanes.use_first(gpus);
         let devices = self.timed_devices();
         let captured = queue::capture_launch(&devices, executable)?;
-        let alone = captured.as_ref().map(GraphSet::commands);
+        let alone = captured.as_ref().map(GraphSet::commands_per_gpu);
         commands::check_has_commands(alone.as_deref())?;
         commands::check_commands_on_each_gpu(captured.as_ref(), &devices)?;
         let fills_queue = launches::check_launches_allowed(
@@ -89,7 +90,7 @@ impl EventTimer {
             executable,
             captured.as_ref(),
         )?;
-        let commands = match captured.as_ref().map(GraphSet::nodes) {
+        let commands = match captured.as_ref().map(GraphSet::max_nodes) {
             Some(nodes) => nodes,
             None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
@@ -98,13 +99,13 @@ impl EventTimer {
         // Launches that carry state on run one by one, as in the verification.
         let repeats = !executable.carries_state();
         let batch = if alone.is_some() && commands <= MAX_QUEUED_COMMANDS && repeats {
-            self.batch(cache, commands, &mut || executable.launch())?
+            self.capture_batch_if_short(cache, commands, &mut || executable.launch())?
         } else {
             None
         };
         if let (Some(batch), Some(alone)) = (&batch, &alone) {
             commands::check_captured_commands_match(
-                &batch.graph.commands(),
+                &batch.graph.commands_per_gpu(),
                 batch.launches,
                 alone,
             )?;
@@ -113,9 +114,9 @@ impl EventTimer {
         let longest = self.longest_burst(batch.as_ref(), cache, commands)?;
         let host_bound = commands > MAX_QUEUED_COMMANDS;
         let counted = alone.iter().flatten().max().map(|commands| *commands as u64);
-        self.clock.begin();
+        self.clock.begin_case();
         let keeps_lines =
-            persistence::persisting_l2_bytes(devices.one()).is_ok_and(|kept| kept > 0);
+            persistence::persisting_l2_bytes(devices.first_device()).is_ok_and(|kept| kept > 0);
         Ok(CasePlan {
             cache,
             gpus,
@@ -130,9 +131,9 @@ impl EventTimer {
         })
     }
 
-    /// Most launches, or replays of a batch, that the device's queue holds behind the blocker. Nodes
-    /// that only order commands, such as events, take entries too: with them the count is halved until
-    /// the host can enqueue all replays, once for each kind of graph.
+    /// Most launches, or replays of a batch, that the device's queue holds behind the blocker.
+    /// Nodes that only order commands, such as events, take entries too: with them the count is
+    /// halved until the host can enqueue all replays, once for each kind of graph.
     fn longest_burst(
         &mut self,
         batch: Option<&CapturedBatch>,
@@ -145,13 +146,13 @@ impl EventTimer {
             return Ok(longest);
         };
         let graphs = OrderedGraphs {
-            gpus: self.lanes.used(),
+            gpus: self.lanes.timed_gpu_count(),
             flushed: cache == CacheState::Cold,
-            nodes: batch.graph.nodes(),
+            nodes: batch.graph.max_nodes(),
         };
-        let mut replay = || batch.graph.launch();
+        let mut replay = || batch.graph.launch_all();
         let mut bursts = std::mem::take(&mut self.bursts);
-        let found = bursts.find(graphs, longest, |burst| {
+        let found = bursts.find_longest_burst(graphs, longest, |burst| {
             self.burst_once(burst, cache, 1, &mut replay).map(|burst| !burst.held_up)
         });
         self.bursts = bursts;
@@ -181,14 +182,15 @@ impl EventTimer {
     ) -> Result<(f64, f64, usize), BackendError> {
         let alone = GraphSet::capture_repeated_launches(&self.timed_devices(), 1, launch)?;
         let mut launch_ns = |graph: &GraphSet, launches: u64| -> Result<f64, BackendError> {
-            let burst = self.burst(5, CacheState::Hot, 1, &mut || graph.launch())?;
+            let burst =
+                self.burst_with_retries(5, CacheState::Hot, 1, &mut || graph.launch_all())?;
             let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
             Ok(elapsed_ns / launches as f64)
         };
         let alone_ns = launch_ns(&alone, 1)?;
         let together_ns = launch_ns(&batch.graph, batch.launches)?;
         // Each GPU after the first adds a graph root of its own.
-        Ok((alone_ns, together_ns, alone.roots()? + self.lanes.used() - 1))
+        Ok((alone_ns, together_ns, alone.max_roots()? + self.lanes.timed_gpu_count() - 1))
     }
 
     /// A sample of at least this many launches, more if they are captured together. The sample is
@@ -203,16 +205,16 @@ impl EventTimer {
         launches: u64,
     ) -> Result<LaunchSample, BackendError> {
         for discarded in 0.. {
-            let sample = self.sample(plan, executable, launches)?;
+            let sample = self.sample_case(plan, executable, launches)?;
             let throttled = self.clock.is_throttled(sample.clock_mhz, &self.power);
-            if discarded + 1 == THROTTLED_ATTEMPTS || !throttled {
+            if discarded + 1 == MAX_THROTTLED_ATTEMPTS || !throttled {
                 return Ok(LaunchSample { discarded, throttled, ..sample });
             }
         }
         unreachable!("the last attempt is returned")
     }
 
-    fn sample(
+    fn sample_case(
         &mut self,
         plan: &mut CasePlan,
         executable: &mut dyn Executable,
@@ -256,10 +258,10 @@ impl EventTimer {
                 executable.reset()?;
                 if releases_lines {
                     executable.synchronize()?;
-                    persistence::reset_persisting_lines(self.devices.one())?;
+                    persistence::reset_persisting_lines(self.devices.first_device())?;
                 }
                 let launch: &mut dyn FnMut() -> Result<(), BackendError> = match &plan.batch {
-                    Some(batch) => &mut || batch.graph.launch(),
+                    Some(batch) => &mut || batch.graph.launch_all(),
                     None => &mut || executable.launch(),
                 };
                 if ahead {
@@ -301,7 +303,7 @@ impl Drop for CaseTimer<'_> {
 }
 
 impl Stopwatch for CaseTimer<'_> {
-    fn time(
+    fn time_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
@@ -309,12 +311,12 @@ impl Stopwatch for CaseTimer<'_> {
         self.timer.steady_sample(&mut self.plan, executable, launches)
     }
 
-    fn replay(
+    fn replay_timed(
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<ReplayResult>, BackendError> {
         if self.plan.keeps_lines {
-            persistence::reset_persisting_lines(self.timer.devices.one())?;
+            persistence::reset_persisting_lines(self.timer.devices.first_device())?;
         }
         let overhead = self.timer.overhead;
         let timer = &mut *self.timer;
@@ -322,7 +324,7 @@ impl Stopwatch for CaseTimer<'_> {
         let (burst, around_ns, launches) = match &self.plan.batch {
             Some(batch) => {
                 let burst =
-                    timer.burst_once(1, CacheState::Cold, 1, &mut || batch.graph.launch())?;
+                    timer.burst_once(1, CacheState::Cold, 1, &mut || batch.graph.launch_all())?;
                 (burst, overhead.around_graph_ns, batch.launches)
             }
             None => {
@@ -369,7 +371,7 @@ impl Stopwatch for CaseTimer<'_> {
         Some(&self.timer.power)
     }
 
-    fn enqueue(
+    fn enqueue_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
@@ -378,7 +380,7 @@ impl Stopwatch for CaseTimer<'_> {
             return launch_one_by_one(executable, launches);
         };
         let replays = launches.div_ceil(batch.launches);
-        (0..replays).try_for_each(|_| batch.graph.launch())?;
+        (0..replays).try_for_each(|_| batch.graph.launch_all())?;
         Ok(replays * batch.launches)
     }
 
@@ -396,7 +398,7 @@ impl Stopwatch for CaseTimer<'_> {
         SampleConditions { batch, host_bound: self.plan.host_bound, ..SampleConditions::default() }
     }
 
-    fn commands(&self) -> Option<u64> {
+    fn command_count(&self) -> Option<u64> {
         self.plan.counted
     }
 }
@@ -405,13 +407,13 @@ impl Stopwatch for CaseTimer<'_> {
 mod tests {
     use super::*;
     use kernelgate_cuda::instruments::spin::SpinKernel;
-    use kernelgate_cuda::testing::{gpu, two_gpus_for_test};
+    use kernelgate_cuda::testing::{lock_first_gpu, two_gpus_for_test};
     use std::time::{Duration, Instant};
 
     /// Bursts of 20 launches of 100 µs, and then of 10.
     #[test]
     fn a_burst_waits_in_the_queue_behind_the_one_that_is_read() {
-        let Some((device, _alone)) = gpu() else { return };
+        let Some((device, _alone)) = lock_first_gpu() else { return };
         let mut timer = EventTimer::new(&device).unwrap();
         let spin = SpinKernel::new(&device).unwrap();
         let mut launch = || spin.launch(100_000);
@@ -452,7 +454,8 @@ mod tests {
             timer.lanes.use_first(gpus);
             let used = timer.timed_devices();
             let mut launch = || used.for_each_device(|rank, _| spins[rank].launch(spent_ns));
-            let batch = timer.batch(CacheState::Hot, 1, &mut launch).unwrap().unwrap();
+            let batch =
+                timer.capture_batch_if_short(CacheState::Hot, 1, &mut launch).unwrap().unwrap();
             for _ in 0..5 {
                 let (alone_ns, together_ns, begins) =
                     timer.alone_and_together(&batch, &mut launch).unwrap();

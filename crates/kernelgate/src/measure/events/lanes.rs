@@ -1,4 +1,5 @@
-//! Instruments of timing on each GPU of a set: a stream with events, a blocker, clock probes, a flush.
+//! Instruments of timing on each GPU of a set: a stream with events, a blocker, clock probes, a
+//! flush.
 //!
 //! Events, blocker and probes exist twice, for two bursts that are in the queue together.
 //! Work on one GPU uses the first lane alone. Before the first event of work on several, a barrier
@@ -53,7 +54,7 @@ pub struct TimedGpus {
     used: usize,
     /// Slot of the burst that is enqueued or read now.
     slot: usize,
-    /// Absent for one GPU, and if they do not access each other's memory.
+    /// The barrier is absent for one GPU, and if the GPUs do not access each other's memory.
     barrier: Option<MultiGpuBarrier>,
 }
 
@@ -77,7 +78,7 @@ impl TimedGpus {
     }
 
     /// How many GPUs are timed.
-    pub const fn used(&self) -> usize {
+    pub const fn timed_gpu_count(&self) -> usize {
         self.used
     }
 
@@ -87,7 +88,7 @@ impl TimedGpus {
     }
 
     /// Calls `each` for the lanes that are used, each with its context current.
-    fn each(
+    fn for_each_timed_gpu(
         &mut self,
         mut each: impl FnMut(usize, &mut TimedGpu) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
@@ -102,10 +103,10 @@ impl TimedGpus {
         done
     }
 
-    /// Begins an interval on each GPU, as [`StreamTimer::begin`].
+    /// Begins an interval on each GPU, as [`StreamTimer::begin_interval`].
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         let slot = self.slot;
-        self.each(|_, lane| lane.streams[slot].begin(at_most))
+        self.for_each_timed_gpu(|_, lane| lane.streams[slot].begin_interval(at_most))
     }
 
     /// Releases the held streams of all GPUs, with one store after the other.
@@ -117,7 +118,7 @@ impl TimedGpus {
     /// Marks the end of the interval on each GPU, as [`StreamTimer::mark_end`].
     pub fn mark_end(&mut self) -> Result<(), BackendError> {
         let slot = self.slot;
-        self.each(|_, lane| lane.streams[slot].mark_end())
+        self.for_each_timed_gpu(|_, lane| lane.streams[slot].mark_end())
     }
 
     /// Waits for the marked end on each GPU, as [`StreamTimer::wait_for_end`]: false if the hold of
@@ -127,7 +128,7 @@ impl TimedGpus {
     /// Fails if something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
     pub fn wait_for_end(&mut self) -> Result<Option<bool>, BackendError> {
         let (mut all, several, slot) = (None::<bool>, self.used > 1, self.slot);
-        self.each(|rank, lane| {
+        self.for_each_timed_gpu(|rank, lane| {
             let held = lane.streams[slot].wait_for_end().map_err(|error| match error {
                 BackendError::Lost(why) if several => {
                     BackendError::Lost(format!("rank {rank}: {why}"))
@@ -141,7 +142,7 @@ impl TimedGpus {
     }
 
     /// Enqueues the launches with their events, probes and flushes.
-    pub fn enqueue(
+    pub fn enqueue_launches(
         &mut self,
         count: usize,
         cache: CacheState,
@@ -149,30 +150,31 @@ impl TimedGpus {
     ) -> Result<(), BackendError> {
         let slot = self.slot;
         let probe = first_probe(slot);
-        self.each(|_, lane| lane.instruments.enqueue_clock_probe(probe))?;
+        self.for_each_timed_gpu(|_, lane| lane.instruments.enqueue_clock_probe(probe))?;
         if cache == CacheState::Hot {
-            self.arrive()?;
-            self.each(|_, lane| lane.streams[slot].record(0))?;
+            self.enqueue_barrier()?;
+            self.for_each_timed_gpu(|_, lane| lane.streams[slot].record_event(0))?;
         }
         for i in 0..count {
             if cache == CacheState::Cold {
-                self.each(|_, lane| lane.instruments.flush_l2())?;
-                self.arrive()?;
-                self.each(|_, lane| lane.streams[slot].record(2 * i))?;
+                self.for_each_timed_gpu(|_, lane| lane.instruments.flush_l2())?;
+                self.enqueue_barrier()?;
+                self.for_each_timed_gpu(|_, lane| lane.streams[slot].record_event(2 * i))?;
             }
             launch()?;
             let event = if cache == CacheState::Cold { 2 * i + 1 } else { i + 1 };
-            self.each(|_, lane| lane.streams[slot].record(event))?;
+            self.for_each_timed_gpu(|_, lane| lane.streams[slot].record_event(event))?;
         }
-        self.each(|_, lane| lane.instruments.enqueue_clock_probe(probe + 1))
+        self.for_each_timed_gpu(|_, lane| lane.instruments.enqueue_clock_probe(probe + 1))
     }
 
     /// Enqueues the barrier of work on several GPUs.
-    fn arrive(&mut self) -> Result<(), BackendError> {
+    fn enqueue_barrier(&mut self) -> Result<(), BackendError> {
         let count = self.used;
         let Some(mut barrier) = self.barrier.take_if(|_| count > 1) else { return Ok(()) };
-        barrier.begin();
-        let enqueued = self.each(|rank, _| barrier.enqueue(rank, count));
+        barrier.begin_next_barrier();
+        let enqueued =
+            self.for_each_timed_gpu(|rank, _| barrier.enqueue_barrier_of_gpu(rank, count));
         self.barrier = Some(barrier);
         enqueued
     }
@@ -182,7 +184,7 @@ impl TimedGpus {
     ///
     /// # Errors
     /// Fails if the driver cannot read an event.
-    pub fn intervals(
+    pub fn slowest_intervals(
         &self,
         pairs: impl Iterator<Item = (usize, usize)>,
     ) -> Result<(Vec<f64>, Option<f64>), BackendError> {
@@ -223,7 +225,7 @@ fn start_skew_ns(sums_ns: &[f64]) -> Option<f64> {
 /// Holds the streams of all GPUs that are used, with the blockers of the first slot.
 impl StreamHold for TimedGpus {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.streams[0].stream_holder().hold(at_most))
+        self.for_each_timed_gpu(|_, lane| lane.streams[0].stream_holder().hold(at_most))
     }
 
     fn release(&mut self) {
@@ -236,8 +238,8 @@ impl StreamHold for TimedGpus {
 }
 
 impl MarkedHold for TimedGpus {
-    fn mark(&mut self) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.instruments.enqueue_clock_probe(1))
+    fn mark_streams(&mut self) -> Result<(), BackendError> {
+        self.for_each_timed_gpu(|_, lane| lane.instruments.enqueue_clock_probe(1))
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use pulp::{Arch, Simd, WithSimd};
 
 use super::fastest::PassWindows;
-use super::{CaseWork, DeviceLimits, MemoryLimit, Traffic};
+use super::{CaseWork, DeviceLimits, MemoryLimit, MemoryTraffic};
 
 /// Bytes of a float.
 const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
@@ -17,11 +17,11 @@ const LONG_TRIAL_PASSES: usize = 3;
 impl DeviceLimits {
     /// Measures those ceilings of the host that bound any of the works, on the threads that rows
     /// use. Takes about a fifth of a second for each distinct traffic.
-    pub fn measure_cpu_limits(works: &[CaseWork]) -> Self {
+    pub fn measure_cpu(works: &[CaseWork]) -> DeviceLimits {
         let mut limits = Self::default();
         limits
             .memory
-            .extend(Traffic::distinct_traffic(works).into_iter().map(measure_memory_limit));
+            .extend(MemoryTraffic::distinct_of_works(works).into_iter().map(measure_memory_limit));
         if works.iter().any(|of| of.work.matmul_flops() > 0) {
             let unit = crate::workload::FlopUnit::Matmul.name();
             limits.flops_per_s.insert(format!("{unit} f32"), super::cpu_matmul::flops_per_s());
@@ -87,7 +87,7 @@ impl CpuPass {
     }
 }
 
-fn measure_memory_limit(traffic: Traffic) -> MemoryLimit {
+fn measure_memory_limit(traffic: MemoryTraffic) -> MemoryLimit {
     let mut slices =
         [ThreadSlices::new(traffic, 1), ThreadSlices::new(traffic, rayon::current_num_threads())];
     let mut measured_s = |pass: CpuPass, windows: PassWindows| match pass.threads {
@@ -143,7 +143,7 @@ impl PageAlignedFloats {
 }
 
 impl ThreadSlices {
-    fn new(traffic: Traffic, threads: usize) -> Self {
+    fn new(traffic: MemoryTraffic, threads: usize) -> Self {
         let part = |bytes: u64, thread: usize| {
             let floats = bytes.div_ceil(FLOAT_BYTES) as usize;
             let range: Range<usize> = floats * thread / threads..floats * (thread + 1) / threads;

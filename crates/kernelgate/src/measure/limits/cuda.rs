@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{CaseWork, DeviceLimits, MEMORY_BOUND, MemoryLimit, Traffic};
+use super::{CaseWork, DeviceLimits, MEMORY_BOUND, MemoryLimit, MemoryTraffic};
 use crate::backend::BackendError;
 use crate::measure::CacheState;
 use crate::measure::events::EventTimer;
@@ -11,38 +11,39 @@ use crate::measure::power::PowerMode;
 use crate::workload::{FlopUnit, Work, random};
 use kernelgate_cuda::instruments::matmul::{ResidentMatmul, ResidentOperand};
 use kernelgate_cuda::instruments::traffic::{MemoryPass, TrafficBytes, TrafficPasses};
-use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
+use kernelgate_cuda::libraries::cublaslt::{OperandDtypes, SquareGemm};
 
 /// Passes of each traffic that are measured at length, the fastest in one burst first.
 const LONG_BURST_PASSES: usize = 3;
 /// A pass or algorithm is dropped if its first launches take this many times as long as those of
 /// another candidate.
-const SLOWER_RATIO: f64 = 1.25;
+const CLEARLY_SLOWER_RATIO: f64 = 1.25;
 /// First launches that take longer are as exact as a burst, nanoseconds.
-const LONG_NS: f64 = 1e6;
+const MIN_EXACT_LAUNCH_NS: f64 = 1e6;
 /// Bursts of each pass that is measured at length.
 const BURSTS_PER_PASS: usize = 3;
 /// Pause before a burst that is to run above the sustained clock.
 const BURST_PAUSE: Duration = Duration::from_millis(200);
 /// Offsets of the data of passes that nearly fill L2, bytes: on an H200 their times differ by 3 %.
-const DATA_OFFSETS: [u64; 3] = [0, 17 << 20, 47 << 20];
+const L2_PASS_DATA_OFFSETS: [u64; 3] = [0, 17 << 20, 47 << 20];
 /// Sides of the square GEMMs: large enough that every multiprocessor is busy to the end.
 const MATMUL_SIZES: [u64; 2] = [4096, 8192];
-/// Repetitions of the random data in an operand. Drawing all of it takes the host longer than the
-/// measurement; the bits of neighbours, which affect the clock, are equally random.
+/// Repetitions of the random data in an operand. Only a part of the operand is drawn and then
+/// repeated: drawing all of it takes the host longer than the measurement, and the bits of
+/// neighbours, which affect the clock, are equally random.
 const MATMUL_REPEATS: usize = 16;
 
 impl DeviceLimits {
-    /// Measures those ceilings of the GPU that bound any of the works and are not known. Takes about
-    /// 80 ms for each distinct traffic and half a second for each dtype that is multiplied.
+    /// Measures those ceilings of the GPU that bound any of the works and are not known. Takes
+    /// about 80 ms for each distinct traffic and half a second for each dtype that is multiplied.
     ///
     /// # Errors
     /// Fails if the device reports an error. A unit whose library is missing is skipped.
-    pub fn measure_gpu_limits(
+    pub fn measure_gpu(
         events: &mut EventTimer,
         works: &[CaseWork],
         known: Self,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<DeviceLimits, BackendError> {
         let mut limits = known;
         limits.add_missing(events, works, PowerMode::Steady)?;
         limits.overhead = Some(events.overhead());
@@ -66,15 +67,18 @@ impl DeviceLimits {
         works: &[CaseWork],
         power: PowerMode,
     ) -> Result<(), BackendError> {
-        let is_known = |traffic: &Traffic| self.memory.iter().any(|it| it.traffic == *traffic);
-        let mut traffic: Vec<Traffic> = Traffic::distinct_traffic(works).into_iter().collect();
+        let is_known =
+            |traffic: &MemoryTraffic| self.memory.iter().any(|it| it.traffic == *traffic);
+        let mut traffic: Vec<MemoryTraffic> =
+            MemoryTraffic::distinct_of_works(works).into_iter().collect();
         traffic.retain(|traffic| !is_known(traffic));
         self.add_memory(events, &traffic, power)?;
         self.memory.sort_by_key(|limit| limit.traffic);
         self.add_links(events, works)?;
-        let multiplied =
-            |operands: &Operands| works.iter().any(|of| work_has_operands(*operands, &of.work));
-        for operands in Operands::ALL.into_iter().filter(multiplied) {
+        let multiplied = |operands: &OperandDtypes| {
+            works.iter().any(|of| work_has_operands(*operands, &of.work))
+        };
+        for operands in OperandDtypes::FASTEST_FIRST.into_iter().filter(multiplied) {
             self.add_matmul(events, operands, power)?;
         }
         Ok(())
@@ -85,8 +89,8 @@ impl DeviceLimits {
         events: &mut EventTimer,
         works: &[CaseWork],
     ) -> Result<Self, BackendError> {
-        let mut limits = Self::measure_gpu_limits(events, works, Self::default())?;
-        for operands in Operands::ALL {
+        let mut limits = Self::measure_gpu(events, works, Self::default())?;
+        for operands in OperandDtypes::FASTEST_FIRST {
             limits.add_matmul(events, operands, PowerMode::Steady)?;
         }
         Ok(limits)
@@ -95,10 +99,10 @@ impl DeviceLimits {
     fn add_memory(
         &mut self,
         events: &mut EventTimer,
-        traffic: &[Traffic],
+        traffic: &[MemoryTraffic],
         power: PowerMode,
     ) -> Result<(), BackendError> {
-        let most = |bytes: fn(&Traffic) -> u64| traffic.iter().map(bytes).max();
+        let most = |bytes: fn(&MemoryTraffic) -> u64| traffic.iter().map(bytes).max();
         let (Some(read_bytes), Some(write_bytes)) =
             (most(|of| of.read_bytes), most(|of| of.write_bytes))
         else {
@@ -106,7 +110,7 @@ impl DeviceLimits {
         };
         let pattern = random::normal_values(0, "bandwidth", 1 << 20);
         let pattern = bytemuck::cast_slice(&pattern);
-        let room = DATA_OFFSETS[DATA_OFFSETS.len() - 1];
+        let room = L2_PASS_DATA_OFFSETS[L2_PASS_DATA_OFFSETS.len() - 1];
         let room = (read_bytes + room, write_bytes + room);
         let passes = TrafficPasses::new(events.device(), room, pattern)?;
         for &traffic in traffic {
@@ -119,7 +123,7 @@ impl DeviceLimits {
     fn add_matmul(
         &mut self,
         events: &mut EventTimer,
-        operands: Operands,
+        operands: OperandDtypes,
         power: PowerMode,
     ) -> Result<(), BackendError> {
         let key = format!("{} {}", FlopUnit::Matmul.name(), operands.name());
@@ -139,14 +143,15 @@ impl DeviceLimits {
 }
 
 /// Whether a work has GEMMs of that kind.
-fn work_has_operands(operands: Operands, work: &Work) -> bool {
+fn work_has_operands(operands: OperandDtypes, work: &Work) -> bool {
     work.flops
         .iter()
         .any(|flops| flops.unit == FlopUnit::Matmul && flops.dtype.name() == operands.name())
 }
 
 /// Times one burst of each candidate, or its first launches if they are long, and returns both, the
-/// fastest first. Candidates whose first launches take [`SLOWER_RATIO`] times as long as another's are dropped.
+/// fastest first. Candidates whose first launches take [`CLEARLY_SLOWER_RATIO`] times as long as
+/// another's are dropped.
 fn sort_by_burst<T: Copy>(
     events: &mut EventTimer,
     cache: CacheState,
@@ -156,10 +161,10 @@ fn sort_by_burst<T: Copy>(
     let (mut timed, mut first_ns) = (Vec::new(), f64::INFINITY);
     for candidate in candidates {
         let mut launch = || launch(candidate);
-        let within = events.ceiling_within(cache, SLOWER_RATIO * first_ns, &mut launch)?;
+        let within = events.ceiling_within(cache, CLEARLY_SLOWER_RATIO * first_ns, &mut launch)?;
         if let Some((candidate_ns, mut ceiling)) = within {
             first_ns = first_ns.min(candidate_ns);
-            let is_long = candidate_ns > LONG_NS;
+            let is_long = candidate_ns > MIN_EXACT_LAUNCH_NS;
             timed.push((if is_long { candidate_ns } else { ceiling.burst_ns()? }, candidate));
         }
     }
@@ -172,22 +177,25 @@ fn sort_by_burst<T: Copy>(
 fn gpu_memory_limit(
     events: &mut EventTimer,
     passes: &TrafficPasses,
-    traffic: Traffic,
+    traffic: MemoryTraffic,
     power: PowerMode,
 ) -> Result<MemoryLimit, BackendError> {
-    let Traffic { read_bytes, write_bytes, cache } = traffic;
+    let MemoryTraffic { read_bytes, write_bytes, cache } = traffic;
     let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
     let tried =
-        sort_by_burst(events, cache, MemoryPass::ALL, |pass| passes.launch(pass, moved(0)))?;
+        sort_by_burst(events, cache, MemoryPass::ALL, |pass| passes.launch_pass(pass, moved(0)))?;
     let l2_bytes = events.device().facts().l2_bytes;
     let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.total_bytes());
-    let places =
-        if cache == CacheState::Hot && near_l2 { &DATA_OFFSETS[..] } else { &DATA_OFFSETS[..1] };
+    let places = if cache == CacheState::Hot && near_l2 {
+        &L2_PASS_DATA_OFFSETS[..]
+    } else {
+        &L2_PASS_DATA_OFFSETS[..1]
+    };
     let (mut time_ns, mut fastest) = (f64::INFINITY, tried[0].1);
     for &(_, pass) in tried.iter().take(LONG_BURST_PASSES) {
         for &place in places {
-            let mut launch = || passes.launch(pass, moved(place));
-            let mut ceiling = events.ceiling(cache, &mut launch)?;
+            let mut launch = || passes.launch_pass(pass, moved(place));
+            let mut ceiling = events.ceiling_launches(cache, &mut launch)?;
             let mut pass_ns = f64::INFINITY;
             for _ in 0..BURSTS_PER_PASS {
                 pass_ns = pass_ns.min(ceiling.burst_ns()?);
@@ -208,18 +216,18 @@ fn gpu_memory_limit(
 /// neither kind of matmul is available.
 fn measure_matmul(
     events: &mut EventTimer,
-    operands: Operands,
+    operands: OperandDtypes,
     power: PowerMode,
 ) -> Result<Option<MatmulRate>, BackendError> {
     let resident = match operands {
-        Operands::Fp8 => Some(ResidentOperand::E4m3),
-        Operands::Bf16 => Some(ResidentOperand::Bf16),
-        Operands::F16 => Some(ResidentOperand::F16),
-        Operands::Tf32 => Some(ResidentOperand::Tf32),
-        Operands::F32 => None,
+        OperandDtypes::Fp8 => Some(ResidentOperand::E4m3),
+        OperandDtypes::Bf16 => Some(ResidentOperand::Bf16),
+        OperandDtypes::F16 => Some(ResidentOperand::F16),
+        OperandDtypes::Tf32 => Some(ResidentOperand::Tf32),
+        OperandDtypes::F32 => None,
     };
     if let Some(operand) = resident {
-        let elements = ResidentMatmul::OPERAND_BYTES / operands.bytes();
+        let elements = ResidentMatmul::OPERAND_BYTES / operands.element_bytes();
         let bytes = random_operand(operands, "resident", elements);
         match ResidentMatmul::new(events.device(), operand, &bytes) {
             Ok(matmul) => {
@@ -256,7 +264,7 @@ impl MatmulRate {
         power: PowerMode,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        let mut ceiling = events.ceiling(CacheState::Hot, launch)?;
+        let mut ceiling = events.ceiling_launches(CacheState::Hot, launch)?;
         let launch_ns = match power {
             PowerMode::Steady => ceiling.fastest_window_ns()?,
             PowerMode::Burst => {
@@ -286,7 +294,7 @@ impl LibraryGemm {
     /// The fastest algorithm in one burst, with its time in nanoseconds.
     fn fastest_algorithm(
         events: &mut EventTimer,
-        operands: Operands,
+        operands: OperandDtypes,
         size: u64,
     ) -> Result<Option<(f64, LibraryGemm)>, BackendError> {
         let elements = (size * size) as usize;
@@ -297,7 +305,8 @@ impl LibraryGemm {
             return Ok(None);
         };
         // An algorithm that the library proposes and then rejects does not count.
-        let accepted = (0..gemm.algorithms()).filter(|&algorithm| gemm.launch(algorithm).is_ok());
+        let accepted =
+            (0..gemm.algorithm_count()).filter(|&algorithm| gemm.launch(algorithm).is_ok());
         let launch = |algorithm| gemm.launch(algorithm);
         let fastest = sort_by_burst(events, CacheState::Hot, accepted, launch)?.first().copied();
         Ok(fastest.map(|(launch_ns, algorithm)| (launch_ns, Self { gemm, size, algorithm })))
@@ -313,22 +322,22 @@ impl LibraryGemm {
 }
 
 /// Elements of a random operand, never zeros: a bf16 GEMM of zeros runs faster.
-fn random_operand(operands: Operands, name: &str, len: usize) -> Vec<u8> {
+fn random_operand(operands: OperandDtypes, name: &str, len: usize) -> Vec<u8> {
     match operands {
         // Sign and magnitudes from 2^-3 to 2^1: every bit pattern of these is a number.
-        Operands::Fp8 => random::map_normal_values(0, name, len, |x| {
+        OperandDtypes::Fp8 => random::map_normal_values(0, name, len, |x| {
             let bits = x.to_bits();
             (bits & 0x80) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
         }),
-        Operands::Bf16 => {
+        OperandDtypes::Bf16 => {
             bytemuck::cast_slice(&random::map_normal_values(0, name, len, half::bf16::from_f32))
                 .to_vec()
         }
-        Operands::F16 => {
+        OperandDtypes::F16 => {
             bytemuck::cast_slice(&random::map_normal_values(0, name, len, half::f16::from_f32))
                 .to_vec()
         }
-        Operands::Tf32 | Operands::F32 => {
+        OperandDtypes::Tf32 | OperandDtypes::F32 => {
             bytemuck::cast_slice(&random::normal_values(0, name, len)).to_vec()
         }
     }

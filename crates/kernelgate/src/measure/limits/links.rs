@@ -14,8 +14,8 @@ use kernelgate_cuda::instruments::peer_copy::PeerCopies;
 const LINK_BURSTS: usize = 5;
 
 impl DeviceLimits {
-    /// Measures the copies of the works over several GPUs, each distinct one once, if the set has as
-    /// many GPUs.
+    /// Measures the copies of the works over several GPUs, each distinct one once, if the set has
+    /// as many GPUs.
     pub(super) fn add_links(
         &mut self,
         events: &mut EventTimer,
@@ -24,7 +24,7 @@ impl DeviceLimits {
         let devices = events.devices().clone();
         let distinct: BTreeSet<GpuLinkWork> = works.iter().filter_map(|of| of.work.link).collect();
         for work in distinct {
-            let fits = (2..=devices.count()).contains(&work.gpus) && work.bytes > 0;
+            let fits = (2..=devices.device_count()).contains(&work.gpus) && work.bytes > 0;
             if fits {
                 self.links.push(measure_link_limit(events, &devices.first(work.gpus), work)?);
             }
@@ -41,8 +41,8 @@ fn measure_link_limit(
     let GpuLinkWork { bytes, both_ways, gpus } = work;
     let copies = PeerCopies::new(devices, bytes as usize, both_ways)?;
     let mut time_ns = f64::INFINITY;
-    for kind in copies.kinds() {
-        let mut launch = || copies.launch(kind);
+    for kind in copies.possible_kinds() {
+        let mut launch = || copies.enqueue_copies(kind);
         let mut ceiling = events.ceiling_over(gpus, &mut launch)?;
         for _ in 0..LINK_BURSTS {
             time_ns = time_ns.min(ceiling.burst_ns()?);

@@ -50,7 +50,7 @@ pub struct CaseWork {
 
 /// Bytes that a launch reads and writes, with the state of the caches before the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Traffic {
+pub struct MemoryTraffic {
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
@@ -59,7 +59,7 @@ pub struct Traffic {
     pub cache: CacheState,
 }
 
-impl Traffic {
+impl MemoryTraffic {
     /// Traffic of a work.
     pub const fn new(work: &Work, cache: CacheState) -> Self {
         Self { read_bytes: work.read_bytes, write_bytes: work.write_bytes, cache }
@@ -72,7 +72,7 @@ impl Traffic {
 
     /// Each distinct traffic of these works once, smallest first; a work that moves no bytes has no
     /// traffic.
-    fn distinct_traffic(works: &[CaseWork]) -> BTreeSet<Traffic> {
+    fn distinct_of_works(works: &[CaseWork]) -> BTreeSet<MemoryTraffic> {
         let all = works.iter().map(|of| Self::new(&of.work, of.cache));
         all.filter(|traffic| traffic.total_bytes() > 0).collect()
     }
@@ -82,7 +82,7 @@ impl Traffic {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemoryLimit {
     /// Bytes moved.
-    pub traffic: Traffic,
+    pub traffic: MemoryTraffic,
     /// Time of the fastest memory pass, nanoseconds.
     pub time_ns: f64,
     /// Description of the fastest memory pass.
@@ -116,7 +116,7 @@ impl LinkLimit {
         self.bytes as f64 / self.time_ns * 1e9
     }
 
-    const fn bounds(&self, work: GpuLinkWork) -> bool {
+    const fn is_limit_of(&self, work: GpuLinkWork) -> bool {
         self.bytes == work.bytes && self.both_ways == work.both_ways && self.gpus == work.gpus
     }
 }
@@ -168,8 +168,9 @@ impl TimeLimit {
         self.time_ns / elapsed_ns
     }
 
-    /// Why these times of a launch cannot be true, if they cannot: ceilings are measured to a few per
-    /// cent, and no kernel is twice as fast as they allow unless it does less than the declared work.
+    /// Why these times of a launch cannot be true, if they cannot: ceilings are measured to a few
+    /// per cent, and no kernel is twice as fast as they allow unless it does less than the declared
+    /// work.
     pub fn broken_by(&self, per_launch_ns: &[f64]) -> Option<String> {
         const MAX_LIMIT_FRACTION: f64 = 2.0;
         if per_launch_ns.is_empty() {
@@ -207,7 +208,7 @@ impl DeviceLimits {
     pub fn validate(&self) -> Result<(), String> {
         for limit in &self.memory {
             plausibility::check_launch_ns("a memory limit", limit.time_ns)?;
-            let Traffic { read_bytes, write_bytes, .. } = limit.traffic;
+            let MemoryTraffic { read_bytes, write_bytes, .. } = limit.traffic;
             plausibility::check_bytes("traffic", read_bytes)?;
             plausibility::check_bytes("traffic", write_bytes)?;
         }
@@ -247,10 +248,10 @@ impl DeviceLimits {
     /// The ceilings of memory and units that bound any of these works.
     #[must_use]
     pub fn bounding_works(mut self, works: &[CaseWork]) -> Self {
-        let traffic = Traffic::distinct_traffic(works);
+        let traffic = MemoryTraffic::distinct_of_works(works);
         self.memory.retain(|limit| traffic.contains(&limit.traffic));
         let flops = || works.iter().flat_map(|of| &of.work.flops);
-        let units: BTreeSet<String> = flops().map(Flops::key).collect();
+        let units: BTreeSet<String> = flops().map(Flops::ceiling_key).collect();
         self.flops_per_s.retain(|unit, _| units.contains(unit));
         let Self { memory, flops_per_s, .. } = &self;
         let is_kept =
@@ -265,14 +266,14 @@ impl DeviceLimits {
         self.bounds(work, cache).into_iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
     }
 
-    /// The least times for the work that memory and each unit allow. Traffic and units that were not
-    /// measured do not bound.
+    /// The least times for the work that memory and each unit allow. Traffic and units that were
+    /// not measured do not bound.
     pub fn bounds(&self, work: &Work, cache: CacheState) -> Vec<TimeLimit> {
-        let traffic = Traffic::new(work, cache);
+        let traffic = MemoryTraffic::new(work, cache);
         let memory = self.memory.iter().find(|limit| limit.traffic == traffic);
         let memory =
             memory.map(|limit| TimeLimit { time_ns: limit.time_ns, by: MEMORY_BOUND.to_owned() });
-        let link = work.link.and_then(|work| self.links.iter().find(|link| link.bounds(work)));
+        let link = work.link.and_then(|work| self.links.iter().find(|link| link.is_limit_of(work)));
         let link = link.map(|link| TimeLimit { time_ns: link.time_ns, by: LINK_BOUND.to_owned() });
         let mut bounds: Vec<TimeLimit> =
             memory.into_iter().chain(link).chain(self.unit_bounds(work)).collect();
@@ -284,7 +285,7 @@ impl DeviceLimits {
     fn unit_bounds(&self, work: &Work) -> Vec<TimeLimit> {
         let mut bounds = Vec::new();
         for flops in &work.flops {
-            let key = flops.key();
+            let key = flops.ceiling_key();
             if let Some(rate) = self.flops_per_s.get(&key) {
                 bounds.push(TimeLimit { time_ns: flops.count as f64 / rate * 1e9, by: key });
             }
@@ -333,7 +334,7 @@ mod tests {
 
     fn example_limits() -> DeviceLimits {
         let at = |read_bytes, write_bytes, cache, time_ns| MemoryLimit {
-            traffic: Traffic { read_bytes, write_bytes, cache },
+            traffic: MemoryTraffic { read_bytes, write_bytes, cache },
             time_ns,
             pass: "of a test".to_owned(),
         };
@@ -387,7 +388,7 @@ mod tests {
             case_of(8, 0, CacheState::Hot),
             case_of(0, 0, CacheState::Hot),
         ];
-        let distinct: Vec<_> = Traffic::distinct_traffic(&works)
+        let distinct: Vec<_> = MemoryTraffic::distinct_of_works(&works)
             .into_iter()
             .map(|traffic| (traffic.read_bytes, traffic.write_bytes, traffic.cache))
             .collect();
@@ -423,7 +424,8 @@ mod tests {
 
     #[test]
     fn known_ceilings_of_other_works_are_dropped() {
-        let traffic = |read_bytes| Traffic { read_bytes, write_bytes: 8, cache: CacheState::Hot };
+        let traffic =
+            |read_bytes| MemoryTraffic { read_bytes, write_bytes: 8, cache: CacheState::Hot };
         let memory = |read_bytes, time_ns| MemoryLimit {
             traffic: traffic(read_bytes),
             time_ns,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// Most values of a file that its columns may stand for: a small file must not need much memory.
-const MOST_VALUES: usize = 1 << 22;
+const MAX_COLUMN_VALUES: usize = 1 << 22;
 
 /// Objects in the column format of the file.
 #[derive(Serialize, Deserialize)]
@@ -83,7 +83,7 @@ pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
         return Err(D::Error::custom(problem));
     }
     let values: usize = same.values().map(number_of_values).sum();
-    if values.saturating_mul(keys.len()) > MOST_VALUES {
+    if values.saturating_mul(keys.len()) > MAX_COLUMN_VALUES {
         return Err(D::Error::custom(format!("{values} values for each of {} keys", keys.len())));
     }
     let mut columns: Vec<_> =
@@ -142,11 +142,11 @@ mod tests {
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     struct ColumnTable {
         #[serde(with = "super")]
-        rows: BTreeMap<String, Row>,
+        rows: BTreeMap<String, TestRow>,
     }
 
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    struct Row {
+    struct TestRow {
         time_ns: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         power: Option<PowerColumn>,
@@ -161,9 +161,9 @@ mod tests {
         at_cap: bool,
     }
 
-    fn row(time_ns: f64, at_cap: Option<bool>) -> Row {
+    fn row(time_ns: f64, at_cap: Option<bool>) -> TestRow {
         let power = at_cap.map(|at_cap| PowerColumn { state: "steady".to_owned(), at_cap });
-        Row { time_ns, power, range: vec![1, 2], by_output: BTreeMap::new() }
+        TestRow { time_ns, power, range: vec![1, 2], by_output: BTreeMap::new() }
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub trait RecordType: Serialize + DeserializeOwned {
     const OLDEST_VERSION: u64 = 1;
     /// Name of a file of this format in messages: "baseline".
     const FILE_KIND: &'static str;
-    /// Whether files must carry a checksum of their content, by which an edit by hand is noticed; by
-    /// default files without one are read too.
+    /// Whether files must carry a checksum of their content, by which an edit by hand is noticed;
+    /// by default files without one are read too.
     const HAS_CHECKSUM: bool = false;
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
     /// other string, and every name of a field, is refused if it holds a control character.
@@ -199,7 +199,7 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
     let scanned = {
         let mut json = serde_json::Deserializer::from_reader(buffered_reader(&file));
         let sealed = T::HAS_CHECKSUM && check;
-        let scanned = ScannedFile::read(&mut json, T::FILE_KIND, T::FREE_TEXT_FIELDS, sealed)
+        let scanned = ScannedFile::scan_json(&mut json, T::FILE_KIND, T::FREE_TEXT_FIELDS, sealed)
             .map_err(broken)?;
         json.end().map_err(broken)?;
         scanned
@@ -225,7 +225,8 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
     if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::HAS_CHECKSUM && check) {
         let hash = match scanned.hash() {
             Some(hash) => hash,
-            // Written by another program, or merged: the names have to be put in order.
+            // The file was written by another program, or merged, so its names have to be put in
+            // order.
             None => {
                 file.rewind().map_err(io)?;
                 let mut value: Value =
@@ -342,7 +343,7 @@ fn readable_text<T: RecordType>(path: &Path, record: &T) -> Result<String, Recor
         record.validate()?;
         // A path of the system may be no text.
         let value = record_to_json(record).map_err(|cause| cause.to_string())?;
-        let scanned = ScannedFile::read(&value, T::FILE_KIND, T::FREE_TEXT_FIELDS, false);
+        let scanned = ScannedFile::scan_json(&value, T::FILE_KIND, T::FREE_TEXT_FIELDS, false);
         let refused = scanned.map_err(|cause| cause.to_string())?.refused;
         refused.map_or_else(|| Ok(text_of_json::<T>(&value)), Err)
     };
@@ -535,7 +536,8 @@ pub fn temporary_folder(folder: &Path) -> std::io::Result<(tempfile::TempDir, Op
     Ok((temporary, held))
 }
 
-/// Removes temporary files and folders, and locks, that a writer left in a folder when it was killed.
+/// Removes temporary files and folders, and locks, that a writer left in a folder when it was
+/// killed.
 pub(super) fn remove_abandoned_files(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries {
@@ -550,8 +552,8 @@ pub(super) fn remove_abandoned_files(folder: &Path) {
         if !(facts.is_file() || facts.is_dir() && is_temporary_file_name(&name)) {
             continue;
         }
-        // Locked while it is removed, so a process that waits for this lock sees that its file is
-        // gone.
+        // The lock file is removed while it is locked, so a process that waits for this lock sees
+        // that its file is gone.
         let opened = open_regular_file(&path);
         let least = match opened.as_ref().map(File::try_lock) {
             Ok(Ok(())) => Some(ABANDONED_FILE_AGE),

@@ -75,7 +75,7 @@ impl PreparedFileSet {
                 return Err(io(&path, std::io::ErrorKind::IsADirectory.into()));
             }
         }
-        if self.exchange(&fresh, absent).is_ok() {
+        if self.exchange_folders(&fresh, absent).is_ok() {
             return Ok(());
         }
         for name in &fresh {
@@ -93,7 +93,7 @@ impl PreparedFileSet {
     }
 
     /// Exchanges both folders, after links to the other files of the folder.
-    fn exchange(&self, fresh: &[OsString], absent: &[&str]) -> std::io::Result<()> {
+    fn exchange_folders(&self, fresh: &[OsString], absent: &[&str]) -> std::io::Result<()> {
         #[cfg(any(target_os = "linux", target_os = "macos"))]
         {
             use rustix::fs::{CWD, RenameFlags, renameat_with};

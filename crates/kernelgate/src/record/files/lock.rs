@@ -34,7 +34,7 @@ impl FileLock {
     ///
     /// # Errors
     /// Fails if others keep it for a minute, or the lock's file cannot be made.
-    pub fn acquire_lock(path: &Path) -> Result<FileLock, RecordFileError> {
+    pub fn acquire_for_file(path: &Path) -> Result<FileLock, RecordFileError> {
         Self::acquire_within(path, LOCK_TIMEOUT)
     }
 
@@ -145,7 +145,7 @@ mod tests {
         let path = folder.path().join("deep/count.json");
         let add = || {
             for _ in 0..20 {
-                let _lock = FileLock::acquire_lock(&path).unwrap();
+                let _lock = FileLock::acquire_for_file(&path).unwrap();
                 let count: u32 =
                     std::fs::read_to_string(&path).map_or(0, |text| text.parse().unwrap());
                 std::thread::yield_now();
@@ -166,7 +166,7 @@ mod tests {
     fn one_that_is_held_is_waited_for_and_then_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        let first = FileLock::acquire_lock(&path).unwrap();
+        let first = FileLock::acquire_for_file(&path).unwrap();
         let error = FileLock::acquire_within(&path, Duration::from_millis(30)).unwrap_err();
         let own = folder.path().join(".a.json.lock");
         assert!(

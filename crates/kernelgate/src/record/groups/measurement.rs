@@ -1,7 +1,7 @@
 //! A measurement: the process runs that are judged together.
 //!
 //! The runs may be several processes of one bench, shards of it, or different benches, of one
-//! session or of several. [`Measurement::measurement_of_runs`] is the only place that decides
+//! session or of several. [`Measurement::from_runs`] is the only place that decides
 //! whether runs belong together. Deliberately absent: statistics, and the choice of the runs that a
 //! baseline keeps ([`Baseline`](crate::record::Baseline)).
 
@@ -70,7 +70,7 @@ impl Measurement {
     ///
     /// # Errors
     /// The error is the first fact in which a run differs from an earlier run of its bench.
-    pub fn measurement_of_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<DifferingRunFact>> {
+    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Measurement, Box<DifferingRunFact>> {
         Self::check_runs_match(&runs)?;
         Ok(Self { runs })
     }
@@ -113,7 +113,7 @@ impl Measurement {
     /// # Errors
     /// The error is the first fact in which the runs differ.
     pub fn join_measurements(measurements: Vec<Self>) -> Result<Self, Box<DifferingRunFact>> {
-        Self::measurement_of_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
+        Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
     }
 
     /// Process runs of the measurement, in the order in which they were given.
@@ -243,7 +243,7 @@ fn differing_fact(
         case: None,
         left: mismatch.base,
         right: mismatch.head,
-        runs: [left.key(), right.key()],
+        runs: [left.baseline_key(), right.baseline_key()],
         sharded: left.shard.is_some() || right.shard.is_some(),
     }
 }

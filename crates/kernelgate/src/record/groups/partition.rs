@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn recorded_times_make_shards_equally_long() {
-        // As of a sweep: few long problems, many short ones, one without a time.
+        // Problems like those of a sweep: few long ones, many short ones, one without a time.
         let times: BTreeMap<String, f64> = (0..100)
             .map(|n| (format!("w/f/n{n}"), 5.0 + f64::from(n % 17) * f64::from(n % 5)))
             .collect();

@@ -108,7 +108,7 @@ impl BaselineStore {
             for path in files {
                 let run: ProcessRun = file::read(&path)?;
                 // Sessions may be given the same name in several checkouts.
-                let identity = (run.key(), run.started.clone());
+                let identity = (run.baseline_key(), run.started.clone());
                 if let Some(first) = read.insert(identity, path.clone()) {
                     return Err(StoreError::Twice { first, second: path });
                 }
@@ -160,7 +160,7 @@ mod tests {
     fn write_session_record(store: &BaselineStore, session: &str, started: &str) {
         let run = ProcessRun {
             started: started.to_owned(),
-            ..ProcessRun::start_process_run("b", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_now("b", session, Environment::cpu(), Provenance::default())
         };
         file::write(&store.run_record_path(session, "b"), &run).unwrap();
     }
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(named, "20260102T030405Z-77");
         write_session_record(&store, "newer", "2026-01-02T03:04:06.250Z");
         write_session_record(&store, "new", "2026-01-02T03:04:06Z");
-        // Written later, as by a cache that is restored.
+        // This file is written later than it was recorded, as by a restored cache.
         write_session_record(&store, &named, "2026-01-02T03:04:08Z");
         write_session_record(&store, "old", "2025-01-02T03:04:05Z");
         let last = |count| -> Vec<String> {
@@ -200,7 +200,7 @@ mod tests {
         let other = ProcessRun {
             package: Some(package("other")),
             started: "2026-01-02T03:04:09Z".to_owned(),
-            ..ProcessRun::start_process_run("b", "other", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start_now("b", "other", Environment::cpu(), Provenance::default())
         };
         file::write(&store.run_record_path("other", "b"), &other).unwrap();
         let last_of =

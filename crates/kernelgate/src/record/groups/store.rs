@@ -141,19 +141,18 @@ impl From<RecordFileError> for StoreError {
 
 impl BaselineStore {
     /// The store of the package whose bench binary runs: The store lies in `CARGO_MANIFEST_DIR`, as
-    /// cargo sets it, else as [`Self::store_around_folder`] finds it from the working folder.
-    pub fn discover_store() -> BaselineStore {
+    /// cargo sets it, else as [`Self::around_folder`] finds it from the working folder.
+    pub fn discover() -> BaselineStore {
         let package = process::nonempty_variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
-        package.filter(|folder| folder.is_dir()).map_or_else(
-            || Self::store_around_folder(&process::working_folder()),
-            Self::store_for_package,
-        )
+        package
+            .filter(|folder| folder.is_dir())
+            .map_or_else(|| Self::around_folder(&process::working_folder()), Self::for_package)
     }
 
     /// The store of the package that a folder belongs to: the nearest folder upwards with a
     /// `Cargo.toml`, else the folder itself.
-    pub fn store_around_folder(folder: &Path) -> Self {
-        Self::store_for_package(
+    pub fn around_folder(folder: &Path) -> BaselineStore {
+        Self::for_package(
             folder
                 .ancestors()
                 .find(|folder| folder.join("Cargo.toml").is_file())
@@ -162,7 +161,7 @@ impl BaselineStore {
         )
     }
 
-    fn store_for_package(root: PathBuf) -> Self {
+    fn for_package(root: PathBuf) -> BaselineStore {
         Self::at(&root, &cargo_target_folder(&root))
     }
 

@@ -38,7 +38,7 @@ pub struct TrialRecord {
     pub cases: BTreeMap<String, CaseTiming>,
     /// Cases that failed in this process, with the error.
     pub failed: BTreeMap<String, CaseFailure>,
-    /// Cases that it was asked for and neither timed nor failed, with the reason.
+    /// Requested cases that the process neither timed nor failed, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, String>,
     /// Reason why the trial did not get to its end.

@@ -3,7 +3,7 @@
 use super::environment::{Environment, EnvironmentMismatch};
 use super::gpus::Gpu;
 use crate::record::files::file::hash_of_all;
-use kernelgate_cuda::driver::peers::Link;
+use kernelgate_cuda::driver::peers::PeerLink;
 
 /// Facts of which only the first number of a version counts.
 const FACTS_BY_MAJOR_VERSION: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
@@ -64,7 +64,7 @@ impl Environment {
         }
         if counted {
             facts.push(("gpu.count", self.gpus.len().to_string()));
-            facts.push(("gpu.link", self.link.map_or("unknown", Link::name).to_owned()));
+            facts.push(("gpu.link", self.link.map_or("unknown", PeerLink::name).to_owned()));
         }
         facts
     }

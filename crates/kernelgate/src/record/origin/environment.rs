@@ -12,7 +12,7 @@ use crate::backend::{BackendKind, BenchTarget};
 use crate::measure::plausibility;
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::driver::peers::Link;
+use kernelgate_cuda::driver::peers::PeerLink;
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 /// Machine and build: the facts that give a time its meaning.
@@ -47,7 +47,7 @@ pub struct Environment {
     pub gpus: RecordedGpus,
     /// How the GPUs reach each other's memory: the weakest of all pairs; absent for one GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub link: Option<Link>,
+    pub link: Option<PeerLink>,
 }
 
 /// A field in which two environments are not comparable.
@@ -82,14 +82,14 @@ impl Environment {
         match target {
             BenchTarget::Cpu => Self::cpu(),
             BenchTarget::Cuda(devices) => Self {
-                link: devices.link(),
-                ..Self::environment_on_gpus(devices.iter().map(|device| device.facts()))
+                link: devices.peer_link(),
+                ..Self::on_gpus(devices.iter().map(|device| device.facts()))
             },
         }
     }
 
     /// Environment of this process on these GPUs, whether or not this library opened the GPUs.
-    pub fn environment_on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Self {
+    pub fn on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Environment {
         let facts: Vec<&DeviceFacts> = facts.into_iter().collect();
         let mut names: Vec<String> = facts.iter().map(|facts| on_one_line(&facts.name)).collect();
         names.sort();
@@ -203,11 +203,13 @@ impl Environment {
 /// A GPU with the versions of its driver and of NVRTC.
 fn gpu(facts: &DeviceFacts) -> Gpu {
     let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-    let telemetry = CardTelemetry::open(&facts.uuid);
+    let telemetry = CardTelemetry::open_card(&facts.uuid);
     Gpu {
         uuid: facts.uuid.clone(),
         arch: facts.arch.clone(),
-        driver: telemetry.and_then(|it| it.driver()).unwrap_or_else(|| "unknown".to_owned()),
+        driver: telemetry
+            .and_then(|it| it.driver_version())
+            .unwrap_or_else(|| "unknown".to_owned()),
         driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
         nvrtc: nvrtc::installed_nvrtc_version().map_or_else(|_| "unknown".to_owned(), version),
         multiprocessors: facts.multiprocessors,
@@ -336,7 +338,7 @@ mod tests {
         assert_eq!(found, [("gpu.count", "1".to_owned(), "2".to_owned())]);
         assert_ne!(pair.environment_fingerprint(), one.environment_fingerprint());
         let over = |link| Environment { link: Some(link), ..pair.clone() };
-        let (nvlink, pcie) = (over(Link::PeerAtomic), over(Link::Peer));
+        let (nvlink, pcie) = (over(PeerLink::PeerAtomic), over(PeerLink::Peer));
         let found: Vec<_> = counts(pcie.mismatches(&nvlink)).collect();
         assert_eq!(found, [("gpu.link", "peer_atomic".to_owned(), "peer".to_owned())]);
         assert_ne!(nvlink.environment_fingerprint(), pcie.environment_fingerprint());
@@ -355,7 +357,7 @@ mod tests {
         use crate::record::file;
         let gpu = |uuid: &str| Gpu::h200_with_driver(uuid, "580.82");
         let text = |environment: Environment| {
-            let run = ProcessRun::start_process_run("b", "s", environment, Provenance::default());
+            let run = ProcessRun::start_now("b", "s", environment, Provenance::default());
             file::record_text(&run)
         };
         let written_and_read = |environment: Environment| {

@@ -161,22 +161,27 @@ impl Gpu {
 mod tests {
     use super::*;
 
-    fn set(uuids: &[&str]) -> RecordedGpus {
+    fn gpus_of_uuids(uuids: &[&str]) -> RecordedGpus {
         uuids.iter().map(|uuid| Gpu::h200_with_driver(uuid, "580.82")).collect()
     }
 
     #[test]
     fn a_set_has_each_card_once_in_one_order() {
-        assert_eq!(set(&["GPU-2", "GPU-1", "GPU-2"]), set(&["GPU-1", "GPU-2"]));
-        assert!(set(&["GPU-2", "GPU-1"]).are_same_cards(&set(&["GPU-1", "GPU-2"])));
-        assert!(!set(&["GPU-1", "GPU-2"]).are_same_cards(&set(&["GPU-1"])));
-        assert!(!set(&[]).are_same_cards(&set(&[])));
+        assert_eq!(gpus_of_uuids(&["GPU-2", "GPU-1", "GPU-2"]), gpus_of_uuids(&["GPU-1", "GPU-2"]));
+        assert!(
+            gpus_of_uuids(&["GPU-2", "GPU-1"]).are_same_cards(&gpus_of_uuids(&["GPU-1", "GPU-2"]))
+        );
+        assert!(!gpus_of_uuids(&["GPU-1", "GPU-2"]).are_same_cards(&gpus_of_uuids(&["GPU-1"])));
+        assert!(!gpus_of_uuids(&[]).are_same_cards(&gpus_of_uuids(&[])));
     }
 
     #[test]
     fn one_is_the_only_card_or_absent() {
-        assert_eq!(set(&["GPU-1"]).one().map(|gpu| &*gpu.uuid), Some("GPU-1"));
-        assert_eq!([set(&[]).one(), set(&["GPU-1", "GPU-2"]).one()], [None, None]);
+        assert_eq!(gpus_of_uuids(&["GPU-1"]).one().map(|gpu| &*gpu.uuid), Some("GPU-1"));
+        assert_eq!(
+            [gpus_of_uuids(&[]).one(), gpus_of_uuids(&["GPU-1", "GPU-2"]).one()],
+            [None, None]
+        );
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub struct DifferentMachineFact {
 impl MachineFacts {
     /// Describes the machine on which the process runs.
     #[expect(clippy::disallowed_methods, reason = "a file of the system")]
-    pub fn machine_of_process() -> Self {
+    pub fn from_this_machine() -> MachineFacts {
         let host = Environment::cpu();
         Self {
             processor: host.device_name,
@@ -193,6 +193,6 @@ mod tests {
         let cpuinfo = "processor : 0\nphysical id\t: 0\nprocessor : 1\nphysical id\t: 1\n\
                        processor : 2\nphysical id\t: 0\n";
         assert_eq!((processor_sockets(cpuinfo), processor_sockets("")), (Some(2), None));
-        assert_eq!(MachineFacts::machine_of_process(), MachineFacts::machine_of_process());
+        assert_eq!(MachineFacts::from_this_machine(), MachineFacts::from_this_machine());
     }
 }

@@ -13,8 +13,8 @@ use crate::record::files::text::on_one_line;
 pub struct Provenance {
     /// Commit of the measured package; absent outside a git checkout.
     pub commit: Option<String>,
-    /// Whether tracked files differed from that commit, other than committed baselines: of the benches
-    /// of a session the first writes them while the others have not begun.
+    /// Whether tracked files differed from that commit, other than committed baselines: of the
+    /// benches of a session the first writes them while the others have not begun.
     pub dirty: bool,
 }
 
@@ -44,7 +44,7 @@ impl Provenance {
         if let Some(given) =
             nonempty_variable("KERNELGATE_COMMIT").and_then(|it| it.into_string().ok())
         {
-            return Self::parse_provenance(&given);
+            return Self::from_text(&given);
         }
         Self {
             commit: git(root, &["rev-parse", "HEAD"]),
@@ -77,10 +77,10 @@ impl Provenance {
         if !is_commit(given.strip_suffix("+changes").unwrap_or(&given)) {
             return Err(InvalidCommit { commit: on_one_line(&given) });
         }
-        Ok((Self::parse_provenance(&given), true))
+        Ok((Self::from_text(&given), true))
     }
 
-    fn parse_provenance(given: &str) -> Provenance {
+    fn from_text(given: &str) -> Provenance {
         // Cleaned to one line, because a record that cannot be read again would be lost.
         let given = on_one_line(given);
         let commit = given.strip_suffix("+changes");
@@ -113,8 +113,8 @@ pub fn is_commit(text: &str) -> bool {
     text.len() >= 7 && is_hash(text)
 }
 
-/// Whether it can only be the id of a commit, whole or shortened. A record's commit may also be a
-/// word, as `KERNELGATE_COMMIT` gave it; git would take some words for options.
+/// Whether the text can only be the hash of a commit, whole or shortened. A record's commit may
+/// also be a word, as `KERNELGATE_COMMIT` gave it; git would take some words for options.
 fn is_hash(commit: &str) -> bool {
     (4..=64).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -138,12 +138,8 @@ mod tests {
 
     #[test]
     fn a_commit_may_be_given() {
-        let given = |text| {
-            (
-                Provenance::parse_provenance(text).short_commit(),
-                Provenance::parse_provenance(text).dirty,
-            )
-        };
+        let given =
+            |text| (Provenance::from_text(text).short_commit(), Provenance::from_text(text).dirty);
         assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
         assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
         assert_eq!(given("1a2b\u{1b}[2J+changes\n"), ("1a2b+changes".to_owned(), true));
@@ -151,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_commit_is_named_by_its_first_digits_and_by_no_others() {
-        let is_of = |commit: &str, digits: &str| Provenance::parse_provenance(commit).is_of(digits);
+        let is_of = |commit: &str, digits: &str| Provenance::from_text(commit).is_of(digits);
         let whole = "951c29400d11223344556677889900aabbccddee";
         assert!(is_of(whole, "951c294") && is_of(whole, whole) && is_of("951c2940", "951c294"));
         for commit in ["9", "", "951c29", "951c294zz; rm -rf", "2af5b7400", "951c294+changes"] {
@@ -198,8 +194,7 @@ mod tests {
             let who = ["-c", "user.name=a", "-c", "user.email=a@b"];
             at(&[&who[..], &["commit", "--quiet", "--allow-empty", "-m", message]].concat());
         }
-        let behind =
-            |commit: &str| Provenance::parse_provenance(commit).commits_behind(folder.path());
+        let behind = |commit: &str| Provenance::from_text(commit).commits_behind(folder.path());
         let first = at(&["rev-parse", "HEAD~1"]);
         assert_eq!((behind(&first), behind(&first[..10])), (Some(1), Some(1)));
         let victim = folder.path().join("victim..HEAD");

@@ -1,10 +1,10 @@
 use super::*;
 use crate::measure::CacheState;
-use crate::measure::limits::{MemoryLimit, Traffic};
+use crate::measure::limits::{MemoryLimit, MemoryTraffic};
 
 #[test]
 fn rejects_names_with_separators_and_invalid_errors() {
-    let run = ProcessRun::start_process_run("b c", "s1", Environment::cpu(), Provenance::default());
+    let run = ProcessRun::start_now("b c", "s1", Environment::cpu(), Provenance::default());
     assert_eq!(run.validate(), Ok(()));
     for (bench, session, started, wanted) in [
         ("../x", "s", "2026-01-01T00:00:00Z", "bench `../x` holds `/`"),
@@ -59,7 +59,7 @@ fn impossible_samples_are_invalid() {
 /// A baseline accepts exactly the runs that are valid themselves.
 #[test]
 fn a_run_is_as_strict_as_the_baseline_of_it() {
-    let start = ProcessRun::start_process_run("b", "s1", Environment::cpu(), Provenance::default());
+    let start = ProcessRun::start_now("b", "s1", Environment::cpu(), Provenance::default());
     let valid = |change: &dyn Fn(&mut ProcessRun, &mut CaseRecord)| {
         let mut run = start.clone();
         let mut case = CaseRecord::untimed_samples(vec![100.0, 101.0]);
@@ -88,7 +88,7 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
         refused(&format!("a host launch of {shown} ns"), &|_, case| {
             case.samples.costs.host_launch_ns = Some(bad);
         });
-        let traffic = Traffic { read_bytes: 4, write_bytes: 0, cache: CacheState::Hot };
+        let traffic = MemoryTraffic { read_bytes: 4, write_bytes: 0, cache: CacheState::Hot };
         let at = |time_ns| MemoryLimit { traffic, time_ns, pass: "a pass".to_owned() };
         refused(&format!("a memory limit of {shown} ns a launch"), &|run, _| {
             run.limits.memory = vec![at(1.0), at(bad)];

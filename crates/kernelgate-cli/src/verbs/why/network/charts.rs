@@ -4,14 +4,14 @@ use kernelgate::display::time_text;
 use kernelgate_trace::diagnose::network::{AttentionOperation, time_share_by_class};
 
 use super::RecordedNetwork;
-use super::tables::{classes_with_most_time, passes};
+use super::tables::{classes_with_most_time, kernels_by_pass};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRows, MAX_ROWS, PlottedUnit, Row,
-    ScaleKind,
+    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, MAX_ROWS,
+    PlottedUnit, ScaleKind,
 };
 
 /// File names and contents of the charts; empty without networks.
-pub fn drawings(cases: &[RecordedNetwork]) -> anyhow::Result<Vec<(String, String)>> {
+pub fn chart_files(cases: &[RecordedNetwork]) -> anyhow::Result<Vec<(String, String)>> {
     let charts = [
         ("network-host.svg", host_chart(cases)),
         ("network-kinds.svg", kinds_chart(cases)),
@@ -30,7 +30,7 @@ fn network_chart(
     subtitle: &str,
     axis: ChartAxis,
     legend: &[&str],
-    rows: Vec<Row>,
+    rows: Vec<LabelledRow>,
 ) -> ChartWithTitle {
     let legend = legend.iter().map(|&name| name.to_owned()).collect();
     let rows = rows.into_iter().take(MAX_ROWS).collect();
@@ -55,7 +55,7 @@ fn stacked_spans(values: &[f64]) -> Vec<ChartRowMark> {
 fn host_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
     let row = |case: &RecordedNetwork| {
         let ends = (case.wall_ns - case.device_ns).max(0.0);
-        Row {
+        LabelledRow {
             label: case.case.clone(),
             value: time_text(case.wall_ns),
             marks: stacked_spans(&[case.busy_ns, case.device_ns - case.busy_ns, ends]),
@@ -72,12 +72,12 @@ fn host_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
 
 fn kinds_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
     let columns = classes_with_most_time(cases);
-    let row = |case: &RecordedNetwork| -> Vec<Row> {
+    let row = |case: &RecordedNetwork| -> Vec<LabelledRow> {
         let bar = |(pass, kernels): (&str, Vec<_>)| {
             let shares = time_share_by_class(&kernels);
             let share = |class| shares.iter().find(|(of, _)| of == class).map_or(0.0, |of| of.1);
             let values: Vec<f64> = columns.iter().map(share).collect();
-            Row {
+            LabelledRow {
                 label: format!("{}, {pass}", case.case),
                 value: columns.first().map_or_else(String::new, |first| {
                     format!("{:.1}% {}", 100.0 * share(first), first.label())
@@ -85,7 +85,7 @@ fn kinds_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
                 marks: stacked_spans(&values),
             }
         };
-        passes(case, cases).into_iter().map(bar).collect()
+        kernels_by_pass(case, cases).into_iter().map(bar).collect()
     };
     let labels: Vec<&str> = columns.iter().map(|class| class.label()).collect();
     network_chart(
@@ -104,12 +104,12 @@ fn attention_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
         let operations =
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values];
         let marks = match &case.network.attention {
-            Some(of) => {
-                stacked_spans(&operations.map(|it| of.operation(it).kernel_ns as f64 / passes))
-            }
+            Some(of) => stacked_spans(
+                &operations.map(|it| of.use_of_operation(it).kernel_ns as f64 / passes),
+            ),
             None => vec![ChartRowMark::Bar(all, operations.len())],
         };
-        Some(Row { label: case.case.clone(), value: time_text(all), marks })
+        Some(LabelledRow { label: case.case.clone(), value: time_text(all), marks })
     };
     network_chart(
         "Attention of a forward pass",
@@ -126,7 +126,7 @@ fn utilization_chart(cases: &[RecordedNetwork]) -> ChartWithTitle {
         let mut marks = vec![ChartRowMark::Bar(share, 0)];
         marks.extend(case.utilization.of_measured.map(ChartRowMark::Tick));
         let value = format!("{:.1}%, {}", 100.0 * share, time_text(case.launch_ns));
-        Some(Row { label: case.case.clone(), value, marks })
+        Some(LabelledRow { label: case.case.clone(), value, marks })
     };
     network_chart(
         "Model FLOP utilization",

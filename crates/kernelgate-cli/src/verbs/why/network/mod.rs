@@ -6,7 +6,7 @@
 mod charts;
 mod tables;
 
-pub use charts::drawings;
+pub use charts::chart_files;
 pub use tables::text;
 
 use kernelgate::protocol::CaseRecording;
@@ -90,13 +90,13 @@ impl RecordedNetwork {
     }
 
     fn forward(&self) -> &[KernelUsePerPass] {
-        self.network.phase(TrainingPhase::Forward).map_or(&[], |phase| &phase.kernels)
+        self.network.use_in_phase(TrainingPhase::Forward).map_or(&[], |phase| &phase.kernels)
     }
 
     /// Share of a phase in the busy time, 0 to 1.
     fn phase_share(&self, phase: TrainingPhase) -> Option<f64> {
         let all: f64 = self.network.phases.iter().map(|of| of.busy_ns).sum();
-        self.network.phase(phase).map(|of| of.busy_ns / all.max(1.0))
+        self.network.use_in_phase(phase).map(|of| of.busy_ns / all.max(1.0))
     }
 
     /// Kernels of inference, from the row's recorded forward pass or from the forward pass within
@@ -142,7 +142,7 @@ impl RecordedNetwork {
         let idle: Vec<Value> =
             self.idle.iter().map(|(cause, ns)| json!({ "cause": cause, "idle_ns": ns })).collect();
         let inference = self.inference(all);
-        let step = self.network.step();
+        let step = self.network.step_kernels();
         let same =
             |of: &KernelUsePerPass| inference.first().is_some_and(|first| first.name == of.name);
         let share = |kernels: &[KernelUsePerPass]| {

@@ -6,7 +6,7 @@ use kernelgate_trace::diagnose::network::{
     AttentionOperation, KernelUsePerPass, MIN_LISTED_TIME_SHARE, TrainingPhase,
     time_share_by_class, total_kernel_ns,
 };
-use kernelgate_trace::diagnose::{KernelClass, short_name};
+use kernelgate_trace::diagnose::{KernelClass, readable_name};
 use kernelgate_trace::stats::shorten;
 
 use super::RecordedNetwork;
@@ -141,7 +141,7 @@ fn largest_kernels(cases: &[RecordedNetwork]) -> TextTable {
     let mut table =
         TextTable::new(&["row", "kernel", "launches", "time", "share", "the other pass"]);
     add_rows_by_problem(&mut table, cases, |case| {
-        let step = case.network.step();
+        let step = case.network.step_kernels();
         let Some(first) = step.first() else { return Vec::new() };
         let inference = case.inference(cases).first();
         let other = match case.network.trains() {
@@ -150,7 +150,7 @@ fn largest_kernels(cases: &[RecordedNetwork]) -> TextTable {
                 let trains = |of: &&RecordedNetwork| {
                     of.network.trains() && of.differs_in_operation_only(case)
                 };
-                let step = cases.iter().find(trains).map(|of| of.network.step());
+                let step = cases.iter().find(trains).map(|of| of.network.step_kernels());
                 step.and_then(|step| Some((step.first()?.name.clone(), "training")))
             }
         };
@@ -160,7 +160,7 @@ fn largest_kernels(cases: &[RecordedNetwork]) -> TextTable {
         });
         vec![vec![
             case.row.clone(),
-            shorten(&short_name(&first.name), MAX_NAME),
+            shorten(&readable_name(&first.name), MAX_NAME),
             count_text(first.launches),
             time_text(first.kernel_ns),
             share_percent(first.kernel_ns / total_kernel_ns(&step).max(1.0)),
@@ -186,7 +186,7 @@ fn other_kernels(cases: &[RecordedNetwork]) -> TextTable {
         table.add_heading(case.case.clone());
         for of in listed {
             table.row(vec![
-                shorten(&short_name(&of.name), MAX_NAME),
+                shorten(&readable_name(&of.name), MAX_NAME),
                 of.class.label().to_owned(),
                 count_text(of.launches),
                 time_text(of.kernel_ns),
@@ -198,7 +198,7 @@ fn other_kernels(cases: &[RecordedNetwork]) -> TextTable {
 }
 
 /// A case's kernels, with the pass to which they belong: inference, or training.
-pub(super) fn passes<'a>(
+pub(super) fn kernels_by_pass<'a>(
     case: &'a RecordedNetwork,
     all: &'a [RecordedNetwork],
 ) -> Vec<(&'static str, Vec<KernelUsePerPass>)> {
@@ -210,7 +210,7 @@ pub(super) fn passes<'a>(
         passes.push(("inference", case.inference(all).to_vec()));
     }
     if trains {
-        passes.push(("training", case.network.step()));
+        passes.push(("training", case.network.step_kernels()));
     }
     passes
 }
@@ -218,7 +218,9 @@ pub(super) fn passes<'a>(
 /// Kinds of kernels with most time over all cases.
 pub(super) fn classes_with_most_time(cases: &[RecordedNetwork]) -> Vec<KernelClass> {
     let mut sums: Vec<(KernelClass, f64)> = Vec::new();
-    for (class, share) in cases.iter().flat_map(|case| time_share_by_class(&case.network.step())) {
+    for (class, share) in
+        cases.iter().flat_map(|case| time_share_by_class(&case.network.step_kernels()))
+    {
         match sums.iter_mut().find(|(known, _)| *known == class) {
             Some((_, sum)) => *sum += share,
             None => sums.push((class, share)),
@@ -243,7 +245,7 @@ fn kinds_table(cases: &[RecordedNetwork]) -> TextTable {
             let cells = columns.iter().map(share).chain([others.max(0.0)]).map(share_percent);
             std::iter::once(format!("{}, {pass}", case.row)).chain(cells).collect()
         };
-        passes(case, cases).into_iter().map(row).collect()
+        kernels_by_pass(case, cases).into_iter().map(row).collect()
     });
     table
 }
@@ -265,7 +267,7 @@ fn attention_table(cases: &[RecordedNetwork]) -> TextTable {
         let unfused = case.network.attention.as_ref();
         let operation = |operation| {
             unfused.map_or_else(dash_cell, |of| {
-                time_text(of.operation(operation).kernel_ns as f64 / passes)
+                time_text(of.use_of_operation(operation).kernel_ns as f64 / passes)
             })
         };
         let ratio =

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Source;
-use crate::testing::gpu;
+use crate::testing::lock_first_gpu;
 
 const ARGUMENT_TEST_KERNELS: &str = r#"
 struct __align__(64) Map { unsigned long long words[16]; };
@@ -35,7 +35,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) compiled_in_pairs(unsigned*
 
 #[test]
 fn launches_of_every_kind_reach_the_device() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let names: Vec<String> = (0..100).map(|i| format!("float a{i}")).collect();
     let sum: Vec<String> = (0..100).map(|i| format!("a{i}")).collect();
     let defines = [format!("MANY={}", names.join(",")), format!("SUM={}", sum.join("+"))];
@@ -75,7 +75,7 @@ fn launches_of_every_kind_reach_the_device() {
     let refused = prepare("meeting", crowd, meeting).err();
     assert!(matches!(refused, Some(BackendError::Unsupported(_))), "{refused:?}");
 
-    if device.clusters().unwrap() {
+    if device.supports_clusters().unwrap() {
         let out = device.allocate(16).unwrap();
         let dims = Launch {
             cluster: Some([2, 1, 1]),
@@ -114,7 +114,7 @@ fn launches_of_every_kind_reach_the_device() {
 
 #[test]
 fn reports_launches_beyond_the_gpu_as_unsupported() {
-    let Some((device, _alone)) = gpu() else { return };
+    let Some((device, _alone)) = lock_first_gpu() else { return };
     let build = Source::new("prepared", ARGUMENT_TEST_KERNELS).build(&["MANY=int a", "SUM=a"]);
     let prepare = |symbol, dims, parameters| {
         PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
@@ -134,7 +134,7 @@ fn reports_launches_beyond_the_gpu_as_unsupported() {
         cluster: Some([blocks, 1, 1]),
         ..Launch::new([grid, 1, 1], [256, 1, 1])
     };
-    if !device.clusters().unwrap() {
+    if !device.supports_clusters().unwrap() {
         unsupported(prepare("mapped", in_clusters(2, 2), mapped()), "needs clusters");
         return;
     }

@@ -102,7 +102,7 @@ pub(super) fn find_stream_overlaps(
 /// Nodes of a graph may run at once, and pages migrate at any time.
 fn may_overlap_on_stream(context: &DiagnosisContext<'_>, id: OperationId) -> bool {
     let node = |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|node| node != 0);
-    match context.all.part(id) {
+    match context.all.kind_and_row(id) {
         (OperationKind::Kernel, row) => node(row),
         (OperationKind::Copy, _) => context.is_page_migration(id),
         (OperationKind::Set | OperationKind::Graph, _) => false,
@@ -145,8 +145,9 @@ pub(super) fn find_starts_before_launches(
     if count == 0 {
         return;
     }
-    let launched =
-        context.all.len() - context.classes.migrations() - context.host.operations_without_call;
+    let launched = context.all.len()
+        - context.classes.migration_count()
+        - context.host.operations_without_call;
     let share = percent(
         i64::try_from(count).unwrap_or(i64::MAX),
         i64::try_from(launched).unwrap_or(i64::MAX),

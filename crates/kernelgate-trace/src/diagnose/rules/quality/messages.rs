@@ -64,7 +64,10 @@ const NOTHING_RECORDED_REASONS: &[(&[&str], &str, &str)] = &[
 ];
 
 /// The first reason that a message gives for missing records.
-pub(super) fn reason(messages: &[String], any_recorded: bool) -> Option<MissingRecordsReason> {
+pub(super) fn reason_in_messages(
+    messages: &[String],
+    any_recorded: bool,
+) -> Option<MissingRecordsReason> {
     if let Some(reason) = messages.iter().find_map(|message| driver_too_new_reason(message)) {
         return Some(reason);
     }
@@ -122,16 +125,16 @@ mod tests {
         let driver = "Installed CUDA driver version (13.3) is not supported by this build of \
                       Nsight Systems. CUDA trace will be collected using libraries for 12.9";
         let both = [lost.clone(), driver.to_owned()];
-        let words = |messages: &[String]| reason(messages, false).unwrap().words;
+        let words = |messages: &[String]| reason_in_messages(messages, false).unwrap().words;
         assert_eq!(words(&both), "the driver (CUDA 13.3) is newer than this Nsight Systems");
         assert_eq!(words(&[lost]), "the recorder may have lost events of CUDA");
-        assert!(reason(&["libfoo was not found".to_owned()], false).is_none());
+        assert!(reason_in_messages(&["libfoo was not found".to_owned()], false).is_none());
         // A shell that was traced, too, has no events of CUDA.
         let failed = ["ActivityFlushAll returned 15: CUPTI_ERROR_NOT_INITIALIZED".to_owned()];
         assert_eq!(words(&failed), "CUPTI failed in the recorder");
-        assert!(reason(&failed, true).is_none());
+        assert!(reason_in_messages(&failed, true).is_none());
         let shell = ["No CUDA events collected. Does the process use CUDA?".to_owned()];
-        assert!(reason(&shell, true).is_none());
+        assert!(reason_in_messages(&shell, true).is_none());
         assert_eq!(words(&shell), "the recorder saw no event of CUDA");
     }
 }

@@ -10,7 +10,7 @@ use super::super::finding::{
 };
 use super::super::host::cause::IdleCauseKind;
 use super::outcome::{RuleOutcome, doubtful_trace_finding, inspected_all, number, percent};
-use crate::analyze::timeline::idle::Gap;
+use crate::analyze::timeline::idle::IdleGap;
 use crate::model::TraceRecorder;
 use impossible::MAX_HARMLESS_OVERLAP_NS;
 
@@ -19,7 +19,7 @@ const MAX_PROFILER_OVERHEAD_PERCENT: f64 = 5.0;
 /// A gap this many times as long as all other time is taken for a jump of the clock, or a pause.
 const CLOCK_JUMP_LENGTH_RATIO: i64 = 100;
 
-pub(super) fn finds() -> String {
+pub(super) fn quality_finding_text() -> String {
     format!(
         "records dropped, orphaned, unreadable or odd; graphs recorded whole; the profiler at work \
          for more than {MAX_PROFILER_OVERHEAD_PERCENT} % of the time; a gap {CLOCK_JUMP_LENGTH_RATIO} times as long as everything else; \
@@ -115,8 +115,8 @@ pub(super) fn data_quality_rule(
             ));
         }
     }
-    profiler_overhead(context, devices, &mut found);
-    clock_jump(context, devices, &mut found);
+    find_profiler_overhead(context, devices, &mut found);
+    find_clock_jump(context, devices, &mut found);
     find_profiler_messages(context, &mut found);
     RuleOutcome::Checked(
         found,
@@ -135,7 +135,7 @@ fn find_profiler_messages(context: &DiagnosisContext<'_>, found: &mut Vec<Diagno
             "read them; most concern libraries that the program does not use",
             "warnings about APIs that were not to be traced",
         );
-        if let Some(reason) = messages::reason(&quality.messages, true) {
+        if let Some(reason) = messages::reason_in_messages(&quality.messages, true) {
             finding.severity = FindingSeverity::Warning;
             finding.title = format!("{}: {}", finding.title, reason.words);
             finding.advice = reason.advice;
@@ -153,9 +153,9 @@ fn no_gpu_work_finding(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
         let name = trace.names.text(process.name?);
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
     });
-    let reason = messages::reason(&trace.quality.messages, false);
+    let reason = messages::reason_in_messages(&trace.quality.messages, false);
     let sites = context.host.sites.iter();
-    let launching = sites.filter(|((name, _), _)| context.function(*name).contains("Launch"));
+    let launching = sites.filter(|((name, _), _)| context.function_name(*name).contains("Launch"));
     let launches: usize = launching.map(|(_, calls)| calls.count).sum();
     let because = match (&reason, gpu_process) {
         (Some(reason), _) => format!(": {}", reason.words),
@@ -198,7 +198,7 @@ const NAMES_ADVICE: &str = "give ranges names in UTF-8";
 /// Operations without a call, and what that hides.
 fn find_operations_without_call(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
     let operations_without_call = context.host.operations_without_call;
-    let launched = context.all.len() - context.classes.migrations();
+    let launched = context.all.len() - context.classes.migration_count();
     if operations_without_call == 0 || context.host.calls == 0 {
         return;
     }
@@ -236,7 +236,7 @@ fn find_graphs_without_nodes(context: &DiagnosisContext<'_>, found: &mut Vec<Dia
             graphs.len()
         ),
         NumberWithUnit { value: share, unit: "% of busy time" },
-        context.platform.graph_nodes(),
+        context.platform.advice_to_trace_graph_nodes(),
         "graphs whose launches alone are of interest",
     );
     finding.threshold = NumberWithUnit { value: 50.0, unit: "% of busy time" };
@@ -244,7 +244,7 @@ fn find_graphs_without_nodes(context: &DiagnosisContext<'_>, found: &mut Vec<Dia
 }
 
 /// The cost of the profiler itself while the GPU was used.
-fn profiler_overhead(
+fn find_profiler_overhead(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
     found: &mut Vec<DiagnosisFinding>,
@@ -284,13 +284,13 @@ fn profiler_overhead(
 }
 
 /// A gap that dwarfs everything else: shares of the span mean little.
-fn clock_jump(
+fn find_clock_jump(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
     found: &mut Vec<DiagnosisFinding>,
 ) {
     for (device, activity) in devices.iter().zip(&context.activities) {
-        let longest = activity.gaps.iter(&context.all).max_by_key(Gap::length);
+        let longest = activity.gaps.iter(&context.all).max_by_key(IdleGap::gap_ns);
         let Some(longest) = longest else { continue };
         // A call that lasts, or work that was launched, explains the gap.
         let unexplained = |kind| {
@@ -300,11 +300,11 @@ fn clock_jump(
         let doubtful = causes
             .filter(|((kind, _), _)| unexplained(*kind) && *kind != IdleCauseKind::NotStarted)
             .map(|(_, ns)| ns);
-        if doubtful.sum::<i64>() * 2 < longest.length() {
+        if doubtful.sum::<i64>() * 2 < longest.gap_ns() {
             continue;
         }
-        let rest = activity.span_of_gaps_ns() - longest.length();
-        if rest <= 0 || longest.length() / CLOCK_JUMP_LENGTH_RATIO < rest {
+        let rest = activity.span_of_gaps_ns() - longest.gap_ns();
+        if rest <= 0 || longest.gap_ns() / CLOCK_JUMP_LENGTH_RATIO < rest {
             continue;
         }
         let mut finding = doubtful_trace_finding(
@@ -315,7 +315,7 @@ fn clock_jump(
                 device.device
             ),
             NumberWithUnit {
-                value: percent(longest.length(), activity.span_of_gaps_ns()),
+                value: percent(longest.gap_ns(), activity.span_of_gaps_ns()),
                 unit: "%",
             },
             "shares of the whole span mean little; restrict the trace with --range",
@@ -324,7 +324,7 @@ fn clock_jump(
         finding.evidence.push(FindingEvidence {
             what: "idle time".to_owned(),
             count: 1,
-            total_ns: Some(longest.length()),
+            total_ns: Some(longest.gap_ns()),
             range: context.path_of_operation(longest.after),
             span: Some((longest.start, longest.end)),
             place: Some((device.pid, device.device)),

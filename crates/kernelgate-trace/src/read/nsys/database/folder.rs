@@ -11,10 +11,10 @@ use parquet::data_type::DataType;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 
-use super::row::{Cells, Column, Order, Row, Rows};
+use super::row::{Column, Row, RowCells, RowOrder, Rows};
 use super::sorted::{RUN, Sorter};
 use crate::error::TraceError;
-use crate::model::quality::is_time;
+use crate::model::quality::is_plausible_time;
 
 /// Number of rows that are decoded at a time.
 const DECODED_ROWS: usize = 8192;
@@ -68,8 +68,8 @@ impl Folder {
     pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
         let mut last = None;
         for table in tables {
-            self.scan_in(Order::Stored, table, &["end"], |row| {
-                last = last.max(row.integer(0).filter(is_time));
+            self.scan_in(RowOrder::Stored, table, &["end"], |row| {
+                last = last.max(row.integer_cell(0).filter(is_plausible_time));
             });
         }
         last
@@ -78,7 +78,7 @@ impl Folder {
     /// Visits every row of a table; returns the reason if it ends early.
     pub fn scan_in(
         &self,
-        order: Order,
+        order: RowOrder,
         table: &str,
         columns: &[&str],
         mut each: impl FnMut(&Row<'_, '_>),
@@ -87,12 +87,12 @@ impl Folder {
         if let Some(reason) = &file.broken {
             return Some(format!("{table}: {reason}"));
         }
-        let sorted = order == Order::Start && self.has_column(table, "start");
+        let sorted = order == RowOrder::Start && self.has_column(table, "start");
         let outcome = if sorted {
             file.sorted(columns, &mut each)
         } else {
             file.stored(columns, |rows| {
-                (0..rows.count).for_each(|row| each(&Row(Cells::Parquet(rows, row))));
+                (0..rows.count).for_each(|row| each(&Row(RowCells::Parquet(rows, row))));
                 Ok(())
             })
         };
@@ -129,7 +129,7 @@ impl ParquetTable {
             let reader = parquet_reader(&self.path)?;
             for group in 0..reader.num_row_groups() {
                 let group = reader.get_row_group(group)?;
-                let mut group = RowGroup::open(self, &*group, columns)?;
+                let mut group = OpenRowGroup::open(self, &*group, columns)?;
                 while group.left > 0 {
                     let rows = group.next()?;
                     read += rows.count;
@@ -152,8 +152,8 @@ impl ParquetTable {
         let mut sorter = Sorter::new(columns.len(), RUN);
         let (read, error) = self.stored(&with_start, |rows| {
             (0..rows.count).try_for_each(|row| {
-                let row = Row(Cells::Parquet(rows, row));
-                let start = row.integer(columns.len()).unwrap_or(i64::MIN);
+                let row = Row(RowCells::Parquet(rows, row));
+                let start = row.integer_cell(columns.len()).unwrap_or(i64::MIN);
                 sorter.push(start, &row).map_err(external)
             })
         });
@@ -168,18 +168,18 @@ fn parquet_reader(path: &Path) -> Result<SerializedFileReader<File>, ParquetErro
 }
 
 /// A row group while it is read.
-struct RowGroup {
+struct OpenRowGroup {
     /// For each requested column, its reader and whether its values may be missing.
     columns: Vec<Option<(ColumnReader, bool)>>,
     left: usize,
 }
 
-impl RowGroup {
+impl OpenRowGroup {
     fn open(
         table: &ParquetTable,
         group: &dyn RowGroupReader,
         names: &[&str],
-    ) -> Result<RowGroup, ParquetError> {
+    ) -> Result<OpenRowGroup, ParquetError> {
         let schema = group.metadata().schema_descr();
         let mut columns = Vec::new();
         for name in names {

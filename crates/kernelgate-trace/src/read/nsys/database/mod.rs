@@ -29,11 +29,11 @@ impl NsysDatabase {
     /// Opens an export.
     ///
     /// # Errors
-    /// The file is locked, not an SQLite database, or its schema cannot be read. The folder cannot be
-    /// read, or this build cannot read parquet.
-    pub fn open(path: &Path) -> Result<NsysDatabase, TraceError> {
+    /// The file is locked, not an SQLite database, or its schema cannot be read. The folder cannot
+    /// be read, or this build cannot read parquet.
+    pub fn open_export(path: &Path) -> Result<NsysDatabase, TraceError> {
         if !path.is_dir() {
-            return SqliteDatabase::open(path).map(Self::Sqlite);
+            return SqliteDatabase::open_sqlite(path).map(Self::Sqlite);
         }
         #[cfg(feature = "parquet")]
         return Folder::open(path).map(Self::Parquet);
@@ -48,7 +48,7 @@ impl NsysDatabase {
     }
 
     /// Names of all tables of the export.
-    pub fn tables(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+    pub fn table_names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Sqlite(file) => Box::new(file.table_names()),
             #[cfg(feature = "parquet")]
@@ -56,9 +56,9 @@ impl NsysDatabase {
         }
     }
 
-    pub fn has(&self, table: &str) -> bool {
+    pub fn has_table(&self, table: &str) -> bool {
         match self {
-            Self::Sqlite(file) => file.has(table),
+            Self::Sqlite(file) => file.has_table(table),
             #[cfg(feature = "parquet")]
             Self::Parquet(folder) => folder.has(table),
         }
@@ -82,7 +82,7 @@ impl NsysDatabase {
     }
 
     /// The latest end time of all rows of some tables.
-    pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
+    pub fn last_end_ns(&self, tables: &[&str]) -> Option<i64> {
         match self {
             Self::Sqlite(file) => file.last_end_in_tables(tables),
             #[cfg(feature = "parquet")]
@@ -95,17 +95,17 @@ impl NsysDatabase {
     ///
     /// # Errors
     /// The database is locked.
-    pub fn scan(
+    pub fn visit_rows(
         &self,
         table: &str,
         columns: &[&str],
         each: impl FnMut(&Row<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
-        self.scan_in(RowOrder::Stored, table, columns, each)
+        self.visit_rows_in_order(RowOrder::Stored, table, columns, each)
     }
 
     /// Reads every row of a table, in the requested order.
-    pub fn scan_in(
+    pub fn visit_rows_in_order(
         &self,
         order: RowOrder,
         table: &str,

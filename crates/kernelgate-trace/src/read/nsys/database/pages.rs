@@ -1,5 +1,5 @@
-//! The rows of an SQLite table straight from its pages: three times as fast as through SQLite, which
-//! copies every cell through its virtual machine.
+//! The rows of an SQLite table straight from its pages: three times as fast as through SQLite,
+//! which copies every cell through its virtual machine.
 //!
 //! The form is <https://www.sqlite.org/fileformat2.html>. SQLite holds the file's lock while pages
 //! are read. A page that is not as expected ends the scan, and SQLite goes on behind the last row.
@@ -32,7 +32,7 @@ pub(super) struct SqlitePages {
 #[derive(Debug)]
 pub(super) struct UnexpectedFormat;
 
-type Expected<T> = Result<T, UnexpectedFormat>;
+type PageResult<T> = Result<T, UnexpectedFormat>;
 
 /// A row of an SQLite page, with the requested columns.
 pub(super) struct SqlitePageRow<'a> {
@@ -47,7 +47,7 @@ impl SqlitePageRow<'_> {
     pub fn cell(&self, column: usize) -> ValueRef<'_> {
         let (kind, at) = self.cells[column];
         match kind {
-            1..=6 | 8 | 9 => self.integer(column).map_or(ValueRef::Null, ValueRef::Integer),
+            1..=6 | 8 | 9 => self.integer_cell(column).map_or(ValueRef::Null, ValueRef::Integer),
             7 => {
                 let bytes = self.payload.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
                 bytes.map_or(ValueRef::Null, |bytes| ValueRef::Real(f64::from_be_bytes(bytes)))
@@ -62,7 +62,7 @@ impl SqlitePageRow<'_> {
 
     /// The value of a column, if it is an integer.
     #[inline]
-    pub fn integer(&self, column: usize) -> Option<i64> {
+    pub fn integer_cell(&self, column: usize) -> Option<i64> {
         let (kind, at) = self.cells[column];
         let bytes = match kind {
             1..=6 => self.payload.get(at..at + serial_type_length(kind))?,
@@ -91,7 +91,7 @@ fn serial_type_length(kind: u64) -> usize {
 
 /// Parses a number of up to nine bytes, and returns it with the remaining bytes.
 #[inline]
-fn parse_varint(bytes: &[u8]) -> Expected<(u64, &[u8])> {
+fn parse_varint(bytes: &[u8]) -> PageResult<(u64, &[u8])> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(9).enumerate() {
         if index == 8 {
@@ -105,13 +105,13 @@ fn parse_varint(bytes: &[u8]) -> Expected<(u64, &[u8])> {
     Err(UnexpectedFormat)
 }
 
-fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Expected<[u8; N]> {
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> PageResult<[u8; N]> {
     bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(UnexpectedFormat)
 }
 
 impl SqlitePages {
     /// The pages of a file with UTF-8 texts and without a write-ahead log.
-    pub fn open(path: &Path) -> Expected<SqlitePages> {
+    pub fn open_sqlite_pages(path: &Path) -> PageResult<SqlitePages> {
         let mut file = File::open(path).map_err(|_| UnexpectedFormat)?;
         let mut header = [0; 100];
         file.read_exact(&mut header).map_err(|_| UnexpectedFormat)?;
@@ -130,7 +130,7 @@ impl SqlitePages {
         Ok(Self { file, size, usable, pages, left: pages })
     }
 
-    fn page(&mut self, number: u32, into: &mut Vec<u8>) -> Expected<()> {
+    fn read_page(&mut self, number: u32, into: &mut Vec<u8>) -> PageResult<()> {
         let at = u64::from(number.checked_sub(1).ok_or(UnexpectedFormat)?) * self.size as u64;
         into.resize(self.size, 0);
         self.file.seek(SeekFrom::Start(at)).map_err(|_| UnexpectedFormat)?;
@@ -139,13 +139,13 @@ impl SqlitePages {
 
     /// Hands out the rows of the table at a page, in the order of their ids: the columns of these
     /// numbers. `last` is the id of the last row that was handed out.
-    pub fn scan(
+    pub fn visit_rows_below_page(
         &mut self,
         root: u32,
         columns: &[Option<usize>],
         last: &mut Option<i64>,
         each: &mut impl FnMut(&SqlitePageRow<'_>),
-    ) -> Expected<()> {
+    ) -> PageResult<()> {
         self.left = self.pages;
         let mut pages = vec![Vec::new(); MAX_TREE_DEPTH];
         let mut row = PageRowReader::new(columns);
@@ -154,7 +154,7 @@ impl SqlitePages {
             if last.is_some_and(|last| id <= last) {
                 return Err(UnexpectedFormat);
             }
-            row.read(pages, payload, each)?;
+            row.read_record(pages, payload, each)?;
             *last = Some(id);
             Ok(())
         })
@@ -164,14 +164,14 @@ impl SqlitePages {
         &mut self,
         root: u32,
         pages: &mut [Vec<u8>],
-        each: &mut impl FnMut(&mut Self, i64, Payload<'_>) -> Expected<()>,
-    ) -> Expected<()> {
+        each: &mut impl FnMut(&mut Self, i64, RowPayload<'_>) -> PageResult<()>,
+    ) -> PageResult<()> {
         self.left = self.left.checked_sub(1).ok_or(UnexpectedFormat)?;
         let (page, deeper) = pages.split_first_mut().ok_or(UnexpectedFormat)?;
-        self.page(root, page)?;
+        self.read_page(root, page)?;
         let at = if root == 1 { 100 } else { 0 };
         let cells = usize::from(u16::from_be_bytes(bytes_at(page, at + 3)?));
-        let cell = |index: usize, header: usize| -> Expected<&[u8]> {
+        let cell = |index: usize, header: usize| -> PageResult<&[u8]> {
             let at = u16::from_be_bytes(bytes_at(page, at + header + 2 * index)?);
             page.get(usize::from(at)..).ok_or(UnexpectedFormat)
         };
@@ -180,7 +180,7 @@ impl SqlitePages {
                 for index in 0..cells {
                     let (bytes, rest) = parse_varint(cell(index, 8)?)?;
                     let (id, local) = parse_varint(rest)?;
-                    each(self, id.cast_signed(), Payload { bytes, local })?;
+                    each(self, id.cast_signed(), RowPayload { bytes, local })?;
                 }
                 Ok(())
             }
@@ -198,7 +198,7 @@ impl SqlitePages {
 
 /// The payload of a row: its length, and its beginning on the page.
 #[derive(Clone, Copy)]
-struct Payload<'a> {
+struct RowPayload<'a> {
     bytes: u64,
     local: &'a [u8],
 }
@@ -230,23 +230,23 @@ impl PageRowReader {
         Self { wanted, again, cells, whole: Vec::new(), page: Vec::new() }
     }
 
-    fn read(
+    fn read_record(
         &mut self,
         pages: &mut SqlitePages,
-        payload: Payload<'_>,
+        payload: RowPayload<'_>,
         each: &mut impl FnMut(&SqlitePageRow<'_>),
-    ) -> Expected<()> {
+    ) -> PageResult<()> {
         let bytes = usize::try_from(payload.bytes).map_err(|_| UnexpectedFormat)?;
         let most = pages.usable - 35;
         if bytes <= most {
             let local = payload.local.get(..bytes).ok_or(UnexpectedFormat)?;
-            self.decode(local)?;
+            self.find_column_offsets(local)?;
             each(&SqlitePageRow { payload: local, cells: &self.cells });
             return Ok(());
         }
         self.read_overflow_pages(pages, payload, bytes)?;
         let whole = std::mem::take(&mut self.whole);
-        self.decode(&whole)?;
+        self.find_column_offsets(&whole)?;
         each(&SqlitePageRow { payload: &whole, cells: &self.cells });
         self.whole = whole;
         Ok(())
@@ -256,9 +256,9 @@ impl PageRowReader {
     fn read_overflow_pages(
         &mut self,
         pages: &mut SqlitePages,
-        of: Payload<'_>,
+        of: RowPayload<'_>,
         bytes: usize,
-    ) -> Expected<()> {
+    ) -> PageResult<()> {
         if of.bytes > MAX_ROW_PAYLOAD {
             return Err(UnexpectedFormat);
         }
@@ -269,7 +269,7 @@ impl PageRowReader {
         self.whole.extend(of.local.get(..kept).ok_or(UnexpectedFormat)?);
         let mut next = u32::from_be_bytes(bytes_at(of.local, kept)?);
         while self.whole.len() < bytes {
-            pages.page(next, &mut self.page)?;
+            pages.read_page(next, &mut self.page)?;
             let part = (bytes - self.whole.len()).min(pages.usable - 4);
             self.whole.extend(&self.page[4..4 + part]);
             next = u32::from_be_bytes(bytes_at(&self.page, 0)?);
@@ -279,7 +279,7 @@ impl PageRowReader {
 
     /// Finds the position of each column in the payload.
     #[inline]
-    fn decode(&mut self, payload: &[u8]) -> Expected<()> {
+    fn find_column_offsets(&mut self, payload: &[u8]) -> PageResult<()> {
         let (header, _) = parse_varint(payload)?;
         let header = usize::try_from(header).map_err(|_| UnexpectedFormat)?;
         let (_, mut kinds) = parse_varint(payload.get(..header).ok_or(UnexpectedFormat)?)?;
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     /// A table with values of every length, rows that overflow, and more than one level of pages.
-    fn example_database(path: &Path) -> rusqlite::Connection {
+    fn write_example_database(path: &Path) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(path).expect("it opens");
         connection
             .execute_batch("CREATE TABLE t (a INTEGER, b TEXT, c REAL, d BLOB)")
@@ -338,16 +338,16 @@ mod tests {
     fn pages_hold_the_rows_that_sqlite_reads() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
-        let connection = example_database(&path);
+        let connection = write_example_database(&path);
         let root = connection
             .query_row("SELECT rootpage FROM sqlite_master WHERE name = 't'", [], |row| row.get(0))
             .expect("a page");
         let mut found = Vec::new();
-        let mut pages = SqlitePages::open(&path).expect("a database");
+        let mut pages = SqlitePages::open_sqlite_pages(&path).expect("a database");
         let mut last = None;
         // Columns d, a, one that is missing, b, c, and a again.
         let columns = [Some(3), Some(0), None, Some(1), Some(2), Some(0)];
-        let scanned = pages.scan(root, &columns, &mut last, &mut |row| {
+        let scanned = pages.visit_rows_below_page(root, &columns, &mut last, &mut |row| {
             found.push((0..6).map(|column| format!("{:?}", row.cell(column))).collect::<Vec<_>>());
         });
         assert!(scanned.is_ok());
@@ -368,12 +368,12 @@ mod tests {
     fn a_file_that_is_cut_ends_with_the_row_before() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
-        drop(example_database(&path));
+        drop(write_example_database(&path));
         let bytes = std::fs::read(&path).expect("it is read");
         std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("it is written");
-        let mut pages = SqlitePages::open(&path).expect("a database");
+        let mut pages = SqlitePages::open_sqlite_pages(&path).expect("a database");
         let (mut last, mut rows) = (None, 0);
-        let scanned = pages.scan(2, &[Some(0)], &mut last, &mut |_| rows += 1);
+        let scanned = pages.visit_rows_below_page(2, &[Some(0)], &mut last, &mut |_| rows += 1);
         assert!(scanned.is_err() && last == Some(rows) && rows < 3000, "{last:?} {rows}");
     }
 }

@@ -46,7 +46,7 @@ impl Row<'_, '_> {
     pub fn integer_cell(&self, column: usize) -> Option<i64> {
         // Most cells by far are integers of a page.
         if let RowCells::Page(row) = self.0
-            && let Some(value) = row.integer(column)
+            && let Some(value) = row.integer_cell(column)
         {
             return Some(value);
         }
@@ -71,7 +71,7 @@ impl Row<'_, '_> {
 
     /// A text, which need not be UTF-8.
     #[inline]
-    pub fn text(&self, column: usize) -> Option<&[u8]> {
+    pub fn text_cell(&self, column: usize) -> Option<&[u8]> {
         match self.cell_in_row(column) {
             ValueRef::Text(text) | ValueRef::Blob(text) => Some(text),
             _ => None,
@@ -80,7 +80,7 @@ impl Row<'_, '_> {
 
     /// A number or a text, as text.
     pub fn display(&self, column: usize) -> String {
-        match (self.text(column), self.integer_cell(column)) {
+        match (self.text_cell(column), self.integer_cell(column)) {
             (Some(text), _) => String::from_utf8_lossy(text).into_owned(),
             (None, Some(value)) => value.to_string(),
             (None, None) => String::new(),

@@ -8,7 +8,7 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 
 use rusqlite::types::ValueRef;
 
-use super::row::{CELL, Cells, Row};
+use super::row::{CELL, Row, RowCells};
 
 /// Bytes of a run.
 pub(super) const RUN: usize = 1 << 26;
@@ -38,7 +38,7 @@ impl Sorter {
         let first = self.bytes.len();
         self.bytes.resize(first + self.columns * CELL, 0);
         for column in 0..self.columns {
-            let (kind, value) = match row.cell(column) {
+            let (kind, value) = match row.cell_in_row(column) {
                 ValueRef::Null => continue,
                 ValueRef::Integer(value) => (1, value.to_le_bytes()),
                 ValueRef::Real(value) => (2, value.to_le_bytes()),
@@ -77,12 +77,13 @@ impl Sorter {
         Ok(())
     }
 
-    /// Hands out the rows in their order; of one start as they were added.
+    /// Visits the rows by start time; rows with equal starts come in the order in which they were
+    /// added.
     pub fn finish(mut self, mut each: impl FnMut(&Row<'_, '_>)) -> io::Result<()> {
         if self.runs.is_empty() {
             self.rows.sort_by_key(|row| row.0);
             for &(_, first, size) in &self.rows {
-                each(&Row(Cells::Sorted(&self.bytes[first..][..size as usize])));
+                each(&Row(RowCells::Sorted(&self.bytes[first..][..size as usize])));
             }
             return Ok(());
         }
@@ -95,7 +96,7 @@ impl Sorter {
         }
         while let Some(Reverse((_, number))) = order.pop() {
             let run = &mut runs[number];
-            each(&Row(Cells::Sorted(&run.row)));
+            each(&Row(RowCells::Sorted(&run.row)));
             order.extend(run.next()?.map(|start| Reverse((start, number))));
         }
         Ok(())
@@ -152,12 +153,12 @@ mod tests {
         let order = |run: usize| {
             let mut sorter = Sorter::new(3, run);
             for (row, start) in starts.iter().enumerate() {
-                sorter.push(*start, &Row(Cells::Parquet(&rows, row))).unwrap();
+                sorter.push(*start, &Row(RowCells::Parquet(&rows, row))).unwrap();
             }
             let mut read = Vec::new();
             let each = |row: &Row<'_, '_>| {
-                assert_eq!((row.real(2), row.integer(3)), (Some(0.5), None));
-                read.push((row.display(1), row.integer(0)));
+                assert_eq!((row.real_cell(2), row.integer_cell(3)), (Some(0.5), None));
+                read.push((row.display(1), row.integer_cell(0)));
             };
             sorter.finish(each).unwrap();
             read

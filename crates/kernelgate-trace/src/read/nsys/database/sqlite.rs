@@ -45,8 +45,8 @@ struct SqliteTable {
     columns: HashMap<String, usize>,
     /// Number of the table's first page.
     root: u32,
-    /// Whether its rows hold every column as it is read: no key that stands for the row's id, and no
-    /// value for rows that were written before the column.
+    /// Whether the table's rows hold every column as it is read: no key that stands for the row's
+    /// id, and no value for rows that were written before the column.
     plain: bool,
 }
 
@@ -55,7 +55,7 @@ impl SqliteDatabase {
     ///
     /// # Errors
     /// The file is locked, not an SQLite database, or its schema cannot be read.
-    pub fn open(path: &Path) -> Result<SqliteDatabase, TraceError> {
+    pub fn open_sqlite(path: &Path) -> Result<SqliteDatabase, TraceError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let failed =
             |error: rusqlite::Error| TraceError::broken_file(path, explain_sqlite_error(&error));
@@ -92,7 +92,7 @@ impl SqliteDatabase {
         self.tables.keys().map(String::as_str)
     }
 
-    pub fn has(&self, table: &str) -> bool {
+    pub fn has_table(&self, table: &str) -> bool {
         self.tables.contains_key(table)
     }
 
@@ -103,7 +103,7 @@ impl SqliteDatabase {
     /// No fewer rows than a table has, without counting them; 0 where that is not known.
     pub fn rows_at_most(&self, table: &str) -> usize {
         let last = self
-            .begin()
+            .connection_for_query()
             .query_row(&format!("SELECT max(rowid) FROM \"{table}\""), [], |row| row.get(0))
             .unwrap_or(Some(0i64))
             .unwrap_or(0);
@@ -116,7 +116,7 @@ impl SqliteDatabase {
     }
 
     /// The connection, for a query that takes no longer than the file's size explains.
-    fn begin(&self) -> &Connection {
+    fn connection_for_query(&self) -> &Connection {
         self.steps.store(max_steps_for_size(self.size), Ordering::Relaxed);
         &self.connection
     }
@@ -126,12 +126,12 @@ impl SqliteDatabase {
         let last = |table: &&str| -> Option<i64> {
             let sql =
                 format!("SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < {TIME_LIMIT_NS}");
-            self.begin().query_row(&sql, [], |row| row.get(0)).ok().flatten()
+            self.connection_for_query().query_row(&sql, [], |row| row.get(0)).ok().flatten()
         };
         tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
     }
 
-    /// Hands out the rows of a table straight from its pages; `false`: If it returns `false`,
+    /// Hands out the rows of a table straight from its pages; `false`: If `each` returns `false`,
     /// SQLite must continue after the last row.
     fn scan_table_pages(
         &self,
@@ -143,10 +143,10 @@ impl SqliteDatabase {
         // Holds the lock that keeps others from writing.
         let _reading = self.connection.unchecked_transaction()?;
         self.connection.query_row("SELECT count(*) FROM sqlite_master", [], |_| Ok(()))?;
-        let Ok(mut pages) = SqlitePages::open(&self.path) else { return Ok(false) };
+        let Ok(mut pages) = SqlitePages::open_sqlite_pages(&self.path) else { return Ok(false) };
         let columns: Vec<Option<usize>> =
             columns.iter().map(|column| table.columns.get(*column).copied()).collect();
-        Ok(pages.scan(table.root, &columns, last, each).is_ok())
+        Ok(pages.visit_rows_below_page(table.root, &columns, last, each).is_ok())
     }
 
     /// Reads every row of a table, in the requested order.
@@ -185,7 +185,7 @@ impl SqliteDatabase {
             }
             let behind = last.map_or(String::new(), |last| format!(" WHERE rowid > {last}"));
             let sql = format!("SELECT {select} FROM \"{table}\"{behind}{order}");
-            let mut query = self.begin().prepare(&sql)?;
+            let mut query = self.connection_for_query().prepare(&sql)?;
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
                 // Pages of a damaged file may lead to others more than once.

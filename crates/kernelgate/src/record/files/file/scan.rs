@@ -28,12 +28,12 @@ pub(super) struct ScannedFile {
 }
 
 impl ScannedFile {
-    /// Reads one JSON value to its end and scans it. `kind` names it in errors, `free` lists the
-    /// fields that may hold any text, and `sealed` requests the hash.
+    /// Reads one JSON value to its end and scans it. `kind` names the record in errors, `free`
+    /// lists the fields that may hold any text, and `sealed` requests the hash.
     ///
     /// # Errors
     /// Fails if the input is not JSON.
-    pub fn read<'de, D: Deserializer<'de>>(
+    pub fn scan_json<'de, D: Deserializer<'de>>(
         input: D,
         kind: &str,
         free: &[&str],
@@ -53,7 +53,7 @@ impl ScannedFile {
         Some(format!("{:032x}", hasher.digest128()))
     }
 
-    fn put(&mut self, text: &str) {
+    fn hash_text(&mut self, text: &str) {
         if let Some(hasher) = &mut self.hasher {
             hasher.update(text.as_bytes());
         }
@@ -104,7 +104,7 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<(), E> {
-        self.scanned.put(if value { "true" } else { "false" });
+        self.scanned.hash_text(if value { "true" } else { "false" });
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
     }
 
     fn visit_unit<E>(self) -> Result<(), E> {
-        self.scanned.put("null");
+        self.scanned.hash_text("null");
         Ok(())
     }
 
@@ -148,13 +148,13 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
             }
             before = ",";
         }
-        scanned.put(if before == "[" { "[]" } else { "]" });
+        scanned.hash_text(if before == "[" { "[]" } else { "]" });
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         let Self { scanned, field, free, top } = self;
-        scanned.put("{");
+        scanned.hash_text("{");
         let mut last: Option<String> = None;
         let (mut names, mut ordered) = (Vec::new(), true);
         let mut comma = "";
@@ -166,10 +166,10 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
                 last = Some(name);
                 continue;
             }
-            scanned.put(comma);
+            scanned.hash_text(comma);
             comma = ",";
             scanned.append_json(&name);
-            scanned.put(":");
+            scanned.hash_text(":");
             if top && (name == "schema" || name == "schema_version") {
                 let value: Value = fields.next_value()?;
                 scanned.append_json(&value);
@@ -184,7 +184,7 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
             }
             last = Some(name);
         }
-        scanned.put("}");
+        scanned.hash_text("}");
         if !ordered {
             scanned.ordered = false;
             names.sort_unstable();
@@ -206,7 +206,7 @@ impl<'de> DeserializeSeed<'de> for ScannedItem<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
-        self.node.scanned.put(self.before);
+        self.node.scanned.hash_text(self.before);
         self.node.deserialize(input)
     }
 }

@@ -266,7 +266,7 @@ fn a_writer_removes_abandoned_temporary_files() {
 fn a_name_that_an_object_has_twice_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.json");
-    let run = crate::record::ProcessRun::start_process_run(
+    let run = crate::record::ProcessRun::start_now(
         "b",
         "s",
         crate::record::Environment::cpu(),

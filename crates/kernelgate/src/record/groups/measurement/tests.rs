@@ -12,7 +12,7 @@ fn unsharded_run() -> ProcessRun {
     ProcessRun {
         executable: Some("build 1".to_owned()),
         cases: [("w/f/n1/cpu/hot".to_owned(), case)].into(),
-        ..ProcessRun::start_process_run("b", "s", host, provenance_of_commit("aaaa"))
+        ..ProcessRun::start_now("b", "s", host, provenance_of_commit("aaaa"))
     }
 }
 
@@ -28,7 +28,7 @@ fn shard_run(index: u32, count: u32) -> ProcessRun {
 /// Reason why a run of session `t` cannot join the measurement that another run begins.
 fn refusal_to_join(first: ProcessRun, second: ProcessRun) -> Option<DifferingRunFact> {
     let second = ProcessRun { session: "t".to_owned(), ..second };
-    Measurement::measurement_of_runs(vec![first, second]).err().map(|differing| *differing)
+    Measurement::from_runs(vec![first, second]).err().map(|differing| *differing)
 }
 
 fn gpu_environment(driver: &str, uuid: &str) -> Environment {
@@ -160,7 +160,7 @@ fn a_definition_is_compared_with_every_earlier_run_of_the_bench() {
         }
     };
     let runs = vec![shard_run(1, 2), with_case("s", 2, 1), with_case("t", 2, 2)];
-    let differing = Measurement::measurement_of_runs(runs).unwrap_err();
+    let differing = Measurement::from_runs(runs).unwrap_err();
     assert_eq!(differing.field, "revision");
     assert_eq!(differing.runs, ["s/b-2-of-2", "t/b-2-of-2"]);
 }
@@ -223,17 +223,16 @@ fn runs_of_one_build_are_split_into_one_measurement() {
 fn a_case_has_every_process_run_that_measured_it() {
     let second = ProcessRun { session: "t".to_owned(), ..unsharded_run() };
     let other = ProcessRun { bench: "c".to_owned(), cases: BTreeMap::new(), ..unsharded_run() };
-    let measurement =
-        Measurement::measurement_of_runs(vec![unsharded_run(), other, second]).unwrap();
+    let measurement = Measurement::from_runs(vec![unsharded_run(), other, second]).unwrap();
     let cases = measurement.runs_by_case();
-    let keys: Vec<String> = cases["w/f/n1/cpu/hot"].iter().map(|it| it.run.key()).collect();
+    let keys: Vec<String> =
+        cases["w/f/n1/cpu/hot"].iter().map(|it| it.run.baseline_key()).collect();
     assert_eq!((cases.len(), keys), (1, vec!["s/b".to_owned(), "t/b".to_owned()]));
 }
 
 #[test]
 fn a_shard_that_the_others_lack_is_missing() {
-    let missing =
-        |runs: Vec<ProcessRun>| Measurement::measurement_of_runs(runs).unwrap().missing_shards();
+    let missing = |runs: Vec<ProcessRun>| Measurement::from_runs(runs).unwrap().missing_shards();
     assert_eq!(missing(vec![shard_run(1, 4)]), [""; 0]);
     assert_eq!(missing(vec![shard_run(1, 2), shard_run(2, 2)]), [""; 0]);
     assert_eq!(missing(vec![shard_run(1, 4), shard_run(4, 4), shard_run(2, 4)]), ["b, shard 3/4"]);
