@@ -216,7 +216,7 @@ fn histories_from_store(
     store: &BaselineStore,
     measured: &ReportMeasurements,
 ) -> anyhow::Result<Option<CommitHistories>> {
-    let index = place.index()?;
+    let (index, _) = place.index()?;
     let order = CommitOrder::from_repository_around(&store.root, None)?;
     let query = HistoryQuery {
         package: store.package.as_ref(),
