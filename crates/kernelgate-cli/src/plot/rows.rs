@@ -37,7 +37,6 @@ pub struct LabelledRow {
     pub label: String,
     /// Value in words, right of the row.
     pub value: String,
-    /// Marks of the row.
     pub marks: Vec<ChartRowMark>,
 }
 

@@ -213,7 +213,6 @@ impl NcclWatchdog {
         Self { calls: Some(calls), aborted, thread: Some(thread) }
     }
 
-    /// Watches a call.
     fn watch_call<T>(&self, call: impl FnOnce() -> T) -> T {
         // After an abort nobody receives messages, so that errors are ignored.
         let send_message = || self.calls.as_ref().map(|calls| calls.send(()));

@@ -119,7 +119,6 @@ pub struct CheckArguments {
     dry_run: bool,
 }
 
-/// A check that runs.
 struct CheckRun<'a> {
     arguments: &'a CheckArguments,
     store: &'a BaselineStore,

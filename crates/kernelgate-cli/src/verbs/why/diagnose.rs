@@ -97,7 +97,6 @@ impl From<FailOnSeverity> for FindingSeverity {
 struct DiagnosesOutcome {
     /// Whether any question about a GPU was answered.
     answered: bool,
-    /// The worst finding.
     worst: Option<FindingSeverity>,
 }
 

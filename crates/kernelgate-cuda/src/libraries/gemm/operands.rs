@@ -69,7 +69,6 @@ impl<A: Copy> GemmOperands<A> {
 }
 
 impl<A: Copy> From<[A; 3]> for GemmOperands<A> {
-    /// A, B and D.
     fn from([a, b, d]: [A; 3]) -> Self {
         Self::new(a, b, d)
     }

@@ -493,7 +493,6 @@ pub struct RunningReplay<'d, 'a> {
     by: PackedColumn<i64>,
     /// Thread and start of the last launch call: a graph's call launches several operations.
     last_call: (u32, i64),
-    /// The next launch call, with one of the operations that it launches.
     next_call: Option<(OperationId, LaunchCall)>,
     /// Positions in the operations by launch and by start, and in the waits.
     at: (usize, usize, usize),

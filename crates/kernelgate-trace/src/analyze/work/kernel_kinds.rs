@@ -138,7 +138,6 @@ fn class_of_generated_kernel(function: &str) -> Option<KernelClass> {
     }
 }
 
-/// ClassWords of a class.
 struct KernelClassWords {
     class: KernelClass,
     /// Text that is found anywhere in the lower-case name, namespaces included.

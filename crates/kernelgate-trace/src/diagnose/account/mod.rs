@@ -21,7 +21,6 @@ use crate::analyze::timeline::iterations::{self, IterationEvidence};
 use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
 use crate::model::names::without_numbers_in_name;
 
-/// Ranges that are listed.
 const MAX_LISTED_RANGES: usize = 10;
 /// An iteration that takes at least this multiple of the median is unusual.
 const UNUSUAL_LENGTH_RATIO: i64 = 2;
@@ -226,7 +225,6 @@ fn account_of_device(
 struct IterationCut<'a> {
     /// Start times of the iterations, and the end of the last iteration.
     cuts: &'a [i64],
-    /// Cuts that are over.
     over: usize,
     /// Since the last cut.
     now: TimeAccount,

@@ -4,7 +4,6 @@ use gimli::{DebugLine, DebugLineOffset, EndianSlice, LittleEndian};
 use hashbrown::HashMap;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget};
 
-/// A line of a source file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SourceFileLine {
     pub file: String,

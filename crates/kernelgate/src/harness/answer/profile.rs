@@ -330,7 +330,6 @@ impl HeldDeviceStreams {
     }
 }
 
-/// Removes the kernels that held the streams.
 fn remove_blocking_kernels(trace: &mut RecordedActivity) {
     let RecordedActivity { kernels, names, .. } = trace;
     let holds = |kernel: &KernelRecord| {
