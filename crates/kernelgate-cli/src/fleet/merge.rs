@@ -57,7 +57,6 @@ pub enum MergeError {
     Refused { field: String, left: String, right: String, files: [PathBuf; 2] },
 }
 
-/// Paths as one line.
 pub fn paths_on_one_line(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -68,9 +68,7 @@ fn index_run(run: &ProcessRun) -> IndexedRun {
     IndexedRun {
         package: run.package.as_ref().map(CargoPackage::to_string),
         cases: cases
-            .map(|(id, case)| {
-                (id.clone(), (case.revision, CaseRun::from_record(case).median_ns))
-            })
+            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_record(case).median_ns)))
             .collect(),
         ..empty_indexed_run(&run.baseline_key(), measured)
     }

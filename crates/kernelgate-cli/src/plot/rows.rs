@@ -30,7 +30,6 @@ pub struct LabelledRows {
     pub origin: Option<f64>,
 }
 
-/// One labelled row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelledRow {
     /// Text to the left of the row.

@@ -49,7 +49,6 @@ impl PackedValue for u32 {
     }
 }
 
-/// A column.
 #[derive(Debug, Clone)]
 pub struct PackedColumn<T> {
     blocks: Vec<PackedBlock>,

@@ -33,7 +33,6 @@ impl SnapshotCheckout {
         Ok(checkout)
     }
 
-    /// Folder for the objects of a snapshot.
     pub fn object_folder(&self) -> PathBuf {
         self.folder.join(".git").join(SNAPSHOT_STORE)
     }

@@ -89,7 +89,6 @@ pub struct DeviceIteration {
     /// Span of the iteration: from the start of its first operation to the start of the next
     /// iteration.
     pub span: (i64, i64),
-    /// Time of the iteration.
     pub account: TimeAccount,
 }
 
@@ -138,7 +137,6 @@ pub struct RangeTimeAccount {
     pub path: String,
     /// Ranges around the range.
     pub depth: usize,
-    /// Time of the range.
     pub account: TimeAccount,
 }
 
@@ -147,7 +145,6 @@ pub struct RangeTimeAccount {
 pub struct DeviceTimeAccount {
     /// Process id in the operating system.
     pub pid: i64,
-    /// The device.
     pub device: u32,
     /// Time account of the whole trace on the device.
     pub total: TimeAccount,

@@ -23,7 +23,6 @@ impl CubinLines {
         read_cubin_lines(binary).unwrap_or_default()
     }
 
-    /// The line of an instruction, by its offset in a kernel.
     pub fn source_line_of_instruction(&self, kernel: &str, offset: u64) -> Option<&SourceFileLine> {
         let lines = self.kernels.get(kernel)?;
         let behind = lines.partition_point(|(start, _)| *start <= offset);
