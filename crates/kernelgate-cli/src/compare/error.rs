@@ -15,8 +15,8 @@ use crate::gate::rules::rules_file::RulesError;
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
     /// A record file cannot be read or written.
-    #[error("failed to {0}")]
-    File(RecordFileError),
+    #[error(transparent)]
+    File(#[from] RecordFileError),
     /// A file or folder of the comparison cannot be used.
     #[error("failed to {action} {}: {cause}", path.display())]
     Io {
@@ -184,12 +184,6 @@ pub enum CompareError {
         /// Current content hash of the executable, or "missing".
         found: String,
     },
-}
-
-impl From<RecordFileError> for CompareError {
-    fn from(error: RecordFileError) -> Self {
-        Self::File(error)
-    }
 }
 
 impl CompareError {

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
     /// A record or folder cannot be read or written.
-    #[error("failed to {0}")]
+    #[error(transparent)]
     File(#[from] RecordFileError),
     /// A folder cannot be listed or written.
     #[error("failed to {action} {}: {cause}", path.display())]

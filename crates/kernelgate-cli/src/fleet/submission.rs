@@ -47,7 +47,7 @@ pub const SUBMISSION_FILE: &str = "submission.json";
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionError {
     /// The submission's file cannot be read or written.
-    #[error("failed to {0}")]
+    #[error(transparent)]
     File(#[from] RecordFileError),
     /// The folder holds another submission.
     #[error(

@@ -36,21 +36,14 @@ pub enum HistoryError {
         cause: std::io::Error,
     },
     /// A record file cannot be written.
-    #[error("failed to {0}")]
-    File(RecordFileError),
+    #[error(transparent)]
+    File(#[from] RecordFileError),
     /// Git does not know the revision, or fails.
     #[error(transparent)]
     Revision(#[from] Box<CompareError>),
     /// The renames of a case form a circle.
     #[error("case {case}: its renames go in a circle")]
     RenameCircle { case: String },
-}
-
-impl From<RecordFileError> for HistoryError {
-    /// The source error is dropped, because the text includes it.
-    fn from(error: RecordFileError) -> Self {
-        Self::File(error)
-    }
 }
 
 impl HistoryError {

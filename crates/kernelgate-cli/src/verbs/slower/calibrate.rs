@@ -150,9 +150,7 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
         }
         Err(error) => return Err(error.into()),
     };
-    let save = |path: &Path| {
-        file::write(path, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"))
-    };
+    let save = |path: &Path| file::write(path, &calibration);
     if left > 0 {
         arguments.output.as_deref().map(save).transpose()?;
         print_calibration(arguments.format, &calibration, &state)?;
@@ -232,8 +230,7 @@ pub fn save_and_print(
 fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
     let mut merged: Option<Calibration> = None;
     for path in files {
-        let read: Calibration =
-            file::read(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        let read: Calibration = file::read(path)?;
         match &mut merged {
             None => merged = Some(read),
             Some(merged) => {
@@ -261,7 +258,7 @@ fn write_calibration(
 ) -> anyhow::Result<PathBuf> {
     let usual = || store.calibration_path(&merged.environment.baseline_folder_name());
     let output = output.map_or_else(usual, Path::to_owned);
-    file::write(&output, merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&output, merged)?;
     Ok(output)
 }
 

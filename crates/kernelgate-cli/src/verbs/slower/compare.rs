@@ -173,7 +173,7 @@ pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Resul
         store.work.join("compare/shards").join(format!("{}.json", kept.shard.shard_file_label()))
     };
     let path = arguments.shard_output.clone().unwrap_or_else(usual);
-    file::write(&path, &*kept).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&path, &*kept)?;
     eprintln!(
         "shard {} in {}: `kernelgate merge` decides when all {} are there",
         kept.shard,
