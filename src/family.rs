@@ -10,7 +10,6 @@ pub struct WorkloadFamily {
     pub name: &'static str,
     /// Workloads of the family, each with its rows.
     pub suites: fn() -> Vec<Suite>,
-    /// Kernels of the family.
     pub kernels: fn() -> Vec<ListedKernel>,
     /// Program that runs other people's kernels on the same problems.
     pub peers: Option<PeerProgramSource>,

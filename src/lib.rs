@@ -2,6 +2,11 @@
 //! definition, fp64 reference, CPU rows and CUDA rows. This crate uses only the parts of
 //! `kernelgate` that are public to other packages.
 
+#![allow(
+    missing_docs,
+    reason = "nobody links this library; a name that says it all has no comment"
+)]
+
 pub mod attention;
 #[cfg(test)]
 mod change_tests;

@@ -15,16 +15,16 @@
 // warpgroup computes half of dq's columns, or at d = 64 all columns of every other step. A thread
 // block steps through all query heads that share its keys, so that dk and dv are summed over these
 // heads in registers.
-// With -DGROUPED=1 a thread block handles only some of the query heads that share its keys. Thread
-// blocks then add dk and dv to sums in device memory, which a second kernel rounds. GROUPED makes
-// enough thread blocks where there are few key heads. Concurrent blocks then work on fewer query
-// heads, whose tiles L2 holds.
+// Several thread blocks may share a key block: each has some of the query heads that read the keys,
+// or some of the query steps if the last round of key blocks would leave multiprocessors idle. They
+// add dk and dv to sums in device memory; the last one to arrive rounds them. If thread blocks have
+// fewer query heads, concurrent blocks work on fewer heads, whose tiles L2 holds.
 // With -DWHOLE=1, for short heads, a thread block stays on its multiprocessor and computes whole
 // heads, one key block after the other. One thread sums its elements of a step's dq over these key
 // blocks in a fixed order. The dq sum lies in device memory of the thread block, which L2 holds,
 // and is rounded after the last key block. WHOLE needs no additions by other blocks, no zeroing
 // before and no kernel after. Shared memory has two stages of keys and values.
-// With -DWIDE=1, for long heads of 128 bf16, a step has 80 queries: wgmma then reads keys and values
+// With -DWIDE=1, for long heads of 128 bf16, a step has 80 queries: wgmma reads keys and values
 // from shared memory less often, and warpgroups wait for each other less often. Registers hold the
 // probabilities only as rounded, so that ds^T is a product of rounded factors. A warpgroup computes
 // half of the rows of dq^T; a second kernel transposes and rounds the sums.
@@ -39,7 +39,7 @@
 // warpgroup keeps the tensor cores busy. Starting the next step's q k^T before this step's dq would
 // need more registers than a thread has. Reading dk's operand from shared memory would free the
 // registers, but is slower. Order of addition: as in backward_flash_mma, the order of additions to
-// dq is not fixed. With GROUPED the order of additions to dk and dv is not fixed either. With
+// dq is not fixed, nor that of several thread blocks to dk and dv. With
 // -DDETERMINISTIC=1 the order is fixed: a counter in memory for each query step names the key block
 // that may add to dq next. A second thread of the copying warpgroup waits for this counter and
 // advances it, so that compute threads wait only if it is another block's turn. Key blocks add in
@@ -65,6 +65,8 @@ constexpr bool kDeterministic = DETERMINISTIC != 0;
 constexpr bool kGrouped = GROUPED != 0;  // a block has some of the heads that share keys
 constexpr bool kWhole = WHOLE != 0;      // a block has all keys of a head
 constexpr bool kWide = WIDE != 0;        // steps of 80 queries
+// Several blocks may have the same keys.
+constexpr bool kShared = kGrouped || (!kDeterministic && !kWhole && !kCausal);
 constexpr int kKeys = TILE_KEYS, kQueries = kWide ? 80 : 64;  // of a block, of a step
 // Rows in one tile of row statistics and of dq_sum: one query step at d = 128, two at d = 64.
 constexpr int kTileRows = TILE_QUERIES;
@@ -93,7 +95,8 @@ constexpr int kSharedBytes = kBarriersOffset + (kInputStages + 5) * 16;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kKeys == kGroups * kGroupRows, "a warpgroup has 64 keys");
-static_assert(!kWhole || (!kDeterministic && !kGrouped), "its sums have an order, of one head");
+static_assert(!kGrouped || (!kDeterministic && !kWhole), "its sums have no order");
+static_assert(!kWhole || !kDeterministic, "its sums have an order, of one head");
 static_assert(!kWide || (kHeadDim == 128 && kTileRows == kQueries && !kWhole),
               "its sums of dq are transposed, in memory of all blocks");
 static_assert(!kWide || !kDeterministic || !kCausal, "steps do not begin at blocks of keys");
@@ -129,6 +132,12 @@ struct Step {
   int head, query;
 };
 
+// Key blocks of which each is the work of several thread blocks, by query steps: those from `first`
+// on, `halves` of two thread blocks, the others of `parts`.
+struct LastRound {
+  int first, halves, parts;
+};
+
 // Work of a thread block: one block of keys, and the query steps that attend to some of these keys.
 //
 // With a causal mask, a key block has between one query step and all of them. Thread blocks that
@@ -143,10 +152,23 @@ struct Work {
   int start;         // at which of them, unless down
   bool down;         // from the last one
   int tiles;
+  int parts = 1, shared = 0;  // thread blocks that have the keys; which of the shared key blocks
 
-  __device__ __forceinline__ Work(int index, int seqlen, int key_heads, int share, int heads)
+  __device__ __forceinline__ Work(int index, int seqlen, int key_heads, int share, int heads,
+                                  LastRound last)
       : heads(heads), seqlen(seqlen), key_heads(key_heads), share(share) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
+    int part = 0;
+    if (kShared && !kGrouped && index >= last.first) {
+      index -= last.first;
+      if (index < 2 * last.halves) {
+        parts = 2, part = index % 2, shared = index / 2;
+      } else {
+        index -= 2 * last.halves;
+        parts = last.parts, part = index % parts, shared = last.halves + index / parts;
+      }
+      index = last.first + shared;
+    }
     int block = index % blocks;
     int group = index / blocks;  // of so many heads of queries
     if (kCausal && kDeterministic) block = blocks - 1 - block;
@@ -165,9 +187,18 @@ struct Work {
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
-    const bool in_step = !kGrouped && heads == 1 && first + count >= kManySteps;
+    const bool in_step = heads == 1 && first + count >= kManySteps;
     start = in_step ? 0 : apart();
     down = kCausal && in_step;
+    if (kGrouped) {
+      parts = share / heads;
+      shared = head * blocks + block;
+    } else if (kShared && parts > 1) {
+      const int end = count * (part + 1) / parts;
+      first = count * part / parts;
+      count = end - first;
+      start = 0;
+    }
   }
   __device__ __forceinline__ int apart() const {
     return static_cast<int>(blockIdx.x) * 3 % count;
@@ -285,39 +316,35 @@ __device__ __forceinline__ void exponentials(float (&s)[kQueries / 2], u32 stats
   }
 }
 
-// Replaces the gradients of the probabilities (dp) by the gradients of the scores (ds).
-__device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
-                                                const float (&p)[kQueries / 2], u32 stats) {
-#pragma unroll
-  for (int j = 0; j < kQueries / 8; ++j) {
-    const float2 minus_delta =
-        load_shared_f32x2(stats + (kQueries + j * 8 + threadIdx.x % 4 * 2) * 4);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float& x = dp[4 * j + i];
-      x = p[4 * j + i] * (x + (i % 2 == 0 ? minus_delta.x : minus_delta.y));
-    }
-  }
+// Two neighbours of p * x, rounded, from probabilities p in fp32 or, if WIDE, as rounded.
+__device__ __forceinline__ u32 multiply_pair(const float (&p)[kQueries / 2], int pair, float x,
+                                             float y) {
+  return Element::pack(p[2 * pair] * x, p[2 * pair + 1] * y);
+}
+__device__ __forceinline__ u32 multiply_pair(const u32 (&p)[kQueries / 4], int pair, float x,
+                                             float y) {
+  return Bf16::multiply(p[pair], Bf16::pack(x, y));
 }
 
-// The gradients of the scores as rounded, from those of the probabilities.
-__device__ __forceinline__ void rounded_score_gradients(u32 (&ds)[kQueries / 4],
-                                                        const float (&dp)[kQueries / 2],
-                                                        const u32 (&p)[kQueries / 4], u32 stats) {
+// The gradients of the scores as rounded (ds), from those of the probabilities (dp).
+template <class Probabilities>
+__device__ __forceinline__ void score_gradients(u32 (&ds)[kQueries / 4],
+                                                const float (&dp)[kQueries / 2],
+                                                const Probabilities& p, u32 stats) {
 #pragma unroll
   for (int j = 0; j < kQueries / 8; ++j) {
     const float2 minus_delta =
         load_shared_f32x2(stats + (kQueries + j * 8 + threadIdx.x % 4 * 2) * 4);
 #pragma unroll
     for (int i = 2 * j; i < 2 * j + 2; ++i)
-      ds[i] = Bf16::multiply(
-          p[i], Bf16::pack(dp[2 * i] + minus_delta.x, dp[2 * i + 1] + minus_delta.y));
+      ds[i] = multiply_pair(p, i, dp[2 * i] + minus_delta.x, dp[2 * i + 1] + minus_delta.y);
   }
 }
 
 // Adds the warpgroup's columns of a step's dq, beginning at `column`, to the accumulator in device
 // memory. A tile of the accumulator is stored as [32 x 32 pieces][16 x 8 fragments][lane][4].
-// If WIDE, a tile is stored as [16 columns][8 queries][lane][4]. There is one address: the others are constants further.
+// If WIDE, a tile is stored as [16 columns][8 queries][lane][4]. There is one address: the others
+// are constants further.
 __device__ __forceinline__ void add_dq(const float (&dq)[kDqValues], float* dq_sum,
                                        const Work& work, const Step& step, int column) {
   constexpr int kFragment = 128, kPiece = 8 * kFragment, kPieces = kTileRows / 32;  // of 32 columns
@@ -417,25 +444,46 @@ __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float s
   }
 }
 
-// Adds the warpgroup's dk or dv, summed over the block's query heads, to the sum over all query
-// heads that share the keys.
-__device__ __forceinline__ void add_gradient(const float (&d)[kHeadDim / 2], float scale,
-                                             float* sum, const Work& work, int key) {
-  const i64 row = static_cast<i64>(work.head) * work.seqlen + key;
-  float* to = sum + row * kHeadDim + threadIdx.x % 4 * 2;
+// Adds the warpgroup's dk and dv to the sums of all thread blocks that have the keys. Returns
+// whether this one is the last of them; dk and dv are then the sums, and the memory is zero again.
+__device__ __forceinline__ bool join_gradients(float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2],
+                                               float* sums, u32* arrived, const Work& work,
+                                               int group) {
+  constexpr int kSum = kGroupRows * kHeadDim, kNext = 4 * kGroupThreads;
+  const int sum = work.shared * kGroups + group;
+  const bool first_thread = threadIdx.x % kGroupThreads == 0;
+  float* const dk_sum = sums + static_cast<i64>(sum) * (2 * kSum) + threadIdx.x % kGroupThreads * 4;
+  float* const dv_sum = dk_sum + kSum;
 #pragma unroll
-  for (int half = 0; half < 2; ++half, to += 8 * kHeadDim) {
-    if (key + half * 8 >= work.seqlen) return;
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 8; ++j)
-      reduce_add_f32x2(to + j * 8, d[4 * j + 2 * half] * scale, d[4 * j + 2 * half + 1] * scale);
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+    const float* const x = dk + 4 * j;
+    const float* const y = dv + 4 * j;
+    reduce_add_f32x4(dk_sum + j * kNext, x[0], x[1], x[2], x[3]);
+    reduce_add_f32x4(dv_sum + j * kNext, y[0], y[1], y[2], y[3]);
   }
+  __threadfence();
+  barrier_sync(kStoreBarrier + group, kGroupThreads);
+  const u32 others = static_cast<u32>(work.parts) - 1;
+  const bool came_last = first_thread && atomicAdd(arrived + sum, 1u) == others;
+  if (!barrier_any(kStoreBarrier + group, kGroupThreads, came_last)) return false;
+  __threadfence();
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+    float4* const from_dk = reinterpret_cast<float4*>(dk_sum + j * kNext);
+    float4* const from_dv = reinterpret_cast<float4*>(dv_sum + j * kNext);
+    const float4 x = load_l2(from_dk), y = load_l2(from_dv);
+    dk[4 * j] = x.x, dk[4 * j + 1] = x.y, dk[4 * j + 2] = x.z, dk[4 * j + 3] = x.w;
+    dv[4 * j] = y.x, dv[4 * j + 1] = y.y, dv[4 * j + 2] = y.z, dv[4 * j + 3] = y.w;
+    *from_dk = *from_dv = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+  if (first_thread) arrived[sum] = 0;
+  return true;
 }
 
 // Computes the gradients of a block's work; executed by each compute warpgroup.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_map,
                                         const TensorMap& dv_map, const TensorMap& dq_map,
-                                        float* dq_sum, float* dk_sum, float* dv_sum,
+                                        float* dq_sum, float* shared_sums, u32* arrived,
                                         const Work& work, const Before& before, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const int first_key = work.key + group * kGroupRows;
@@ -479,12 +527,10 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     // The GEMM of dp has finished.
     wgmma_wait<1>();
     settle(dp);
-    if (kWide) {
-      rounded_score_gradients(ds, dp, p, stats);
-    } else {
-      score_gradients(dp, s, stats);
-      round_to_operand(ds, dp);
-    }
+    if (kWide)
+      score_gradients(ds, dp, p, stats);
+    else
+      score_gradients(ds, dp, s, stats);
     const u32 gradients = rings.gradients + n % 2 * kGradientsBytes;
     if (kWhole) {
       // The store of dq of two steps ago must have read this buffer.
@@ -538,9 +584,8 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     rings.queries.release_by_warp(n);
   }
   settle(dv);
-  if (kGrouped) {
-    add_gradient(dv, 1.f, dv_sum, work, key);
-    add_gradient(dk, kScale, dk_sum, work, key);
+  if (kShared && work.parts > 1 && !join_gradients(dk, dv, shared_sums, arrived, work, group)) {
+    barrier_arrive(kReadBarrier, kGroups * kGroupThreads);
     return;
   }
   store_gradient(dv, 1.f, values, dv_map, work, group);
@@ -560,7 +605,7 @@ __device__ __forceinline__ void visit_heads(int seqlen, int key_heads, int share
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block, ++before.works) {
-      const Work work(item * blocks + block, seqlen, key_heads, share, share);
+      const Work work(item * blocks + block, seqlen, key_heads, share, share, {});
       visit(work, before);
       before.steps += work.steps();
     }
@@ -568,19 +613,21 @@ __device__ __forceinline__ void visit_heads(int seqlen, int key_heads, int share
 }
 
 // A batch has `key_heads` key heads, each read by `share` query heads. A thread block computes one
-// key block for `heads` of the query heads that share it: for all of them except with GROUPED. Only
-// a GROUPED build uses dk_sum and dv_sum. Only a WHOLE build stores dq; its thread blocks compute
-// some of the `items` heads. Every build but WHOLE needs dq_sum zeroed before.
+// key block for `heads` of the query heads that share it, and in the last round for some of the
+// steps. `counters` are turns or, of shared key blocks, arrivals; they and `shared_sums` are zero
+// before and after. Only a WHOLE build stores dq; its thread blocks compute some of the `items`
+// heads. Every build but WHOLE needs dq_sum zeroed before.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
-    const __grid_constant__ TensorMap dq, const float* __restrict__ stats, float* __restrict__ dq_sum, u32* __restrict__ turns,
-    float* __restrict__ dk_sum, float* __restrict__ dv_sum, int seqlen, int key_heads, int share,
-    int heads, int items) {
+    const __grid_constant__ TensorMap dq, const float* __restrict__ stats,
+    float* __restrict__ dq_sum, u32* __restrict__ counters, float* __restrict__ shared_sums,
+    int seqlen, int key_heads, int share, int heads, int items,
+    const __grid_constant__ LastRound last) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
-  const Work work(blockIdx.x, seqlen, key_heads, share, heads);
+  const Work work(blockIdx.x, seqlen, key_heads, share, heads, last);
   if (threadIdx.x == 0) {
     rings.inputs.init();
     rings.queries.init();
@@ -607,12 +654,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
           copy(work, {});
       }
     } else if (kDeterministic && warp == 1) {
-      if (threadIdx.x % kWarpSize == 0) take_turns(rings, turns, work);
+      if (threadIdx.x % kWarpSize == 0) take_turns(rings, counters, work);
     }
   } else {
     registers_up<240>();
     auto compute = [&](const Work& work, const Before& before) {
-      consume(rings, dk, dv, dq, dq_sum, dk_sum, dv_sum, work, before, group);
+      consume(rings, dk, dv, dq, dq_sum, shared_sums, counters, work, before, group);
     };
     if (kWhole) {
       visit_heads(seqlen, key_heads, share, items, compute);
@@ -622,37 +669,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     }
   }
 }
-
-#if GROUPED && !WIDE
-// Rounds dk and dv from their fp32 sums and zeroes the sums for the next launch. Each thread
-// handles eight elements; a batch has `key_heads` heads.
-extern "C" __global__ void __launch_bounds__(kThreads)
-    attention_backward_flash_wgmma_round(float* __restrict__ dk_sum, float* __restrict__ dv_sum,
-                                         u16* __restrict__ dk, u16* __restrict__ dv,
-                                         const __grid_constant__ Strides dk_strides,
-                                         const __grid_constant__ Strides dv_strides, int batches,
-                                         int key_heads, int seqlen) {
-  constexpr int kEights = kHeadDim / 8;  // of a row
-  const i64 eights = static_cast<i64>(batches) * key_heads * seqlen * kEights;
-  const i64 thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-  if (thread >= 2 * eights) return;
-  const bool first = thread < eights;
-  const i64 at = first ? thread : thread - eights;
-  float4* const from = reinterpret_cast<float4*>(first ? dk_sum : dv_sum) + 2 * at;
-  const float4 x = from[0], y = from[1];
-  // Device memory holds fewer than 2^32 rows, so a row index fits in 32 bits.
-  const u32 row_of_all = static_cast<u32>(at / kEights), heads = static_cast<u32>(key_heads);
-  const u32 head = row_of_all / static_cast<u32>(seqlen), row = row_of_all - head * seqlen;
-  const u32 batch = head / heads;
-  const Strides& strides = first ? dk_strides : dv_strides;
-  u16* const to = (first ? dk : dv) + strides.first_row(batch, head - batch * heads) +
-                  row * strides.row + at % kEights * 8;
-  *reinterpret_cast<uint4*>(to) =
-      make_uint4(Element::pack(x.x, x.y), Element::pack(x.z, x.w), Element::pack(y.x, y.y),
-                 Element::pack(y.z, y.w));
-  from[0] = from[1] = make_float4(0.f, 0.f, 0.f, 0.f);
-}
-#endif
 
 #if WIDE && !GROUPED && !DETERMINISTIC
 // dq from its transposed sums, a block a step of a head: through shared memory, to have a row's

@@ -216,7 +216,6 @@ impl Attention {
         if self.causal { self.keys - self.s } else { 0 }
     }
 
-    /// Dtype of the outputs.
     pub fn output_dtype_of(&self) -> Dtype {
         if self.dtype == Dtype::Fp8 { Dtype::Bf16 } else { self.dtype }
     }

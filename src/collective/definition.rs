@@ -84,7 +84,6 @@ pub enum ExchangeKind {
 /// Problem of an exchange, with input messages `x0 …` and output messages `y0 …` on the GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeProblem {
-    /// Kind of the exchange.
     pub kind: ExchangeKind,
     /// Number of GPUs.
     pub gpus: usize,

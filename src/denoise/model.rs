@@ -54,7 +54,6 @@ pub struct TensorSpec {
     pub name: &'static str,
     /// Extent of each axis, outermost first.
     pub shape: Vec<usize>,
-    /// Dtype of the tensor.
     pub dtype: Dtype,
     /// Steps in which the tensor must be read: once for all steps, or in each of them.
     pub read: ReadTime,

@@ -41,7 +41,6 @@ impl WeightFormat {
 /// Parameters that the step and the loop share: a model with a horizon and a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ActionExpertShape {
-    /// The model of the action expert.
     pub model: ExpertModel,
     /// Horizon: number of rows of `x`.
     pub s: usize,

@@ -30,7 +30,6 @@ pub enum DrawDistribution {
 /// Parameters that inference and training share: a network, images and time steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NetworkShape {
-    /// Sizes of the network.
     pub sizes: NetworkSizes,
     /// Batch size: the number of images.
     pub b: usize,
@@ -131,7 +130,6 @@ impl NetworkShape {
         })
     }
 
-    /// Shape of the logits.
     pub fn logits_shape(&self) -> [usize; 2] {
         [self.b, CLASS_COUNT]
     }

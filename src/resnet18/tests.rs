@@ -17,7 +17,6 @@ fn network_inputs(shape: NetworkShape, seed: u64) -> Tensors {
     TrainStep { shape }.inputs(seed)
 }
 
-/// Relative L2 distance ‖a - b‖₂ / ‖b‖₂.
 fn relative_l2_distance(a: &[f64], b: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())

@@ -142,7 +142,6 @@ pub const BACKWARD: Workload<StBifBackward> = Workload {
 /// Parameters that both directions share: number of neurons, time steps, dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuronShape {
-    /// Neurons.
     pub n: usize,
     /// Time steps.
     pub t: usize,

@@ -1,7 +1,6 @@
 //! Equations of one ST-BIF neuron in fp64: the reference against which every implementation is
 //! verified.
 
-/// Parameters of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuronParameters {
     /// θ > 0.

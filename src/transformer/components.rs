@@ -50,7 +50,6 @@ pub const COMPONENT: Workload<ComponentProblem> = Workload {
 pub enum ModelPart {
     /// Rows of the embedding.
     Embed,
-    /// Gradient of the embedding.
     EmbeddingGradient,
     /// RMSNorm.
     Norm,
@@ -126,11 +125,9 @@ const MAX_PARAMETERS_COMPARED_WHOLE: usize = 4 << 20;
 
 /// An input or output tensor of a component.
 pub struct ComponentTensor {
-    /// Name of the tensor.
     pub name: &'static str,
     /// Shape of the tensor.
     pub extents: Vec<usize>,
-    /// Dtype of the tensor.
     pub dtype: Dtype,
 }
 

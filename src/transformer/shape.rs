@@ -30,7 +30,6 @@ pub const BETA_2: f64 = 0.999;
 pub const ADAM_EPSILON: f64 = 1e-8;
 /// Decoupled weight decay of AdamW, for every parameter.
 pub const WEIGHT_DECAY: f64 = 0.1;
-/// Learning rate.
 pub const LEARNING_RATE: f64 = 1e-3;
 
 /// Logits are padded with zeros to a multiple of this number of columns.

@@ -18,6 +18,10 @@
 //! formats that both know. A library beside the program so that both of its names share one `main`
 //! and its tests reach the parts.
 
+#![allow(
+    missing_docs,
+    reason = "nobody links this library; a name that says it all has no comment"
+)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "variables of tests"))]
 
 pub mod benches;

@@ -146,7 +146,7 @@ fn names_of_files_are_cleaned_where_they_are_printed() {
     std::fs::write(package.path("kept\u{7}.json"), "{").unwrap();
     let messages = [
         ("baseline list", "baselines/a/b.json: broken or cut short"),
-        ("history import . --store s\u{1b}[2J", "kept\\u{7}.json: read ./kept"),
+        ("history import . --store s\u{1b}[2J", "kept\\u{7}.json: failed to read ./kept"),
     ];
     for (verb, message) in messages {
         let outcome = package.kernelgate(verb);

@@ -29,9 +29,7 @@ pub const RESERVED_SHARED_BYTES_PER_BLOCK: u32 = 1024;
 /// Capacity of a multiprocessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MultiprocessorLimits {
-    /// Warps.
     pub warps: u32,
-    /// Blocks.
     pub blocks: u32,
     /// Shared memory, bytes.
     pub shared_bytes: u32,

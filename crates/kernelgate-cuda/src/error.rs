@@ -12,7 +12,6 @@ pub enum BackendError {
     Driver {
         /// The action that failed, for example "make a stream".
         action: String,
-        /// Answer of the driver.
         status: DriverStatusCode,
     },
     /// The computation itself failed.
@@ -38,7 +37,6 @@ pub enum BackendError {
         gigabytes_text(*needed), available.map_or_else(|| "an unknown amount".to_owned(), gigabytes_text)
     )]
     OutOfMemory {
-        /// Required bytes.
         needed: u64,
         /// Available bytes, if the driver reports them.
         available: Option<u64>,

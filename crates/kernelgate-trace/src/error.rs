@@ -9,44 +9,27 @@ use std::path::{Path, PathBuf};
 pub enum TraceError {
     /// The file cannot be opened or read.
     #[error("read {}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
     /// The content of the file has no known trace format.
     #[error("recognise {}: {reason}", path.display())]
     Unknown {
-        /// The file.
         path: PathBuf,
         /// The missing format or table, as a fragment of a sentence.
         reason: String,
     },
     /// The format is known, the content is broken.
     #[error("read {}: {reason}", path.display())]
-    Broken {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
+    Broken { path: PathBuf, reason: String },
     /// Another program must convert the trace file first.
     #[error("convert {}: {reason}", path.display())]
     Convert {
-        /// The file.
         path: PathBuf,
         /// Reason why the file was not converted, and the command that converts it.
         reason: String,
     },
     /// A limit that protects the reader, of size or of depth, was exceeded.
     #[error("read {}: {reason}", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Which limit.
-        reason: String,
-    },
+    TooLarge { path: PathBuf, reason: String },
 }
 
 impl TraceError {

@@ -181,15 +181,10 @@ impl BackwardCall {
     /// [`Self::scratch_bytes`].
     pub fn max_scratch_bytes(shape: &AttentionShape) -> AttentionScratchBytes {
         let extents = Extents::new(shape, None);
-        let one_head = backward_wgmma::BackwardBlockWork::OfKeys {
-            heads: 1,
-            order: QueryGradientSumOrder::Any,
-            wide: false,
-        };
         AttentionScratchBytes {
             any: backward_mma::row_statistics_bytes(&extents)
                 + backward_mma::dq_sum_bytes(&extents),
-            zeroed: backward_wgmma::bytes_to_zero(&extents, one_head),
+            zeroed: backward_wgmma::most_bytes_to_zero(&extents),
         }
     }
 

@@ -295,96 +295,49 @@ pub enum UnsupportedAttention {
         "{batch} sequences of {heads} heads of {queries} queries and {key_heads} heads of {keys} \
          keys: each number, and the heads of all sequences, is 1 to 2^31 - 1"
     )]
-    Extents {
-        /// Sequences.
-        batch: usize,
-        /// Heads of queries.
-        heads: usize,
-        /// Heads of keys.
-        key_heads: usize,
-        /// Queries of a head.
-        queries: usize,
-        /// Keys of a head.
-        keys: usize,
-    },
+    Extents { batch: usize, heads: usize, key_heads: usize, queries: usize, keys: usize },
     /// The dtype of the tensors is neither bf16 nor f16.
     #[error("dtype {dtype}: computes bf16 and f16 only")]
-    Dtype {
-        /// Name of the dtype.
-        dtype: &'static str,
-    },
+    Dtype { dtype: &'static str },
     /// The head dimension is neither 64 nor 128.
     #[error("head dimension {head_dim}: computes 64 and 128 only; pad smaller ones with zeros")]
-    HeadDim {
-        /// Elements of a row.
-        head_dim: usize,
-    },
+    HeadDim { head_dim: usize },
     /// The number of key heads does not divide the number of query heads.
     #[error("{heads} heads of queries are no multiple of {key_heads} heads of keys")]
-    Heads {
-        /// Heads of queries.
-        heads: usize,
-        /// Heads of keys.
-        key_heads: usize,
-    },
+    Heads { heads: usize, key_heads: usize },
     /// With a causal mask, some query would see no key.
     #[error("a causal mask needs a key for each query: {keys} keys, {queries} queries")]
-    CausalKeys {
-        /// Keys of a head.
-        keys: usize,
-        /// Queries of a head.
-        queries: usize,
-    },
+    CausalKeys { keys: usize, queries: usize },
     /// Gradients were asked for a problem with different numbers of keys and queries.
     #[error("gradients need as many keys as queries: {keys} keys, {queries} queries")]
-    CrossGradients {
-        /// Keys of a head.
-        keys: usize,
-        /// Queries of a head.
-        queries: usize,
-    },
+    CrossGradients { keys: usize, queries: usize },
     /// Gradients of grouped heads were asked from kernels that do not support grouping.
     #[error(
         "the backward of flash_mma needs as many heads of keys as of queries: {key_heads} and \
          {heads}"
     )]
-    GroupedGradients {
-        /// Heads of queries.
-        heads: usize,
-        /// Heads of keys.
-        key_heads: usize,
-    },
+    GroupedGradients { heads: usize, key_heads: usize },
     /// Sums in a fixed order were asked from kernels that do not support it.
     #[error("flash_mma adds to the gradient of the queries in any order")]
     FixedOrder,
     /// The address of a tensor is not aligned for 16-byte copies.
     #[error("{tensor}: address {address:#x} is no multiple of 16")]
-    Address {
-        /// The tensor.
-        tensor: &'static str,
-        /// Address of the tensor.
-        address: u64,
-    },
+    Address { tensor: &'static str, address: u64 },
     /// A stride of a tensor is not usable by 16-byte copies.
     #[error("{tensor}: {dimension} stride of {bytes} bytes is no multiple of 16 below 2^40")]
     Stride {
-        /// The tensor.
         tensor: &'static str,
         /// `batch`, `head` or `row`.
         dimension: &'static str,
-        /// The stride in bytes.
         bytes: u64,
     },
     /// A stride of a tensor is shorter than a row.
     #[error("{tensor}: rows of {row} elements overlap: {dimension} stride of {stride} elements")]
     Overlap {
-        /// The tensor.
         tensor: &'static str,
         /// `batch`, `head` or `row`.
         dimension: &'static str,
-        /// The stride in elements.
         stride: u64,
-        /// Elements of a row.
         row: usize,
     },
 }

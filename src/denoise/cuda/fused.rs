@@ -218,7 +218,6 @@ impl KeyValueCaches {
         Self { keys, values: keys.offset_by(bytes), layer_bytes }
     }
 
-    /// Pointers to the keys and values of a layer.
     fn keys_and_values_of_layer(&self, layer: usize) -> [Pointer; 2] {
         [self.keys, self.values].map(|all| all.offset_by(layer * self.layer_bytes))
     }

@@ -63,7 +63,6 @@ impl ExpertRun {
         }
     }
 
-    /// Name and extents of the output.
     pub fn output_name_and_extents(&self) -> (&'static str, [usize; 2]) {
         (if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION_COLUMNS])
     }

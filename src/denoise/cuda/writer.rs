@@ -18,9 +18,7 @@ pub type NamedRegion = (&'static str, usize);
 
 /// Writes the program of a run.
 pub struct ExpertWriter<'a> {
-    /// The run.
     pub run: &'a ExpertRun,
-    /// The program.
     pub program: Program,
     /// Whether kernels are launched with programmatic dependent launch (PDL).
     pub programmatic: bool,

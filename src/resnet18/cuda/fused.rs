@@ -64,7 +64,6 @@ pub fn activation_regions(
     regions
 }
 
-/// Declares regions of activations.
 pub fn declare_activations(program: &mut Program, regions: Vec<ActivationRegion>) {
     for (name, bytes) in regions {
         program.add_scratch(name, MemoryPurpose::Activations, bytes);

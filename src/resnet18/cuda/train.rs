@@ -96,13 +96,10 @@ pub struct TrainingTensors {
     pub parameters: Pointer,
     /// Old momentum.
     pub momentum: Pointer,
-    /// Logits.
     pub logits: Pointer,
     /// Mean cross-entropy.
     pub loss: Pointer,
-    /// New parameters.
     pub new_parameters: Pointer,
-    /// New momentum.
     pub new_momentum: Pointer,
 }
 
@@ -164,7 +161,6 @@ fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network
     }
 }
 
-/// Program of a training step.
 pub fn train_step_program(shape: &NetworkShape) -> Program {
     let network = shape.sizes.build_network();
     let mut program = Program::new();

@@ -16,9 +16,7 @@ pub fn padded_stem_columns(network: &ResNet18) -> usize {
 
 /// A region of device memory with packed parameters.
 pub struct PackedRegion {
-    /// Name of the region.
     pub name: String,
-    /// Bytes of the region.
     pub bytes: usize,
     /// Contents of the region.
     pub part: ParameterPart,
@@ -46,7 +44,6 @@ pub enum ParameterPart {
         at: usize,
         /// Number of parameters in the region.
         count: usize,
-        /// Divisor of the parameters.
         divisor: f32,
     },
 }

@@ -38,7 +38,6 @@ pub fn element_macro(neurons: &NeuronShape) -> String {
     element.to_owned()
 }
 
-/// Kernel argument for a null pointer.
 pub const NULL_POINTER: KernelArgument = KernelArgument::Address(0);
 
 /// Arguments N and T, which are `long long` in every kernel.

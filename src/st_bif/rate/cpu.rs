@@ -13,7 +13,6 @@ const NEURONS_PER_TASK: usize = 4096;
 /// Maximum number of spikes whose sum fits into a 16-bit integer.
 const MAX_STEPS_IN_I16: usize = i16::MAX as usize;
 
-/// CPU implementations of the firing rate.
 pub const FIRING_RATE_ROWS: &[Implementation<FiringRate>] = &[Implementation {
     name: "cpu",
     about: "16-bit sums of 4096 neurons in L1, one pass over the spikes",

@@ -9,7 +9,6 @@ use crate::parallel;
 use crate::transformer::shape::{ArenaRows, LmShape, Weight};
 use kernelgate::workload::Tensors;
 
-/// Activations of one layer.
 pub struct LayerActivations {
     /// The residual stream before the layer.
     pub x: Vec<f32>,

@@ -57,7 +57,6 @@ impl DeviceRegions<'_> {
         rows.iter().flat_map(|row| tensor.to_f64(row * d, d)).collect()
     }
 
-    /// Rows of one sequence of a matrix.
     fn rows_of_sequence(&self, matrix: &F64Matrix, number: usize) -> F64Matrix {
         let len = self.shape.context * matrix.columns;
         F64Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }

@@ -138,12 +138,10 @@ fn ask_and_wait(
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
     let (request, response) =
         (folder.path().join("request.json"), folder.path().join("response.json"));
-    let failed_to = |error| anyhow::anyhow!("failed to {error}");
     file::write_unsynced(
         &request,
         &BenchRequest { response: response.clone(), action: action.clone() },
-    )
-    .map_err(failed_to)?;
+    )?;
     let mut command = request_command(executable, asking, &request);
     let running = asking.running;
     let (_, said) = running
@@ -177,9 +175,7 @@ fn ask_and_wait(
             };
             Ok(BenchAnswer { body: response.answer, death })
         }
-        Err(error) if !error.is_not_found() => {
-            Err(anyhow::anyhow!("bench `{bench}`: failed to {error}"))
-        }
+        Err(error) if !error.is_not_found() => Err(anyhow::anyhow!("bench `{bench}`: {error}")),
         Err(_) => {
             let how = match ended {
                 ProcessEnd::Exited(status) => format!("ended with {status} and no response"),

@@ -55,7 +55,6 @@ pub struct BuiltBench {
     pub manifest: PathBuf,
 }
 
-/// Output of a build.
 #[derive(Debug, Default)]
 pub struct BuildOutput {
     /// Bench executables.
@@ -128,7 +127,6 @@ pub const CARGO_PROGRESS_VARIABLES: [(&str, &str); 3] = [
     ("CARGO_TERM_COLOR", "never"),
 ];
 
-/// Progress of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BuildProgress {
     /// Crates and build scripts that are compiled.
@@ -170,7 +168,6 @@ fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
 
 /// One line that cargo prints while it builds: a message or progress.
 pub enum CargoBuildOutput<'a> {
-    /// A message.
     Message(&'a str),
     /// Progress, printed because of the variables of [`CARGO_PROGRESS_VARIABLES`].
     Progress(BuildProgress),

@@ -117,7 +117,6 @@ impl FailureLines {
         }
     }
 
-    /// The lines.
     pub fn into_lines(self) -> Vec<String> {
         self.lines
     }

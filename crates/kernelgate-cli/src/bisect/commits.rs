@@ -28,7 +28,6 @@ pub struct BisectionRequest {
     pub good: String,
     /// The bad revision, at which the case is slow; it descends from the good revision.
     pub bad: String,
-    /// The case.
     pub case: String,
     /// Settings of each comparison, with the plan for the good and the bad end; the search sets
     /// base, head, filter and `resume`.

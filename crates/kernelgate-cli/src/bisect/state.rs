@@ -58,7 +58,6 @@ impl BisectionState {
         }
     }
 
-    /// Writes the state.
     pub fn write(&self, path: &Path) -> Result<(), RecordFileError> {
         file::write(path, self)
     }

@@ -15,26 +15,19 @@ use crate::gate::rules::rules_file::RulesError;
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
     /// A record file cannot be read or written.
-    #[error("failed to {0}")]
-    File(RecordFileError),
+    #[error(transparent)]
+    File(#[from] RecordFileError),
     /// A file or folder of the comparison cannot be used.
     #[error("failed to {action} {}: {cause}", path.display())]
     Io {
         /// The failed action: "write".
         action: String,
-        /// The file or folder.
         path: PathBuf,
-        /// The system's error.
         cause: std::io::Error,
     },
     /// The working tree cannot be copied into the object store.
     #[error("failed to {action}: {cause}")]
-    Snapshot {
-        /// The failed action.
-        action: &'static str,
-        /// The system's error.
-        cause: std::io::Error,
-    },
+    Snapshot { action: &'static str, cause: std::io::Error },
     /// The folder has no Cargo package to compare.
     #[error("{}", no_package_message(.0))]
     NoPackage(PathBuf),
@@ -46,7 +39,6 @@ pub enum CompareError {
     Git {
         /// Purpose of the git command: "list refs".
         action: String,
-        /// Last line of the messages that git printed.
         message: String,
     },
     /// The git repository has no such revision.
@@ -55,15 +47,11 @@ pub enum CompareError {
         if *shallow { SHALLOW_CLONE_ADVICE } else { "" }
     )]
     NoRevision {
-        /// The requested name.
         name: String,
-        /// The repository.
         top: PathBuf,
         /// Names like the requested one, best first.
         similar: Vec<String>,
-        /// Branches of the repository.
         branches: Vec<String>,
-        /// Whether the clone's history is cut off.
         shallow: bool,
     },
     /// The bad end of a search is not after its good end.
@@ -73,19 +61,13 @@ pub enum CompareError {
     #[error(
         "{bad} does not descend from {good}: a search needs the good commit before the bad one"
     )]
-    NotDescended {
-        /// The beginning.
-        good: String,
-        /// The end.
-        bad: String,
-    },
+    NotDescended { good: String, bad: String },
     /// Another process already runs a comparison in the folder.
     #[error("another comparison runs in {}: wait for it", .0.display())]
     Busy(PathBuf),
     /// A path of `--leave-out` is missing, or tracked by git.
     #[error("--leave-out {}: {why}", path.display())]
     LeaveOut {
-        /// The path.
         path: PathBuf,
         /// The reason, as a fragment of a sentence.
         why: &'static str,
@@ -95,96 +77,44 @@ pub enum CompareError {
         "submodule {0} of {revision} is not on this machine: `git submodule update --init \
          --recursive -- {0}` gets it in a work tree of that revision", path.display()
     )]
-    NoSubmodule {
-        /// Path of the submodule within the repository.
-        path: PathBuf,
-        /// Revision of the repository that contains the submodule.
-        revision: String,
-    },
-    /// A commit of a submodule is not on this machine.
+    NoSubmodule { path: PathBuf, revision: String },
     #[error(
         "submodule {0}: its commit {1} of {revision} is not on this machine: `git -C {0} fetch \
          origin {commit}` gets it", path.display(), commit.get(..8).unwrap_or_default()
     )]
-    NoSubmoduleCommit {
-        /// Path of the submodule in the repository.
-        path: PathBuf,
-        /// The commit.
-        commit: String,
-        /// The revision of the repository.
-        revision: String,
-    },
+    NoSubmoduleCommit { path: PathBuf, commit: String, revision: String },
     /// A build left a symbolic link in a checkout.
     #[error("{} is a link: remove {} and repeat the command", link.display(), checkout.display())]
-    Link {
-        /// The link.
-        link: PathBuf,
-        /// The checkout.
-        checkout: PathBuf,
-    },
+    Link { link: PathBuf, checkout: PathBuf },
     /// A revision does not contain the package.
     #[error("{side} {label} has no {}", manifest.display())]
     NoManifest {
-        /// The side.
         side: Arm,
-        /// The revision.
         label: String,
         /// Path of the manifest, relative to the repository's root.
         manifest: PathBuf,
     },
     /// The benches of a revision cannot be built.
     #[error("{side} {label} {cause}{}", build_failure_advice(cause, notes, slot))]
-    NotBuilt {
-        /// The side.
-        side: Arm,
-        /// The revision.
-        label: String,
-        /// Cargo's error.
-        cause: BuildError,
-        /// Files that the build needs and the checkout lacks.
-        notes: Vec<String>,
-        /// Folder of the build.
-        slot: PathBuf,
-    },
+    NotBuilt { side: Arm, label: String, cause: BuildError, notes: Vec<String>, slot: PathBuf },
     /// Two packages of a workspace have a bench of one name.
     #[error(
         "{side} {label}: the packages in {} and {} both have a bench `{bench}`: compare in the \
          folder of one of them", packages[0], packages[1]
     )]
-    OneBenchTwice {
-        /// The side.
-        side: Arm,
-        /// The revision.
-        label: String,
-        /// The bench.
-        bench: String,
-        /// Folder names of the two packages.
-        packages: [String; 2],
-    },
+    OneBenchTwice { side: Arm, label: String, bench: String, packages: [String; 2] },
     /// The folder contains no bench executable.
     #[error("no bench executable in {0}")]
     NoExecutable(String),
     /// A requested bench exists in neither build.
     #[error("--bench {bench}: neither side has it; there are {}", known.join(", "))]
-    NoBench {
-        /// The requested bench.
-        bench: String,
-        /// Benches of both sides.
-        known: Vec<String>,
-    },
+    NoBench { bench: String, known: Vec<String> },
     /// A bench did not say which protocol it speaks.
     #[error(
         "{side}: bench `{bench}` cannot be asked for the protocol that it speaks: {cause}{}",
         if matches!(cause, VersionQueryError::TimedOut(_)) { " (--wait sets this)" } else { "" }
     )]
-    NoProtocol {
-        /// The side.
-        side: String,
-        /// The bench.
-        bench: String,
-        /// The error of the request for protocol versions.
-        cause: VersionQueryError,
-    },
+    NoProtocol { side: String, bench: String, cause: VersionQueryError },
     /// The first bench has no case to compare; the text is its own message.
     #[error("{0}")]
     NothingSelected(String),
@@ -200,7 +130,6 @@ pub enum CompareError {
     /// A process of a calibration's comparison failed.
     #[error("bench `{bench}` broke: {reason}")]
     Broken {
-        /// The bench.
         bench: String,
         /// The reason, as a fragment of a sentence.
         reason: String,
@@ -211,7 +140,6 @@ pub enum CompareError {
         path.display()
     )]
     TrialsDoNotFit {
-        /// The trials.
         path: PathBuf,
         /// The reason, as a fragment of a sentence.
         why: String,
@@ -224,7 +152,6 @@ pub enum CompareError {
     ResumesAnother {
         /// "comparison" or "search".
         what: &'static str,
-        /// The setting.
         differs: String,
     },
     /// The calibration that was interrupted had other settings.
@@ -232,12 +159,7 @@ pub enum CompareError {
         "--resume: {} was measured with another {differs}; without --resume it is replaced",
         path.display()
     )]
-    CalibratesAnother {
-        /// The calibration.
-        path: PathBuf,
-        /// The setting.
-        differs: String,
-    },
+    CalibratesAnother { path: PathBuf, differs: String },
     /// Two parts of a calibration differ, as a fragment of a sentence.
     #[error("--resume: {0}")]
     Unmergeable(String),
@@ -249,16 +171,7 @@ pub enum CompareError {
     Interrupt(ctrlc::Error),
     /// A side differs in a way that forbids the comparison.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{needed}`")]
-    Refused {
-        /// The field that differs.
-        field: String,
-        /// The build whose fact differs: base or head.
-        side: String,
-        /// Value of that side.
-        found: String,
-        /// The necessary value.
-        needed: String,
-    },
+    Refused { field: String, side: String, found: String, needed: String },
     /// An executable was replaced or overwritten while it was compared.
     #[error(
         "refused: {} changed while it was compared (hash {installed} when it was installed, now \
@@ -266,19 +179,11 @@ pub enum CompareError {
         path.display()
     )]
     Changed {
-        /// Path of the installed executable in the comparison's folder.
         path: PathBuf,
-        /// Content hash of the executable when it was installed.
         installed: String,
         /// Current content hash of the executable, or "missing".
         found: String,
     },
-}
-
-impl From<RecordFileError> for CompareError {
-    fn from(error: RecordFileError) -> Self {
-        Self::File(error)
-    }
 }
 
 impl CompareError {

@@ -27,7 +27,6 @@ use kernelgate::record::{Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};
 pub use session::SessionTools;
 
-/// Source of a side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SideSource {
     /// A revision of the git repository, built for the comparison.
@@ -68,9 +67,7 @@ impl SideInjection {
 /// A requested comparison.
 #[derive(Debug, Clone)]
 pub struct ComparisonRequest {
-    /// Source of the base.
     pub base: SideSource,
-    /// Source of the head.
     pub head: SideSource,
     /// Names of the bench targets to compare; all targets if it is empty.
     pub benches: Vec<String>,
@@ -110,7 +107,6 @@ pub struct ComparisonRequest {
     pub target: PathBuf,
     /// Untracked files and folders that do not belong to the work tree's side.
     pub leave_out: Vec<PathBuf>,
-    /// Folder of the comparisons.
     pub folder: PathBuf,
 }
 

@@ -9,7 +9,6 @@ use crate::gate::comparison::Comparison;
 
 /// A comparison, and the bench that has the case.
 pub struct SingleCaseComparison {
-    /// The comparison.
     pub comparison: Comparison,
     /// The bench that has the case, on either side.
     pub bench: Option<String>,

@@ -90,7 +90,6 @@ impl ComparisonProgress {
         }
     }
 
-    /// Ends the progress line.
     pub fn end_progress_line(&self) {
         if let Some(line) = &self.line {
             line.finish_and_clear();

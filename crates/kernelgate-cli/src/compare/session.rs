@@ -36,7 +36,6 @@ pub const TRIALS_FILE: &str = "trials.json";
 /// A bench binary that both sides have.
 #[derive(Clone)]
 pub struct ComparedBench {
-    /// Name of the bench.
     pub name: String,
     /// Paths of the runs that verified base and head.
     pub verified: [PathBuf; 2],
@@ -105,7 +104,6 @@ impl Default for PreparedSides {
 
 /// A shard of a comparison, before anything is timed.
 pub struct PlannedShard {
-    /// The shard.
     pub shard: Shard,
     /// Hash of all cases of both builds.
     pub plan: String,
@@ -242,7 +240,6 @@ impl SessionTools {
 
 /// Sides that are ready to run, in a folder that is locked.
 pub struct ComparisonSession {
-    /// Folder of the comparison.
     pub folder: LockedFolder,
     /// Folder for the request, the run and the messages of a process.
     pub work: PathBuf,

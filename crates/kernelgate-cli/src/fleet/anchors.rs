@@ -39,7 +39,6 @@ impl AnchorKind {
 pub struct AnchorOutlier {
     /// Index of the shard.
     pub index: usize,
-    /// The anchor.
     pub anchor: AnchorKind,
     /// Rate of the outlying shard's anchor.
     pub rate: f64,

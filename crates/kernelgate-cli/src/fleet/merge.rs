@@ -18,16 +18,14 @@ use rayon::prelude::*;
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
     /// A record or folder cannot be read or written.
-    #[error("failed to {0}")]
+    #[error(transparent)]
     File(#[from] RecordFileError),
     /// A folder cannot be listed or written.
     #[error("failed to {action} {}: {cause}", path.display())]
     Folder {
         /// The action that failed: "list", "write".
         action: &'static str,
-        /// The folder.
         path: PathBuf,
-        /// Reason.
         cause: std::io::Error,
     },
     /// There are no records.
@@ -44,16 +42,7 @@ pub enum MergeError {
         "{} is a {one}, {} is a {other}: merge them one after the other", first.display(),
         second.display()
     )]
-    Kinds {
-        /// A file.
-        first: PathBuf,
-        /// Kind of the first record.
-        one: &'static str,
-        /// Another file.
-        second: PathBuf,
-        /// Kind of the second record.
-        other: &'static str,
-    },
+    Kinds { first: PathBuf, one: &'static str, second: PathBuf, other: &'static str },
     /// A run is not a shard: it has all cases.
     #[error("{}: measured without --shard: it is the whole, not a part", .0.display())]
     NoShard(PathBuf),
@@ -65,24 +54,13 @@ pub enum MergeError {
         "refused: {field} is `{left}` in {} and `{right}` in {}", files[0].display(),
         files[1].display()
     )]
-    Refused {
-        /// Name of the fact.
-        field: String,
-        /// Value in the first record.
-        left: String,
-        /// Value in the second record.
-        right: String,
-        /// Paths of the two records with these values.
-        files: [PathBuf; 2],
-    },
+    Refused { field: String, left: String, right: String, files: [PathBuf; 2] },
 }
 
-/// Paths as one line.
 pub fn paths_on_one_line(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Kind of the records that are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MergedRecordKind {
     /// Runs of benches.
@@ -306,7 +284,6 @@ pub struct MergedComparisons {
     pub account: MergeAccount,
 }
 
-/// Merges comparisons of shards.
 pub fn merge_comparison_shards(
     files: &[PathBuf],
     tolerance: AnchorTolerance,

@@ -18,7 +18,6 @@ pub struct RecordPiece<T> {
     pub hash: String,
     /// Name of the work that is divided: "bench attention".
     pub work: String,
-    /// The shard.
     pub shard: Shard,
     /// Whether the process ran to its end.
     pub complete: bool,
@@ -28,7 +27,6 @@ pub struct RecordPiece<T> {
     pub environment: Environment,
     /// Anchors: rates of fixed work on the device of the shard.
     pub anchors: Option<AnchorRecord>,
-    /// The record.
     pub record: T,
 }
 

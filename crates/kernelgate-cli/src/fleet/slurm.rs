@@ -93,7 +93,6 @@ pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 pub struct SlurmJobs {
     /// States of the array's tasks, by task number.
     pub tasks: BTreeMap<u32, SlurmJobState>,
-    /// Job that merges.
     pub merge: Option<SlurmJobState>,
 }
 
@@ -178,7 +177,6 @@ pub struct SlurmJobState {
     pub state: String,
     /// Node on which the job runs, if it has one.
     pub node: String,
-    /// Reason of the state.
     pub reason: String,
 }
 

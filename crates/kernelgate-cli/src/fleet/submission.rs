@@ -47,28 +47,16 @@ pub const SUBMISSION_FILE: &str = "submission.json";
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionError {
     /// The submission's file cannot be read or written.
-    #[error("failed to {0}")]
+    #[error(transparent)]
     File(#[from] RecordFileError),
     /// The folder holds another submission.
     #[error(
         "{folder}: a submission is there already: --resume follows it, --folder names another folder"
     )]
-    Taken {
-        /// The folder.
-        folder: String,
-    },
+    Taken { folder: String },
     /// The submission in the folder has other settings.
     #[error("--resume: the submission in {folder} has {field} `{there}`, not `{asked}`")]
-    Other {
-        /// The folder.
-        folder: String,
-        /// Name of the setting in which the submissions differ.
-        field: &'static str,
-        /// Value of the setting in the existing submission.
-        there: String,
-        /// Requested value.
-        asked: String,
-    },
+    Other { folder: String, field: &'static str, there: String, asked: String },
     /// The folder has no submission to resume.
     #[error("--resume: no submission in {0}")]
     Nothing(String),
@@ -115,7 +103,6 @@ impl JobSubmission {
         format!("kernelgate {} {}", self.made, folder.display())
     }
 
-    /// Records the jobs.
     pub fn save(&self, folder: &Path) -> Result<(), RecordFileError> {
         file::write(&folder.join(SUBMISSION_FILE), self)
     }

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Work that is divided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DividedWork {
     /// Run every bench executable with these flags.
@@ -24,7 +23,6 @@ pub enum DividedWork {
     Calibrate {
         /// Folder of executables.
         executables: PathBuf,
-        /// Flags.
         flags: Vec<String>,
     },
 }
@@ -32,11 +30,9 @@ pub enum DividedWork {
 /// Places of a submission. All machines of the cluster see these folders under the same paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubmissionPlaces {
-    /// Path of the program.
     pub program: PathBuf,
     /// Folder of the package in which the program runs.
     pub package: PathBuf,
-    /// Folder of the submission.
     pub folder: PathBuf,
 }
 

@@ -101,7 +101,6 @@ pub struct BaselineFacts {
     pub not_run: Vec<String>,
     /// Bench processes that did not run to their end.
     pub interrupted: Vec<String>,
-    /// Shards that are missing.
     pub missing_shards: Vec<String>,
     /// Process runs that are on both sides: these were compared with themselves.
     pub own: Vec<String>,
@@ -284,7 +283,6 @@ pub fn figures(baseline: &Baseline) -> BTreeMap<&str, BaselineCaseFigures> {
     baseline.cases.iter().map(|(id, case)| (id.as_str(), figures(case))).collect()
 }
 
-/// Figures of one case of a baseline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BaselineCaseFigures {
     times: [SideTimeInterval; 3],

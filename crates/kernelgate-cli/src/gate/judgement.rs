@@ -12,7 +12,6 @@ use super::verdict::Verdict;
 /// The verdict on one case, with its evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judgement {
-    /// The case.
     pub case: String,
     /// The final verdict.
     pub verdict: Verdict,

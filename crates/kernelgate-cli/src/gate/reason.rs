@@ -107,7 +107,6 @@ pub struct BuildFailure {
 }
 
 impl BuildFailure {
-    /// Failure of that build.
     pub fn new(side: Arm, why: impl Into<String>) -> Self {
         Self { side, why: why.into() }
     }

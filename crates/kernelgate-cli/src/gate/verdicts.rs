@@ -18,7 +18,6 @@ use kernelgate_cuda::CaseFailure;
 /// The judged cases, with the facts of the method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdicts<F> {
-    /// The device.
     pub device: String,
     /// Limits of the cases that have no limits of their own.
     pub limits: CaseLimits,

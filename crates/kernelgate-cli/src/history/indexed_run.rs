@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
 use kernelgate::record::{
     Baseline, BaselineRun, CargoPackage, CaseRun, Environment, Measurement, ProcessRun, Provenance,
     RecordFileError, file,
 };
 
 /// Medians of the cases that one bench process measured.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IndexedRun {
-    /// `<session>/<process>`.
-    pub key: String,
     /// Name of the bench process, with its shard.
     pub process: String,
     /// Name of the package, if the record has one.
@@ -28,13 +28,12 @@ pub struct IndexedRun {
     pub device: String,
     /// Code that was measured.
     pub provenance: Provenance,
-    /// Revision of the definition and the time of each case, by id.
-    pub cases: BTreeMap<String, (u32, CaseRun)>,
+    /// Revision of the definition and nanoseconds a launch of each case, by id.
+    pub cases: BTreeMap<String, (u32, f64)>,
 }
 
 /// A record file of the history store: a run or a baseline.
 pub enum IndexedRecordFile {
-    /// The run record of one process.
     Run(Box<ProcessRun>),
     /// A baseline, which holds several process runs.
     Baseline(Box<Baseline>),
@@ -69,9 +68,9 @@ fn index_run(run: &ProcessRun) -> IndexedRun {
     IndexedRun {
         package: run.package.as_ref().map(CargoPackage::to_string),
         cases: cases
-            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_record(case))))
+            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_record(case).median_ns)))
             .collect(),
-        ..empty_indexed_run(run.baseline_key(), measured)
+        ..empty_indexed_run(&run.baseline_key(), measured)
     }
 }
 
@@ -81,21 +80,20 @@ pub fn index_baseline(baseline: &Baseline) -> impl Iterator<Item = IndexedRun> {
         let BaselineRun { started, environment, package, provenance, .. } = run;
         let package = package.as_ref().map(CargoPackage::to_string);
         let cases = baseline.cases.iter().filter_map(|(id, case)| {
-            Some((id.clone(), (case.revision, case.runs.get(key)?.clone())))
+            Some((id.clone(), (case.revision, case.runs.get(key)?.median_ns)))
         });
         let measured = (started, environment, provenance);
-        IndexedRun { package, cases: cases.collect(), ..empty_indexed_run(key.clone(), measured) }
+        IndexedRun { package, cases: cases.collect(), ..empty_indexed_run(key, measured) }
     })
 }
 
 fn empty_indexed_run(
-    key: String,
+    key: &str,
     (started, environment, provenance): (&String, &Environment, &Provenance),
 ) -> IndexedRun {
     let started = started.parse::<Timestamp>().map_or(0, |started| started.as_millisecond());
     IndexedRun {
         process: key.rsplit('/').next().unwrap_or_default().to_owned(),
-        key,
         package: None,
         started_ms: started,
         model: environment.environment_fingerprint(),

@@ -2,7 +2,7 @@
 //!
 //! The history store is a folder of recorded runs: `runs/<session>/<bench>.json`, which bench
 //! processes write, `imported/`, which [`import`] fills with runs and baselines from elsewhere, and
-//! `history.sqlite`, an index of both ([`index`], [`store`]) that may be deleted. [`order`] puts
+//! `history.index`, an index of both ([`index`], [`store`]) that may be deleted. [`order`] puts
 //! commits in order, [`series`] computes the history of a case from the index. Judging a change
 //! (`gate`) and printing (`report`) are deliberately elsewhere.
 
@@ -32,38 +32,18 @@ pub enum HistoryError {
     Io {
         /// The action that failed: "read", "remove".
         action: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The error.
         cause: std::io::Error,
     },
     /// A record file cannot be written.
-    #[error("failed to {0}")]
-    File(RecordFileError),
-    /// The index cannot be used: busy for a minute, or the disk is full.
-    #[error("failed to use the index {}: {cause}", .path.display())]
-    Index {
-        /// The index file.
-        path: PathBuf,
-        /// The error of SQLite.
-        cause: String,
-    },
+    #[error(transparent)]
+    File(#[from] RecordFileError),
     /// Git does not know the revision, or fails.
     #[error(transparent)]
     Revision(#[from] Box<CompareError>),
     /// The renames of a case form a circle.
     #[error("case {case}: its renames go in a circle")]
-    RenameCircle {
-        /// The case.
-        case: String,
-    },
-}
-
-impl From<RecordFileError> for HistoryError {
-    /// The source error is dropped, because the text includes it.
-    fn from(error: RecordFileError) -> Self {
-        Self::File(error)
-    }
+    RenameCircle { case: String },
 }
 
 impl HistoryError {

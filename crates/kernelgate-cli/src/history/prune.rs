@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::HistoryError;
-use super::index::{IndexedFolderRun, RunFolderName};
+use super::index::HistoryIndex;
 use super::indexed_run::IndexedRecordFile;
 use super::store::{HistoryStore, json_files};
 
@@ -11,7 +11,8 @@ use super::store::{HistoryStore, json_files};
 /// package and device, by the recorded start; returns how many folders. Files that are not records
 /// stay, and so do their folders. With `dry`, nothing is removed from the store.
 pub fn prune_store(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
-    let removed = runs_to_prune(store.index()?.folder_runs()?, keep);
+    let (index, _) = store.index()?;
+    let removed = runs_to_prune(&index, keep);
     if dry {
         return Ok(removed.len());
     }
@@ -29,17 +30,19 @@ pub fn prune_store(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize
     Ok(removed.len())
 }
 
-/// The folders without a run among the last ones.
-fn runs_to_prune(runs: Vec<IndexedFolderRun>, keep: usize) -> BTreeSet<RunFolderName> {
-    let mut among: BTreeMap<_, Vec<(i64, RunFolderName)>> = BTreeMap::new();
+/// The folders with runs, but without one of the last ones.
+fn runs_to_prune(index: &HistoryIndex, keep: usize) -> BTreeSet<&str> {
+    let mut benches: BTreeMap<_, Vec<(i64, &str)>> = BTreeMap::new();
     let mut all = BTreeSet::new();
-    for run in runs {
-        all.insert(run.folder.clone());
-        among.entry(run.among).or_default().push((run.started_ms, run.folder));
+    for (folder, indexed) in &index.folders {
+        for run in &indexed.runs {
+            all.insert(folder.as_str());
+            let bench = (&run.package, &run.process, &run.model, &run.card);
+            benches.entry(bench).or_default().push((run.started_ms, folder));
+        }
     }
-    for runs in among.into_values() {
-        let mut runs = runs;
-        runs.sort();
+    for mut runs in benches.into_values() {
+        runs.sort_unstable();
         for (_, folder) in runs.iter().rev().take(keep) {
             all.remove(folder);
         }
@@ -49,50 +52,52 @@ fn runs_to_prune(runs: Vec<IndexedFolderRun>, keep: usize) -> BTreeSet<RunFolder
 
 #[cfg(test)]
 mod tests {
-    use super::super::index::BenchOnDevice;
+    use super::super::index::IndexedFolder;
+    use super::super::indexed_run::IndexedRun;
     use super::*;
+    use kernelgate::record::Provenance;
+
+    /// An index of runs: folder, package, bench and start.
+    fn index_of(runs: &[(&str, Option<&str>, &str, i64)]) -> HistoryIndex {
+        let mut index = HistoryIndex::default();
+        for (folder, package, bench, started_ms) in runs {
+            let empty = IndexedFolder { modified: 1, runs: Vec::new(), skipped: Vec::new() };
+            index.folders.entry((*folder).to_owned()).or_insert(empty).runs.push(IndexedRun {
+                process: (*bench).to_owned(),
+                package: package.map(str::to_owned),
+                started_ms: *started_ms,
+                model: "model".to_owned(),
+                card: "card".to_owned(),
+                device: "device".to_owned(),
+                provenance: Provenance::default(),
+                cases: BTreeMap::new(),
+            });
+        }
+        index
+    }
 
     #[test]
     fn benches_of_two_packages_with_one_name_are_counted_apart() {
-        let run = |name: &str, package: &str, started_ms| IndexedFolderRun {
-            folder: ("runs".to_owned(), name.to_owned()),
-            among: BenchOnDevice {
-                package: Some(package.to_owned()),
-                process: "b".to_owned(),
-                model: "model".to_owned(),
-                card: "card".to_owned(),
-            },
-            started_ms,
-        };
-        let runs = vec![run("old", "one", 1), run("other", "two", 2), run("new", "one", 3)];
-        let removed = runs_to_prune(runs, 1);
-        assert_eq!(removed.into_iter().map(|(_, name)| name).collect::<Vec<_>>(), ["old"]);
+        let index = index_of(&[
+            ("runs/old", Some("one"), "b", 1),
+            ("runs/other", Some("two"), "b", 2),
+            ("runs/new", Some("one"), "b", 3),
+        ]);
+        assert_eq!(runs_to_prune(&index, 1), ["runs/old"].into());
     }
 
     #[test]
     fn the_last_of_each_bench_and_device_stay() {
-        let run = |name: &str, bench: &str, started_ms| IndexedFolderRun {
-            folder: ("runs".to_owned(), name.to_owned()),
-            among: BenchOnDevice {
-                package: None,
-                process: bench.to_owned(),
-                model: "model".to_owned(),
-                card: "card".to_owned(),
-            },
-            started_ms,
-        };
-        let runs = vec![
-            run("first", "a", 1),
-            run("second", "a", 2),
-            run("third", "a", 3),
-            run("first", "b", 1),
-            run("fourth", "c", 0),
-        ];
-        let names = |keep| -> Vec<String> {
-            runs_to_prune(runs.clone(), keep).into_iter().map(|(_, name)| name).collect()
-        };
-        assert_eq!(names(1), ["second"]);
-        assert_eq!(names(0), ["first", "fourth", "second", "third"]);
-        assert_eq!(names(2), [""; 0]);
+        let index = index_of(&[
+            ("first", None, "a", 1),
+            ("second", None, "a", 2),
+            ("third", None, "a", 3),
+            ("first", None, "b", 1),
+            ("fourth", None, "c", 0),
+        ]);
+        let folders = |keep| runs_to_prune(&index, keep).into_iter().collect::<Vec<_>>();
+        assert_eq!(folders(1), ["second"]);
+        assert_eq!(folders(0), ["first", "fourth", "second", "third"]);
+        assert_eq!(folders(2), [""; 0]);
     }
 }

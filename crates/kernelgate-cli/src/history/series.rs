@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::HistoryError;
-use super::index::{HistoryIndex, IndexedTime};
+use super::index::HistoryIndex;
+use super::indexed_run::IndexedRun;
 use super::order::CommitOrder;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::{CargoPackage, Provenance};
@@ -118,9 +119,20 @@ pub struct LevelChange {
     pub same_build: bool,
 }
 
+/// A time of a case in the index, with its process run.
+#[derive(Clone, Copy)]
+struct IndexedTime<'a> {
+    /// Id of the case, as the record has it.
+    case: &'a str,
+    /// Nanoseconds a launch.
+    median_ns: f64,
+    run: &'a IndexedRun,
+}
+
 /// Key of the times that make one series.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct CaseSeriesKey {
+    case: String,
     model: String,
     card: Option<String>,
     revision: u32,
@@ -133,53 +145,55 @@ pub fn case_histories(
     query: &HistoryQuery<'_>,
     order: &CommitOrder,
 ) -> Result<Vec<CaseHistory>, HistoryError> {
-    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for name in index.names()? {
-        let now = current_case_name(&name, query.renamed)?;
-        if query.cases.matches_id(&now) {
-            names.entry(now).or_default().push(name);
+    let mut selected: BTreeMap<&str, Option<String>> = BTreeMap::new();
+    for name in index.runs().flat_map(|run| run.cases.keys()) {
+        if !selected.contains_key(name.as_str()) {
+            let now = current_case_name(name, query.renamed)?;
+            selected.insert(name, Some(now).filter(|now| query.cases.matches_id(now)));
         }
     }
     let own = query.package.map(CargoPackage::to_string);
-    let mut found = Vec::new();
-    for (case, names) in names {
-        let mut series: BTreeMap<CaseSeriesKey, Vec<IndexedTime>> = BTreeMap::new();
-        for name in &names {
-            for row in index.rows(name)? {
-                // A run without a recorded package counts for the requested package.
-                let package = row.package.clone().or_else(|| own.clone());
-                if own.is_some() && package != own {
-                    continue;
-                }
-                let card = (!query.join_cards).then(|| row.card.clone());
-                let key = CaseSeriesKey {
-                    model: row.model.clone(),
-                    card,
-                    revision: row.revision,
-                    package,
-                };
-                series.entry(key).or_default().push(row);
-            }
+    let mut series: BTreeMap<CaseSeriesKey, Vec<IndexedTime<'_>>> = BTreeMap::new();
+    for run in index.runs() {
+        // A run without a recorded package counts for the requested package.
+        let package = run.package.clone().or_else(|| own.clone());
+        if own.is_some() && package != own {
+            continue;
         }
-        for (CaseSeriesKey { model: fingerprint, card, revision, package }, rows) in series {
-            let history = CaseHistory {
+        for (name, (revision, median_ns)) in &run.cases {
+            let Some(case) = &selected[name.as_str()] else { continue };
+            let key = CaseSeriesKey {
                 case: case.clone(),
-                package,
-                formerly: BTreeSet::new(),
-                revision,
-                fingerprint,
-                card,
-                device: String::new(),
-                points: Vec::new(),
-                changes: Vec::new(),
-                placed_by_time: 0,
-                not_searched: 0,
+                model: run.model.clone(),
+                card: (!query.join_cards).then(|| run.card.clone()),
+                revision: *revision,
+                package: package.clone(),
             };
-            let history = history.with(rows, query, order);
-            found.extend(Some(history).filter(|history| !history.points.is_empty()));
+            series.entry(key).or_default().push(IndexedTime {
+                case: name,
+                median_ns: *median_ns,
+                run,
+            });
         }
     }
-    Ok(found)
+    let found = series.into_iter().map(|(key, rows)| {
+        let CaseSeriesKey { case, model: fingerprint, card, revision, package } = key;
+        let history = CaseHistory {
+            case,
+            package,
+            formerly: BTreeSet::new(),
+            revision,
+            fingerprint,
+            card,
+            device: String::new(),
+            points: Vec::new(),
+            changes: Vec::new(),
+            placed_by_time: 0,
+            not_searched: 0,
+        };
+        history.with(&rows, query, order)
+    });
+    Ok(found.filter(|history| !history.points.is_empty()).collect())
 }
 
 /// The present name of a case after all its renames.
@@ -200,34 +214,31 @@ fn current_case_name(
 impl CaseHistory {
     fn with(
         mut self,
-        rows: Vec<IndexedTime>,
+        rows: &[IndexedTime<'_>],
         query: &HistoryQuery<'_>,
         order: &CommitOrder,
     ) -> Self {
-        // A process run may be stored in a run record and in a baseline, under different keys.
-        let same = |row: &IndexedTime| {
-            (row.started_ms, row.process.clone(), row.provenance.commit.clone())
+        // A process run may be stored in a run record and in a baseline.
+        let same = |row: &IndexedTime<'_>| {
+            let IndexedRun { started_ms, process, provenance, .. } = row.run;
+            (*started_ms, process.clone(), provenance.commit.clone())
         };
-        let mut rows: Vec<IndexedTime> = rows
-            .into_iter()
-            .map(|row| (same(&row), row))
-            .collect::<BTreeMap<_, _>>()
-            .into_values()
-            .collect();
-        let place_of = |row: &IndexedTime| {
-            row.provenance.commit.as_deref().and_then(|commit| order.place(commit))
+        let rows: BTreeMap<_, IndexedTime<'_>> = rows.iter().map(|row| (same(row), *row)).collect();
+        let mut rows: Vec<IndexedTime<'_>> = rows.into_values().collect();
+        let place_of = |row: &IndexedTime<'_>| {
+            row.run.provenance.commit.as_deref().and_then(|commit| order.place(commit))
         };
         if query.known_only {
             rows.retain(|row| place_of(row).is_some());
         }
-        if let Some(last) = rows.iter().max_by_key(|row| row.started_ms) {
-            self.device.clone_from(&last.device);
+        if let Some(last) = rows.iter().max_by_key(|row| row.run.started_ms) {
+            self.device.clone_from(&last.run.device);
         }
-        self.formerly =
-            rows.iter().map(|row| row.case.clone()).filter(|name| *name != self.case).collect();
-        let (mut placed, others): (Vec<IndexedTime>, Vec<IndexedTime>) =
+        let names = rows.iter().map(|row| row.case.to_owned());
+        self.formerly = names.filter(|name| *name != self.case).collect();
+        let (mut placed, others): (Vec<_>, Vec<_>) =
             rows.into_iter().partition(|row| place_of(row).is_some());
-        placed.sort_by_key(|row| (place_of(row), row.provenance.dirty, row.started_ms));
+        placed.sort_by_key(|row| (place_of(row), row.run.provenance.dirty, row.run.started_ms));
         self.placed_by_time = others.len();
         let rows = merge_by_commit(placed, others);
         self.points = points(&rows);
@@ -278,12 +289,15 @@ impl CaseHistory {
 
 /// Merges runs in the order of their commits with other runs, each before the first run that
 /// started later.
-fn merge_by_commit(placed: Vec<IndexedTime>, mut others: Vec<IndexedTime>) -> Vec<IndexedTime> {
-    others.sort_by_key(|row| row.started_ms);
+fn merge_by_commit<'a>(
+    placed: Vec<IndexedTime<'a>>,
+    mut others: Vec<IndexedTime<'a>>,
+) -> Vec<IndexedTime<'a>> {
+    others.sort_by_key(|row| row.run.started_ms);
     let mut others = others.into_iter().peekable();
     let mut rows = Vec::new();
     for row in placed {
-        while let Some(other) = others.next_if(|other| other.started_ms < row.started_ms) {
+        while let Some(other) = others.next_if(|other| other.run.started_ms < row.run.started_ms) {
             rows.push(other);
         }
         rows.push(row);
@@ -293,15 +307,16 @@ fn merge_by_commit(placed: Vec<IndexedTime>, mut others: Vec<IndexedTime>) -> Ve
 }
 
 /// Groups consecutive runs of the same code.
-fn points(rows: &[IndexedTime]) -> Vec<HistoryPoint> {
-    let same = |one: &IndexedTime, two: &IndexedTime| one.provenance == two.provenance;
+fn points(rows: &[IndexedTime<'_>]) -> Vec<HistoryPoint> {
+    let same =
+        |one: &IndexedTime<'_>, two: &IndexedTime<'_>| one.run.provenance == two.run.provenance;
     let each = rows.chunk_by(same).map(|rows| {
         let runs_ns: Vec<f64> = rows.iter().map(|row| row.median_ns).collect();
-        let Provenance { commit, dirty } = rows[0].provenance.clone();
+        let Provenance { commit, dirty } = rows[0].run.provenance.clone();
         HistoryPoint {
             commit,
             dirty,
-            started_ms: rows.iter().map(|row| row.started_ms).min().unwrap_or_default(),
+            started_ms: rows.iter().map(|row| row.run.started_ms).min().unwrap_or_default(),
             median_ns: median(&runs_ns),
             low_ns: runs_ns.iter().copied().fold(f64::INFINITY, f64::min),
             high_ns: runs_ns.iter().copied().fold(0.0, f64::max),

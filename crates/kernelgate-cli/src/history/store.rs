@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::HistoryError;
-use super::index::{HistoryIndex, IndexedFolder, RunFolderName};
+use super::index::{HistoryIndex, IndexedFolder};
 use super::indexed_run::{IndexedRecordFile, index_baseline, index_measurement};
 use kernelgate::record::Measurement;
 
@@ -13,10 +13,7 @@ use kernelgate::record::Measurement;
 pub(super) const RUNS_FOLDER: &str = "runs";
 /// Folder with imported records, which never count as the last run of this machine.
 pub(super) const IMPORTED_FOLDER: &str = "imported";
-/// File of the index.
-const INDEX_FILE: &str = "history.sqlite";
-/// Folders whose records are written to the index at once.
-const INDEX_BATCH_FOLDERS: usize = 500;
+const INDEX_FILE: &str = "history.index";
 /// A folder that was changed less than this ago may change again within one tick of its file
 /// system's clock: it is read again the next time.
 const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
@@ -67,53 +64,51 @@ impl HistoryStore {
         self.root.join(IMPORTED_FOLDER)
     }
 
-    /// Path of a folder that holds records.
-    pub(super) fn path_of(&self, (part, name): &RunFolderName) -> PathBuf {
-        if part == RUNS_FOLDER { self.runs.join(name) } else { self.root.join(part).join(name) }
+    /// Path of a folder that holds records, by its name in the index.
+    pub(super) fn path_of(&self, folder: &str) -> PathBuf {
+        match folder.split_once('/') {
+            Some((RUNS_FOLDER, name)) => self.runs.join(name),
+            _ => self.root.join(folder),
+        }
     }
 
     /// The index, up to date: folders that are new, changed or removed since it was last used are
-    /// read again.
-    pub fn index(&self) -> Result<HistoryIndex, HistoryError> {
+    /// read again. Returns also whether the index is in a file.
+    pub fn index(&self) -> Result<(HistoryIndex, bool), HistoryError> {
         std::fs::create_dir_all(&self.root)
             .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
-        let mut index = HistoryIndex::open(&self.root.join(INDEX_FILE))?;
-        let indexed = index.folders()?;
+        let path = self.root.join(INDEX_FILE);
+        let mut index = HistoryIndex::read(&path).unwrap_or_default();
         let there = self.folders()?;
-        let mut changed: Vec<IndexedFolder> = Vec::new();
-        for (folder, modified) in &there {
-            if indexed.get(folder) != Some(modified) || *modified == UNSETTLED_FOLDER_TIME {
-                changed.push(self.read(folder, *modified));
-            }
-            if changed.len() == INDEX_BATCH_FOLDERS {
-                index.replace(&std::mem::take(&mut changed))?;
+        let indexed = index.folders.len();
+        index.folders.retain(|folder, _| there.contains_key(folder));
+        let mut changed = index.folders.len() < indexed || indexed == 0;
+        for (folder, modified) in there {
+            let before = index.folders.get(&folder).map(|indexed| indexed.modified);
+            if before != Some(modified) || modified == UNSETTLED_FOLDER_TIME {
+                let read = self.read(&folder, modified);
+                index.folders.insert(folder, read);
+                changed = true;
             }
         }
-        let gone = indexed.into_keys().filter(|folder| !there.contains_key(folder));
-        changed.extend(gone.map(|folder| IndexedFolder {
-            folder,
-            modified: None,
-            runs: Vec::new(),
-            skipped: Vec::new(),
-        }));
-        if !changed.is_empty() {
-            index.replace(&changed)?;
-        }
-        Ok(index)
+        let kept = !changed || index.write(&path);
+        Ok((index, kept))
     }
 
     /// Files of the store that contain no run.
-    pub fn skipped(&self, index: &HistoryIndex) -> Result<Vec<SkippedRecordFile>, HistoryError> {
-        let skipped = index.skipped()?.into_iter();
-        let each = skipped.map(|(folder, file, problem)| SkippedRecordFile {
-            path: self.path_of(&folder).join(file),
-            problem,
+    pub fn skipped(&self, index: &HistoryIndex) -> Vec<SkippedRecordFile> {
+        let each = index.folders.iter().flat_map(|(folder, indexed)| {
+            let path = self.path_of(folder);
+            indexed.skipped.iter().map(move |(file, problem)| SkippedRecordFile {
+                path: path.join(file),
+                problem: problem.clone(),
+            })
         });
-        Ok(each.collect())
+        each.collect()
     }
 
     /// The folders on disk, with the time of their last change.
-    fn folders(&self) -> Result<BTreeMap<RunFolderName, i64>, HistoryError> {
+    fn folders(&self) -> Result<BTreeMap<String, i64>, HistoryError> {
         let mut found = BTreeMap::new();
         for (part, path) in [(RUNS_FOLDER, self.runs.clone()), (IMPORTED_FOLDER, self.imported())] {
             let entries = match std::fs::read_dir(&path) {
@@ -128,22 +123,16 @@ impl HistoryStore {
                 let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
                     continue;
                 };
-                found.insert((part.to_owned(), name), settled_time(facts.modified().ok()));
+                found.insert(format!("{part}/{name}"), settled_time(facts.modified().ok()));
             }
         }
         Ok(found)
     }
 
-    fn read(&self, folder: &RunFolderName, modified: i64) -> IndexedFolder {
-        let path = self.path_of(folder);
-        let mut indexed = IndexedFolder {
-            folder: folder.clone(),
-            modified: Some(modified),
-            runs: Vec::new(),
-            skipped: Vec::new(),
-        };
+    fn read(&self, folder: &str, modified: i64) -> IndexedFolder {
+        let mut indexed = IndexedFolder { modified, runs: Vec::new(), skipped: Vec::new() };
         let mut recorded = Vec::new();
-        for file in json_files(&path) {
+        for file in json_files(&self.path_of(folder)) {
             match IndexedRecordFile::read(&file) {
                 Ok(IndexedRecordFile::Run(run)) => recorded.push(*run),
                 Ok(IndexedRecordFile::Baseline(baseline)) => {

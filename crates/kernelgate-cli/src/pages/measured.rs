@@ -46,15 +46,12 @@ pub struct ReportMeasurements {
 /// A case with all its process runs.
 #[derive(Debug, Clone)]
 pub struct MeasuredCase {
-    /// Id of the case.
     pub id: String,
     /// The workload, `family/operation`.
     pub workload: String,
     /// The part of the case id that names the problem.
     pub problem: String,
-    /// The problem's axes.
     pub axes: ProblemAxes,
-    /// The implementation.
     pub implementation: String,
     /// State of the caches when a launch begins: "hot" or "cold".
     pub cache: String,
@@ -90,7 +87,6 @@ pub struct MeasuredCase {
 pub struct PeerTime {
     /// Id of the problem, including its workload.
     pub problem: String,
-    /// The peer.
     pub peer: String,
     /// Time of the peer, nanoseconds a launch.
     pub peer_ns: f64,

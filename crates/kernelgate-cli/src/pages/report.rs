@@ -18,7 +18,6 @@ use kernelgate::stats::relative_half_range;
 
 /// Contents of a page.
 pub struct ReportContent<'a> {
-    /// The measurements.
     pub measured: &'a ReportMeasurements,
     /// Times over commits, if a history store has them.
     pub history: Option<&'a CommitHistories>,
@@ -36,7 +35,6 @@ pub struct CommitHistories {
 
 /// The report page and the charts in it.
 pub struct ReportPage {
-    /// HTML.
     pub html: String,
     /// Charts, which are also written as files of their own.
     pub figures: Vec<ChartFigure>,

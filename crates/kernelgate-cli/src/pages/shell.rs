@@ -17,7 +17,6 @@ const MIN_ROWS_FOR_SEARCH: usize = 12;
 pub struct PageSection {
     /// Anchor of the section in links: letters and `-`.
     pub anchor: &'static str,
-    /// Title of the section.
     pub title: &'static str,
     /// Content of the section.
     pub body: Markup,

@@ -8,7 +8,6 @@ use super::picture::{TEXT_SIZE, TextAnchor, VectorPicture, fitted_text, wrapped_
 use super::quantity::PlottedUnit;
 use super::text::text_width;
 
-/// Height of a cell.
 const CELL_HEIGHT: f64 = 26.0;
 /// Smallest and greatest width of a heat map's cell, pixels.
 const CELL_WIDTH_RANGE: (f64, f64) = (74.0, 150.0);

@@ -45,7 +45,6 @@ pub struct ChartWithTitle {
 pub enum ChartBody {
     /// Curves and points.
     Xy(Xy),
-    /// Labelled rows.
     Rows(LabelledRows),
     /// A table of colours.
     Heat(HeatMap),

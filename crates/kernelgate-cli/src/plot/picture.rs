@@ -10,7 +10,6 @@ pub struct VectorPicture {
     pub width: f64,
     /// Height in pixels.
     pub height: f64,
-    /// The shapes.
     pub shapes: Vec<PictureShape>,
 }
 
@@ -19,7 +18,6 @@ pub struct VectorPicture {
 pub enum PictureShape {
     /// Points that are joined by a line.
     Line {
-        /// The points.
         points: Vec<(f64, f64)>,
         /// Colour of the line.
         colour: PurposeColour,
@@ -58,7 +56,6 @@ pub enum PictureShape {
         x: f64,
         /// Vertical position of the middle of the text.
         y: f64,
-        /// The text.
         text: String,
         /// Size of the text.
         size: f64,
@@ -74,17 +71,13 @@ pub enum PictureShape {
 /// The part of a text that lies at its x.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextAnchor {
-    /// Start of the text.
     Start,
-    /// Middle of the text.
     Middle,
-    /// End of the text.
     End,
 }
 
 /// Size of texts in pixels, except titles.
 pub const TEXT_SIZE: f64 = 14.0;
-/// Size of titles.
 pub const TITLE_FONT_SIZE: f64 = 17.0;
 
 impl VectorPicture {
@@ -127,7 +120,6 @@ impl VectorPicture {
         }
     }
 
-    /// Adds a title.
     pub fn add_title(&mut self, (x, y): (f64, f64), text: &str) {
         let (text, size, bold) = (text.to_owned(), TITLE_FONT_SIZE, true);
         let (colour, anchor) = (PurposeColour::Ink, TextAnchor::Start);

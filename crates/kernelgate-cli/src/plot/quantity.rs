@@ -7,7 +7,6 @@ pub enum PlottedUnit {
     Time,
     /// A rate: amounts per second, such as "FLOP" or "B".
     Rate(&'static str),
-    /// Bytes.
     Bytes,
     /// A fraction of a whole: 1 is 100 %.
     Share,

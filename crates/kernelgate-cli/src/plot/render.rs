@@ -15,10 +15,10 @@ use kernelgate::record::text::printable_on_terminal;
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// The drawing library failed.
-    #[error("draw a plot: {0}")]
+    #[error("failed to draw a plot: {0}")]
     Draw(String),
     /// The PNG encoder failed.
-    #[error("write a plot as PNG: {0}")]
+    #[error("failed to write a plot as PNG: {0}")]
     Png(#[from] png::EncodingError),
 }
 

@@ -30,14 +30,12 @@ pub struct LabelledRows {
     pub origin: Option<f64>,
 }
 
-/// One labelled row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelledRow {
     /// Text to the left of the row.
     pub label: String,
     /// Value in words, right of the row.
     pub value: String,
-    /// Marks of the row.
     pub marks: Vec<ChartRowMark>,
 }
 

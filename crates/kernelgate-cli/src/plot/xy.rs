@@ -39,7 +39,6 @@ pub struct CurveSeries {
     pub colour: usize,
     /// Whether a line joins the marks, which are then in order of x.
     pub joined: bool,
-    /// The marks.
     pub marks: Vec<CurveMark>,
 }
 

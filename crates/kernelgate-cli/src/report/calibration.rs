@@ -18,7 +18,6 @@ pub fn text(calibration: &Calibration, columns: Option<usize>) -> String {
     write_calibration(calibration, "", &table, &|text| printable_on_terminal(text).into_owned())
 }
 
-/// The calibration as Markdown.
 pub fn markdown(calibration: &Calibration) -> String {
     write_calibration(calibration, "## ", &TextTable::to_markdown, &|text| {
         MarkdownText(text).to_string()

@@ -5,7 +5,6 @@ use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
 use kernelgate::display::table::shortened_text;
 
-/// Columns of the drawing.
 const INTERVAL_DRAWING_COLUMNS: usize = 41;
 /// Largest number of columns of a case's id. The interval is the last column, so that a reader has
 /// to scroll only for its end, and no two cases look alike.

@@ -27,7 +27,6 @@ pub trait VerdictWording: ExitFacts {
     const SIDE_COLUMNS: [&'static str; 2];
     /// Unit of the numbers in the last column.
     const EVIDENCE_UNIT: &'static str;
-    /// Explanation of a row.
     const ROW_EXPLANATION: &'static [&'static str];
     /// Text before the name of a case that failed.
     const FAILED_LABEL: &'static str;

@@ -16,9 +16,7 @@ use kernelgate::record::machine::DifferentMachineFact;
 use kernelgate::record::text::{
     printable_on_terminal, printable_path, shortened_message, start_of_quotation,
 };
-use kernelgate::record::{
-    BaselineStore, Environment, MachineFacts, Provenance, RecordFileError, file,
-};
+use kernelgate::record::{BaselineStore, Environment, MachineFacts, Provenance, file};
 use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
@@ -58,15 +56,14 @@ pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result
         println!("{}", nvrtc.fetch(target)?.display());
         return Ok(ExitReason::Fine);
     }
-    let failed = |error: RecordFileError| anyhow::anyhow!("failed to {error}");
     if let Some(path) = &arguments.save {
         let machine = MachineFacts::from_this_machine();
-        file::write(path, &machine).map_err(failed)?;
+        file::write(path, &machine)?;
         println!("machine {} in {}", machine.digest(), printable_path(path));
         return Ok(ExitReason::Fine);
     }
     if let Some(path) = &arguments.expect {
-        return Ok(expect_machine(&file::read(path).map_err(failed)?));
+        return Ok(expect_machine(&file::read(path)?));
     }
     let mut checks = all_checks(&Environment::cpu(), store);
     for check in &mut checks {

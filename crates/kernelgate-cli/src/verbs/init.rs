@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use kernelgate::exit::ExitReason;
 use kernelgate::record::file;
 use kernelgate::record::text::printable_path;
@@ -78,8 +78,7 @@ pub fn run(arguments: &InitArguments) -> anyhow::Result<ExitReason> {
         }
         return Ok(ExitReason::Fine);
     }
-    file::replace_files(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))
-        .map_err(|error| anyhow!("failed to {error}"))?;
+    file::replace_files(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))?;
     for NewFileContents { path, .. } in &new {
         println!("wrote {}", printable_path(path));
     }

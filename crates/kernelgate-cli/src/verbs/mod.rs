@@ -37,7 +37,6 @@ use why::{diagnose, export, profile, stats};
 /// Heading of the flags that every verb takes.
 const GLOBAL_FLAGS_HEADING: &str = "Global options";
 
-/// Version and commit of this build of the program.
 const PROGRAM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
 
 /// Verify, time and gate GPU kernels

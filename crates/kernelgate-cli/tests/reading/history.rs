@@ -105,17 +105,13 @@ fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
     }
     (0..3).for_each(|number| drop(write(&package.path("kept/runs"), number, None)));
     assert_eq!(runs_in(&package, "--store kept"), 3);
-    // The file has another program's tables under the same version number.
-    let index = package.path("kept/history.sqlite");
-    std::fs::remove_file(&index).unwrap();
-    let other = rusqlite::Connection::open(&index).unwrap();
-    other.execute_batch("CREATE TABLE folder(x); PRAGMA user_version = 1").unwrap();
-    drop(other);
+    // A file of another program takes the index's name, then a folder.
+    let index = package.path("kept/history.index");
+    std::fs::write(&index, "SQLite format 3").unwrap();
     assert_eq!(runs_in(&package, "--store kept"), 3);
-    assert!(package.path("kept/history.sqlite.unusable").exists());
-    // The index cannot be written, as in a read-only folder.
+    assert!(std::fs::read_to_string(&index).unwrap().starts_with('{'));
     std::fs::remove_file(&index).unwrap();
-    std::os::unix::fs::symlink(package.path("nowhere/x.sqlite"), &index).unwrap();
+    std::fs::create_dir(&index).unwrap();
     assert_eq!(runs_in(&package, "--store kept"), 3);
     package.kernelgate("history --store kept").expect(0, &["no index can be written in kept"]);
     // The error is reported once.

@@ -173,6 +173,17 @@ __device__ __forceinline__ void barrier_arrive(u32 id, u32 threads) {
 __device__ __forceinline__ void barrier_sync(u32 id, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// As barrier_sync; returns whether `x` holds for any of the threads.
+__device__ __forceinline__ bool barrier_any(u32 id, u32 threads, bool x) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred x, any;\nsetp.ne.u32 x, %3, 0;\nbar.red.or.pred any, %1, %2, x;\n"
+      "selp.u32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<u32>(x))
+      : "memory");
+  return any != 0;
+}
 
 __device__ __forceinline__ void store_shared_f32x2(u32 shared, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(shared), "f"(x), "f"(y) : "memory");

@@ -37,12 +37,7 @@ pub enum CubinError {
     Elf(String),
     /// The cubin lacks the machine code or the register count of a kernel.
     #[error("cubin holds no {what} of kernel {kernel}")]
-    Missing {
-        /// Name of the part that the cubin lacks.
-        what: &'static str,
-        /// The kernel.
-        kernel: String,
-    },
+    Missing { what: &'static str, kernel: String },
 }
 
 /// Attributes of `.nv.info`: registers and frame size of a function, by symbol index.
@@ -152,7 +147,6 @@ fn performance_warning(log: &str, kernel: &str) -> Option<String> {
     })
 }
 
-/// Counts instructions by class.
 fn count_instructions_by_class(code: &[u8]) -> BTreeMap<String, u32> {
     let mut mix = BTreeMap::new();
     for instruction in code.chunks_exact(INSTRUCTION_BYTES) {

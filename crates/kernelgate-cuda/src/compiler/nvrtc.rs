@@ -16,14 +16,7 @@ pub enum CompileError {
     Missing,
     /// The source is wrong, or the architecture is unknown.
     #[error("kernel {kernel} does not compile for {arch}:\n{log}")]
-    Source {
-        /// File and macros.
-        kernel: String,
-        /// Architecture.
-        arch: String,
-        /// Messages of the compiler.
-        log: String,
-    },
+    Source { kernel: String, arch: String, log: String },
     /// The executable does not embed the kernel file.
     #[error(
         "the text of kernel {kernel} is not embedded: `{kernel}.cu` is missing in the files of the \
@@ -35,12 +28,7 @@ pub enum CompileError {
     },
     /// NVRTC itself failed.
     #[error("NVRTC failed on kernel {kernel}: {code}")]
-    Compiler {
-        /// File and macros.
-        kernel: String,
-        /// NVRTC's result.
-        code: String,
-    },
+    Compiler { kernel: String, code: String },
 }
 
 /// Machine code that NVRTC compiled, with the compiler's log.

@@ -19,12 +19,7 @@ pub enum DeviceError {
     Missing(RequiredLibrary),
     /// The driver is installed and returns an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
-    Driver {
-        /// Action that failed.
-        action: &'static str,
-        /// Error of the system.
-        error: String,
-    },
+    Driver { action: &'static str, error: String },
     /// The driver lacks functions that are called.
     #[error(
         "the NVIDIA driver supports CUDA {0}, {OLDEST_SUPPORTED_DRIVER} is needed: update the driver"
@@ -37,36 +32,19 @@ pub enum DeviceError {
          LD_LIBRARY_PATH",
         .found.display(), .driver.display()
     )]
-    Stub {
-        /// The library file that the dynamic loader finds instead.
-        found: PathBuf,
-        /// The driver.
-        driver: PathBuf,
-    },
+    Stub { found: PathBuf, driver: PathBuf },
     /// The driver cannot load the code that NVRTC generates.
     #[error(
         "the NVIDIA driver supports CUDA {driver} and does not take what NVRTC {nvrtc} generates \
          ({}): {}", .file.display(), older_nvrtc_hint(*.driver)
     )]
-    NewCompiler {
-        /// NVRTC's version.
-        nvrtc: CudaVersion,
-        /// NVRTC's file.
-        file: PathBuf,
-        /// The latest CUDA version that the driver supports.
-        driver: CudaVersion,
-    },
+    NewCompiler { nvrtc: CudaVersion, file: PathBuf, driver: CudaVersion },
     /// NVRTC does not know the architecture of the GPU.
     #[error(
         "NVRTC {nvrtc} does not generate code for {arch}: a newer one does, or KERNELGATE_ARCH=sm_80 \
          runs what older cards run"
     )]
-    OldCompiler {
-        /// NVRTC's version.
-        nvrtc: CudaVersion,
-        /// The card's architecture.
-        arch: String,
-    },
+    OldCompiler { nvrtc: CudaVersion, arch: String },
     /// The GPU is older than Ampere.
     #[error("the GPU is {0}, sm_80 (Ampere) or later is needed")]
     OldDevice(String),
@@ -84,9 +62,7 @@ pub enum DeviceError {
         })
     )]
     NoSuchDevice {
-        /// Requested ordinal.
         wanted: usize,
-        /// How many there are.
         count: usize,
         /// Value of the environment variable that hides and reorders GPUs, if it is set.
         visible: Option<String>,
@@ -96,12 +72,7 @@ pub enum DeviceError {
         "GPU {} is {}, GPU {} is {}: the GPUs of a set are of one model, --devices names them",
         first.0, first.1, other.0, other.1
     )]
-    OtherModel {
-        /// Ordinal and name of the first GPU of the set.
-        first: (usize, String),
-        /// Ordinal and name of the GPU that differs.
-        other: (usize, String),
-    },
+    OtherModel { first: (usize, String), other: (usize, String) },
 }
 
 /// Number of GPUs that the driver finds.

@@ -30,7 +30,6 @@ pub struct ContextSettings {
 }
 
 impl ContextSettings {
-    /// Reads the current settings.
     pub(super) fn read_current(context: &CudaContext) -> ContextSettings {
         Self {
             limits: CONTEXT_LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),

@@ -50,11 +50,9 @@ pub struct DeviceFacts {
     pub code: String,
     /// Latest CUDA that the driver supports: 13000 is 13.0.
     pub driver_cuda: i32,
-    /// Multiprocessors.
     pub multiprocessors: u32,
     /// L2 cache, bytes.
     pub l2_bytes: u64,
-    /// Device memory, bytes.
     pub memory_bytes: u64,
     /// Highest SM clock, MHz.
     pub max_clock_mhz: u32,

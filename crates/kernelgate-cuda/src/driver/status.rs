@@ -19,7 +19,6 @@ fn driver_status(error: &DriverError) -> DriverStatusCode {
     DriverStatusCode { name, text: text(error.error_string()) }
 }
 
-/// An error of the driver, with the action that failed.
 pub fn failed(action: &str, error: &DriverError) -> BackendError {
     use sys::CUresult as R;
     let status = driver_status(error);

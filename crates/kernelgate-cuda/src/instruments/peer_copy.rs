@@ -10,7 +10,6 @@ pub(super) const PEER_COPY_KERNELS: &[KernelSpec<usize>] = &[PEER_COPY_KERNEL];
 
 /// Threads of a block, as in the source.
 const PEER_COPY_THREADS: usize = 512;
-/// Bytes of a packet.
 const PEER_PACKET_BYTES: usize = 16;
 /// Packets that a thread copies at a time.
 const PACKETS_PER_COPY: usize = 4;

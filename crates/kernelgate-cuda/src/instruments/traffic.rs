@@ -101,7 +101,6 @@ enum BlockCount {
 /// Distance of the packets that a thread reads together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ThreadPacketDistance {
-    /// A block.
     Block,
     /// Packets of a thread are one plane apart, with one plane for each packet of a thread; for
     /// memory passes whose grid covers the range.

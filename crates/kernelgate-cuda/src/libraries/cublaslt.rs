@@ -37,7 +37,6 @@ impl OperandDtypes {
         }
     }
 
-    /// Bytes of an element.
     pub const fn element_bytes(self) -> usize {
         match self {
             Self::Fp8 => 1,

@@ -243,7 +243,6 @@ pub unsafe fn set_gemm_attribute<T: Copy>(
     })
 }
 
-/// Kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LtObjectKind {
     /// Object from [`create_handle`].
@@ -284,9 +283,7 @@ pub struct AlgorithmPreference {
 /// An algorithm that cuBLASLt proposes, and the workspace that it needs.
 #[derive(Clone, Copy)]
 pub struct ProposedAlgorithm {
-    /// The algorithm.
     pub algorithm: Algorithm,
-    /// Bytes of workspace.
     pub workspace_bytes: usize,
 }
 
@@ -393,7 +390,6 @@ pub struct CublasLtLaunch {
     pub handle: CublasLtHandle,
     /// Description from [`describe_gemm`].
     pub description: CublasLtHandle,
-    /// alpha and beta.
     pub scalars: AlphaAndBeta,
     /// Device addresses of a, b, c and d.
     pub matrices: [u64; 4],
@@ -403,7 +399,6 @@ pub struct CublasLtLaunch {
     pub algorithm: *const Algorithm,
     /// Device address and size of the workspace, bytes.
     pub workspace: (u64, usize),
-    /// The stream.
     pub stream: *mut c_void,
 }
 

@@ -16,7 +16,6 @@ use crate::{BackendError, Devices};
 
 /// Oldest NCCL version that this crate uses.
 const OLDEST_NCCL: c_int = 21_800;
-/// NCCL's sum.
 const NCCL_SUM: c_int = 0;
 
 /// An opaque communicator.
@@ -24,14 +23,12 @@ type RawCommunicator = *mut c_void;
 
 /// Type of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the types' own names")]
 pub enum NcclElement {
     F32,
     Bf16,
 }
 
 impl NcclElement {
-    /// NCCL's number.
     const fn nccl_type_number(self) -> c_int {
         match self {
             Self::F32 => 7,
@@ -74,7 +71,6 @@ struct NcclUniqueId {
 type ReduceFunction =
     unsafe extern "C" fn(u64, u64, usize, c_int, c_int, RawCommunicator, *mut c_void) -> c_int;
 
-/// Ends a communicator.
 type EndCommunicator = unsafe extern "C" fn(RawCommunicator) -> c_int;
 
 struct NcclApi {
@@ -213,7 +209,6 @@ impl NcclWatchdog {
         Self { calls: Some(calls), aborted, thread: Some(thread) }
     }
 
-    /// Watches a call.
     fn watch_call<T>(&self, call: impl FnOnce() -> T) -> T {
         // After an abort nobody receives messages, so that errors are ignored.
         let send_message = || self.calls.as_ref().map(|calls| calls.send(()));

@@ -23,7 +23,6 @@ pub enum RequiredLibrary {
 }
 
 impl RequiredLibrary {
-    /// All libraries.
     pub const ALL_LIBRARIES: [Self; 7] = [
         Self::Driver,
         Self::Nvrtc,
@@ -47,7 +46,6 @@ impl RequiredLibrary {
         }
     }
 
-    /// Name in records.
     pub const fn record_name(self) -> &'static str {
         match self {
             Self::Driver => "driver",

@@ -53,7 +53,6 @@ impl OpenedLibrary {
         symbol.map(|symbol| *symbol).ok()
     }
 
-    /// Version of an opened NVRTC library.
     pub fn nvrtc_version(&self) -> Option<CudaVersion> {
         let address = self.function_address(c"nvrtcVersion")?;
         let (mut major, mut minor) = (0, 0);

@@ -163,7 +163,6 @@ fn reported_library_version(library: RequiredLibrary, opened: &OpenedLibrary) ->
 /// The NVRTC library that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvrtcChoice {
-    /// Version of NVRTC.
     pub version: CudaVersion,
     /// Whether the driver accepts NVRTC's code; true without a driver.
     pub fits: bool,

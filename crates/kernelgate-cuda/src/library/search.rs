@@ -12,14 +12,12 @@ pub const LIBRARIES_VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
 const LOADER_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
 const TOOLKIT_FOLDER_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
-/// Origin of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LibraryOrigin {
     /// A folder of `KERNELGATE_CUDA_LIBS`.
     Named,
     /// A folder of the loader, or of a CUDA toolkit.
     Installed,
-    /// A wheel.
     Wheel,
 }
 

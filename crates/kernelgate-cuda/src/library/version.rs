@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// A version of CUDA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion {
     /// 13 of 13.0.
@@ -33,7 +32,6 @@ impl fmt::Display for CudaVersion {
 
 /// Major versions of CUDA that are known here, the newest first.
 pub const SUPPORTED_CUDA_MAJORS: [u32; 2] = [NEWEST_CUDA_MAJOR, 12];
-/// The newest major version.
 pub const NEWEST_CUDA_MAJOR: u32 = 13;
 /// The oldest driver version that has every driver function called here without a check.
 pub const OLDEST_SUPPORTED_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };

@@ -88,7 +88,6 @@ impl LoadedKernel {
         &self.kernel
     }
 
-    /// Launch of the kernel.
     pub const fn launch_shape(&self) -> Launch {
         self.launch
     }

@@ -74,9 +74,7 @@ impl CommunicationLibrary {
 /// The library and the collective operation of a communicating kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommunicationKind {
-    /// The library.
     pub library: CommunicationLibrary,
-    /// The collective.
     pub collective: CollectiveKind,
 }
 
@@ -254,7 +252,6 @@ impl<'a> OperationClasses<'a> {
         self
     }
 
-    /// The class of an operation.
     pub fn class_of_operation(&self, id: OperationId) -> OperationClass {
         match self.all.kind_and_row(id) {
             (OperationKind::Kernel | OperationKind::Copy, _)

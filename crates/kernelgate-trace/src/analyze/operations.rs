@@ -6,11 +6,8 @@ use crate::model::gpu::{OperationColumns, PlaceId};
 /// Kind of a GPU operation: kernel, copy, memset or graph launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperationKind {
-    /// A kernel.
     Kernel,
-    /// A copy.
     Copy,
-    /// A set.
     Set,
     /// A whole graph.
     Graph,
@@ -111,7 +108,6 @@ impl<'a> AllOperations<'a> {
         (start, start.wrapping_add(columns.length(index)))
     }
 
-    /// Place of the operation.
     pub fn place(&self, id: OperationId) -> PlaceId {
         let (columns, index) = self.columns_and_row(id);
         columns.place.at(index)

@@ -4,7 +4,6 @@
 use crate::analyze::operations::OperationId;
 use crate::model::packed::{PackedColumn, partition_point};
 
-/// Operations in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OperationOrder {
     /// All operations with smaller numbers than this one, in the order of their numbers.
@@ -51,7 +50,6 @@ impl OperationOrder {
         self.len() == 0
     }
 
-    /// The operation at a position of the order.
     pub fn get(&self, position: usize) -> Option<OperationId> {
         match self {
             Self::Numbers(count) => u32::try_from(position).ok().filter(|number| number < count),
@@ -59,7 +57,6 @@ impl OperationOrder {
         }
     }
 
-    /// The operations.
     pub fn iter(&self) -> impl Iterator<Item = OperationId> + Clone + '_ {
         (0..self.len()).filter_map(|position| self.get(position))
     }

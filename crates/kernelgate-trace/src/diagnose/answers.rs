@@ -14,7 +14,6 @@ const MAX_LISTED: usize = 10;
 /// A kernel and its part of the time of all kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelTimeShare {
-    /// The kernel.
     pub name: String,
     /// Kind of work of the kernel, by its name.
     pub class: KernelClass,
@@ -30,7 +29,6 @@ pub(super) const HEAD_SIZES: [u32; 2] = [64, 128];
 /// Ranges of one path: a component of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunComponent {
-    /// Path of the component.
     pub path: String,
     /// Number of ranges that enclose the component's range.
     pub depth: usize,

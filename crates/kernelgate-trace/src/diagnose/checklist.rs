@@ -176,7 +176,6 @@ pub fn to_text(lines: &[ChecklistLine]) -> String {
     text
 }
 
-/// The checklist as JSON.
 pub fn to_json(lines: &[ChecklistLine]) -> Value {
     let line = |line: &ChecklistLine| {
         json!({

@@ -122,7 +122,6 @@ impl<'a> DiagnosisContext<'a> {
         })
     }
 
-    /// Process id and device of an operation.
     pub fn process_and_device_of(&self, operation: OperationId) -> (i64, u32) {
         let place = &self.trace.places[self.all.place(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)

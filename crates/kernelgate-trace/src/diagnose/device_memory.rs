@@ -13,7 +13,6 @@ use crate::model::names::without_numbers_in_name;
 pub struct MemoryUse {
     /// Process id in the operating system.
     pub pid: i64,
-    /// The device.
     pub device: u32,
     /// Each time at which the held memory changed, nanoseconds of the trace, and the bytes that
     /// were held from then on.

@@ -50,7 +50,6 @@ impl FindingSeverity {
     }
 }
 
-/// Confidence in a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FindingConfidence {
     /// The finding rests on an estimate, or on few records.
@@ -75,7 +74,6 @@ impl FindingConfidence {
 /// A number with its unit, such as `%`, `us`, `ms` or `calls`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NumberWithUnit {
-    /// The number.
     pub value: f64,
     /// Unit of the measure.
     pub unit: &'static str,
@@ -136,7 +134,6 @@ pub enum FindingRemedy {
     Without(OperationClass),
     /// The given single operations take no time.
     WithoutOperations(Vec<OperationId>),
-    /// Kernels are shorter.
     Shorter(Vec<ShortenedKernels>),
     /// Chains of kernels are one kernel each.
     Fused(Vec<FusibleKernel>),
@@ -176,7 +173,6 @@ pub struct DiagnosisFinding {
     pub replayed: Option<ReplayedGain>,
     /// Places of the finding, the most expensive first.
     pub evidence: Vec<FindingEvidence>,
-    /// The advice.
     pub advice: String,
     /// Circumstances in which the finding is a false positive.
     pub false_positive: &'static str,
@@ -206,7 +202,6 @@ pub enum InspectedUnit {
     KernelTime,
     /// Kernels, copies, memsets and graph launches.
     Operations,
-    /// Copies.
     Copies,
     /// Sets of memory.
     Sets,
@@ -216,7 +211,6 @@ pub enum InspectedUnit {
     ProfiledLaunches,
     /// Samples of counters.
     Samples,
-    /// Ranges.
     Ranges,
 }
 
@@ -314,7 +308,6 @@ pub struct DiagnosisQuestion {
     pub id: &'static str,
     /// In words.
     pub text: &'static str,
-    /// The answer.
     pub answer: QuestionAnswer,
 }
 
@@ -334,7 +327,6 @@ impl DiagnosisQuestion {
 pub struct ProcessDeviceUse {
     /// Process id in the operating system.
     pub pid: i64,
-    /// The device.
     pub device: u32,
     /// Name of the device, if the trace contains it.
     pub name: Option<String>,
@@ -342,9 +334,7 @@ pub struct ProcessDeviceUse {
     pub span: (i64, i64),
     /// Nanoseconds in which at least one operation ran.
     pub busy_ns: i64,
-    /// Operations.
     pub operations: usize,
-    /// Time account of the device.
     pub account: DeviceTimeAccount,
     /// Times without an operation.
     pub gaps: IdleGapReport,

@@ -33,7 +33,6 @@ pub(super) fn shortened_kernel_name(trace: &Trace, launch: &ProfiledLaunch) -> S
     shorten(&readable_name(trace.names.text(launch.kernel)), 60)
 }
 
-/// A launch as evidence.
 pub(super) fn launch_evidence(
     trace: &Trace,
     launch: &ProfiledLaunch,

@@ -77,7 +77,6 @@ pub struct RangeTreeNode {
     pub share: f64,
     /// Number of kernels, copies, memsets and graph launches.
     pub operations: usize,
-    /// Bound of the range.
     pub bound: TimeBound,
     /// The part of each limit that it reaches, 0 to 1, where its work is declared.
     pub of_limits: Vec<(String, f64)>,

@@ -36,7 +36,6 @@ struct OperatorCall<'a> {
     name: &'a str,
     /// How many.
     times: usize,
-    /// The work of one.
     work: OperatorWork,
     /// Time of all kernels of these calls.
     kernel_ns: i64,

@@ -126,12 +126,10 @@ pub struct LaunchShape {
 }
 
 impl LaunchShape {
-    /// Blocks of the launch.
     pub fn block_count(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
     }
 
-    /// Threads of a block.
     pub fn threads_per_block(&self) -> u64 {
         self.block.iter().map(|&n| u64::from(n)).product()
     }
@@ -167,7 +165,6 @@ impl KernelTable {
 pub struct CopyTable {
     /// Times of the operation, and the stream on which it ran.
     pub on_gpu: OperationColumns,
-    /// Bytes.
     pub bytes: Vec<u64>,
     /// Direction, as a label such as `Host-to-Device`.
     pub kind: Vec<NameId>,
@@ -187,7 +184,6 @@ pub enum MemoryKind {
     Pageable,
     /// Host memory, page-locked.
     Pinned,
-    /// Device memory.
     Device,
     /// CUDA arrays.
     Array,
@@ -214,7 +210,6 @@ impl MemoryKind {
 pub struct MemsetTable {
     /// Times of the operation, and the stream on which it ran.
     pub on_gpu: OperationColumns,
-    /// Bytes.
     pub bytes: Vec<u64>,
 }
 
@@ -253,7 +248,6 @@ pub struct GraphNodeEvents {
     pub original: Vec<u64>,
 }
 
-/// Declared work, as counts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeclaredWorkCount {
     /// Operations by unit and type, such as `matmul bf16`.
@@ -269,7 +263,6 @@ pub struct DeclaredProblemPart {
     pub label: String,
     /// End of the paths of the part's ranges.
     pub range: String,
-    /// Work of the part.
     pub work: DeclaredWorkCount,
 }
 
@@ -281,7 +274,6 @@ pub struct DeclaredRangeWork {
     /// Time limits in nanoseconds, each with the ceiling that sets it: [`Self::MEMORY_LIMIT_NAME`]
     /// or a unit.
     pub limits: Vec<(String, f64)>,
-    /// The work.
     pub work: DeclaredWorkCount,
 }
 
@@ -309,7 +301,6 @@ pub enum SynchronisationKind {
     Event,
     /// An event, by a stream: the host does not wait.
     StreamWaitsEvent,
-    /// A stream.
     Stream,
     /// All of a context.
     Context,
@@ -322,7 +313,6 @@ pub struct AllocationTable {
     pub time: Vec<i64>,
     /// Process, device, context and stream.
     pub place: Vec<PlaceId>,
-    /// Address.
     pub address: Vec<u64>,
     /// Bytes; 0 of freed memory whose size was not recorded.
     pub bytes: Vec<u64>,
@@ -385,10 +375,8 @@ impl PageFaultTable {
 pub struct CounterSamples {
     /// When.
     pub time: Vec<i64>,
-    /// The GPU.
     pub gpu: Vec<u32>,
     /// The counter. Metric names are used instead of ids, because ids differ between versions.
     pub metric: Vec<NameId>,
-    /// Value of the counter.
     pub value: Vec<f64>,
 }

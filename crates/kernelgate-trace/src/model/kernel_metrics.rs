@@ -10,7 +10,6 @@ use super::names::NameId;
 pub struct ProfiledLaunch {
     /// Id of the launch in the report.
     pub id: String,
-    /// The kernel.
     pub kernel: NameId,
     /// Grid and block of the launch, as far as the report contains them.
     pub shape: LaunchShape,
@@ -28,7 +27,6 @@ pub struct ProfiledLaunch {
 /// Samples of warps that waited at a source line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceStalls {
-    /// The source file.
     pub file: NameId,
     /// Number of the source line, counted from 1.
     pub line: u32,

@@ -32,7 +32,6 @@ use names::{NameId, TraceNames};
 use packed::PackedColumn;
 use quality::TraceQuality;
 
-/// A process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TracedProcess {
     /// The recorder's key of the process, unique among machines; `pid` where the recorder has no
@@ -49,7 +48,6 @@ pub struct TracedProcess {
 pub struct TracedDevice {
     /// Number of the device.
     pub id: u32,
-    /// Name of the device.
     pub name: String,
     /// Streaming multiprocessors.
     pub multiprocessors: Option<u32>,
@@ -70,10 +68,8 @@ pub struct TracedDevice {
 /// The program that recorded a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TraceRecorder {
-    /// Nsight Systems.
     #[default]
     NsightSystems,
-    /// Nsight Compute.
     NsightCompute,
     /// PyTorch's profiler, or another that writes Chrome's format.
     Chrome,
@@ -102,13 +98,10 @@ impl TraceRecorder {
 /// Everything that one file, or one recording, holds.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    /// Recorder of the trace.
     pub recorder: TraceRecorder,
     /// All texts.
     pub names: TraceNames,
-    /// Processes.
     pub processes: Vec<TracedProcess>,
-    /// Threads.
     pub threads: Vec<HostThread>,
     /// Table of places: process, device, context and stream.
     pub places: Vec<OperationPlace>,
@@ -116,19 +109,15 @@ pub struct Trace {
     pub devices: Vec<TracedDevice>,
     /// Compiled kernels.
     pub functions: Vec<KernelFunction>,
-    /// Shapes of launches.
     pub shapes: Vec<LaunchShape>,
     /// Executions of kernels.
     pub kernels: KernelTable,
     /// Descriptions of the kernels that communicate.
     pub collectives: CollectiveTable,
-    /// Copies.
     pub copies: CopyTable,
-    /// Sets.
     pub sets: MemsetTable,
     /// Executions of whole graphs.
     pub graphs: GraphLaunchTable,
-    /// Nodes of graphs.
     pub graph_nodes: Vec<CudaGraphNode>,
     /// When and where nodes were created, where that was recorded in place of their ranges.
     pub node_events: GraphNodeEvents,

@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
-/// Rows of a block.
 const BLOCK_ROWS: usize = 256;
 /// Bytes that are read for a distance.
 const READ_WORD_BYTES: usize = 8;
@@ -50,7 +49,6 @@ impl PackedValue for u32 {
     }
 }
 
-/// A column.
 #[derive(Debug, Clone)]
 pub struct PackedColumn<T> {
     blocks: Vec<PackedBlock>,

@@ -48,7 +48,6 @@ impl TraceBuilder {
         index
     }
 
-    /// A thread.
     pub fn thread_of_tid(&mut self, process: u32, tid: i64) -> u32 {
         let index = self.threads.intern((process, tid));
         if index as usize == self.trace.threads.len() {

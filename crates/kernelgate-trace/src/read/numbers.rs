@@ -66,7 +66,6 @@ impl DecimalFormat {
         }
     }
 
-    /// The number that a text is in this format.
     pub fn parse_number(self, text: &str) -> Option<f64> {
         self.parse(&without_separators(text))
     }

@@ -52,9 +52,7 @@ pub struct CallRow {
 pub enum RangeOrCall {
     /// The stream begins, maybe anew: earlier rows are discarded.
     Begin,
-    /// A range.
     Range(RangeRow),
-    /// A call.
     Call(CallRow),
 }
 

@@ -16,7 +16,6 @@ fn cells_of_summary(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
     cells
 }
 
-/// Cells of a summary without the share.
 pub(super) fn total_cells_without_share(summary: &ValueSummary) -> Vec<TableCell> {
     vec![
         TableCell::Integer(summary.total),

@@ -129,7 +129,6 @@ impl StatsReport {
     }
 }
 
-/// Makes one table of a trace.
 pub fn make_table(trace: &Trace, report: StatsReport) -> StatsTable {
     match report {
         StatsReport::GpuKernels => gpu::kernels(trace),
@@ -169,7 +168,6 @@ pub fn table_of_streamed_export(
 /// A table of an export that was not kept.
 #[derive(Debug)]
 pub struct StreamedTable {
-    /// The table.
     pub table: StatsTable,
     /// The trace without its ranges and calls.
     pub trace: Trace,

@@ -24,7 +24,6 @@ pub(super) struct EndOfRows<'a, N: Fn(u32) -> NameId> {
 pub(super) trait StreamedSums {
     /// The next row; the trace is all but ranges and calls.
     fn add(&mut self, trace: &Trace, row: RangeOrCall);
-    /// The table.
     fn projection_table(self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable;
 }
 

@@ -7,7 +7,6 @@ pub struct ValueSummary {
     pub count: usize,
     /// Sum of the values, saturated at the largest `i64`.
     pub total: i64,
-    /// Mean of the values.
     pub mean: f64,
     /// Median of the values; for an even number of values, the mean of the two middle values.
     pub median: f64,
@@ -138,7 +137,6 @@ impl CountedGroupValues {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
     }
 
-    /// The summary of one group.
     pub fn summary_of_group(&self, group: u32) -> ValueSummary {
         let first = self.rows.partition_point(|row| row.0 < group);
         let own = &self.rows[first..];

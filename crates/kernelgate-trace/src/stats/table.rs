@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 /// A value in a table: text, number or empty.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TableCell {
-    /// A text.
     Text(String),
     /// A whole number.
     Integer(i64),

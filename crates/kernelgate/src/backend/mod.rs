@@ -6,6 +6,7 @@ mod allowed;
 pub mod cpu;
 pub mod cuda;
 mod executable;
+pub mod failure_facts;
 pub mod host_timeout;
 mod implementation;
 pub mod program;

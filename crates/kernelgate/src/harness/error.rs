@@ -166,11 +166,11 @@ pub enum HarnessError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// A record or baseline that cannot be read or written.
-    #[error("failed to {0}")]
+    #[error(transparent)]
     File(#[from] RecordFileError),
     /// The run is recorded, but not in the baseline that was asked for.
     #[error(
-        "failed to {cause}: the run is kept, and `kernelgate baseline add {name} --session \
+        "{cause}: the run is kept, and `kernelgate baseline add {name} --session \
          {session}` adds it"
     )]
     Unsaved {

@@ -27,7 +27,6 @@ use crate::verify::{self, OutputComparison};
 use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::CaseFailure;
 
-/// Seed of the inputs.
 const INPUT_SEED: u64 = 1;
 
 /// A sampling plan with few samples after a load, for tests.

@@ -97,7 +97,6 @@ pub struct HotAndColdReadRow {
 /// Lengths of the timed spin kernels, nanoseconds.
 const SPIN_LENGTHS_NS: [u64; 8] =
     [20_000, 50_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000];
-/// Launches a row.
 const LAUNCHES_PER_ROW: usize = 15;
 /// Bytes of the copies that are timed both ways: from some microseconds to about a millisecond.
 const COPY_SIZES_BYTES: [u64; 7] =

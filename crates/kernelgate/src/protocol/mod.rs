@@ -144,6 +144,6 @@ mod tests {
         file::write(&path, &next::RequestFile { priority: 7, ..later }).unwrap();
         let refused = file::read::<BenchRequest>(&path).unwrap_err().to_string();
         let reason = "written by a newer kernelgate (schema 2, this one reads up to 1)";
-        assert_eq!(refused, format!("read {}: {reason}", path.display()));
+        assert_eq!(refused, format!("failed to read {}: {reason}", path.display()));
     }
 }

@@ -512,14 +512,14 @@ mod tests {
         });
         let refused = wrong.unwrap_err().to_string();
         let reason = "invalid baseline: case a, run 1/bench: a limit of 0 ns a launch";
-        assert_eq!(refused, format!("write {}: {reason}", path.display()));
+        assert_eq!(refused, format!("failed to write {}: {reason}", path.display()));
         // The older file stays.
         assert_eq!(limit_of(&file::read(&path).unwrap(), "b"), None);
         let by_hand =
             file::record_text(&read).replace("\"limit.time_ns\":50", "\"limit.time_ns\":0");
         std::fs::write(&path, by_hand).unwrap();
         let refused = file::read_without_checksum::<Baseline>(&path).unwrap_err().to_string();
-        assert_eq!(refused, format!("read {}: {reason}", path.display()));
+        assert_eq!(refused, format!("failed to read {}: {reason}", path.display()));
     }
 
     #[test]

@@ -76,10 +76,10 @@ pub struct CriterionStoreResults {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// An operation of the file system failed.
-    #[error("read {0}: {1}")]
+    #[error("failed to read {0}: {1}")]
     Io(PathBuf, std::io::Error),
     /// The file does not have Criterion's format.
-    #[error("read {0}: not as Criterion writes it ({1})")]
+    #[error("failed to read {0}: not as Criterion writes it ({1})")]
     Json(PathBuf, serde_json::Error),
 }
 
@@ -286,6 +286,6 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", &sample).unwrap();
         let error = read(folder.path()).unwrap_err().to_string();
         let reason = "it is no file but a device, a pipe or a socket";
-        assert_eq!(error, format!("read {}: {reason}", sample.display()));
+        assert_eq!(error, format!("failed to read {}: {reason}", sample.display()));
     }
 }

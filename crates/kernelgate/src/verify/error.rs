@@ -1,11 +1,15 @@
 //! Reasons why a case fails verification and gets no time.
 
-use crate::backend::BackendError;
-use crate::workload::{Dtype, Tolerance};
 use kernelgate_cuda::CaseFailure;
+use serde::{Serialize, Serializer};
+
+use crate::backend::BackendError;
+use crate::backend::failure_facts::failure_with_facts;
+use crate::workload::Dtype;
 
 /// The reason why a case is wrong.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VerifyError {
     /// Elements that are NaN or infinite (or still poisoned).
     #[error(
@@ -24,20 +28,21 @@ pub enum VerifyError {
     },
     /// An output differs from the reference by more than the tolerance.
     #[error(
-        "output `{output}`: max error {max_error:.2e} (allowed {:.0e}), \
-         relative L2 {relative_l2:.2e} (allowed {:.0e}); \
-         worst at {worst}: {actual} against {expected}",
-        tolerance.max_error, tolerance.relative_l2
+        "output `{output}`: max error {max_error:.2e} (allowed {max_error_allowed:.0e}), \
+         relative L2 {relative_l2:.2e} (allowed {relative_l2_allowed:.0e}); \
+         worst at {worst}: {actual} against {expected}"
     )]
     TooFar {
         /// The output.
         output: String,
         /// Largest |out - ref| over the largest |ref| of the output.
         max_error: f64,
-        /// Relative L2 error Relative L2 error ‖out - ref‖₂ / ‖ref‖₂ of the output.
+        /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂ of the output.
         relative_l2: f64,
-        /// Allowed errors.
-        tolerance: Tolerance,
+        /// Allowed largest error.
+        max_error_allowed: f64,
+        /// Allowed relative L2 error.
+        relative_l2_allowed: f64,
         /// Row-major index of the output element with the largest error.
         worst: usize,
         /// Value of the element with the largest error.
@@ -48,7 +53,7 @@ pub enum VerifyError {
     /// The output's errors are within the tolerance, but about as large as those of a lower
     /// precision than the declared one.
     #[error(
-        "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {allowed:.1e}: a \
+        "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {relative_l2_allowed:.1e}: a \
          quarter of what rounding the inputs to {bits} significant bits costs): it computes in a \
          lower precision than {}",
         declared.name(), declared.name()
@@ -58,9 +63,10 @@ pub enum VerifyError {
         output: String,
         /// ‖out - ref‖₂ / ‖ref‖₂ of the output.
         relative_l2: f64,
-        /// Allowed error.
-        allowed: f64,
+        /// Allowed relative L2 error.
+        relative_l2_allowed: f64,
         /// The declared precision.
+        #[serde(serialize_with = "serialize_name")]
         declared: Dtype,
         /// Significant bits of the next lower precision.
         bits: u32,
@@ -90,6 +96,7 @@ pub enum VerifyError {
         /// The output.
         output: String,
         /// Reason, as a fragment.
+        #[serde(skip)]
         problem: String,
     },
     /// The workload's reference contradicts its own shape.
@@ -98,63 +105,61 @@ pub enum VerifyError {
         /// The output.
         output: String,
         /// Reason, as a fragment.
+        #[serde(skip)]
         problem: String,
     },
     /// The outputs differ from those of the base build, and there is no reference to compare with.
     #[error("against the outputs of the base's build: {0}")]
+    #[serde(skip)]
     UnlikeBase(Box<VerifyError>),
     /// The reference has no elements, so nothing would be verified.
     #[error("the reference holds no element: nothing was compared")]
+    #[serde(rename = "nothing_compared")]
     Nothing,
     /// The implementation failed before its outputs could be compared.
     #[error(transparent)]
+    #[serde(skip)]
     Backend(#[from] BackendError),
 }
 
 impl From<&VerifyError> for CaseFailure {
     fn from(error: &VerifyError) -> Self {
-        let failure = |kind: &str, output: &str| Self::new(kind, error).with_name("output", output);
         match error {
-            VerifyError::NotFinite { output, count, total, first } => failure("not_finite", output)
-                .with_count("count", *count)
-                .with_count("total", *total)
-                .with_count("first", *first),
-            VerifyError::TooFar {
-                output,
-                max_error,
-                relative_l2,
-                tolerance,
-                worst,
-                actual,
-                expected,
-            } => failure("too_far", output)
-                .with_number("max_error", *max_error)
-                .with_number("max_error_allowed", tolerance.max_error)
-                .with_number("relative_l2", *relative_l2)
-                .with_number("relative_l2_allowed", tolerance.relative_l2)
-                .with_count("worst", *worst)
-                .with_number("actual", *actual)
-                .with_number("expected", *expected),
-            VerifyError::Precision { output, relative_l2, allowed, declared, bits } => {
-                failure("precision", output)
-                    .with_number("relative_l2", *relative_l2)
-                    .with_number("relative_l2_allowed", *allowed)
-                    .with_name("declared", declared.name())
-                    .with_count("bits", *bits)
-            }
-            VerifyError::Differs { output, count, checked, first, actual, expected } => {
-                failure("differs", output)
-                    .with_count("count", *count)
-                    .with_count("checked", *checked)
-                    .with_count("first", *first)
-                    .with_number("actual", *actual)
-                    .with_number("expected", *expected)
-            }
-            VerifyError::Shape { output, .. } => failure("shape", output),
-            VerifyError::Reference { output, .. } => failure("reference", output),
             VerifyError::UnlikeBase(inner) => Self::from(&**inner).with_text(error.to_string()),
-            VerifyError::Nothing => Self::new("nothing_compared", error),
             VerifyError::Backend(inner) => inner.into(),
+            _ => failure_with_facts(error),
         }
+    }
+}
+
+fn serialize_name<S: Serializer>(dtype: &Dtype, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(dtype.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_facts_of_a_wrong_output_are_its_fields() {
+        let precision = VerifyError::Precision {
+            output: "out".to_owned(),
+            relative_l2: 0.5,
+            relative_l2_allowed: 0.25,
+            declared: Dtype::F32,
+            bits: 11,
+        };
+        let error = VerifyError::UnlikeBase(Box::new(precision));
+        let failure = CaseFailure::from(&error);
+        assert_eq!(failure.kind, "precision");
+        let names = [("declared", "f32"), ("output", "out")];
+        assert_eq!(failure.names, names.map(|(name, it)| (name.to_owned(), it.to_owned())).into());
+        let numbers = [("bits", 11.0), ("relative_l2", 0.5), ("relative_l2_allowed", 0.25)];
+        assert_eq!(failure.numbers, numbers.map(|(name, it)| (name.to_owned(), it)).into());
+        assert_eq!(failure.text, error.to_string());
+        assert_eq!(CaseFailure::from(&VerifyError::Nothing).kind, "nothing_compared");
+        let problem = "not written".to_owned();
+        let shape = CaseFailure::from(&VerifyError::Shape { output: "out".to_owned(), problem });
+        assert_eq!((shape.kind.as_str(), shape.names.len()), ("shape", 1));
     }
 }

@@ -198,12 +198,18 @@ pub fn compare_outputs(
         return Err(VerifyError::Nothing);
     }
     for (name, &OutputErrors { relative_l2, .. }) in &comparison.by_output {
-        if let Some((declared, allowed)) = bounds.declared_precision_of(name)
-            && relative_l2 > allowed
+        if let Some((declared, relative_l2_allowed)) = bounds.declared_precision_of(name)
+            && relative_l2 > relative_l2_allowed
         {
             let (output, bits) =
                 (name.clone(), precision::next_lower_precision_bits(declared).unwrap_or_default());
-            return Err(VerifyError::Precision { output, relative_l2, allowed, declared, bits });
+            return Err(VerifyError::Precision {
+                output,
+                relative_l2,
+                relative_l2_allowed,
+                declared,
+                bits,
+            });
         }
     }
     if comparison.by_output.len() < 2 {
@@ -343,7 +349,8 @@ fn compare_expected_rows(
                 output: name(),
                 max_error,
                 relative_l2,
-                tolerance,
+                max_error_allowed: tolerance.max_error,
+                relative_l2_allowed: tolerance.relative_l2,
                 worst: sums.worst,
                 actual: sums.worst_actual,
                 expected: sums.worst_expected,

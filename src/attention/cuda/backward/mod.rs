@@ -24,8 +24,7 @@ use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, row_statistics_bytes};
 use saved_forward::{BackwardInputs, save_forward_outputs};
 use wgmma::{
-    FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND_KEY_GRADIENTS_KERNEL, TRANSPOSE_KERNEL,
-    WIDE_STEPS_KERNEL, key_gradient_sum_bytes,
+    FLASH_WGMMA, GROUPED_HEADS_KERNEL, TRANSPOSE_KERNEL, WIDE_STEPS_KERNEL, most_bytes_to_zero,
 };
 
 /// Kernels that are launched by the rows of this file only.
@@ -103,7 +102,6 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
             FLASH_MMA_PREPARE,
             FLASH_WGMMA,
             GROUPED_HEADS_KERNEL,
-            ROUND_KEY_GRADIENTS_KERNEL,
             FLASH_MMA_FINISH,
             WIDE_STEPS_KERNEL,
             TRANSPOSE_KERNEL,
@@ -111,10 +109,7 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
     },
     prepare: Prepare::CudaWithin {
         device_bytes: |problem| {
-            let extents = Extents::from(&problem.attention);
-            // The sums are used only if a block has some of the query heads that share keys.
-            let sums = if extents.share > 1 { 2 * key_gradient_sum_bytes(&extents) } else { 0 };
-            flash_mma_bytes(problem) + sums
+            flash_mma_bytes(problem) + most_bytes_to_zero(&Extents::from(&problem.attention))
         },
         prepare: |problem, inputs, device| {
             prepare_flash_wgmma(QueryGradientSumOrder::Any, problem, inputs, device)

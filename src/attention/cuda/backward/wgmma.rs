@@ -17,7 +17,6 @@ use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchi
 pub const KERNELS: &[KernelSpec<Extents>] = &[
     FLASH_WGMMA,
     GROUPED_HEADS_KERNEL,
-    ROUND_KEY_GRADIENTS_KERNEL,
     FIXED_ORDER_KERNEL,
     WHOLE_HEADS_KERNEL,
     WIDE_STEPS_KERNEL,
@@ -33,7 +32,7 @@ const THREADS: usize = 384;
 /// Number of queries in one step of `backward_flash_wgmma`.
 const QUERIES_PER_STEP: usize = 64;
 
-/// Positions of a head from which blocks take wide steps: the shortest of which they were faster.
+/// Positions of a head from which blocks keep in step.
 const MIN_LONG_HEAD_QUERIES: usize = 4096;
 
 /// Number of keys of a warpgroup, and of a tensor-copy box of its gradients.
@@ -58,15 +57,6 @@ pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     // The grid has at most this size: if each query head has blocks of its own.
     blocks: |extents| [grid_blocks(extents, 1), 1, 1],
     ..FLASH_WGMMA
-};
-
-/// Kernel that rounds the gradients of keys and values from their fp32 sums, if blocks add to sums
-/// in memory.
-pub const ROUND_KEY_GRADIENTS_KERNEL: KernelSpec<Extents> = KernelSpec {
-    symbol: "attention_backward_flash_wgmma_round",
-    blocks: |extents| [(2 * key_element_octets(extents)).div_ceil(THREADS), 1, 1],
-    shared_bytes: |_| 0,
-    ..GROUPED_HEADS_KERNEL
 };
 
 /// Build of the kernel in which dq is summed in a fixed order.
@@ -153,6 +143,12 @@ fn computes_in_wide_steps(extents: &Extents) -> bool {
     extents.d == 128 && extents.dtype == Dtype::Bf16
 }
 
+/// Whether a head is as long as the shortest for which wide steps were measured to be faster.
+fn takes_wide_steps(extents: &Extents) -> bool {
+    let shortest = if extents.causal || extents.share > 1 { 4096 } else { 2048 };
+    computes_in_wide_steps(extents) && extents.s >= shortest
+}
+
 fn replace_macros(
     mut constants: Vec<(&'static str, usize)>,
     others: &[(&'static str, usize)],
@@ -170,14 +166,75 @@ const fn grid_blocks(extents: &Extents, heads_a_block: usize) -> usize {
     extents.s.div_ceil(KEYS_PER_BLOCK) * (extents.heads / heads_a_block)
 }
 
-/// Number of groups of eight elements in the keys.
-const fn key_element_octets(extents: &Extents) -> usize {
-    extents.key_heads() * extents.keys * extents.d / 8
+/// Most key blocks of the last round that thread blocks share.
+const MOST_SHARED: usize = 128;
+
+/// Fewest steps that a thread block takes of a shared key block. With fewer, adding to the sums
+/// costs more than idle multiprocessors.
+const FEWEST_STEPS: usize = 16;
+
+/// Key blocks at the end of the grid that several thread blocks share, so that the last round
+/// leaves no multiprocessor idle: `halved` of two thread blocks each, then `others` of `parts`
+/// each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastRound {
+    pub halved: usize,
+    pub others: usize,
+    pub parts: usize,
 }
 
-/// Bytes of the fp32 sums of the gradients of keys, or of values.
-pub const fn key_gradient_sum_bytes(extents: &Extents) -> u64 {
-    4 * 8 * key_element_octets(extents) as u64
+impl LastRound {
+    /// Every key block has one thread block.
+    pub const UNSHARED: Self = Self { halved: 0, others: 0, parts: 1 };
+
+    /// The division that takes the least time. With a causal mask, the last blocks are short.
+    fn fastest_division(extents: &Extents, multiprocessors: usize) -> Self {
+        let steps = extents.s.div_ceil(QUERIES_PER_STEP);
+        let left = grid_blocks(extents, extents.share) % multiprocessors;
+        let halved = if 2 * left > multiprocessors { multiprocessors / 2 } else { 0 };
+        let others = left - halved;
+        let parts = multiprocessors.checked_div(others).unwrap_or(1).min(steps / FEWEST_STEPS);
+        let parts = parts.max(1);
+        let halves = if halved > 0 { 0.5 } else { 0.0 };
+        let time = halves + if others > 0 { 1.0 / parts as f64 } else { 0.0 };
+        let long = !extents.causal && steps >= 2 * FEWEST_STEPS;
+        if long && left <= MOST_SHARED && time < 0.9 {
+            Self { halved, others, parts }
+        } else {
+            Self::UNSHARED
+        }
+    }
+
+    const fn shared_blocks(&self) -> usize {
+        self.halved + self.others
+    }
+
+    const fn added_thread_blocks(&self) -> usize {
+        self.halved + self.others * (self.parts - 1)
+    }
+}
+
+/// Bytes that must be zero before a launch: sums of dk and dv of shared key blocks, and counters.
+/// These count turns, for each query step, or arrivals at each warpgroup's sums.
+fn zeroed_bytes(extents: &Extents, shared_blocks: usize) -> u64 {
+    let turns = extents.heads * extents.s.div_ceil(QUERIES_PER_STEP);
+    shared_sum_bytes(extents, shared_blocks) + 4 * turns.max(2 * shared_blocks) as u64
+}
+
+const fn shared_sum_bytes(extents: &Extents, shared_blocks: usize) -> u64 {
+    (2 * 4 * shared_blocks * KEYS_PER_BLOCK * extents.d) as u64
+}
+
+/// At least [`bytes_to_zero`] of any device.
+pub fn most_bytes_to_zero(extents: &Extents) -> u64 {
+    let blocks = grid_blocks(extents, extents.share);
+    let short = extents.s.div_ceil(QUERIES_PER_STEP) < 2 * FEWEST_STEPS;
+    let shared = match extents.share {
+        1 if extents.causal || short => 0,
+        1 => blocks.min(MOST_SHARED),
+        _ => blocks,
+    };
+    zeroed_bytes(extents, shared)
 }
 
 /// Number of query heads that a block handles, out of those that share its keys: the divisor that
@@ -185,9 +242,13 @@ pub const fn key_gradient_sum_bytes(extents: &Extents) -> u64 {
 ///
 /// Loading the keys and storing the gradients of a block takes the time of some steps, and of more
 /// steps if gradients are added to sums in memory. Blocks of many heads work on different heads at
-/// the same time and find less of them in L2; with a causal mask, blocks drift apart further.
+/// the same time and find less of them in L2; with a causal mask, blocks drift apart further. Blocks
+/// of one long head keep in step.
 fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     let Extents { s, share, causal, .. } = *extents;
+    if s >= MIN_LONG_HEAD_QUERIES {
+        return 1;
+    }
     let steps = s.div_ceil(QUERIES_PER_STEP);
     let cost = |heads: usize| {
         let (blocks, rows) = (grid_blocks(extents, heads), s.div_ceil(KEYS_PER_BLOCK));
@@ -257,8 +318,8 @@ const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackwardBlockWork {
     /// A block computes one key block, for `heads` of the query heads that read it. The sums of dq
-    /// have a fixed order only if a block handles all of these heads.
-    OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool },
+    /// have a fixed order only if a block handles all of these heads, and so has the last round.
+    OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool, last: LastRound },
     /// Each of `count` persistent blocks computes whole heads; the sums of dq have a fixed order.
     OfHeads { count: u32 },
 }
@@ -279,48 +340,64 @@ impl BackwardBlockWork {
             QueryGradientSumOrder::Fixed => extents.share,
         };
         let ordered = order == QueryGradientSumOrder::Fixed && extents.causal;
-        let wide =
-            extents.s >= MIN_LONG_HEAD_QUERIES && computes_in_wide_steps(extents) && !ordered;
-        Self::OfKeys { heads, order, wide }
+        let wide = takes_wide_steps(extents) && !ordered;
+        let last = if heads == extents.share && order == QueryGradientSumOrder::Any {
+            LastRound::fastest_division(extents, multiprocessors as usize)
+        } else {
+            LastRound::UNSHARED
+        };
+        Self::OfKeys { heads, order, wide, last }
     }
 
-    /// Whether blocks add to sums of dk and dv in memory.
-    const fn adds_to_key_gradients(&self, extents: &Extents) -> bool {
-        matches!(self, Self::OfKeys { heads, .. } if *heads < extents.share)
+    /// Number of key blocks whose gradients several thread blocks sum in memory.
+    const fn shared_key_blocks(&self, extents: &Extents) -> usize {
+        match self {
+            Self::OfKeys { heads, .. } if *heads < extents.share => {
+                grid_blocks(extents, extents.share)
+            }
+            Self::OfKeys { last, .. } => last.shared_blocks(),
+            Self::OfHeads { .. } => 0,
+        }
     }
 
     const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
         match self {
             Self::OfHeads { .. } => &WHOLE_HEADS_KERNEL,
-            Self::OfKeys { order, wide, .. } => {
-                match (self.adds_to_key_gradients(extents), order, wide) {
-                    (true, _, false) => &GROUPED_HEADS_KERNEL,
-                    (true, _, true) => &WIDE_GROUPED_HEADS_KERNEL,
-                    (false, QueryGradientSumOrder::Any, false) => &FLASH_WGMMA,
-                    (false, QueryGradientSumOrder::Any, true) => &WIDE_STEPS_KERNEL,
-                    (false, QueryGradientSumOrder::Fixed, false) => &FIXED_ORDER_KERNEL,
-                    (false, QueryGradientSumOrder::Fixed, true) => &WIDE_FIXED_ORDER_KERNEL,
-                }
+            Self::OfKeys { heads, wide: false, .. } if *heads < extents.share => {
+                &GROUPED_HEADS_KERNEL
             }
+            Self::OfKeys { heads, wide: true, .. } if *heads < extents.share => {
+                &WIDE_GROUPED_HEADS_KERNEL
+            }
+            Self::OfKeys { order, wide, .. } => match (order, wide) {
+                (QueryGradientSumOrder::Any, false) => &FLASH_WGMMA,
+                (QueryGradientSumOrder::Any, true) => &WIDE_STEPS_KERNEL,
+                (QueryGradientSumOrder::Fixed, false) => &FIXED_ORDER_KERNEL,
+                (QueryGradientSumOrder::Fixed, true) => &WIDE_FIXED_ORDER_KERNEL,
+            },
         }
     }
 
-    /// Number of blocks in the grid, and of query heads for each block.
-    const fn grid_and_heads(&self, extents: &Extents) -> (u32, usize) {
+    /// Number of blocks in the grid, and the numbers that a kernel reads: of query heads for each
+    /// block, and the last round as the kernel's struct.
+    const fn grid(&self, extents: &Extents) -> (u32, usize, [i32; 3]) {
         match *self {
-            Self::OfKeys { heads, .. } => (grid_blocks(extents, heads) as u32, heads),
-            Self::OfHeads { count } => (count, 1),
+            Self::OfKeys { heads, last, .. } => {
+                let blocks = grid_blocks(extents, heads);
+                let first = (blocks - last.shared_blocks()) as i32;
+                let of_kernel = [first, last.halved as i32, last.parts as i32];
+                ((blocks + last.added_thread_blocks()) as u32, heads, of_kernel)
+            }
+            Self::OfHeads { count } => (count, 1, [count as i32, 0, 1]),
         }
     }
 }
 
-/// Loaded kernels in the order of their launches. The rounding kernel is used only if blocks handle
-/// some of the heads that share keys, the finishing kernel only if several blocks add to the same
-/// dq.
+/// Loaded kernels in the order of their launches. The finishing kernel is used only if several
+/// blocks add to the same dq.
 pub struct LoadedBackwardKernels {
     first: LoadedKernel,
     main: LoadedKernel,
-    round: Option<LoadedKernel>,
     last: Option<LoadedKernel>,
 }
 
@@ -332,7 +409,6 @@ pub fn load_backward_kernels(
 ) -> Result<LoadedBackwardKernels, BackendError> {
     // The main kernel is loaded first, because the device may decline it.
     let main = blocks.kernel(extents).compile_and_load(device, extents)?;
-    let grouped = blocks.adds_to_key_gradients(extents);
     let (first, last) = match blocks {
         BackwardBlockWork::OfKeys { wide: false, .. } => {
             (FLASH_MMA_PREPARE, Some(FLASH_MMA_FINISH))
@@ -345,41 +421,31 @@ pub fn load_backward_kernels(
     Ok(LoadedBackwardKernels {
         main,
         first: first.compile_and_load(device, extents)?,
-        round: grouped
-            .then(|| ROUND_KEY_GRADIENTS_KERNEL.compile_and_load(device, extents))
-            .transpose()?,
         last: last.map(|last| last.compile_and_load(device, extents)).transpose()?,
     })
 }
 
-/// Bytes that must be zero before a launch: sums of dk and dv of a GROUPED build, and a turn
-/// counter for each query step.
-pub const fn bytes_to_zero(extents: &Extents, blocks: BackwardBlockWork) -> u64 {
-    let sums =
-        if blocks.adds_to_key_gradients(extents) { 2 * key_gradient_sum_bytes(extents) } else { 0 };
-    sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES_PER_STEP)) as u64
+/// Bytes that must be zero before a launch, which leaves them zero.
+pub fn bytes_to_zero(extents: &Extents, blocks: BackwardBlockWork) -> u64 {
+    zeroed_bytes(extents, blocks.shared_key_blocks(extents))
 }
 
-/// Prepares the launches: two if blocks compute whole heads, three otherwise, four if blocks add to
-/// sums of dk and dv.
+/// Prepares the launches: two if blocks compute whole heads, three otherwise.
 pub fn prepare_wgmma_backward_launches(
     call: &PendingLaunches<'_>,
     blocks: BackwardBlockWork,
 ) -> Result<OrderedLaunches, BackendError> {
     let PendingLaunches { device, extents, layout, addresses, scratch } = *call;
-    let LoadedBackwardKernels { first, main, round, last } =
+    let LoadedBackwardKernels { first, main, last } =
         load_backward_kernels(device, extents, blocks)?;
-    let [dk_sum, dv_sum, turns] = if blocks.adds_to_key_gradients(extents) {
-        [0, 1, 2].map(|sums| scratch.zeroed + sums * key_gradient_sum_bytes(extents))
-    } else {
-        [0, 0, scratch.zeroed]
-    };
+    let sums = scratch.zeroed;
+    let counters = sums + shared_sum_bytes(extents, blocks.shared_key_blocks(extents));
     let BackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
     let wide = matches!(blocks, BackwardBlockWork::OfKeys { wide: true, .. });
     let queries = if wide { QUERIES_OF_WIDE_STEP } else { QUERIES_PER_STEP };
     let of_step = |strides| query_boxes(extents, strides, queries);
     let of_keys = |strides, rows| key_boxes(extents, strides, rows);
-    let (grid, heads) = blocks.grid_and_heads(extents);
+    let (grid, heads, last_round) = blocks.grid(extents);
     let key_heads = extents.key_heads_a_batch();
     let numbers = [extents.s, key_heads, extents.share, heads, extents.key_heads()];
     let parameters = Arguments::new()
@@ -392,26 +458,15 @@ pub fn prepare_wgmma_backward_launches(
         .bytes(&of_step(&layout.grad_q).encode_map(grad_q)?)
         .address(call.row_statistics_address())
         .address(call.dq_accumulator_address())
-        .address(turns)
-        .address(dk_sum)
-        .address(dv_sum);
+        .address(counters)
+        .address(sums);
     let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
+    let parameters = parameters.value(last_round);
     let zeroed = last.as_ref().map(|_| call.dq_accumulator_address());
     let mut steps = vec![
         ("prepare", first.prepare_launch(device, None, call.arguments_of_prepare_kernel(zeroed))?),
         ("scores_dkv_dq", main.prepare_launch(device, Some(grid), parameters)?),
     ];
-    if let Some(round) = round {
-        let numbers = [extents.batch, extents.key_heads_a_batch(), extents.s];
-        let parameters = [dk_sum, dv_sum, grad_k, grad_v]
-            .into_iter()
-            .fold(Arguments::new(), Arguments::address)
-            .value(layout.grad_k.stride_words())
-            .value(layout.grad_v.stride_words());
-        let parameters =
-            numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
-        steps.push(("round", round.prepare_launch(device, None, parameters)?));
-    }
     if let Some(last) = last {
         let parameters = if wide {
             let heads = extents.query_heads_per_sequence();
@@ -437,7 +492,8 @@ mod tests {
     use crate::gpu_tests::lock_first_gpu;
     use kernelgate::backend::Executable;
     use kernelgate::verify::launch_and_verify;
-    use kernelgate::workload::{Dtype, Problem};
+    use kernelgate::workload::{Dtype, Expected, Problem, Tensors};
+    use std::sync::Arc;
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
@@ -478,6 +534,28 @@ mod tests {
     }
 
     #[test]
+    fn last_rounds_of_few_blocks_are_shared() {
+        let division = |heads, s, causal| {
+            let extents = Extents::self_attention_extents(heads, s, Dtype::Bf16);
+            let LastRound { halved, others, parts } =
+                LastRound::fastest_division(&Extents { causal, d: 128, ..extents }, 132);
+            (halved, others, parts)
+        };
+        // 15 rounds and 68 blocks; 31 rounds and four.
+        assert_eq!(division(16, 16_384, false), (66, 2, 16));
+        assert_eq!(division(32, 16_384, false), (0, 4, 16));
+        assert_eq!(division(64, 4096, false), (66, 2, 4));
+        // One round that is half full, and full rounds.
+        assert_eq!(division(4, 2048, false), (0, 64, 2));
+        assert_eq!(division(33, 16_384, false), (0, 0, 1));
+        for unshared in
+            [division(16, 16_384, true), division(256, 512, false), division(1, 1, false)]
+        {
+            assert_eq!(unshared, (0, 0, 1));
+        }
+    }
+
+    #[test]
     fn many_short_heads_are_the_work_of_a_block_each() {
         let many = Extents::self_attention_extents(512, 128, Dtype::Bf16);
         for (causal, longest) in [(false, 256), (true, 512)] {
@@ -491,6 +569,46 @@ mod tests {
         assert!(!takes_whole_heads(&Extents { share: 2, ..many }, 132));
     }
 
+    /// A problem with its inputs and reference, for launches with any division of the work.
+    struct BackwardCase<'a> {
+        device: &'a Arc<Device>,
+        problem: AttentionBackward,
+        inputs: Tensors,
+        expected: Vec<Expected>,
+    }
+
+    impl<'a> BackwardCase<'a> {
+        fn with_seed(device: &'a Arc<Device>, attention: Attention, seed: u64) -> Self {
+            let problem = AttentionBackward { attention };
+            let inputs = problem.inputs(seed);
+            let expected = problem.reference(&inputs);
+            Self { device, problem, inputs, expected }
+        }
+
+        /// Outputs of two launches; both agree with the reference.
+        fn launch_twice(&self, blocks: BackwardBlockWork) -> [Tensors; 2] {
+            let Self { device, problem, inputs, expected } = self;
+            let shape = AttentionShape::from(&problem.attention);
+            let layout =
+                BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
+            let backward =
+                BackwardCall::flash_wgmma_with_blocks(device, &shape, &layout, blocks).unwrap();
+            let mut task = dense_backward_task(&backward, problem, inputs, device).unwrap();
+            [1, 2].map(|launch| {
+                launch_and_verify(&mut task, expected, problem.tolerance()).unwrap_or_else(
+                    |error| panic!("{:?}, {blocks:?}, launch {launch}: {error}", problem.attention),
+                );
+                task.outputs().unwrap().clone()
+            })
+        }
+    }
+
+    fn assert_same_bits([first, second]: &[Tensors; 2]) {
+        for (name, tensor) in first.iter() {
+            assert!(tensor.as_bytes() == second.tensor(name).as_bytes(), "{name}");
+        }
+    }
+
     #[test]
     fn whole_heads_a_block_agree_with_the_reference_bit_by_bit_in_each_launch() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
@@ -499,27 +617,8 @@ mod tests {
         }
         for s in [1, 65, 128, 200, 256] {
             for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-                let attention = bf16_attention(2, 5, s, d, causal);
-                let problem = AttentionBackward { attention };
-                let inputs = problem.inputs(26);
-                let expected = problem.reference(&inputs);
-                let shape = AttentionShape::from(&attention);
-                let layout =
-                    BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-                let blocks = BackwardBlockWork::OfHeads { count: 3 };
-                let backward =
-                    BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
-                        .unwrap();
-                let mut task = dense_backward_task(&backward, &problem, &inputs, &device).unwrap();
-                let mut launch = || {
-                    launch_and_verify(&mut task, &expected, problem.tolerance())
-                        .unwrap_or_else(|error| panic!("{attention:?}: {error}"));
-                    task.outputs().unwrap().clone()
-                };
-                let (first, second) = (launch(), launch());
-                for (name, tensor) in first.iter() {
-                    assert!(tensor.as_bytes() == second.tensor(name).as_bytes(), "{name}");
-                }
+                let case = BackwardCase::with_seed(&device, bf16_attention(2, 5, s, d, causal), 26);
+                assert_same_bits(&case.launch_twice(BackwardBlockWork::OfHeads { count: 3 }));
             }
         }
     }
@@ -537,37 +636,20 @@ mod tests {
             for (causal, outliers) in [(false, false), (true, false), (false, true), (true, true)] {
                 let attention =
                     Attention { h_kv, outliers, ..bf16_attention(b, 4, s, 128, causal) };
-                let problem = AttentionBackward { attention };
-                let inputs = problem.inputs(27);
-                let expected = problem.reference(&inputs);
-                let shape = AttentionShape::from(&attention);
-                let layout =
-                    BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
+                let case = BackwardCase::with_seed(&device, attention, 27);
                 let share = 4 / h_kv;
-                for (heads, order) in [
-                    (share, QueryGradientSumOrder::Any),
-                    (1, QueryGradientSumOrder::Any),
-                    (share, QueryGradientSumOrder::Fixed),
-                ] {
-                    let fixed = order == QueryGradientSumOrder::Fixed;
-                    if causal && fixed {
-                        continue;
-                    }
-                    let blocks = BackwardBlockWork::OfKeys { heads, order, wide: true };
-                    let backward =
-                        BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
-                            .unwrap();
-                    let mut task =
-                        dense_backward_task(&backward, &problem, &inputs, &device).unwrap();
-                    let mut launch = || {
-                        launch_and_verify(&mut task, &expected, problem.tolerance())
-                            .unwrap_or_else(|error| panic!("{attention:?}, {blocks:?}: {error}"));
-                        task.outputs().unwrap().clone()
-                    };
-                    let (first, second) = (launch(), launch());
-                    for (name, tensor) in first.iter().filter(|_| fixed) {
-                        assert!(tensor.as_bytes() == second.tensor(name).as_bytes(), "{name}");
-                    }
+                let wide = |heads, order| BackwardBlockWork::OfKeys {
+                    heads,
+                    order,
+                    wide: true,
+                    last: LastRound::UNSHARED,
+                };
+                for heads in [share, 1] {
+                    case.launch_twice(wide(heads, QueryGradientSumOrder::Any));
+                }
+                if !causal {
+                    let blocks = wide(share, QueryGradientSumOrder::Fixed);
+                    assert_same_bits(&case.launch_twice(blocks));
                 }
             }
         }
@@ -581,23 +663,36 @@ mod tests {
         }
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             let attention = Attention { h_kv: 2, ..bf16_attention(2, 8, 333, d, causal) };
-            let problem = AttentionBackward { attention };
-            let inputs = problem.inputs(25);
-            let expected = problem.reference(&inputs);
+            let case = BackwardCase::with_seed(&device, attention, 25);
             for heads in [1, 2, 4] {
-                let shape = AttentionShape::from(&attention);
-                let layout =
-                    BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-                let order = QueryGradientSumOrder::Any;
-                let blocks = BackwardBlockWork::OfKeys { heads, order, wide: false };
-                let backward =
-                    BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks)
-                        .unwrap();
-                let mut task = dense_backward_task(&backward, &problem, &inputs, &device).unwrap();
-                for launch in 1..=2 {
-                    let result = launch_and_verify(&mut task, &expected, problem.tolerance());
-                    let name = format!("{attention:?}, {heads} heads, launch {launch}");
-                    assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
+                case.launch_twice(BackwardBlockWork::OfKeys {
+                    heads,
+                    order: QueryGradientSumOrder::Any,
+                    wide: false,
+                    last: LastRound::UNSHARED,
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn shared_key_blocks_of_the_last_round_agree_with_the_reference() {
+        let Some((device, _alone)) = lock_first_gpu() else { return };
+        if device.facts().arch != "sm_90a" {
+            return;
+        }
+        // Four to twelve key blocks; parts of one step, of no step and of many.
+        for (s, h_kv) in [(1, 4), (129, 4), (333, 4), (333, 2), (4100, 1)] {
+            for (d, wide) in [(64, false), (128, false), (128, true)] {
+                let attention = Attention { h_kv, ..bf16_attention(1, 4, s, d, false) };
+                let case = BackwardCase::with_seed(&device, attention, 28);
+                for (halved, others, parts) in [(4, 0, 1), (0, 3, 5), (2, 2, 3), (1, 1, 16)] {
+                    case.launch_twice(BackwardBlockWork::OfKeys {
+                        heads: 4 / h_kv,
+                        order: QueryGradientSumOrder::Any,
+                        wide,
+                        last: LastRound { halved, others, parts },
+                    });
                 }
             }
         }

@@ -46,7 +46,6 @@ pub struct QueryTiling {
     pub s: usize,
     /// Number of keys of a head.
     pub keys: usize,
-    /// Bytes of one key.
     pub key_bytes: usize,
     /// Whether the last query sees all keys and each earlier query one key less than the next.
     pub causal: bool,

@@ -67,9 +67,7 @@ const fn keys_per_block(extents: &Extents) -> usize {
 struct TileAndBlockStages {
     /// Stages of queries, each of all warpgroups or of one.
     queries: usize,
-    /// Stages of key blocks.
     keys: usize,
-    /// Stages of value blocks.
     values: usize,
 }
 
@@ -218,7 +216,6 @@ const fn transposed_value_bytes(extents: &Extents) -> u64 {
     (extents.heads * padded_key_count(extents) * extents.d) as u64
 }
 
-/// Row of attention forward in fp8.
 pub const FLASH_WGMMA_FP8_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma_fp8",
     about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \

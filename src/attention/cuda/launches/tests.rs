@@ -1,5 +1,5 @@
 use super::*;
-use crate::attention::cuda::backward::wgmma::BackwardBlockWork;
+use crate::attention::cuda::backward::wgmma::{BackwardBlockWork, LastRound};
 use crate::attention::cuda::layout::Strides;
 use crate::attention::cuda::tests::bf16_attention;
 use crate::attention::definition::{Attention, AttentionForward};
@@ -245,7 +245,8 @@ fn scratch_is_declared_without_a_device() {
         AttentionScratchBytes { any, zeroed: turns }
     );
     let grouped = AttentionShape::from(&Attention { h_kv: 2, ..attention });
-    let sums = 2 * (4 * 100 * 128 * 4);
+    // A block of 128 keys for each of four key heads.
+    let sums = 2 * (4 * 128 * 128 * 4);
     assert_eq!(
         BackwardCall::max_scratch_bytes(&grouped),
         AttentionScratchBytes { any, zeroed: sums + turns }
@@ -357,15 +358,19 @@ fn grouped_sums_are_stored_by_strides() {
         ForwardCall::new(&device, &shape, &layout.forward, AttentionTechnique::FlashWgmma).unwrap();
     let forward = forward.prepare_launches(&memory.forward()).unwrap();
     forward.launch().unwrap();
-    let blocks =
-        BackwardBlockWork::OfKeys { heads: 1, order: QueryGradientSumOrder::Any, wide: false };
+    let blocks = BackwardBlockWork::OfKeys {
+        heads: 1,
+        order: QueryGradientSumOrder::Any,
+        wide: false,
+        last: LastRound::UNSHARED,
+    };
     let backward = BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
     let bytes = backward.scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
     let scratch = ScratchAddresses { any: any.address(), zeroed: zeroed.address() };
     let launches = backward.prepare_launches(&memory.backward(), &scratch).unwrap();
-    assert_eq!(launches.steps().len(), 4);
+    assert_eq!(launches.steps().len(), 3);
     launches.launch().unwrap();
     device.synchronize().unwrap();
     let found = download_bytes(&memory.gradients[0]);

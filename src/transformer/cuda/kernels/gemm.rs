@@ -8,7 +8,6 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::KernelSpec;
 use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
 
-/// Kernels of the GEMMs with epilogues.
 pub const KERNELS: &[KernelSpec<EpilogueGemm>] = &[SWIGLU_GEMM, SWIGLU_BACKWARD_GEMM, ROPE_GEMM];
 
 /// Parameters of a GEMM with an epilogue: the model's extents and the device.

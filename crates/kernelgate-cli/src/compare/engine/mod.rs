@@ -80,7 +80,6 @@ struct RoundProgress {
 
 /// Facts of a comparison besides its cases.
 pub struct ComparisonFacts {
-    /// The device.
     pub device: String,
     /// Whether the builds were compiled with optimisation.
     pub optimised: bool,
@@ -121,7 +120,6 @@ pub fn build_sides_once(request: &ComparisonRequest, output: &Path) -> Result<()
     Ok(())
 }
 
-/// Runs a comparison.
 pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareError> {
     request.plan.check()?;
     let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;

@@ -314,7 +314,7 @@ impl ComparisonEngine<'_> {
         }
         if let Err(error) = file::write(&path, &run) {
             let cases = run.cases.into_keys().collect();
-            return Err(self.abandon_failed_bench(arm, bench, format!("failed to {error}"), cases));
+            return Err(self.abandon_failed_bench(arm, bench, error.to_string(), cases));
         }
         let driver = executable.driver;
         Ok(VerificationRun { run, path, took: started.elapsed(), driver, planned })
@@ -378,7 +378,7 @@ impl ComparisonEngine<'_> {
             }
         }
         if let Err(error) = file::write(&head.path, &head.run) {
-            self.progress.say(&format!("failed to {error}"));
+            self.progress.say(&error.to_string());
         }
     }
 

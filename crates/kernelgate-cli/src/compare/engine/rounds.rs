@@ -11,7 +11,6 @@ use kernelgate_cuda::CaseFailure;
 
 /// The reason for a case that the process neither timed, failed nor skipped.
 const NOT_LISTED_REASON: &str = "the bench did not list it";
-/// Processes of a block.
 pub const PROCESSES_PER_BLOCK: usize = 4;
 
 /// The build at a place of a block: base, head, head, base, and the reverse in every second block.

@@ -14,7 +14,6 @@ const NONEXISTENT_BRANCH: &str = "refs/heads/kernelgate-nothing";
 /// Folder below `.git` with the objects of a snapshot, which the user's repository lacks.
 const SNAPSHOT_STORE: &str = "kernelgate";
 
-/// A checkout.
 pub struct SnapshotCheckout {
     folder: PathBuf,
     source: GitRepository,
@@ -34,7 +33,6 @@ impl SnapshotCheckout {
         Ok(checkout)
     }
 
-    /// Folder for the objects of a snapshot.
     pub fn object_folder(&self) -> PathBuf {
         self.folder.join(".git").join(SNAPSHOT_STORE)
     }

@@ -80,7 +80,6 @@ struct CheckedOutRevision {
 /// Makes the sides of a comparison ready.
 #[derive(Clone, Copy)]
 pub struct SideBuilder<'a> {
-    /// The comparison.
     pub request: &'a ComparisonRequest,
     /// Folder that contains both sides.
     pub folder: &'a LockedFolder,

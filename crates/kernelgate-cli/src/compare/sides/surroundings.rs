@@ -36,7 +36,6 @@ impl PackageSurroundings {
         Self { top: top.to_owned(), names: [name("grandparent"), parent, repository] }
     }
 
-    /// Folder of the copy, in the folder of a side.
     pub fn folder_of_copy(&self, side: &Path) -> PathBuf {
         side.join(SIDE_SOURCES_FOLDER).join(self.names.iter().collect::<PathBuf>())
     }

@@ -112,7 +112,7 @@ fn read_own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, Strin
     match file::read(&trial.request.record) {
         Ok(run) => Ok(Some(run)),
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(format!("failed to {error}")),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -149,8 +149,8 @@ pub fn measure_listed_cases(
     }
     let contention =
         before.zip(after).and_then(|(before, after)| after.taken_by_others_since(&before));
-    let stored = store::read(&setup.work.join(CRITERION_STORE_FOLDER))
-        .map_err(|why| format!("failed to {why}"))?;
+    let stored =
+        store::read(&setup.work.join(CRITERION_STORE_FOLDER)).map_err(|why| why.to_string())?;
     let bench = trial.program.file_name().unwrap_or_default().to_string_lossy();
     let provenance = Provenance {
         commit: Some(trial.commit.trim_end_matches("+changes").to_owned()),

@@ -29,7 +29,7 @@ pub fn measure_by_protocol(
         Ok(run) if run.complete && status.success() => Some(run),
         Ok(run) if run.complete && status.code() == Some(1) && !run.failed.is_empty() => Some(run),
         Err(error) if error.is_not_found() && status.success() => None,
-        Err(error) if !error.is_not_found() => return Err(format!("failed to {error}")),
+        Err(error) if !error.is_not_found() => return Err(error.to_string()),
         _ => return Err(ended.process_failure()),
     };
     match read_response(&response_path(setup, TRIAL_REQUEST_FILE), trial)? {
@@ -55,7 +55,7 @@ fn read_response(path: &Path, trial: &TrialProcess<'_>) -> Result<BenchResponseB
     let response =
         file::read::<BenchResponse>(path).map_err(|error| match error.is_not_found() {
             true => "ended without a response".to_owned(),
-            false => format!("failed to {error}"),
+            false => error.to_string(),
         })?;
     check_requested_field("response", "bench", &response.bench, trial.bench())?;
     Ok(response.answer)
@@ -72,7 +72,7 @@ pub fn trial_command(
     leftovers::remove_path(&response).map_err(cannot_remove_record)?;
     let request =
         BenchRequest { response, action: RequestedAction::Trial(Box::new(trial.request.clone())) };
-    file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
+    file::write_unsynced(&path, &request).map_err(|error| error.to_string())?;
     leftovers::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
     let mut command = command_with_request(setup, trial, &path);
     let injection = &trial.injection;
@@ -119,7 +119,7 @@ pub fn ask_executable(
     let [path, answer_path] = ["request.json", "response.json"].map(|name| setup.work.join(name));
     leftovers::remove_path(&answer_path).map_err(cannot_remove_record)?;
     let request = BenchRequest { response: answer_path.clone(), action };
-    file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
+    file::write_unsynced(&path, &request).map_err(|error| error.to_string())?;
     let mut command = command_with_request(setup, trial, &path);
     command.stdout(Stdio::null());
     let ended = run_to_end(setup, &mut command, trial.timeout)?;

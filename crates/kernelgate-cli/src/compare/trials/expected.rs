@@ -24,7 +24,6 @@ pub struct ExpectedRun {
     definitions: BTreeMap<String, CaseDefinition>,
 }
 
-/// Definition of a case.
 #[derive(Debug, Clone, PartialEq)]
 struct CaseDefinition {
     revision: u32,

@@ -49,9 +49,7 @@ pub struct TrialProcess<'a> {
     pub injection: SideInjection,
     /// The way in which the process gets its request.
     pub driver: BenchDriver,
-    /// The request.
     pub request: &'a TrialRequest,
-    /// Timeout of the process.
     pub timeout: Duration,
 }
 
@@ -74,7 +72,6 @@ pub fn command_in_package(program: &Path, package: &Path) -> Command {
 
 /// How a process ended, and the part of its output that is kept.
 pub struct FinishedProcess {
-    /// Exit status of the finished process.
     pub status: ExitStatus,
     /// Standard output of the process, if it is piped.
     pub printed: CapturedText,

@@ -137,7 +137,7 @@ fn blocks_survive_as_columns_and_on_disk() {
     assert!(text.contains("\"keys\": [\"#0\"]"), "{text}");
     std::fs::write(&path, text.replace("bhbhbhbhbh", "bhbh")).unwrap();
     let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
-    insta::assert_snapshot!(error.replace(path.to_str().unwrap(), "FILE"), @"read FILE: invalid calibration: case w/f/a/cpu/hot: columns of different length");
+    insta::assert_snapshot!(error.replace(path.to_str().unwrap(), "FILE"), @"failed to read FILE: invalid calibration: case w/f/a/cpu/hot: columns of different length");
 }
 
 #[test]
@@ -180,16 +180,16 @@ fn numbers_that_nothing_can_have_recommended_are_refused_by_file_and_field() {
         errors.push('\n');
     }
     insta::assert_snapshot!(errors, @r"
-    read FILE: invalid calibration: recommended.relative is -1
-    read FILE: invalid calibration: recommended.relative is 5, which was not tried
-    read FILE: invalid calibration: recommended.contention_weight is -1000000000
-    read FILE: invalid calibration: recommended.contention_weight is 0.5, less than the plan's 2
-    read FILE: invalid calibration: recommended.budget_s is -1
-    read FILE: invalid calibration: plan.tolerated is -0.1
-    read FILE: invalid calibration: plan.power is 1
-    read FILE: invalid calibration: plan.false_alarms is 2
-    read FILE: invalid calibration: recommended.settle_blocks is 0
-    read FILE: invalid calibration: plan.max_blocks is 10001
+    failed to read FILE: invalid calibration: recommended.relative is -1
+    failed to read FILE: invalid calibration: recommended.relative is 5, which was not tried
+    failed to read FILE: invalid calibration: recommended.contention_weight is -1000000000
+    failed to read FILE: invalid calibration: recommended.contention_weight is 0.5, less than the plan's 2
+    failed to read FILE: invalid calibration: recommended.budget_s is -1
+    failed to read FILE: invalid calibration: plan.tolerated is -0.1
+    failed to read FILE: invalid calibration: plan.power is 1
+    failed to read FILE: invalid calibration: plan.false_alarms is 2
+    failed to read FILE: invalid calibration: recommended.settle_blocks is 0
+    failed to read FILE: invalid calibration: plan.max_blocks is 10001
     ");
 }
 

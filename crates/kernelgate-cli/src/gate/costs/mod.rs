@@ -96,7 +96,6 @@ impl CostGrowth {
 /// A bound of the package on a cost of a case, and whether it could be judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CostBound {
-    /// The case.
     pub case: String,
     /// The bounded cost.
     pub cost: CaseCost,
@@ -122,7 +121,6 @@ pub enum MissingCostReason {
 }
 
 impl MissingCostReason {
-    /// The reason in words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::OnHost => "there is no such cost on the CPU",
@@ -138,7 +136,6 @@ impl MissingCostReason {
 }
 
 impl CaseCost {
-    /// All costs.
     const ALL: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
 
     /// The key in `kernelgate.toml`.

@@ -199,7 +199,6 @@ impl OutputErrorPairs {
 /// All measures.
 const ERROR_FIGURES: [ErrorFigure; 2] = [ErrorFigure::RelativeL2, ErrorFigure::MaxError];
 
-/// Errors of one seed.
 struct SeedErrorPair {
     base: OutputErrors,
     head: OutputErrors,

@@ -20,7 +20,6 @@ const FIRST_ANALYSIS_WEIGHT: f64 = 0.25;
 /// Factor by which the number of pairs grows from one interim analysis to the next.
 const ANALYSIS_PAIRS_GROWTH: f64 = 1.4;
 
-/// An interim analysis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InterimAnalysis {
     /// Number of pairs after which the interim analysis takes place.

@@ -107,7 +107,6 @@ struct InterimTests<'a> {
     plan: &'a TestPlan,
     /// Level of the test of a single case that allows for the number of cases.
     level: f64,
-    /// Alpha spending of the tests for a change.
     change: &'a AlphaSpending,
     /// Alpha spending of the tests for the absence of a change.
     same: &'a AlphaSpending,

@@ -4,7 +4,6 @@ use super::{Arm, CaseTiming, TestPlan, TrialBlock};
 use kernelgate::stats::median;
 use kernelgate::stats::signed_rank::signed_rank_p_greater;
 
-/// Direction of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeDirection {
     Slower,

@@ -66,7 +66,6 @@ pub struct AcceptanceRule {
     pub less_verified: bool,
     /// Whether the rule accepts that its cases are removed.
     pub removed: bool,
-    /// The reason.
     pub reason: String,
     /// First digits of the commit of the baseline from which the growth is measured.
     pub baseline: Option<String>,

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use kernelgate::record::{Baseline, CaseRecord, CaseRun, Environment, ProcessRun, file};
+use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, file};
 use kernelgate::stats::change_points::{MIN_SEQUENCE_VALUES, noise_deviation as noise_of};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -48,7 +48,7 @@ fn history_query<'a>(
 fn all(root: &Path, order: &CommitOrder) -> Vec<CaseHistory> {
     let renamed = BTreeMap::new();
     case_histories(
-        &HistoryStore::at(root).index().unwrap(),
+        &HistoryStore::at(root).index().unwrap().0,
         &history_query(&CaseFilter::All, &renamed),
         order,
     )
@@ -121,7 +121,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     let names =
         BTreeMap::from([(HISTORY_CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
     let found = case_histories(
-        &store.index().unwrap(),
+        &store.index().unwrap().0,
         &history_query(&CaseFilter::Exact(odd.clone()), &names),
         &order,
     )
@@ -130,9 +130,12 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     assert_eq!((found.len(), times), (1, vec![1e6, 2e6]));
     assert_eq!(found[0].formerly, BTreeSet::from([HISTORY_CASE.to_owned()]));
     let circle = BTreeMap::from([(odd.clone(), "x".to_owned()), ("x".to_owned(), odd)]);
-    let error =
-        case_histories(&store.index().unwrap(), &history_query(&CaseFilter::All, &circle), &order)
-            .unwrap_err();
+    let error = case_histories(
+        &store.index().unwrap().0,
+        &history_query(&CaseFilter::All, &circle),
+        &order,
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("in a circle"), "{error}");
 }
 
@@ -146,14 +149,14 @@ fn runs_of_another_package_are_another_history() {
     let runs = [run_of(0, Some(package("one"))), run_of(1, Some(package("two"))), run_of(2, None)];
     runs.iter().for_each(|run| write(folder.path(), run));
     let (order, renamed, one) = (CommitOrder::new(commits), BTreeMap::new(), package("one"));
-    let index = HistoryStore::at(folder.path()).index().unwrap();
+    let index = HistoryStore::at(folder.path()).index().unwrap().0;
     let query = HistoryQuery { package: Some(&one), ..history_query(&CaseFilter::All, &renamed) };
     let found = case_histories(&index, &query, &order).unwrap();
     assert_eq!((found.len(), found[0].points.len()), (1, 2));
     assert_eq!(found[0].package.as_deref(), Some("one (Cargo.toml)"));
     assert_eq!(all(folder.path(), &order).len(), 3);
     let counts = [("one (Cargo.toml)".to_owned(), 1), ("two (Cargo.toml)".to_owned(), 1)];
-    assert_eq!(index.packages().unwrap(), counts.into());
+    assert_eq!(index.packages(), counts.into());
 }
 
 #[test]
@@ -169,20 +172,17 @@ fn other_devices_and_revisions_are_other_histories() {
     assert_eq!(all(folder.path(), &order).len(), 4);
     let (store, renamed) = (HistoryStore::at(folder.path()), BTreeMap::new());
     let joined = HistoryQuery { join_cards: true, ..history_query(&CaseFilter::All, &renamed) };
-    assert_eq!(case_histories(&store.index().unwrap(), &joined, &order).unwrap().len(), 3);
+    assert_eq!(case_histories(&store.index().unwrap().0, &joined, &order).unwrap().len(), 3);
 }
 
 #[test]
 fn only_the_last_runs_of_100_000_are_searched() {
     let (runs, commits) = (100_000, numbered_commits(1000));
     let folder = tempfile::tempdir().unwrap();
-    let mut index = HistoryIndex::open(&folder.path().join("history.sqlite")).unwrap();
     let example = &run(0, &commits[0], 0, 1e6);
-    let case = CaseRun::from_record(&example.cases[HISTORY_CASE]);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
         IndexedRun {
-            key: format!("{number}/bench"),
             process: "bench".to_owned(),
             package: None,
             started_ms: number as i64,
@@ -190,16 +190,16 @@ fn only_the_last_runs_of_100_000_are_searched() {
             card: "host".to_owned(),
             device: "a host".to_owned(),
             provenance: Provenance { commit: Some(commits[number / 100].clone()), dirty: false },
-            cases: [(HISTORY_CASE.to_owned(), (1, CaseRun { median_ns, ..case.clone() }))].into(),
+            cases: [(HISTORY_CASE.to_owned(), (1, median_ns))].into(),
         }
     };
-    let all = IndexedFolder {
-        folder: ("imported".to_owned(), "all".to_owned()),
-        modified: Some(1),
-        runs: (0..runs).map(process_run).collect(),
-        skipped: vec![],
-    };
-    index.replace(&[all]).unwrap();
+    let runs_of_all = (0..runs).map(process_run).collect();
+    let all = IndexedFolder { modified: 1, runs: runs_of_all, skipped: vec![] };
+    let mut index = HistoryIndex::default();
+    index.folders.insert("imported/all".to_owned(), all);
+    let path = folder.path().join("index");
+    assert!(index.write(&path));
+    let index = HistoryIndex::read(&path).unwrap();
     let (renamed, order) = (BTreeMap::new(), CommitOrder::new(commits));
     let found = case_histories(&index, &history_query(&CaseFilter::All, &renamed), &order).unwrap();
     let [history] = &found[..] else { panic!("{} histories", found.len()) };
@@ -224,7 +224,7 @@ fn other_files_are_named_and_a_broken_index_is_made_anew() {
     let store = HistoryStore::at(folder.path());
     let check = || {
         assert_eq!(all(folder.path(), &order)[0].points.len(), 1);
-        let skipped = store.skipped(&store.index().unwrap()).unwrap();
+        let skipped = store.skipped(&store.index().unwrap().0);
         let all = skipped.iter().map(|it| it.problem.clone()).collect::<Vec<_>>().join("\n");
         assert_eq!(skipped.len(), 3, "{all}");
         for words in ["cut short", "neither a run nor a baseline", "newer kernelgate"] {
@@ -232,7 +232,7 @@ fn other_files_are_named_and_a_broken_index_is_made_anew() {
         }
     };
     check();
-    let index = folder.path().join("history.sqlite");
+    let index = folder.path().join("history.index");
     let text = std::fs::read(&index).unwrap();
     for broken in [&b"not an index"[..], &text[..text.len() / 2], &[0; 5000]] {
         std::fs::write(&index, broken).unwrap();

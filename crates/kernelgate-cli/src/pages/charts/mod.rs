@@ -26,7 +26,6 @@ use crate::plot::ChartWithTitle;
 pub struct ChartFigure {
     /// Stem of the files: letters, digits, `-` and `_`.
     pub name: String,
-    /// The chart.
     pub chart: ChartWithTitle,
 }
 
@@ -41,7 +40,6 @@ impl ChartFigure {
 /// Charts of one kind.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChartGallery {
-    /// The charts.
     pub figures: Vec<ChartFigure>,
     /// Number of charts that were skipped because there were too many.
     pub left_out: usize,

@@ -14,7 +14,6 @@ pub struct CaseIdParts<'a> {
 }
 
 impl<'a> CaseIdParts<'a> {
-    /// The parts of the id of a case of a workload.
     pub fn parse(id: &'a str, workload: &str) -> CaseIdParts<'a> {
         let rest = id.strip_prefix(workload).and_then(|rest| rest.strip_prefix('/')).unwrap_or(id);
         let cached = rest.rsplit_once('/').filter(|(_, cache)| ["hot", "cold"].contains(cache));

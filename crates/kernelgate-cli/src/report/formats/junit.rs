@@ -14,7 +14,6 @@ use crate::report::cells;
 use crate::report::summary::{UnjudgedKind, VerdictSummary};
 use kernelgate::display::medium::JunitText;
 
-/// The verdicts as XML.
 pub fn xml(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
     for (name, words) in &summary.facts {

@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use anyhow::Context as _;
+
 use super::verified::VerifiedCases;
 use crate::verbs::shared::choice::{BenchClient, unexpected_response};
 use crate::verbs::shared::lock::lock_baseline;
@@ -11,7 +13,7 @@ use kernelgate::display::counted_noun;
 use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
 use kernelgate::record::numerics::{CONSTANT_DATA_SET, DataSetsByCase};
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{BaselineStore, Numerics, Provenance, RecordFileError, file};
+use kernelgate::record::{BaselineStore, Numerics, Provenance, file};
 use kernelgate::verify::OutputErrors;
 
 /// Verifies with `count` seeds, and records the errors after each seed. Each case is returned with
@@ -99,11 +101,11 @@ impl BenchErrors {
             started: kernelgate::record::current_timestamp(),
             environment: *environment,
             provenance: Provenance::detect_from_git(&store.root),
-            executable: file::content_hash_of_file(&executable.path).map_err(failed_file_error)?,
+            executable: file::content_hash_of_file(&executable.path)?,
             cases: BTreeMap::new(),
         };
         let path = store.seed_errors_path(bench);
-        file::check_writable(&path).map_err(failed_file_error)?;
+        file::check_writable(&path)?;
         if let Some(why) =
             recorded_numerics(&path)?.and_then(|there| incomparable_field(&there, &empty))
         {
@@ -176,7 +178,7 @@ impl BenchErrors {
                 known.one_data_set = self.data_sets.has_one_data_set(case);
             }
         }
-        file::write(&path, &record).map_err(failed_file_error)?;
+        file::write(&path, &record)?;
         self.seeds += usize::from(any);
         let most = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
         self.held = (most, record.cases.len());
@@ -213,7 +215,7 @@ impl BenchErrors {
 fn recorded_numerics(path: &Path) -> anyhow::Result<Option<Numerics>> {
     match file::read::<Numerics>(path) {
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(failed_file_error(error).context("remove it, and verify again")),
+        Err(error) => Err(error).context("remove it, and verify again"),
         Ok(there) => Ok(Some(there)),
     }
 }
@@ -224,10 +226,6 @@ fn incomparable_field(one: &Numerics, other: &Numerics) -> Option<&'static str> 
         return Some("executable");
     }
     one.environment.mismatches(&other.environment).first().map(|mismatch| mismatch.field)
-}
-
-fn failed_file_error(error: RecordFileError) -> anyhow::Error {
-    anyhow::anyhow!("failed to {error}")
 }
 
 /// Keeps the worst result: a case that failed with one seed has failed, and its errors are the

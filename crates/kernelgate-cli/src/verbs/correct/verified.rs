@@ -5,7 +5,6 @@ use kernelgate::protocol::VerifiedCase;
 /// Verified cases, and the error that ended the verification early: the cases are shown in any
 /// case.
 pub struct VerifiedCases {
-    /// The cases.
     pub rows: Vec<VerifiedCase>,
     /// A bench that broke after others had answered, or a record that cannot be written.
     pub broken: Option<anyhow::Error>,

@@ -79,7 +79,7 @@ pub fn run(arguments: &VerifyArguments, store: &BaselineStore) -> anyhow::Result
         let path = arguments.shard_output.clone().unwrap_or_else(usual);
         let record =
             verification_shard(arguments, (&client, store), (shard, broken.is_none()), &rows)?;
-        file::write(&path, &record).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        file::write(&path, &record)?;
         eprintln!("shard {shard} in {}: `kernelgate merge` takes it", printable_path(&path));
     }
     let exit = print_verified_cases(&rows, arguments.format, &arguments.choice.shard_words())?;
@@ -178,8 +178,7 @@ fn verification_shard(
     identity.insert("filter".to_owned(), choice.filter.clone().unwrap_or_default());
     identity.insert("seeds".to_owned(), arguments.seeds.to_string());
     for executable in &client.found.executables {
-        let hash = file::content_hash_of_file(&executable.path)
-            .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        let hash = file::content_hash_of_file(&executable.path)?;
         let name = format!("{}{}", VerificationShard::EXECUTABLE_HASH_NAME, executable.bench);
         identity.insert(name, hash);
     }

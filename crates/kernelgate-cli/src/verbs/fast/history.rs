@@ -182,12 +182,11 @@ fn report_imported_files(place: &HistoryStore, imported: &ImportResult) -> ExitR
 }
 
 /// Names on standard error the packages whose runs in the store are not used.
-fn warn_of_other_packages(index: &HistoryIndex, store: &BaselineStore) -> anyhow::Result<()> {
-    let Some(own) = &store.package else { return Ok(()) };
-    for (package, runs) in index.packages()?.into_iter().filter(|(it, _)| *it != own.to_string()) {
+fn warn_of_other_packages(index: &HistoryIndex, store: &BaselineStore) {
+    let Some(own) = &store.package else { return };
+    for (package, runs) in index.packages().into_iter().filter(|(it, _)| *it != own.to_string()) {
         sessions::report_unused_runs(runs, &package, own);
     }
-    Ok(())
 }
 
 /// Output of `--format json`.
@@ -210,12 +209,12 @@ fn show_history(
         rules_file::read_rules_of_folder(&store.root)?.renamed;
     renamed.extend(arguments.renamed.iter().cloned());
     let place = arguments.place.open_store_to_read(store)?;
-    let index = place.index()?;
-    if !index.is_kept() {
+    let (index, kept) = place.index()?;
+    if !kept {
         let root = printable_path(place.root());
         eprintln!("no index can be written in {root}: its records are read each time");
     }
-    warn_of_other_packages(&index, store)?;
+    warn_of_other_packages(&index, store);
     let order = CommitOrder::from_repository_around(&store.root, arguments.branch.as_deref())?;
     let find = |cases: &CaseFilter| {
         let query = HistoryQuery {
@@ -234,7 +233,7 @@ fn show_history(
         Some(found) if !found.is_empty() => found,
         _ => find(&CaseFilter::parse(arguments.case.as_deref(), false)?)?,
     };
-    let skipped = place.skipped(&index)?;
+    let skipped = place.skipped(&index);
     match arguments.format {
         HistoryFormat::Json => {
             print_json(&HistoryOutput { histories: &found, skipped: &skipped })?;

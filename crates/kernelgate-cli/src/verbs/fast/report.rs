@@ -114,7 +114,7 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
         history: history.as_ref(),
         verdict: verdict.as_ref(),
     };
-    let page = report::page(&content).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let page = report::page(&content)?;
     let kept = store.report_page();
     let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
     let index = folder.join("index.html");
@@ -126,12 +126,11 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
         files.push(("history.csv", csv.context("failed to write history.csv")?));
     }
     files.push(("index.html", page.html));
-    let failed = |error| anyhow::anyhow!("--out: failed to {error}");
-    let set = PreparedFileSet::new(folder).map_err(failed)?;
+    let set = PreparedFileSet::new(folder).context("--out")?;
     write_plots(&set.path().join("plots"), &page.figures)?;
-    files.into_iter().try_for_each(|(name, text)| set.add(name, text)).map_err(failed)?;
+    files.into_iter().try_for_each(|(name, text)| set.add(name, text)).context("--out")?;
     let absent: &[&str] = if history.is_some() { &[] } else { &["history.csv"] };
-    set.replace_file_set(absent).map_err(failed)?;
+    set.replace_file_set(absent).context("--out")?;
     println!("{}", printable_path(&index));
     Ok(ExitReason::Fine)
 }
@@ -149,8 +148,7 @@ fn write_result_tables(folder: &Path, measured: &ReportMeasurements) -> anyhow::
     let filled = pages_with_filled_tables(folder, measured)?;
     if !filled.is_empty() {
         let texts = filled.iter().map(|(path, text)| (path.as_path(), text.as_str()));
-        file::replace_files(texts)
-            .map_err(|error| anyhow::anyhow!("--results: failed to {error}"))?;
+        file::replace_files(texts).context("--results")?;
         filled.iter().for_each(|(path, _)| println!("{}", printable_path(path)));
         return Ok(ExitReason::Fine);
     }
@@ -159,7 +157,7 @@ fn write_result_tables(folder: &Path, measured: &ReportMeasurements) -> anyhow::
         pages.iter().try_for_each(|page| set.add(&page.file, &page.text))?;
         set.replace_file_set(&[])
     };
-    write().map_err(|error: RecordFileError| anyhow::anyhow!("--results: failed to {error}"))?;
+    write().context("--results")?;
     pages.iter().for_each(|page| println!("{}", printable_path(&folder.join(&page.file))));
     Ok(ExitReason::Fine)
 }
@@ -216,7 +214,7 @@ fn histories_from_store(
     store: &BaselineStore,
     measured: &ReportMeasurements,
 ) -> anyhow::Result<Option<CommitHistories>> {
-    let index = place.index()?;
+    let (index, _) = place.index()?;
     let order = CommitOrder::from_repository_around(&store.root, None)?;
     let query = HistoryQuery {
         package: store.package.as_ref(),
@@ -260,9 +258,9 @@ fn read_records_and_baselines(
                         "--runs {}: neither a run nor a baseline of kernelgate",
                         path.display()
                     ),
-                    Err(error) => anyhow::bail!("--runs: failed to {error}"),
+                    Err(error) => anyhow::bail!("--runs: {error}"),
                 },
-                Err(error) => anyhow::bail!("--runs: failed to {error}"),
+                Err(error) => anyhow::bail!("--runs: {error}"),
             }
         }
     }
@@ -298,10 +296,9 @@ fn write_plots(folder: &Path, figures: &[ChartFigure]) -> anyhow::Result<()> {
     let failed = || format!("--out: failed to write the plots into {}", folder.display());
     std::fs::create_dir_all(folder).with_context(failed)?;
     let write = |figure: &ChartFigure| -> anyhow::Result<()> {
-        let drawn = |error| anyhow::anyhow!("failed to {error}");
         let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
-        std::fs::write(path("svg"), figure.chart.svg().map_err(drawn)?).with_context(failed)?;
-        std::fs::write(path("png"), figure.chart.png().map_err(drawn)?).with_context(failed)
+        std::fs::write(path("svg"), figure.chart.svg()?).with_context(failed)?;
+        std::fs::write(path("png"), figure.chart.png()?).with_context(failed)
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
     let part = figures.len().div_ceil(threads).max(1);

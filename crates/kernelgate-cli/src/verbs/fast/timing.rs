@@ -146,7 +146,6 @@ fn overhead_table(report: &TimingMethodReport) -> TextTable {
     table
 }
 
-/// A table of bandwidths.
 fn bandwidth_table(limits: &DeviceLimits) -> TextTable {
     let mut table = TextTable::new(&["read", "written", "time", "rate", "fastest pass"]);
     for limit in &limits.memory {

@@ -27,7 +27,6 @@ pub struct ShardDivision {
     pub command: Vec<String>,
 }
 
-/// Verb of the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardVerb {
     /// `cargo bench`.

@@ -199,8 +199,7 @@ impl FollowedSubmission<'_> {
             (SHARD_SCRIPT, self.options.shard_script(&work, &self.places)),
             (MERGE_SCRIPT, self.options.merge_script(&work, &self.places, tolerance)),
         ] {
-            file::write_text(&folder.join(name), &script)
-                .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+            file::write_text(&folder.join(name), &script)?;
         }
         self.submit_shards(&(1..=self.options.shards).collect())
     }
@@ -311,8 +310,7 @@ impl FollowedSubmission<'_> {
     }
 
     fn save(&self) -> anyhow::Result<()> {
-        let saved = self.submission.save(&self.places.folder);
-        saved.map_err(|error| anyhow::anyhow!("failed to {error}"))
+        Ok(self.submission.save(&self.places.folder)?)
     }
 
     /// Exit code of the merge job, once it has ended.

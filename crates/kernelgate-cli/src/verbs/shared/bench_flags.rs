@@ -25,7 +25,6 @@ pub struct BenchFlags {
 }
 
 impl BenchFlags {
-    /// The choice.
     pub fn choice(&self) -> BenchChoice<'_> {
         let Self { bench, package, profile, dir } = self;
         let targets = BuildTargets { benches: bench, package: package.as_deref(), profile };

@@ -6,5 +6,5 @@ use kernelgate::record::FileLock;
 
 /// Locks a baseline file while it is read, changed and written.
 pub fn lock_baseline(path: &Path) -> anyhow::Result<FileLock> {
-    FileLock::acquire_for_file(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
+    Ok(FileLock::acquire_for_file(path)?)
 }

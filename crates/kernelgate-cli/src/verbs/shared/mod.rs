@@ -2,6 +2,7 @@
 
 pub mod bench_flags;
 pub mod choice;
+pub mod comparison;
 pub mod interrupt;
 pub mod lock;
 pub mod nvrtc;

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use anyhow::Context as _;
+
 use crate::fleet::task::shell_quoted;
 use clap::ValueEnum;
 use kernelgate::display;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::TextTable;
 use kernelgate::display::terminal;
-use kernelgate::record::RecordFileError;
 use kernelgate::record::file_set::PreparedFileSet;
 use kernelgate::record::text::{indent_lines, json_with_escaped_controls};
 
@@ -96,7 +97,7 @@ pub fn write_files<'a>(
         files.into_iter().try_for_each(|(name, text)| set.add(name, text))?;
         set.replace_file_set(absent)
     };
-    write().map_err(|error: RecordFileError| anyhow::anyhow!("--out: failed to {error}"))
+    write().context("--out")
 }
 
 /// Formats JSON so that terminals show it safely.

@@ -199,8 +199,7 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
     let runs = measurement.process_runs();
     let path = store.baseline_path(&measurement.device_folder(), name)?;
     let _lock = lock_baseline(&path)?;
-    let mut baseline = Baseline::open_or_empty(&path, name)
-        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let mut baseline = Baseline::open_or_empty(&path, name)?;
     anyhow::ensure!(
         runs.iter().any(|run| !run.cases.is_empty()),
         "no case was measured: there is nothing to add"
@@ -233,7 +232,7 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
     for record in store.numerics(runs)? {
         numerics::print_saved_errors(&record, baseline.add_seed_errors(&record));
     }
-    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&path, &baseline)?;
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
     println!(
         "{}, up to {most} runs each, in {}",
@@ -309,7 +308,7 @@ fn list_baselines(store: &BaselineStore, format: OutputFormat) -> anyhow::Result
         listed
             .iter()
             .filter_map(|row| row.error.as_ref())
-            .for_each(|error| println!("broken: failed to {}", printable_on_terminal(error)));
+            .for_each(|error| println!("broken: {}", printable_on_terminal(error)));
     }
     Ok(if broken { ExitReason::Usage } else { ExitReason::Fine })
 }
@@ -350,8 +349,7 @@ fn import_baseline(
     name: Option<&str>,
     force: bool,
 ) -> anyhow::Result<ExitReason> {
-    let mut baseline: Baseline =
-        file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let mut baseline: Baseline = file::read(from)?;
     anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
     let devices: std::collections::BTreeSet<String> =
         baseline.runs.values().map(|run| run.environment.baseline_folder_name()).collect();
@@ -375,7 +373,7 @@ fn import_baseline(
             from.display()
         );
     }
-    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&path, &baseline)?;
     println!("{} to {}", counted_noun(baseline.cases.len(), "case"), printable_path(&path));
     Ok(ExitReason::Fine)
 }
@@ -384,9 +382,8 @@ fn seal_baseline(path: &Path) -> anyhow::Result<ExitReason> {
     let path = &file::follow_link(path);
     // Without the file, reading it gives the most helpful error.
     let _lock = path.is_file().then(|| lock_baseline(path)).transpose()?;
-    let baseline: Baseline =
-        file::read_without_checksum(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let baseline: Baseline = file::read_without_checksum(path)?;
+    file::write(path, &baseline)?;
     let cases = counted_noun(baseline.cases.len(), "case");
     println!("sealed without change: {cases} in {}", printable_path(path));
     Ok(ExitReason::Fine)
@@ -398,7 +395,7 @@ fn export_csv(baseline: &Baseline, to: &Path) -> anyhow::Result<ExitReason> {
         Some("csv") => csv(baseline),
         _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
     };
-    file::write_text(to, &text).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write_text(to, &text)?;
     println!("{} to {}", counted_noun(baseline.cases.len(), "case"), printable_path(to));
     Ok(ExitReason::Fine)
 }

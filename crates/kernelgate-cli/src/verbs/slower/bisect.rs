@@ -1,16 +1,14 @@
 //! `kernelgate bisect`: finds the first slower commit, by paired comparisons.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::bisect::{self, Bisection, BisectionRequest, SearchEnd};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, PlanBasis, SideInjection, SideSource};
+use crate::compare::{ComparisonRequest, PlanBasis, SideSource};
 use crate::report;
+use crate::verbs::shared::comparison::ComparisonFlags;
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::{
-    BenchProcessSettings, ProcessTimeouts, ThresholdFlags, refuse_injected_changes,
-};
+use crate::verbs::shared::settings::refuse_injected_changes;
 use kernelgate::display::terminal;
 use kernelgate::exit::ExitReason;
 use kernelgate::record::BaselineStore;
@@ -26,29 +24,15 @@ pub struct BisectArguments {
     /// Revision at which the case is slow; a descendant of the good one
     #[arg(long, value_name = "REV", default_value = "HEAD")]
     bad: String,
-    /// Use only this bench binary (repeatable); once the bench of the case is known, no other is
-    /// built
-    #[arg(long, value_name = "NAME")]
-    bench: Vec<String>,
-    /// Use only benches of this package of the workspace
-    #[arg(short, long, value_name = "NAME")]
-    package: Option<String>,
     /// Time limit of the first comparison of a commit; a second and a third, if needed, take twice
     /// and four times as long
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
-    limits: ThresholdFlags,
-    #[command(flatten)]
-    timeouts: ProcessTimeouts,
+    flags: ComparisonFlags,
     /// Continue the last search, which was interrupted
     #[arg(long)]
     resume: bool,
-    /// Cargo profile of the builds
-    #[arg(long, value_name = "NAME", default_value = "bench")]
-    profile: String,
-    #[command(flatten)]
-    settings: BenchProcessSettings,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -56,29 +40,12 @@ pub struct BisectArguments {
 
 pub fn run(arguments: &BisectArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     refuse_injected_changes()?;
+    let basis = PlanBasis::Calibration(store.clone());
+    let folder = store.work.join("bisect");
     let comparison = ComparisonRequest {
         base: SideSource::Revision(arguments.good.clone()),
         head: SideSource::Revision(arguments.bad.clone()),
-        benches: arguments.bench.clone(),
-        member: arguments.package.clone(),
-        shard: None,
-        filter: None,
-        settings: arguments.settings.variables_without_shard(),
-        injection: SideInjection::default(),
-        affected: false,
-        profile_slower: false,
-        time_identical: false,
-        wait: arguments.timeouts.wait,
-        build_wait: arguments.timeouts.build_wait,
-        plan: arguments.limits.plan(PlanBasis::Calibration(store.clone()))?,
-        sampling: arguments.limits.sampling(),
-        budget: arguments.budget,
-        profile: arguments.profile.clone(),
-        resume: false,
-        package: store.root.clone(),
-        leave_out: Vec::new(),
-        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
-        folder: store.work.join("bisect"),
+        ..arguments.flags.request(store, basis, arguments.budget, folder)?
     };
     let request = BisectionRequest {
         good: arguments.good.clone(),

@@ -9,16 +9,15 @@ use anyhow::Context;
 
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, PlanBasis, PlanRequest, SideInjection, SideSource};
+use crate::compare::{ComparisonRequest, PlanBasis, SideSource};
 use crate::gate::calibration::{Calibration, CalibrationSummary, summarise_calibration};
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
+use crate::verbs::shared::comparison::ComparisonFlags;
 use crate::verbs::shared::output::{
     OutputFormat, arguments_of_process, print_json, shell_command_line,
 };
-use crate::verbs::shared::settings::{
-    BenchProcessSettings, ProcessTimeouts, ThresholdFlags, refuse_injected_changes,
-};
+use crate::verbs::shared::settings::refuse_injected_changes;
 use kernelgate::display::terminal;
 use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
@@ -29,14 +28,8 @@ pub struct CalibrateArguments {
     /// Use all cases whose id matches this regular expression; without it and without --axis a few
     /// cases are chosen by their time
     filter: Option<String>,
-    /// Use only this bench binary (repeatable)
-    #[arg(long, value_name = "NAME")]
-    bench: Vec<String>,
-    /// Use only benches of this package of the workspace
-    #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
-    package: Option<String>,
     /// Folder with bench executables, in place of a build of the working tree
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "package")]
     dir: Option<PathBuf>,
     /// Number of comparisons of an executable with itself
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
@@ -75,9 +68,7 @@ pub struct CalibrateArguments {
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     cases: usize,
     #[command(flatten)]
-    limits: ThresholdFlags,
-    #[command(flatten)]
-    timeouts: ProcessTimeouts,
+    flags: ComparisonFlags,
     /// Continue the last calibration, which was interrupted or ran out of time
     #[arg(long)]
     resume: bool,
@@ -89,11 +80,6 @@ pub struct CalibrateArguments {
         conflicts_with_all = ["filter", "bench", "dir", "resume", "shard"]
     )]
     merge: Vec<PathBuf>,
-    /// Cargo profile of the build
-    #[arg(long, value_name = "NAME", default_value = "bench")]
-    profile: String,
-    #[command(flatten)]
-    settings: BenchProcessSettings,
     /// File to write, also if the calibration is not complete [default:
     /// baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the
     /// target folder]
@@ -127,13 +113,18 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
     }
     check_arguments(arguments)?;
     let folder = store.work.join("calibrate");
-    let state = match arguments.settings.shard() {
+    let state = match arguments.flags.settings.shard() {
         Some(shard) => folder.join(format!("part-{}.json", shard.shard_file_label())),
         None => folder.join("state.json"),
     };
-    let plan = arguments.limits.plan(PlanBasis::Fixed(TestPlan::default()))?;
-    let measured = TestPlan::default().overridden_by(&plan.asked, plan.max_blocks);
-    let request = run_comparison(arguments, store, plan, folder);
+    let basis = PlanBasis::Fixed(TestPlan::default());
+    let request = ComparisonRequest {
+        base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
+        filter: arguments.filter.clone(),
+        time_identical: true,
+        ..arguments.flags.request(store, basis, arguments.budget, folder)?
+    };
+    let measured = TestPlan::default().overridden_by(&request.plan.asked, request.plan.max_blocks);
     let settings = CalibrationRequest {
         null: arguments.comparisons,
         layouts: arguments.layouts,
@@ -142,7 +133,7 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
         each: arguments.power_comparisons,
         single: arguments.single,
         sham: arguments.sham_comparisons(),
-        shard: arguments.settings.shard(),
+        shard: arguments.flags.settings.shard(),
         plan: measured,
         cases: arguments.cases,
         named: selects_cases(arguments),
@@ -159,9 +150,7 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
         }
         Err(error) => return Err(error.into()),
     };
-    let save = |path: &Path| {
-        file::write(path, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"))
-    };
+    let save = |path: &Path| file::write(path, &calibration);
     if left > 0 {
         arguments.output.as_deref().map(save).transpose()?;
         print_calibration(arguments.format, &calibration, &state)?;
@@ -171,7 +160,7 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
         );
         return Ok(ExitReason::Inconclusive);
     }
-    let otherwise = if arguments.settings.shard().is_some() {
+    let otherwise = if arguments.flags.settings.shard().is_some() {
         state
     } else {
         store.calibration_path(&calibration.environment.baseline_folder_name())
@@ -182,41 +171,8 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
     Ok(ExitReason::Fine)
 }
 
-/// Runs the comparison that a calibration repeats.
-fn run_comparison(
-    arguments: &CalibrateArguments,
-    store: &BaselineStore,
-    plan: PlanRequest,
-    folder: PathBuf,
-) -> ComparisonRequest {
-    ComparisonRequest {
-        base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
-        head: SideSource::WorkTree,
-        benches: arguments.bench.clone(),
-        member: arguments.package.clone(),
-        shard: None,
-        filter: arguments.filter.clone(),
-        settings: arguments.settings.variables_without_shard(),
-        injection: SideInjection::default(),
-        time_identical: true,
-        affected: false,
-        profile_slower: false,
-        wait: arguments.timeouts.wait,
-        build_wait: arguments.timeouts.build_wait,
-        plan,
-        sampling: arguments.limits.sampling(),
-        budget: arguments.budget,
-        profile: arguments.profile.clone(),
-        resume: false,
-        package: store.root.clone(),
-        leave_out: Vec::new(),
-        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
-        folder,
-    }
-}
-
 const fn selects_cases(arguments: &CalibrateArguments) -> bool {
-    arguments.filter.is_some() || arguments.settings.names_axes()
+    arguments.filter.is_some() || arguments.flags.settings.names_axes()
 }
 
 fn check_arguments(arguments: &CalibrateArguments) -> anyhow::Result<()> {
@@ -241,7 +197,7 @@ fn check_arguments(arguments: &CalibrateArguments) -> anyhow::Result<()> {
     refuse_injected_changes()?;
     CaseFilter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
-        arguments.settings.shard().is_none() || selects_cases(arguments),
+        arguments.flags.settings.shard().is_none() || selects_cases(arguments),
         "--shard needs a filter or --axis: which cases are short enough may differ from part to \
          part"
     );
@@ -274,8 +230,7 @@ pub fn save_and_print(
 fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
     let mut merged: Option<Calibration> = None;
     for path in files {
-        let read: Calibration =
-            file::read(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        let read: Calibration = file::read(path)?;
         match &mut merged {
             None => merged = Some(read),
             Some(merged) => {
@@ -303,7 +258,7 @@ fn write_calibration(
 ) -> anyhow::Result<PathBuf> {
     let usual = || store.calibration_path(&merged.environment.baseline_folder_name());
     let output = output.map_or_else(usual, Path::to_owned);
-    file::write(&output, merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&output, merged)?;
     Ok(output)
 }
 

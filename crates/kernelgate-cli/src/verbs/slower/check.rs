@@ -119,7 +119,6 @@ pub struct CheckArguments {
     dry_run: bool,
 }
 
-/// A check that runs.
 struct CheckRun<'a> {
     arguments: &'a CheckArguments,
     store: &'a BaselineStore,
@@ -435,7 +434,7 @@ impl CheckRun<'_> {
 
 /// Replaces a file of the set; on an error the file keeps its contents.
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    file::write_text(path, text).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
+    file::write_text(path, text).context("--out")
 }
 
 /// The exit code of a part; a code that this program does not have ends the check.

@@ -10,17 +10,13 @@ use anyhow::Context as _;
 use super::resources::check_architecture_name;
 use super::verdict::{VerdictFormat, VerdictOutput};
 use crate::compare::progress::parse_duration;
-use crate::compare::{
-    self, ComparisonOutcome, ComparisonRequest, PlanBasis, SideInjection, SideSource,
-};
+use crate::compare::{self, ComparisonOutcome, ComparisonRequest, PlanBasis, SideSource};
 use crate::gate::rules::rules_file::MAX_RULE_RATIO;
 use crate::report::formats::metrics;
 use crate::report::{comparison, verdicts};
+use crate::verbs::shared::comparison::ComparisonFlags;
 use crate::verbs::shared::output::{arguments_of_process, print_json, shell_command_line};
-use crate::verbs::shared::settings::{
-    BenchProcessSettings, ProcessTimeouts, ThresholdFlags, check_flag_range,
-    refuse_injected_changes,
-};
+use crate::verbs::shared::settings::{check_flag_range, refuse_injected_changes};
 use kernelgate::display::terminal;
 use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
@@ -46,23 +42,15 @@ pub struct CompareArguments {
     /// .gitignore names are always excluded
     #[arg(long, value_name = "PATH")]
     leave_out: Vec<PathBuf>,
-    /// Use only this bench binary (repeatable)
-    #[arg(long, value_name = "NAME")]
-    bench: Vec<String>,
-    /// Use only benches of this package of the workspace
-    #[arg(short, long, value_name = "NAME")]
-    package: Option<String>,
     /// Time limit of the measurement, after which undecided cases are inconclusive. The
     /// confirmation of slower cases may take as long again
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
-    limits: ThresholdFlags,
+    flags: ComparisonFlags,
     /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
     #[arg(long, value_name = "RATIO")]
     growth: Option<f64>,
-    #[command(flatten)]
-    timeouts: ProcessTimeouts,
     /// Also time cases whose executable is the same file on both sides, byte by byte
     #[arg(long)]
     time_identical: bool,
@@ -83,11 +71,6 @@ pub struct CompareArguments {
     /// Continue the last comparison, which was interrupted
     #[arg(long)]
     resume: bool,
-    /// Cargo profile of the builds
-    #[arg(long, value_name = "NAME", default_value = "bench")]
-    profile: String,
-    #[command(flatten)]
-    settings: BenchProcessSettings,
     /// File of the shard that `--shard` measures, for `kernelgate merge` [default: I-of-N.json in
     /// kernelgate/compare/shards/ of the target folder]
     #[arg(long, value_name = "FILE")]
@@ -140,37 +123,24 @@ pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Resul
         let has_form = matches!(format, VerdictFormat::Text | VerdictFormat::Json);
         anyhow::ensure!(has_form, "--kernels prints text or JSON only");
     }
-    let shard = arguments.settings.shard();
-    let folder = shard.map_or_else(
-        || store.work.join("compare"),
-        |shard| store.work.join("compare").join(shard.shard_file_label()),
-    );
-    let mut plan = arguments.limits.plan(PlanBasis::Calibration(store.clone()))?;
-    plan.asked.growth = arguments.growth;
-    let request = ComparisonRequest {
+    let (flags, shard) = (&arguments.flags, arguments.flags.settings.shard());
+    let folder = store.work.join("compare");
+    let folder = shard.map_or(folder.clone(), |shard| folder.join(shard.shard_file_label()));
+    let basis = PlanBasis::Calibration(store.clone());
+    let mut request = ComparisonRequest {
         base: source(arguments.base_dir.as_ref(), arguments.base.as_ref()),
         head: source(arguments.head_dir.as_ref(), arguments.head.as_ref()),
-        benches: arguments.bench.clone(),
-        member: arguments.package.clone(),
         shard,
         filter: arguments.filter.clone(),
-        settings: arguments.settings.variables(),
-        injection: SideInjection::default(),
+        settings: flags.settings.variables(),
         time_identical: arguments.time_identical,
         affected: arguments.affected,
         profile_slower: !arguments.no_profile,
-        wait: arguments.timeouts.wait,
-        build_wait: arguments.timeouts.build_wait,
-        plan,
-        sampling: arguments.limits.sampling(),
-        budget: arguments.budget,
-        profile: arguments.profile.clone(),
         resume: arguments.resume,
-        package: store.root.clone(),
         leave_out: absolute_path_list(&arguments.leave_out)?,
-        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
-        folder: folder.clone(),
+        ..flags.request(store, basis, arguments.budget, folder)?
     };
+    request.plan.asked.growth = arguments.growth;
     if let Some(output) = &arguments.build_only {
         compare::build_sides_once(&request, output)?;
         eprintln!("built into base/ and head/ of {}", printable_path(output));
@@ -191,7 +161,7 @@ pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Resul
     let again = shell_command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let mut summary = verdicts::summary(&outcome, &again);
     let own = || store.package.as_ref().map(|package| package.name.clone());
-    summary.package = arguments.package.clone().or_else(own);
+    summary.package = flags.package.clone().or_else(own);
     arguments.output.print_and_write(
         &verdicts::text(&outcome, terminal::terminal_columns()),
         &summary,
@@ -203,7 +173,7 @@ pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Resul
         store.work.join("compare/shards").join(format!("{}.json", kept.shard.shard_file_label()))
     };
     let path = arguments.shard_output.clone().unwrap_or_else(usual);
-    file::write(&path, &*kept).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&path, &*kept)?;
     eprintln!(
         "shard {} in {}: `kernelgate merge` decides when all {} are there",
         kept.shard,

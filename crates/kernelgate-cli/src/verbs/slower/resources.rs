@@ -50,7 +50,6 @@ pub struct ResourcesArguments {
 
 pub fn run(arguments: &ResourcesArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     let filter = CaseFilter::parse(arguments.filter.as_deref(), false)?;
-    let failed_to = |error| anyhow::anyhow!("failed to {error}");
     let mut bases: BTreeMap<&str, RunResources> = BTreeMap::new();
     for arch in &arguments.arch {
         check_architecture_name("--arch", arch)?;
@@ -61,7 +60,7 @@ pub fn run(arguments: &ResourcesArguments, store: &BaselineStore) -> anyhow::Res
                     true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
                     false => String::new(),
                 };
-                anyhow::anyhow!("failed to {error}{advice}")
+                anyhow::anyhow!("{error}{advice}")
             })?;
             keep_matching_kernels(&mut base, &filter);
             bases.insert(arch, base);
@@ -74,7 +73,7 @@ pub fn run(arguments: &ResourcesArguments, store: &BaselineStore) -> anyhow::Res
         let mut resources = compile_all_kernels(&found, arch, arguments, &running)?;
         if arguments.save {
             let path = path(store, arch);
-            resources.write(&path).map_err(failed_to)?;
+            resources.write(&path)?;
             let (count, path) = (resources.kernels.len(), printable_path(&path));
             println!("recorded in {path}: {count} kernel{}", if count == 1 { "" } else { "s" });
             continue;

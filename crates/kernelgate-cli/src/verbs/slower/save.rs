@@ -73,12 +73,11 @@ pub fn run(arguments: &SaveArguments, store: &BaselineStore) -> anyhow::Result<E
 /// Checks before anything is measured that baselines of that name can be read, and their folder
 /// written.
 fn check_baselines_writable(store: &BaselineStore, name: &str) -> anyhow::Result<()> {
-    let failed_to = |error| anyhow::anyhow!("failed to {error}");
     for (.., path) in store.baseline_files()?.iter().filter(|(_, there, _)| there == name) {
-        file::read::<Baseline>(path).map_err(failed_to)?;
-        file::check_writable(path).map_err(failed_to)?;
+        file::read::<Baseline>(path)?;
+        file::check_writable(path)?;
     }
-    file::check_writable(&store.baselines.join(name)).map_err(failed_to)
+    Ok(file::check_writable(&store.baselines.join(name))?)
 }
 
 /// Text on how to use the finished runs; empty if no run was finished.
@@ -128,9 +127,8 @@ fn measure_sessions(
 }
 
 fn check_baseline_writable(path: &Path, name: &str) -> anyhow::Result<()> {
-    Baseline::open_or_empty(path, name)
-        .and_then(|_| file::check_writable(path))
-        .map_err(|error| anyhow::anyhow!("failed to {error}"))
+    Baseline::open_or_empty(path, name)?;
+    Ok(file::check_writable(path)?)
 }
 
 /// Makes the baseline from the sessions: the first session replaces other runs of its cases, later
@@ -151,8 +149,7 @@ fn write_baseline(
     };
     let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
     let _lock = lock_baseline(&path)?;
-    let mut baseline = Baseline::open_or_empty(&path, &arguments.name)
-        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let mut baseline = Baseline::open_or_empty(&path, &arguments.name)?;
     let (first, others) = measurement.process_runs().split_at(of_first_session);
     for run in first {
         for replaced in baseline.runs_replaced_by(run, run.cases.keys().map(String::as_str)) {
@@ -174,7 +171,7 @@ fn write_baseline(
     for record in store.numerics(measurement.process_runs())? {
         numerics::print_saved_errors(&record, baseline.add_seed_errors(&record));
     }
-    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&path, &baseline)?;
     let cases: Vec<usize> = first
         .iter()
         .flat_map(|run| run.cases.keys())

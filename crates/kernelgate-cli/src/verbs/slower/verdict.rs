@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::pages::verdict;
-use crate::plot::PlotError;
 use crate::report::formats::metrics::{self, MetricsByCase};
 use crate::report::formats::{comment, junit};
 use crate::report::summary::VerdictSummary;
@@ -56,8 +56,7 @@ impl VerdictOutput {
     /// Looks before anything is measured: whether the folder that was asked for can be written.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(folder) = &self.out else { return Ok(()) };
-        file::check_writable(&folder.join("result.json"))
-            .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
+        file::check_writable(&folder.join("result.json")).context("--out")
     }
 
     /// Prints a result, then writes all its formats where asked for: what cannot be written costs
@@ -80,18 +79,17 @@ impl VerdictOutput {
             }
         }
         if let Some(folder) = &self.out {
-            let undrawn = |error: PlotError| anyhow::anyhow!("--out: failed to {error}");
             let mut files = vec![
                 ("comment.md", comment::markdown(summary)),
                 ("junit.xml", junit::xml(summary)),
                 ("result.json", json(result)?),
                 ("bmf.json", json(&metrics::bencher_metric_format(metrics))?),
                 ("smaller-is-better.json", json(&metrics::smaller_is_better_format(metrics))?),
-                ("report.html", verdict::page(summary).map_err(undrawn)?),
+                ("report.html", verdict::page(summary).context("--out")?),
             ];
             let figure = verdict::changes(summary);
             if let Some(figure) = &figure {
-                files.push((CHANGE_CHART_FILE, figure.chart.svg().map_err(undrawn)?));
+                files.push((CHANGE_CHART_FILE, figure.chart.svg().context("--out")?));
             }
             let absent: &[&str] = if figure.is_some() { &[] } else { &[CHANGE_CHART_FILE] };
             write_files(folder, files, absent)?;

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 pub struct BatchLaunchTime {
     /// Id of the case.
     pub case: String,
-    /// Samples of a launch.
     pub samples: u64,
     /// A launch, nanoseconds.
     pub launch_ns: f64,
@@ -83,7 +82,6 @@ impl BatchCurve {
         (rate / self.best_samples_per_s(), rate / self.batches[0].samples_per_s())
     }
 
-    /// The curve as a table of text.
     pub fn text(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
         let mut table = TextTable::new(&[
             "samples",

@@ -3,6 +3,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use kernelgate::exit::ExitReason;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
@@ -97,7 +98,6 @@ impl From<FailOnSeverity> for FindingSeverity {
 struct DiagnosesOutcome {
     /// Whether any question about a GPU was answered.
     answered: bool,
-    /// The worst finding.
     worst: Option<FindingSeverity>,
 }
 
@@ -317,8 +317,7 @@ fn load_trace(path: &Path, arguments: &DiagnoseArguments) -> anyhow::Result<Trac
 }
 
 fn write_diagnosis_page(file: &Path, page: Result<String, PlotError>) -> anyhow::Result<()> {
-    let page = page.map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
-    file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+    file::write_text(file, &page.context("--html")?).context("--html")?;
     eprintln!("page: {}", printable_path(file));
     Ok(())
 }

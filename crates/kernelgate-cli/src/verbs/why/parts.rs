@@ -129,7 +129,6 @@ impl LaunchParts {
         text
     }
 
-    /// The parts as JSON.
     pub fn json(&self) -> Value {
         let part = |part: &NetworkPartUse| {
             let measured = part.measured.as_ref();

@@ -185,7 +185,6 @@ fn batch_curves_of(profiled: &[RecordedProfile]) -> Vec<BatchCurve> {
     batch_curves(&profiled.iter().filter_map(batch_time_of_profile).collect::<Vec<_>>())
 }
 
-/// The recorded networks.
 fn recorded_networks(profiled: &[RecordedProfile]) -> Vec<RecordedNetwork> {
     let recorded = profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
     recorded.filter_map(ProfiledRecording::network).collect()

@@ -42,7 +42,7 @@ pub fn write_and_read_trace(
     folder: &Path,
 ) -> anyhow::Result<ProfiledRecording> {
     let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
-    file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(&path, &recording)?;
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let joined = JoinedTrace::new(&trace);

@@ -112,7 +112,6 @@ impl KernelStages {
         )
     }
 
-    /// The stages as JSON.
     pub fn json(&self) -> Value {
         let stage = |stage: &StageTime| {
             json!({

@@ -18,7 +18,6 @@ pub fn list_graph_nodes(
     Ok(nodes)
 }
 
-/// The type of a graph node.
 pub fn graph_node_type(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: a node of a graph that is alive; the pointer is valid.

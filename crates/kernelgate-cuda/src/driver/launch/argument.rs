@@ -32,7 +32,6 @@ pub enum KernelArgument {
     U64(u64),
     /// `float`.
     F32(f32),
-    /// A struct.
     Struct(StructArgumentBytes),
 }
 

@@ -23,16 +23,10 @@ use crate::regular_file;
 pub enum KernelImageError {
     /// The image file cannot be read.
     #[error("failed to read {path}: {cause}")]
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// Error of the system.
-        cause: std::io::Error,
-    },
+    Io { path: PathBuf, cause: std::io::Error },
     /// The driver does not load this kind of content.
     #[error("{name}: {problem}")]
     Unknown {
-        /// Name of the image.
         name: String,
         /// The kind of content found instead of an image, or the defect of the image.
         problem: &'static str,
@@ -40,9 +34,7 @@ pub enum KernelImageError {
     /// The image is shorter than its headers declare, so the driver would read beyond its end.
     #[error("{name}: is cut short: it has {bytes} bytes, and its headers declare {declared}")]
     CutShort {
-        /// Name of the image.
         name: String,
-        /// Bytes that are there.
         bytes: usize,
         /// Image size that the headers declare, bytes.
         declared: u64,
@@ -55,7 +47,6 @@ impl From<KernelImageError> for BackendError {
     }
 }
 
-/// Kind of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelImageKind {
     /// Machine code for one architecture, if the file names it: "sm_90".
@@ -125,7 +116,6 @@ impl KernelImage {
         }
     }
 
-    /// Kind of the image.
     pub const fn image_kind(&self) -> &KernelImageKind {
         &self.kind
     }

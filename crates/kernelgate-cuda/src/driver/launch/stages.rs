@@ -32,7 +32,6 @@ impl StageClockedKernel {
         self.symbol
     }
 
-    /// Stages of the kernel.
     pub const fn stage_names(&self) -> &'static [&'static str] {
         self.stages
     }

@@ -9,10 +9,8 @@ use cudarc::driver::sys;
 use crate::BackendError;
 use crate::driver::status::failed;
 
-/// Elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorMapElement {
-    /// bf16.
     Bf16,
     /// IEEE half.
     F16,
@@ -44,7 +42,6 @@ const STRIDE_LIMIT: u64 = 1 << 40;
 /// by the row's last three bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorBoxes {
-    /// Elements of the tensor.
     pub element: TensorMapElement,
     /// Batches, matrices, rows and columns; columns are a multiple of a box's.
     pub extents: [u64; 4],

@@ -58,7 +58,6 @@ impl LoadedKernels {
         Arc::clone(&kernel.launched)
     }
 
-    /// Adds a shape that a kernel is loaded for.
     pub(crate) fn add_launch_shape(&self, name: &str, shape: Launch) {
         let mut loaded = self.lock_list();
         let kernel = loaded.kernels.get_mut(name).filter(|it| !it.shapes.contains(&shape));

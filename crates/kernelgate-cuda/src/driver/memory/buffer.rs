@@ -21,7 +21,6 @@ impl DeviceBuffer {
         Self { slice: Arc::new(slice), staging }
     }
 
-    /// Address of the buffer on the device.
     pub fn address(&self) -> u64 {
         self.slice.device_ptr(self.slice.stream()).0
     }

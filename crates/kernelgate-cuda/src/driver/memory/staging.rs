@@ -12,7 +12,6 @@ use rayon::prelude::*;
 use crate::BackendError;
 use crate::driver::status::failed;
 
-/// Bytes of a block.
 const STAGING_BLOCK_BYTES: usize = 16 << 20;
 /// Bytes that one task copies on the host.
 const COPIED_PIECE_BYTES: usize = 1 << 19;

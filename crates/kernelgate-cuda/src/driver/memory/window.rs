@@ -17,7 +17,6 @@ pub enum L2LineTreatment {
 pub struct L2Window {
     /// Start address.
     pub address: u64,
-    /// Bytes of the window.
     pub bytes: usize,
     /// Handling of the lines in the window.
     pub lines: L2LineTreatment,

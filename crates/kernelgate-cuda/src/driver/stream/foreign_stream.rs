@@ -35,12 +35,7 @@ pub enum StreamError {
     NoContext,
     /// The driver does not know the handle.
     #[error("{handle:?} is no stream that lives: {error}")]
-    NoStream {
-        /// The handle.
-        handle: RawStream,
-        /// Error of the driver.
-        error: String,
-    },
+    NoStream { handle: RawStream, error: String },
     /// The device failed.
     #[error(transparent)]
     Backend(#[from] BackendError),

@@ -54,7 +54,6 @@ impl JoinedStreams {
         Ok(Self { ours: Arc::clone(device.stream()), theirs, there: event()?, back: event()? })
     }
 
-    /// The stream.
     pub const fn stream(&self) -> RawStream {
         self.theirs
     }

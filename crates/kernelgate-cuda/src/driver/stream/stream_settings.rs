@@ -35,7 +35,6 @@ pub struct StreamSettings {
 }
 
 impl StreamSettings {
-    /// Reads the current settings.
     pub(crate) fn read_current(stream: &CudaStream) -> StreamSettings {
         let read = |(id, _)| {
             get(stream, id).ok().map(|value| to_settable_attribute(id, attribute_bytes(value)))

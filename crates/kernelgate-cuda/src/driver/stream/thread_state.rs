@@ -6,7 +6,7 @@ use std::ptr;
 use cudarc::driver::{CudaContext, DriverError, sys};
 
 use crate::BackendError;
-use crate::case_failure::CaseFailure;
+use crate::CaseFailure;
 use crate::driver::device::Device;
 use crate::driver::status::failed;
 

@@ -66,7 +66,6 @@ pub(crate) fn context_of_stream(stream: RawStream) -> Result<sys::CUcontext, Dri
     Ok(context)
 }
 
-/// The context of a stream is current.
 #[must_use = "the context is current until this is dropped"]
 pub(crate) struct CurrentContext {
     pushed: bool,

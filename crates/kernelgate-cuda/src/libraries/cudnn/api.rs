@@ -25,7 +25,6 @@ impl From<CudnnRefusal> for BackendError {
     }
 }
 
-/// Kind of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnDescriptorKind {
@@ -39,11 +38,9 @@ pub enum CudnnDescriptorKind {
     ExecutionPlan = 5,
     /// Descriptor of a pointwise operation on tensors.
     PointwiseOperation = 13,
-    /// A graph of operations.
     OperationGraph = 15,
     /// Descriptor of the addresses of a plan's tensors.
     VariantPack = 16,
-    /// A tensor.
     Tensor = 17,
     /// Precision of a GEMM.
     Matmul = 18,
@@ -60,7 +57,6 @@ pub enum CudnnDescriptorKind {
 /// An attribute of a cuDNN descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-#[expect(missing_docs, reason = "cuDNN's own names")]
 pub enum CudnnAttribute {
     PointwiseMode = 0,
     PointwiseMathPrecision = 1,
@@ -107,7 +103,6 @@ pub enum CudnnAttribute {
 /// Type of a tensor's elements, or of a computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-#[expect(missing_docs, reason = "the types' own names")]
 pub enum CudnnDataType {
     F32 = 0,
     F16 = 2,
@@ -145,7 +140,6 @@ pub enum CudnnPointwiseMode {
 /// Function of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-#[expect(missing_docs, reason = "named by what they do")]
 pub enum OperationDescriptor {
     Add = 0,
     Maximum = 3,
@@ -159,7 +153,6 @@ const CUDNN_HEURISTIC_MODE_A: u32 = 3;
 pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_HANDLE.
     Handle(&'a CudnnHandle),
-    /// CUDNN_TYPE_DATA_TYPE.
     DataType(CudnnDataType),
     /// CUDNN_TYPE_BOOLEAN.
     Flag(bool),

@@ -16,7 +16,6 @@ const TENSOR_ALIGNMENT_BYTES: i64 = 16;
 /// Extents and strides of a tensor, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorLayout {
-    /// Extents.
     pub extents: [i64; 4],
     /// Distance in elements between consecutive indices of each axis.
     pub strides: [i64; 4],
@@ -80,7 +79,6 @@ impl CudnnOperationGraph {
         self.add_tensor(layout, data_type, Some(A::TensorIsVirtual))
     }
 
-    /// Adds a scalar tensor with a value.
     pub fn add_scalar_tensor(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
         let tensor = self.add_tensor(
             TensorLayout::contiguous([1; 4]),

@@ -22,7 +22,6 @@ pub enum MatrixDtype {
 }
 
 impl MatrixDtype {
-    /// Bytes of an element.
     pub const fn element_bytes(self) -> usize {
         match self {
             Self::E4m3 | Self::E5m2 | Self::I8 => 1,

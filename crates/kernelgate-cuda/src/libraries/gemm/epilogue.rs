@@ -21,7 +21,6 @@ pub enum GemmEpilogue {
     Bias,
     /// Adds the bias, if there is one, and applies a function.
     Activation {
-        /// The function.
         function: GemmActivation,
         /// Whether the epilogue adds a bias before the activation.
         bias: bool,
@@ -31,7 +30,6 @@ pub enum GemmEpilogue {
     },
     /// Multiplies the result by the derivative of a function, for the aux of its forward pass.
     ActivationGradient {
-        /// The function.
         function: GemmActivation,
         /// Whether the sum of D over its rows is written: the gradient of the bias.
         bias_gradient: bool,

@@ -10,24 +10,13 @@ use crate::libraries::lt::LtError;
 pub enum GemmError {
     /// m, n, k or the batch count is zero.
     #[error("a GEMM of {m} x {n}, k = {k}, batch {batch_count} is empty")]
-    Empty {
-        /// Rows of D.
-        m: usize,
-        /// Columns of D.
-        n: usize,
-        /// Length of the sums.
-        k: usize,
-        /// GEMMs in the batch.
-        batch_count: usize,
-    },
+    Empty { m: usize, n: usize, k: usize, batch_count: usize },
     /// A leading dimension is shorter than a row.
     #[error("matrix {matrix} has rows of {row} elements and a leading dimension of {ld}")]
     LeadingDimension {
         /// Name of the matrix: `A`, `B`, `C` or `D`.
         matrix: char,
-        /// Leading dimension of the matrix in elements.
         ld: usize,
-        /// Elements of a row.
         row: usize,
     },
     /// The result matrices of a batched GEMM overlap.
@@ -39,67 +28,31 @@ pub enum GemmError {
         stride: usize,
         /// Distance from one row of the matrix to the next, elements.
         ld: usize,
-        /// Rows of D.
         m: usize,
-        /// Columns of D.
         n: usize,
     },
     /// cuBLASLt has no GEMM of these dtypes.
     #[error("cuBLASLt multiplies no {a} by {b} into {d}{}", if *.tf32 { " in TF32" } else { "" })]
-    Dtypes {
-        /// Dtype of A.
-        a: MatrixDtype,
-        /// Dtype of B.
-        b: MatrixDtype,
-        /// Dtype of D.
-        d: MatrixDtype,
-        /// Whether TF32 is requested.
-        tf32: bool,
-    },
+    Dtypes { a: MatrixDtype, b: MatrixDtype, d: MatrixDtype, tf32: bool },
     /// cuBLASLt lacks this epilogue for this dtype.
     #[error("cuBLASLt has no epilogue {epilogue:?} for results in {d}")]
-    Epilogue {
-        /// The epilogue.
-        epilogue: GemmEpilogue,
-        /// Dtype of D.
-        d: MatrixDtype,
-    },
+    Epilogue { epilogue: GemmEpilogue, d: MatrixDtype },
     /// A scale belongs to a matrix that is not fp8.
     #[error("matrix {matrix} is {dtype}: only fp8 matrices have a scale or an amax")]
     Scale {
         /// `A`, `B` or `D`.
         matrix: char,
-        /// Dtype of the matrix.
         dtype: MatrixDtype,
     },
     /// Sums of integers are scaled by integers.
     #[error("alpha = {alpha} and beta = {beta} must be integers for sums in i32")]
-    Scalars {
-        /// Factor of the product.
-        alpha: f32,
-        /// Factor of C.
-        beta: f32,
-    },
+    Scalars { alpha: f32, beta: f32 },
     /// The heuristic of cuBLASLt proposes no algorithm.
     #[error("cuBLASLt has no algorithm for a GEMM of {m} x {n}, k = {k}: {status}")]
-    NoAlgorithm {
-        /// Rows of D.
-        m: usize,
-        /// Columns of D.
-        n: usize,
-        /// Length of the sums.
-        k: usize,
-        /// Status of the library.
-        status: LtError,
-    },
+    NoAlgorithm { m: usize, n: usize, k: usize, status: LtError },
     /// The library failed.
     #[error("cuBLASLt failed to {action}: {status}")]
-    Library {
-        /// The call.
-        action: &'static str,
-        /// Status of the library.
-        status: LtError,
-    },
+    Library { action: &'static str, status: LtError },
     /// A launch lacks an address that the description asks for.
     #[error("a launch of this GEMM needs the address of {0}")]
     MissingOperand(&'static str),

@@ -123,7 +123,6 @@ impl CublasLtLanes {
         })
     }
 
-    /// The CUDA stream of a lane.
     pub fn stream_of_lane(&self, lane: usize) -> &Arc<CudaStream> {
         &self.lanes[lane].stream
     }

@@ -8,9 +8,7 @@ use crate::libraries::lt::Attribute;
 /// the epilogue and scales do not need are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GemmOperands<A = u64> {
-    /// A.
     pub a: A,
-    /// B.
     pub b: A,
     /// Address of matrix C, if it differs from D.
     pub c: Option<A>,
@@ -69,7 +67,6 @@ impl<A: Copy> GemmOperands<A> {
 }
 
 impl<A: Copy> From<[A; 3]> for GemmOperands<A> {
-    /// A, B and D.
     fn from([a, b, d]: [A; 3]) -> Self {
         Self::new(a, b, d)
     }

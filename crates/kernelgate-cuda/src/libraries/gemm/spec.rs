@@ -33,11 +33,8 @@ pub struct GemmSpec {
     pub n: usize,
     /// Length of the sums.
     pub k: usize,
-    /// Dtype of A.
     pub a: MatrixDtype,
-    /// Dtype of B.
     pub b: MatrixDtype,
-    /// Dtype of D.
     pub d: MatrixDtype,
     /// Whether f32 matrices are rounded to TF32, for the tensor cores.
     pub tf32: bool,
@@ -53,7 +50,6 @@ pub struct GemmSpec {
     pub ldc: Option<usize>,
     /// Distance from one row of D to the next, elements.
     pub ldd: Option<usize>,
-    /// GEMMs in the batch.
     pub batch_count: usize,
     /// Distance from one matrix A of the batch to the next, elements; 0 if all products share one
     /// A.

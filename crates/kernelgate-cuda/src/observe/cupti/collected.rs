@@ -219,7 +219,6 @@ fn record_layout() -> Layout {
         .expect("the size and alignment are constants")
 }
 
-/// Gives CUPTI a buffer.
 pub extern "C" fn give_cupti_buffer(
     buffer: *mut *mut u8,
     size: *mut usize,

@@ -19,10 +19,8 @@ use super::activity::{GraphNodeRecord, RangeRecord, RecordedActivity};
 use super::range;
 use crate::BackendError;
 
-/// Extent of a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordingExtent {
-    /// Kernels.
     Kernels,
     /// Operations on a GPU: kernels, copies and memory sets.
     Operations,

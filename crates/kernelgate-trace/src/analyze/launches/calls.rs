@@ -35,7 +35,6 @@ impl LaunchCalls {
         }
     }
 
-    /// Sets the launch call of an operation.
     pub fn set_launch_call(&mut self, all: &AllOperations<'_>, id: OperationId, call: LaunchCall) {
         let index = id as usize;
         self.lead.set_row(index, all.start(id).wrapping_sub(call.start));
@@ -48,7 +47,6 @@ impl LaunchCalls {
         self.call_of_operation(all.start(id), id)
     }
 
-    /// The launch of an operation with this start.
     pub fn call_of_operation(&self, start: i64, id: OperationId) -> Option<LaunchCall> {
         let index = id as usize;
         let thread = self.thread.get(index)?.checked_sub(1)?;

@@ -52,7 +52,6 @@ pub fn open_inside_ranges(
     Ok(trace.and_then(|trace| restrict::restrict_to_ranges(&trace, pattern)))
 }
 
-/// An open range.
 #[derive(Debug, Clone, Copy)]
 struct OpenRange {
     path: RangePathId,

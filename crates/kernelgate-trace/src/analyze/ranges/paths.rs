@@ -29,14 +29,12 @@ impl Default for RangePathTree {
 /// The path of every range of a trace in memory.
 #[derive(Debug, Clone, Default)]
 pub struct PathOfEachRange {
-    /// The paths.
     pub paths: RangePathTree,
     /// The path of each range, its own name last.
     pub of_range: Vec<RangePathId>,
 }
 
 impl PathOfEachRange {
-    /// The paths of the ranges of a trace.
     pub fn new(trace: &Trace) -> Self {
         let ranges = &trace.ranges;
         let mut all =
@@ -62,7 +60,6 @@ impl PathOfEachRange {
 }
 
 impl RangePathTree {
-    /// The path of a range name inside a parent path.
     pub fn path_inside(&mut self, parent: RangePathId, name: NameId) -> RangePathId {
         let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
         *self.known.entry((parent, name)).or_insert_with(|| {
@@ -101,7 +98,6 @@ impl RangePathTree {
         a
     }
 
-    /// The parent of a path.
     pub fn parent_path(&self, path: RangePathId) -> RangePathId {
         self.nodes[path as usize].0
     }

@@ -146,7 +146,6 @@ fn rows_of_kept_operations(
     kept
 }
 
-/// The rows to keep.
 fn rows_to_keep(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
     let kept = (0..count).filter(|&row| keep(row));
     kept.map(|row| u32::try_from(row).expect("fewer than 2^32 rows")).collect()

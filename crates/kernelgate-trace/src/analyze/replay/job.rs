@@ -22,7 +22,6 @@ use crate::analyze::replay::{
 pub struct CollectiveMember {
     /// Index into the traces of the job.
     pub trace: usize,
-    /// Operation of the member.
     pub operation: OperationId,
     /// When the operation starts, in the job's time.
     pub start: i64,

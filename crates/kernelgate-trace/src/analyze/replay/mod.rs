@@ -27,10 +27,8 @@ const NO_OPERATION: u32 = u32::MAX;
 /// stream may wait for another stream.
 const MIN_WAIT_FOR_STREAM_NS: i64 = 1_000;
 
-/// A call that waits for the GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuWaitCall {
-    /// The thread.
     pub thread: u32,
     /// Time at which the host entered the call, nanoseconds.
     pub start: i64,
@@ -93,7 +91,6 @@ impl ReplayedHostTime<'_> {
 }
 
 impl ReplayChange<'_> {
-    /// No change.
     pub const NO_CHANGE: ReplayChange<'static> = ReplayChange {
         length: &|_, ns| ns,
         launches: true,
@@ -188,7 +185,6 @@ impl<'a> OperationDependencies<'a> {
         Some(of)
     }
 
-    /// The previous operation on the stream of an operation.
     fn previous_on_stream(&self, id: OperationId) -> Option<OperationId> {
         operation_with_lower_id(id, self.step.at(id as usize))
     }
@@ -402,7 +398,6 @@ impl<'a> OperationDependencies<'a> {
         Some((id, self.launch_call(id)?))
     }
 
-    /// The operations.
     pub fn all_operations(&self) -> AllOperations<'a> {
         self.all
     }
@@ -493,7 +488,6 @@ pub struct RunningReplay<'d, 'a> {
     by: PackedColumn<i64>,
     /// Thread and start of the last launch call: a graph's call launches several operations.
     last_call: (u32, i64),
-    /// The next launch call, with one of the operations that it launches.
     next_call: Option<(OperationId, LaunchCall)>,
     /// Positions in the operations by launch and by start, and in the waits.
     at: (usize, usize, usize),
@@ -558,7 +552,6 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
         launched.max(ready).map_or(0, |replayed| replayed - start)
     }
 
-    /// Sets the difference of an operation's end.
     pub fn set_end_difference(&mut self, id: OperationId, by: i64) {
         self.by.set_row(id as usize, by);
     }

@@ -43,7 +43,6 @@ impl UnitedSpans {
         self.length.iter().sum()
     }
 
-    /// The parts of the united spans inside of one span.
     fn parts_inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
         let count = self.start.len();
         let first = partition_point(count, |index| self.span_at(index).1 <= start);

@@ -51,7 +51,6 @@ impl IdleGaps {
         self.after.is_empty()
     }
 
-    /// One gap.
     pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<IdleGap> {
         let after = self.after.get(index)?;
         let from = |of: &PackedColumn<i64>| OperationId::from_number(after.number() - of.at(index));
@@ -69,7 +68,6 @@ impl IdleGaps {
         (index..self.len()).filter_map(|index| self.get(all, index))
     }
 
-    /// All gaps.
     pub fn iter<'a>(&'a self, all: &'a AllOperations<'_>) -> impl Iterator<Item = IdleGap> + 'a {
         self.from(all, 0)
     }
@@ -96,7 +94,6 @@ impl IdleGaps {
 pub struct DeviceActivity {
     /// Index into [`Trace::processes`].
     pub process: u32,
-    /// The device.
     pub device: u32,
     /// Start of the first operation and end of the last operation of an activity.
     pub span: (i64, i64),
@@ -104,7 +101,6 @@ pub struct DeviceActivity {
     pub busy_ns: i64,
     /// Idle times, in order.
     pub gaps: IdleGaps,
-    /// Operations of the activity.
     pub operations: usize,
 }
 

@@ -108,7 +108,6 @@ pub enum TimelinePiece {
         start: i64,
         /// Nanosecond after the last.
         end: i64,
-        /// Line of the piece.
         line: BusyTimeLine,
         /// The operation that determines the class of the piece: the earliest started one of that
         /// class.

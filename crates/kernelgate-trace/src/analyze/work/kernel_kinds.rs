@@ -11,15 +11,11 @@ use crate::analyze::classes::{CommunicationKind, short_function_name};
 /// Kind of work of a kernel, as far as its name shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KernelClass {
-    /// Attention in one kernel.
     Attention,
     /// Matrix multiplication and convolution.
     Matmul,
-    /// Softmax.
     Softmax,
-    /// Normalisation.
     Normalisation,
-    /// Reductions.
     Reduction,
     /// Communication between devices.
     Communication,
@@ -29,7 +25,6 @@ pub enum KernelClass {
     Optimizer,
     /// A kernel that computes a function of each element.
     Elementwise,
-    /// Pooling.
     Pooling,
     /// Sorting, scans and selection.
     Sorting,
@@ -138,7 +133,6 @@ fn class_of_generated_kernel(function: &str) -> Option<KernelClass> {
     }
 }
 
-/// ClassWords of a class.
 struct KernelClassWords {
     class: KernelClass,
     /// Text that is found anywhere in the lower-case name, namespaces included.

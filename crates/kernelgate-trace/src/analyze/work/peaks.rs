@@ -33,7 +33,6 @@ impl MatrixPrecision {
     }
 }
 
-/// Peaks of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DevicePeaks {
     /// 10^12 operations a second of FP64, FP32, TF32, FP16, FP8 and INT8; 0: not supported, or not

@@ -26,7 +26,6 @@ pub struct WorkAndTimeSum {
 }
 
 impl WorkAndTimeSum {
-    /// Adds an operator with the time of its kernels.
     pub fn add(&mut self, work: &OperatorWork, kernel_ns: i64, peaks: Option<&DevicePeaks>) {
         self.add_operator_calls(1, work, kernel_ns, peaks);
     }
@@ -140,18 +139,15 @@ impl RooflineLimit {
 /// An operator with the sums of all its calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperatorUtilization {
-    /// Name of the operator.
     pub name: String,
     /// Precision in which the operator multiplies.
     pub precision: Option<MatrixPrecision>,
-    /// Sums of the operator.
     pub sum: WorkAndTimeSum,
 }
 
 /// A range with the summed work of the operators inside it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeUtilization {
-    /// Path of the range.
     pub path: String,
     /// Time of all kernels that were launched in the range, nanoseconds.
     pub kernel_ns: i64,

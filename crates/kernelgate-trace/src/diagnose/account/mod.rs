@@ -21,7 +21,6 @@ use crate::analyze::timeline::iterations::{self, IterationEvidence};
 use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
 use crate::model::names::without_numbers_in_name;
 
-/// Ranges that are listed.
 const MAX_LISTED_RANGES: usize = 10;
 /// An iteration that takes at least this multiple of the median is unusual.
 const UNUSUAL_LENGTH_RATIO: i64 = 2;
@@ -90,7 +89,6 @@ pub struct DeviceIteration {
     /// Span of the iteration: from the start of its first operation to the start of the next
     /// iteration.
     pub span: (i64, i64),
-    /// Time of the iteration.
     pub account: TimeAccount,
 }
 
@@ -139,7 +137,6 @@ pub struct RangeTimeAccount {
     pub path: String,
     /// Ranges around the range.
     pub depth: usize,
-    /// Time of the range.
     pub account: TimeAccount,
 }
 
@@ -148,7 +145,6 @@ pub struct RangeTimeAccount {
 pub struct DeviceTimeAccount {
     /// Process id in the operating system.
     pub pid: i64,
-    /// The device.
     pub device: u32,
     /// Time account of the whole trace on the device.
     pub total: TimeAccount,
@@ -226,7 +222,6 @@ fn account_of_device(
 struct IterationCut<'a> {
     /// Start times of the iterations, and the end of the last iteration.
     cuts: &'a [i64],
-    /// Cuts that are over.
     over: usize,
     /// Since the last cut.
     now: TimeAccount,

@@ -35,7 +35,6 @@ impl FasterPart {
 /// The time that a hypothetical change would save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangeGain {
-    /// The change.
     pub change: FasterPart,
     /// The recorded time that the change removes, nanoseconds; `None` where it has no sum.
     pub removed_ns: Option<i64>,
@@ -43,7 +42,6 @@ pub struct ChangeGain {
     pub gain_ns: i64,
 }
 
-/// The critical path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CriticalPath {
     /// Time from the first start to the last end, nanoseconds.

@@ -43,7 +43,6 @@ pub struct TraceDifference {
 /// Total times of one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceTotals {
-    /// Recorder of the trace.
     pub recorder: String,
     /// The value of [`TraceSums::whole_ns`].
     pub whole_ns: i64,
@@ -92,7 +91,6 @@ impl AmountChange {
 pub struct TracePartChange {
     /// Kind of the part.
     pub part: TracePart,
-    /// Amount of the part.
     pub amounts: [CountAndTimes; 2],
 }
 
@@ -120,7 +118,6 @@ impl TracePartChange {
         self.total_change_ns() - self.change_by_count_ns()
     }
 
-    /// Change of the part.
     pub fn change(&self) -> AmountChange {
         let [base, head] = &self.amounts;
         let by_number = self.change_by_count_ns().abs() >= self.change_by_length_ns().abs();
@@ -199,7 +196,6 @@ fn describe_local_memory_change(base: &LaunchShape, head: &LaunchShape) -> &'sta
 pub struct RangePathChange {
     /// The path without numbers; "" is outside of all ranges.
     pub path: String,
-    /// The ranges.
     pub places: [RangePathSums; 2],
 }
 
@@ -215,7 +211,6 @@ impl RangePathChange {
 pub struct FunctionCallChange {
     /// The called function, and the range around the calls.
     pub site: CallSite,
-    /// The calls.
     pub calls: [FunctionCalls; 2],
 }
 

@@ -54,7 +54,6 @@ impl TracePartKind {
 /// A part of the whole, identified by a key that is equal in both traces.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TracePart {
-    /// Kind of the part.
     pub kind: TracePartKind,
     /// The kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
     pub name: String,
@@ -113,7 +112,6 @@ pub struct CallSite {
 /// Summed times of one trace, for a comparison.
 #[derive(Debug, Clone)]
 pub struct TraceSums {
-    /// Recorder of the trace.
     pub recorder: String,
     /// Machine and options of the trace.
     pub setup: TraceSetup,

@@ -13,7 +13,6 @@ use crate::diagnose::host::cause::{
 pub const MIN_WARNING_GAP_NS: i64 = MAX_START_LATENCY_NS;
 /// Gaps above this mean that the GPU waits for the host.
 pub const MIN_SEVERE_GAP_NS: i64 = 50_000;
-/// Transitions that are listed.
 const MAX_LISTED_TRANSITIONS: usize = 5;
 
 /// A class of gaps by their length.
@@ -71,7 +70,6 @@ pub struct OperationsAroundGap {
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    /// The longest.
     pub longest: (i64, i64),
 }
 

@@ -30,7 +30,6 @@ use crate::model::packed::PackedColumn;
 use crate::read::{CallRow, RangeOrCall, RangeRow};
 use crate::stats::{CountedGroupValues, GroupedSamples};
 
-/// Ranges of a path.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RangePathSum {
     /// How many.
@@ -59,7 +58,6 @@ impl FunctionCalls {
     }
 }
 
-/// An outermost range.
 #[derive(Debug, Clone, Copy)]
 pub struct OutermostRange {
     /// Index into [`Trace::processes`].
@@ -68,14 +66,12 @@ pub struct OutermostRange {
     pub start: i64,
     /// Time at which the range was closed, nanoseconds.
     pub end: i64,
-    /// Name of the range.
     pub name: NameId,
 }
 
 /// A range, kept if the caller needs every range.
 #[derive(Debug, Clone, Copy)]
 pub struct KeptHostRange {
-    /// Path of the range.
     pub path: RangePathId,
     /// Number of the innermost enclosing range, or [`NO_CALL`].
     pub around: u32,
@@ -103,7 +99,6 @@ pub struct HostActivitySummary {
     pub calls: usize,
     /// Number of ranges in the trace.
     pub ranges: usize,
-    /// Paths of ranges.
     pub paths: RangePathTree,
     /// Sum of the ranges of each path.
     pub of_path: Vec<RangePathSum>,
@@ -119,7 +114,6 @@ pub struct HostActivitySummary {
     launched_by: Vec<Option<NameId>>,
     /// The launch call of each operation.
     pub launches: LaunchCalls,
-    /// Host calls that wait for the GPU.
     pub wait_calls: Vec<GpuWaitCall>,
     /// Iterations of each process, by its ranges or marks.
     pub iterations: Vec<Option<HostIterationFinder>>,

@@ -35,7 +35,6 @@ struct LongRange {
     end: i64,
 }
 
-/// The longest ranges.
 #[derive(Debug, Default)]
 pub(in crate::diagnose) struct LongestRanges(Vec<LongRange>);
 

@@ -92,7 +92,6 @@ fn longer_span(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(i64, i64
 /// Waits in the ranges of a path.
 #[derive(Debug, Clone, Default)]
 pub struct WaitsInRanges {
-    /// The waits.
     pub sum: HostWaitSum,
     /// Number of the first range that contains such a wait.
     first: u32,
@@ -103,7 +102,6 @@ pub struct WaitsInRanges {
 /// Waits of a thread with the same number of launches before each.
 #[derive(Debug, Clone)]
 pub struct RegularWaits {
-    /// The waits.
     pub sum: HostWaitSum,
     /// Number of waits before the first one of these ranges.
     pub before: usize,

@@ -30,7 +30,6 @@ pub struct AttentionUse {
 }
 
 impl AttentionUse {
-    /// The use of one.
     pub const fn use_of_operation(&self, operation: AttentionOperation) -> &AttentionOperationUse {
         &self.operations[operation as usize]
     }

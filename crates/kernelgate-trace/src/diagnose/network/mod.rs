@@ -27,11 +27,9 @@ pub const MIN_LISTED_TIME_SHARE: f64 = 0.01;
 /// A kernel in one pass, on average over all passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelUsePerPass {
-    /// The kernel.
     pub name: String,
     /// Kind of work of the kernel, by its name.
     pub class: KernelClass,
-    /// Launches of a pass.
     pub launches: f64,
     /// Time of the launches of a pass, nanoseconds.
     pub kernel_ns: f64,
@@ -40,7 +38,6 @@ pub struct KernelUsePerPass {
 /// A phase in one pass, on average over all passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseUsePerPass {
-    /// The phase.
     pub phase: TrainingPhase,
     /// Passes in the trace.
     pub passes: usize,
@@ -71,7 +68,6 @@ pub struct NetworkPhases {
 }
 
 impl NetworkPhases {
-    /// A phase.
     pub fn use_in_phase(&self, phase: TrainingPhase) -> Option<&PhaseUsePerPass> {
         self.phases.iter().find(|of| of.phase == phase)
     }

@@ -34,7 +34,6 @@ impl TrainingPhase {
         }
     }
 
-    /// Phase and extent of a range, by its name.
     pub fn from_range_name(name: &str) -> Option<(TrainingPhase, PhaseExtent)> {
         let framework = [
             ("autograd::engine::evaluate_function", Self::Backward),

@@ -23,7 +23,6 @@ pub struct RankCollective {
     pub bytes: u64,
     /// Bytes that cross the link, by NCCL's convention.
     pub bus_bytes: f64,
-    /// The operation.
     pub operation: OperationId,
     /// Start time by the rank's own clock, nanoseconds.
     pub start: i64,
@@ -115,7 +114,6 @@ pub struct RankTrace {
     pub span: (i64, i64),
     /// Times of the rank from the start of its first operation to the end of its last operation.
     pub times: RankTimeParts,
-    /// Communicators of the rank.
     pub communicators: Vec<RankCommunicator>,
     /// The trace, which other parts may share.
     pub(super) recorded: Arc<RecordedOperations>,

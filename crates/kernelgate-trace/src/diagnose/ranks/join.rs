@@ -28,26 +28,20 @@ const MAX_SAME_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
 pub enum JobProblem {
     /// The trace ends early and could not be read completely.
     Cut {
-        /// The trace.
         trace: String,
         /// Place and reason where the file ends too early.
         why: String,
     },
     /// A trace without communication.
-    NoCommunication {
-        /// The trace.
-        trace: String,
-    },
+    NoCommunication { trace: String },
     /// A trace whose collectives belong to another job.
     OtherJob {
-        /// The trace.
         trace: String,
         /// The facts that differ.
         why: String,
     },
     /// Two traces of one rank; the second is not used.
     Duplicate {
-        /// The trace.
         trace: String,
         /// The trace that has the rank already.
         other: String,
@@ -61,16 +55,13 @@ pub enum JobProblem {
     },
     /// A rank's clock differs from the first rank's clock.
     Clock {
-        /// The trace.
         trace: String,
         /// Nanoseconds by which the clock is ahead.
         ahead_ns: i64,
     },
     /// A rank that recorded fewer collectives than others: another number of iterations.
     Unequal {
-        /// The trace.
         trace: String,
-        /// The communicator.
         communicator: String,
         /// Collectives with a partner on every rank.
         joined: usize,
@@ -78,12 +69,7 @@ pub enum JobProblem {
         own: usize,
     },
     /// The ranks of a communicator recorded different collectives.
-    NotJoined {
-        /// The communicator.
-        communicator: String,
-        /// The trace.
-        trace: String,
-    },
+    NotJoined { communicator: String, trace: String },
 }
 
 impl JobProblem {
@@ -141,7 +127,6 @@ impl JobProblem {
 pub struct RankCollectiveSum {
     /// Name of the rank: the declared rank, else the trace.
     pub name: String,
-    /// Trace of the rank.
     pub part: RankTrace,
     /// Time of the rank while all ranks were recorded.
     pub times: RankTimeParts,

@@ -22,7 +22,6 @@ const MAX_JOB_KERNELS: usize = 3;
 /// The time that a hypothetical change of the job would save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobChangeGain {
-    /// The change.
     pub change: String,
     /// Nanoseconds by which the change shortens the job.
     pub gain_ns: i64,

@@ -30,7 +30,6 @@ struct LaunchTotals {
     total_ns: i64,
 }
 
-/// A pair of neighbours.
 struct NeighbourPair {
     count: usize,
     /// Duration of both kernels of the pair, without the gap between them, nanoseconds.

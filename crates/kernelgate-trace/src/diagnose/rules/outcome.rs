@@ -16,7 +16,6 @@ pub(super) enum RuleOutcome {
 /// Data that a rule needs and the trace lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MissingData {
-    /// The missing data.
     pub reason: String,
     /// Advice on how to record the missing data.
     pub record: String,

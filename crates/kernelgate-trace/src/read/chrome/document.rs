@@ -42,7 +42,6 @@ const EVENT_KEYS: &[&[u8]] = &[
 pub(super) enum ChromePart<'a> {
     /// A field beside the events, with its value as written.
     Field(&'a str, &'a str),
-    /// An event.
     Event(&'a ChromeEvent<'a>),
     /// An element of the events that is well-formed and not an event.
     Other,

@@ -4,7 +4,6 @@ use gimli::{DebugLine, DebugLineOffset, EndianSlice, LittleEndian};
 use hashbrown::HashMap;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget};
 
-/// A line of a source file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SourceFileLine {
     pub file: String,
@@ -24,7 +23,6 @@ impl CubinLines {
         read_cubin_lines(binary).unwrap_or_default()
     }
 
-    /// The line of an instruction, by its offset in a kernel.
     pub fn source_line_of_instruction(&self, kernel: &str, offset: u64) -> Option<&SourceFileLine> {
         let lines = self.kernels.get(kernel)?;
         let behind = lines.partition_point(|(start, _)| *start <= offset);

@@ -24,7 +24,6 @@ impl<'a> ProtobufMessage<'a> {
         std::iter::from_fn(move || read_wire_field(&mut rest))
     }
 
-    /// The last value of the field with a number.
     fn last_field(self, number: u64) -> Option<WireValue<'a>> {
         self.all_fields().filter(|(of, _)| *of == number).map(|(_, value)| value).last()
     }

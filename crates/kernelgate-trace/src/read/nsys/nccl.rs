@@ -95,7 +95,6 @@ fn decode_nccl_payload(blob: &[u8], schemas: &PayloadSchemas) -> Option<NcclPayl
     Some(payload)
 }
 
-/// A call of NCCL.
 #[derive(Debug, Clone)]
 struct NcclCall {
     thread: i64,

@@ -60,7 +60,6 @@ pub(super) fn read_recording(path: &Path) -> Result<Trace, TraceError> {
 struct RecordingReader {
     builder: TraceBuilder,
     process: u32,
-    /// The recording's names.
     names: Vec<NameId>,
     unknown: NameId,
 }

@@ -54,7 +54,6 @@ struct ProgramState {
 }
 
 impl ProgramState {
-    /// Restores the contents.
     fn restore_contents(&self) -> Result<(), BackendError> {
         for (region, buffer) in &self.regions {
             if let Some(bytes) = region.uploaded(&self.inputs)? {

@@ -112,7 +112,6 @@ fn a_training_step_is_planned_without_a_gpu() {
     assert_eq!(program.steps().iter().filter(|step| step.is_gpu_command()).count(), 8);
 }
 
-/// Small integers, as f32.
 fn random_small_integers(count: usize, factor: usize, most: usize) -> Vec<f32> {
     (0..count).map(|i| (i * factor % (2 * most + 1)) as f32 - most as f32).collect()
 }

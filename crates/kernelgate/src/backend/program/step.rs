@@ -10,7 +10,6 @@ use kernelgate_cuda::{BackendError, Device, KernelSpec, Launch, LoadedKernel};
 use super::lanes::Lane;
 use super::operand::{Operand, Pointer};
 
-/// Loads a kernel.
 type LoadKernel = Box<dyn Fn(&Device) -> Result<LoadedKernel, BackendError>>;
 
 /// A kernel with everything that its build and its grid depend on.

@@ -32,7 +32,6 @@ use crate::workload::{Breakdown, BreakdownPart};
 
 /// Number of launches before the recorded ones.
 const WARM_UP_LAUNCHES: u32 = 3;
-/// Launches that are recorded.
 const RECORDED_LAUNCHES: u32 = 3;
 /// How long the streams of several GPUs are held at most while the host enqueues launches.
 const STREAM_HOLD: Duration = Duration::from_secs(1);
@@ -330,7 +329,6 @@ impl HeldDeviceStreams {
     }
 }
 
-/// Removes the kernels that held the streams.
 fn remove_blocking_kernels(trace: &mut RecordedActivity) {
     let RecordedActivity { kernels, names, .. } = trace;
     let holds = |kernel: &KernelRecord| {

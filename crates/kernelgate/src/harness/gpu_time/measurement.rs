@@ -130,7 +130,6 @@ impl GpuTimeState {
         Ok(())
     }
 
-    /// Attaches CUPTI.
     fn attach_cupti(&mut self) {
         match ActivityRecorder::start(RecordingExtent::Operations) {
             Ok(Some(recorder)) => self.recorder = Some(recorder),

@@ -84,8 +84,7 @@ impl CriterionRecording<'_> {
         ended: RecordAtExit,
     ) -> Result<ExitReason, String> {
         let Self { process, store, .. } = *self;
-        let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
-        let stored = criterion_store::read(&store.criterion).map_err(|error| failed_to(&error))?;
+        let stored = criterion_store::read(&store.criterion).map_err(|error| error.to_string())?;
         let complete = matches!(ended, RecordAtExit::Complete);
         let mut run = self.measured_run(&stored);
         if let RecordAtExit::Refused { case, error } = ended {
@@ -119,7 +118,7 @@ impl CriterionRecording<'_> {
             |path: &Path| ProcessRun { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
         let run = if let Some(path) = &process.record {
             let run = named(path);
-            file::write(path, &run).map_err(|error| failed_to(&error))?;
+            file::write(path, &run).map_err(|error| error.to_string())?;
             run
         } else {
             let path = invocation
@@ -210,7 +209,7 @@ fn save_run_baseline(store: &BaselineStore, run: &ProcessRun, name: &str) -> Res
     if run.cases.is_empty() {
         return Ok(());
     }
-    let unsaved = |error: &dyn std::fmt::Display| format!("baseline `{name}`: failed to {error}");
+    let unsaved = |error: &dyn std::fmt::Display| format!("baseline `{name}`: {error}");
     // Criterion takes any name.
     let path = store
         .baseline_path(&run.environment.baseline_folder_name(), name)

@@ -173,7 +173,7 @@ impl RunRecorder {
             let state = recorder.lock();
             eprintln!("\nfailed: {case}: {why}{}", state.saved_cases_text("; "));
             if let Err(error) = noted {
-                eprintln!("failed to {}", printable_on_terminal(&error.to_string()));
+                eprintln!("{}", printable_on_terminal(&error.to_string()));
             }
             std::process::exit(ExitReason::Regression as i32);
         });

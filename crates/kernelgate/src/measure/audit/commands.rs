@@ -10,7 +10,7 @@ use kernelgate_cuda::driver::graph_set::GraphSet;
 /// Fails if the launch enqueues no command.
 pub fn check_has_commands(commands: Option<&[usize]>) -> Result<(), TimingRefusal> {
     match commands.and_then(|commands| commands.iter().max()) {
-        Some(0) => Err(TimingRefusal::NothingEnqueued(RefusedSubject::Launch)),
+        Some(0) => Err(TimingRefusal::NothingEnqueued { subject: RefusedSubject::Launch }),
         _ => Ok(()),
     }
 }
@@ -55,7 +55,7 @@ mod tests {
         assert!(check_has_commands(Some(&[0, 1])).is_ok() && check_has_commands(None).is_ok());
         assert_eq!(
             check_has_commands(Some(&[0])),
-            Err(TimingRefusal::NothingEnqueued(RefusedSubject::Launch))
+            Err(TimingRefusal::NothingEnqueued { subject: RefusedSubject::Launch })
         );
     }
 

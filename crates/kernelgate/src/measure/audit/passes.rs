@@ -158,7 +158,9 @@ impl CriterionPasses {
                 self.waits = RoutineWaits::No;
                 let own_ns = (readings.least_ns - readings.nothing_ns).max(0.0);
                 if elapsed_ns <= readings.nothing_ns + MIN_SHARE_OF_LEAST_COMMAND * own_ns {
-                    return Err(TimingRefusal::NothingEnqueued(RefusedSubject::Routine));
+                    return Err(TimingRefusal::NothingEnqueued {
+                        subject: RefusedSubject::Routine,
+                    });
                 }
             }
             Some(false) if self.waits == RoutineWaits::Unknown => {
@@ -168,7 +170,7 @@ impl CriterionPasses {
                 if self.passes >= DECIDING_PASSES[DECIDING_PASSES.len() - 1] {
                     self.waits = RoutineWaits::Yes;
                     if !self.allowed.waits {
-                        return Err(TimingRefusal::Waits(RefusedSubject::Routine));
+                        return Err(TimingRefusal::Waits { subject: RefusedSubject::Routine });
                     }
                 }
             }
@@ -270,7 +272,7 @@ mod tests {
         let (held, why) = run(&nothing);
         assert_eq!(
             (held, why),
-            (vec![1], Some(TimingRefusal::NothingEnqueued(RefusedSubject::Routine)))
+            (vec![1], Some(TimingRefusal::NothingEnqueued { subject: RefusedSubject::Routine }))
         );
         // This routine stops enqueueing work after some passes.
         let (mut passes, mut refused) = (routine_passes(), None);
@@ -304,7 +306,7 @@ mod tests {
     fn a_routine_that_may_not_wait_is_refused_for_a_wait() {
         let grows = |pass: u32| 35e3 * f64::from(1_u32 << (pass - 1).min(20));
         let waits = SimulatedRoutine { held_ns: 18e3, free_ns: grows, waits: true, busy_us: 5 };
-        let refused = Some(TimingRefusal::Waits(RefusedSubject::Routine));
+        let refused = Some(TimingRefusal::Waits { subject: RefusedSubject::Routine });
         assert_eq!(
             run_simulated_routine(AllowedActions::ATTACHED_ROW, &waits),
             (vec![1, 3, 5], refused)

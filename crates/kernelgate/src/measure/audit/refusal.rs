@@ -3,15 +3,19 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Serialize, Serializer};
+
 use crate::backend::BackendError;
-use kernelgate_cuda::CaseFailure;
+use crate::backend::failure_facts::failure_with_facts;
 
 /// The code that is timed: a launch or a Criterion routine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum RefusedSubject {
     /// The refused code is a launch of an implementation.
+    #[serde(rename = "a launch")]
     Launch,
     /// The refused code is the routine of a Criterion bench.
+    #[serde(rename = "the routine")]
     Routine,
 }
 
@@ -41,14 +45,18 @@ fn rank_in_message(rank: usize) -> String {
 }
 
 /// The reason why a row or a routine has no time.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TimingRefusal {
     /// The code enqueues nothing on the timed stream.
     #[error(
-        "{0} enqueues nothing on the stream that is timed; what runs on another stream, or on the \
-         host, has no time here"
+        "{subject} enqueues nothing on the stream that is timed; what runs on another stream, or on \
+         the host, has no time here"
     )]
-    NothingEnqueued(RefusedSubject),
+    NothingEnqueued {
+        /// The code.
+        subject: RefusedSubject,
+    },
     /// The code enqueues nothing on one GPU of the set.
     #[error("a launch enqueues nothing on rank {rank} (GPU {gpu}): every GPU of a case takes part")]
     NothingOnRank {
@@ -101,6 +109,7 @@ pub enum TimingRefusal {
         /// The code.
         subject: RefusedSubject,
         /// The shortest such time of all repetitions.
+        #[serde(rename = "busy_s", serialize_with = "serialize_as_seconds")]
         busy: Duration,
     },
     /// Work on another stream, recorded by CUPTI.
@@ -157,8 +166,11 @@ pub enum TimingRefusal {
         call: String,
     },
     /// The code makes the host wait for the GPU.
-    #[error("{0} waits for the GPU: it synchronises, copies to the host, or frees memory")]
-    Waits(RefusedSubject),
+    #[error("{subject} waits for the GPU: it synchronises, copies to the host, or frees memory")]
+    Waits {
+        /// The code.
+        subject: RefusedSubject,
+    },
     /// The host waits for the GPU, or for room in the queue.
     #[error(
         "a launch waits for the GPU: it synchronises, copies to the host, or frees memory; or it is \
@@ -213,66 +225,31 @@ pub enum TimingRefusal {
 
 impl From<TimingRefusal> for BackendError {
     fn from(refusal: TimingRefusal) -> Self {
-        Self::NotTimed(refusal.failure())
+        Self::NotTimed(failure_with_facts(&refusal))
     }
 }
 
-impl TimingRefusal {
-    /// The refusal as a sentence, with its facts.
-    fn failure(&self) -> CaseFailure {
-        let failure = |kind: &str| CaseFailure::new(kind, self);
-        match self {
-            Self::NothingEnqueued(subject) => {
-                failure("nothing_enqueued").with_name("subject", subject)
-            }
-            Self::NothingOnRank { rank, gpu } => {
-                failure("nothing_on_rank").with_count("rank", *rank).with_count("gpu", *gpu)
-            }
-            Self::CommandsDiffer { rank, alone, together, launches } => failure("commands_differ")
-                .with_count("rank", *rank)
-                .with_count("alone", *alone)
-                .with_count("together", *together)
-                .with_count("launches", *launches),
-            Self::TooShort { subject, elapsed_ns, least_ns } => failure("too_short")
-                .with_name("subject", subject)
-                .with_number("elapsed_ns", *elapsed_ns)
-                .with_number("least_ns", *least_ns),
-            Self::WritesWhileHeld => failure("writes_while_held"),
-            Self::BusyAfterStream { subject, busy } => failure("busy_after_stream")
-                .with_name("subject", subject)
-                .with_number("busy_s", busy.as_secs_f64()),
-            Self::RecordedElsewhere { subject, operation } => failure("recorded_elsewhere")
-                .with_name("subject", subject)
-                .with_name("operation", operation),
-            Self::RecordedOnOtherGpu { subject, operation, gpu } => {
-                failure("recorded_on_other_gpu")
-                    .with_name("subject", subject)
-                    .with_name("operation", operation)
-                    .with_count("gpu", *gpu)
-            }
-            Self::WaitsForWorkElsewhere { elapsed_ns, held_ns } => {
-                failure("waits_for_work_elsewhere")
-                    .with_number("elapsed_ns", *elapsed_ns)
-                    .with_number("held_ns", *held_ns)
-            }
-            Self::AllocatesInOrder => failure("allocates_in_order"),
-            Self::Allocates { bytes } => failure("allocates").with_count("bytes", *bytes),
-            Self::WaitsIn { subject, call } => {
-                failure("waits_in").with_name("subject", subject).with_name("call", call)
-            }
-            Self::Waits(subject) => failure("waits").with_name("subject", subject),
-            Self::WaitsOrFillsQueue => failure("waits_or_fills_queue"),
-            Self::Reuses { more_ns, next_ns } => {
-                failure("reuses").with_number("more_ns", *more_ns).with_number("next_ns", *next_ns)
-            }
-            Self::ReusesInBatch { alone_ns, together_ns } => failure("reuses_in_batch")
-                .with_number("alone_ns", *alone_ns)
-                .with_number("together_ns", *together_ns),
-            Self::ComputedByReset => failure("computed_by_reset"),
-            Self::HostHeldUp => failure("host_held_up"),
-            Self::TooManyCommands { launches, commands } => failure("too_many_commands")
-                .with_count("launches", *launches)
-                .with_count("commands", *commands),
-        }
+fn serialize_as_seconds<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_facts_of_a_refusal_are_its_fields() {
+        let subject = RefusedSubject::Routine;
+        let busy = Duration::from_micros(1_500);
+        let refusal = TimingRefusal::BusyAfterStream { subject, busy };
+        let failure = failure_with_facts(&refusal);
+        assert_eq!(failure.kind, "busy_after_stream");
+        assert_eq!(failure.names, [("subject".to_owned(), "the routine".to_owned())].into());
+        assert_eq!(failure.numbers, [("busy_s".to_owned(), 0.0015)].into());
+        assert_eq!(failure.text, refusal.to_string());
+        let refusal = TimingRefusal::Reuses { more_ns: f64::INFINITY, next_ns: 2.0 };
+        let failure = failure_with_facts(&refusal);
+        assert_eq!(failure.numbers, [("next_ns".to_owned(), 2.0)].into());
+        assert_eq!(failure_with_facts(&TimingRefusal::HostHeldUp).kind, "host_held_up");
     }
 }

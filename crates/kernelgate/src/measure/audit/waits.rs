@@ -86,7 +86,7 @@ fn judge_delayed_launch(
         Some(LaunchStall::Call(call)) => {
             Err(TimingRefusal::WaitsIn { subject: RefusedSubject::Launch, call })
         }
-        Some(LaunchStall::Unknown) => Err(TimingRefusal::Waits(RefusedSubject::Launch)),
+        Some(LaunchStall::Unknown) => Err(TimingRefusal::Waits { subject: RefusedSubject::Launch }),
         None if may_fill => Ok(()),
         None => Err(TimingRefusal::WaitsOrFillsQueue),
     }
@@ -118,7 +118,7 @@ mod tests {
         for may_fill in [false, true] {
             assert_eq!(judge_delayed_launch(Some(LaunchStall::Queue), may_fill), Ok(()));
             let unknown = judge_delayed_launch(Some(LaunchStall::Unknown), may_fill);
-            assert_eq!(unknown, Err(TimingRefusal::Waits(RefusedSubject::Launch)));
+            assert_eq!(unknown, Err(TimingRefusal::Waits { subject: RefusedSubject::Launch }));
             let call =
                 judge_delayed_launch(Some(LaunchStall::Call("cuMemFree_v2".to_owned())), may_fill);
             let words = "a launch waits for the GPU in `cuMemFree_v2`";

@@ -24,7 +24,6 @@ const FLUSH_L2_MULTIPLE: u64 = 2;
 /// Bursts that can be in the queue together.
 pub const BURST_SLOTS: usize = 2;
 
-/// One GPU.
 struct TimedGpu {
     /// Timers of the stream, one for each burst in the queue.
     streams: [StreamTimer<StreamBlocker>; BURST_SLOTS],

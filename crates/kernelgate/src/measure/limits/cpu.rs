@@ -9,7 +9,6 @@ use pulp::{Arch, Simd, WithSimd};
 use super::fastest::PassWindows;
 use super::{CaseWork, DeviceLimits, MemoryLimit, MemoryTraffic};
 
-/// Bytes of a float.
 const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 /// Passes of each traffic that are measured at length, the fastest in a brief trial first.
 const LONG_TRIAL_PASSES: usize = 3;

@@ -37,7 +37,6 @@ impl WithSimd for OperationCount {
     }
 }
 
-/// Rounds of multiply-adds.
 struct MultiplyAddRounds;
 
 impl WithSimd for MultiplyAddRounds {

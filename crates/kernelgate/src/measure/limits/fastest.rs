@@ -27,7 +27,6 @@ pub struct PassWindows {
 const ALL_THREADS_REST: usize = usize::MAX;
 const THREAD_REST_TIME: Duration = Duration::from_millis(2);
 
-/// Time of a window.
 struct WindowTimes {
     /// Time until this thread had ended its passes, seconds.
     own_s: f64,

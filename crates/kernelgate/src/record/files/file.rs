@@ -59,7 +59,7 @@ const ABANDONED_FILE_AGE_WITHOUT_LOCKS: Duration = Duration::from_secs(3600);
 #[derive(Debug, thiserror::Error)]
 pub enum RecordFileError {
     /// An operation of the file system failed.
-    #[error("{action} {path}: {cause}")]
+    #[error("failed to {action} {path}: {cause}")]
     Io {
         /// "read", "write" or "lock".
         action: &'static str,
@@ -69,7 +69,7 @@ pub enum RecordFileError {
         cause: std::io::Error,
     },
     /// The file is not JSON, or is truncated.
-    #[error("read {path}: broken or cut short ({cause})")]
+    #[error("failed to read {path}: broken or cut short ({cause})")]
     Json {
         /// Which file.
         path: PathBuf,
@@ -77,7 +77,7 @@ pub enum RecordFileError {
         cause: serde_json::Error,
     },
     /// The file is JSON, but not a record of this kind.
-    #[error("read {path}: not a kernelgate {kind}")]
+    #[error("failed to read {path}: not a kernelgate {kind}")]
     Foreign {
         /// Which file.
         path: PathBuf,
@@ -86,7 +86,8 @@ pub enum RecordFileError {
     },
     /// A later version of this program wrote the file.
     #[error(
-        "read {path}: written by a newer kernelgate (schema {found}, this one reads up to {known})"
+        "failed to read {path}: written by a newer kernelgate (schema {found}, this one reads up \
+         to {known})"
     )]
     Newer {
         /// Which file.
@@ -98,8 +99,8 @@ pub enum RecordFileError {
     },
     /// An earlier version of this program wrote the file, in a format that is no longer read.
     #[error(
-        "read {path}: written by an older kernelgate (schema {found}, this one reads from \
-         {oldest}): record it again"
+        "failed to read {path}: written by an older kernelgate (schema {found}, this one reads \
+         from {oldest}): record it again"
     )]
     Older {
         /// Which file.
@@ -111,7 +112,8 @@ pub enum RecordFileError {
     },
     /// Another process held the lock for the whole waiting time.
     #[error(
-        "lock {path}: another process has held {lock} for {waited_s} s: wait for it, or end it"
+        "failed to lock {path}: another process has held {lock} for {waited_s} s: wait for it, or \
+         end it"
     )]
     Locked {
         /// Which file.
@@ -123,15 +125,15 @@ pub enum RecordFileError {
     },
     /// The content differs from the written content.
     #[error(
-        "read {path}: edited or merged after kernelgate wrote it (its checksum does not match); \
-         where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
+        "failed to read {path}: edited or merged after kernelgate wrote it (its checksum does not \
+         match); where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
     )]
     Edited {
         /// Which file.
         path: PathBuf,
     },
     /// The file has the right format, but impossible content.
-    #[error("{action} {path}: invalid {kind}: {problem}")]
+    #[error("failed to {action} {path}: invalid {kind}: {problem}")]
     Invalid {
         /// "read" or "write".
         action: &'static str,

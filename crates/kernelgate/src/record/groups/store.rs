@@ -47,8 +47,8 @@ pub struct BaselineStore {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A record file is unreadable or broken.
-    #[error("failed to {0}")]
-    File(RecordFileError),
+    #[error(transparent)]
+    File(#[from] RecordFileError),
     /// The text is not valid as a file name.
     #[error(
         "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
@@ -130,12 +130,6 @@ fn found_others_text(others: &[String]) -> String {
         " (found none)".to_owned()
     } else {
         format!(" (found: {})", others.join(", "))
-    }
-}
-
-impl From<RecordFileError> for StoreError {
-    fn from(error: RecordFileError) -> Self {
-        Self::File(error)
     }
 }
 

@@ -7,7 +7,6 @@ use kernelgate_cuda::driver::peers::PeerLink;
 
 /// Facts of which only the first number of a version counts.
 const FACTS_BY_MAJOR_VERSION: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
-/// Digits of a hash in a fingerprint.
 const FINGERPRINT_HASH_DIGITS: usize = 8;
 
 impl Environment {

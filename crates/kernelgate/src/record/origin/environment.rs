@@ -383,7 +383,7 @@ mod tests {
         std::fs::write(&path, twice).unwrap();
         let error = file::read::<ProcessRun>(&path).unwrap_err().to_string();
         let reason = "invalid run: a GPU that is listed twice at line 34 column 6";
-        assert_eq!(error, format!("read {}: {reason}", path.display()));
+        assert_eq!(error, format!("failed to read {}: {reason}", path.display()));
     }
 
     #[test]

@@ -13,7 +13,6 @@ pub(in crate::record) fn nonempty_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The working folder.
 pub(in crate::record) fn working_folder() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))
 }

@@ -2,7 +2,6 @@
 
 use super::super::super::finding::FindingEvidence;
 
-/// Messages that are shown.
 const MAX_SHOWN_MESSAGES: usize = 8;
 
 /// Why records are missing, as the recorder says.

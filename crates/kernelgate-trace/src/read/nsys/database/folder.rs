@@ -197,7 +197,6 @@ impl OpenRowGroup {
         Ok(Self { columns, left: rows })
     }
 
-    /// The next rows.
     fn next(&mut self) -> Result<Rows, ParquetError> {
         let count = self.left.min(DECODED_ROWS);
         let mut columns = Vec::with_capacity(self.columns.len());

@@ -92,7 +92,6 @@ impl Row<'_, '_> {
 #[cfg(feature = "parquet")]
 pub(super) const CELL: usize = 9;
 
-/// Value of a cell in a sorted row.
 #[cfg(feature = "parquet")]
 fn sorted_cell(row: &[u8], column: usize) -> ValueRef<'_> {
     let Some([kind, value @ ..]) = row.get(column * CELL..).and_then(<[u8]>::first_chunk::<CELL>)

@@ -175,7 +175,7 @@ fn an_invalid_record_replaces_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
     let invalid = TestRecord { values: Vec::new(), ..example_record() };
-    let expected = format!("write {}: invalid sample: no values", path.display());
+    let expected = format!("failed to write {}: invalid sample: no values", path.display());
     assert_eq!(write_new(&path, &invalid).unwrap_err().to_string(), expected);
     assert!(!path.exists());
     write(&path, &example_record()).unwrap();
@@ -189,7 +189,7 @@ fn a_failed_write_leaves_the_old_file() {
     let blocked = folder.path().join("file");
     std::fs::write(&blocked, "old").unwrap();
     let error = write(&blocked.join("below.json"), &example_record()).unwrap_err();
-    assert!(error.to_string().starts_with("write "), "{error}");
+    assert!(matches!(error, RecordFileError::Io { action: "write", .. }), "{error}");
     assert_eq!(std::fs::read_to_string(&blocked).unwrap(), "old");
 }
 
@@ -222,7 +222,7 @@ fn rejects_paths_that_are_not_regular_files() {
     std::os::unix::fs::symlink("/dev/null", &path).unwrap();
     let why = read::<RecordWithChecksum>(&path).unwrap_err().to_string();
     let reason = "it is no file but a device, a pipe or a socket";
-    assert_eq!(why, format!("read {}: {reason}", path.display()));
+    assert_eq!(why, format!("failed to read {}: {reason}", path.display()));
     assert!(content_hash_of_file(&path).is_err());
     std::fs::remove_file(&path).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -280,11 +280,14 @@ fn a_name_that_an_object_has_twice_is_refused() {
     assert_eq!(read_with("", "").unwrap(), run);
     let skipped = r#""skipped": {"a": "x", "a": "y"}"#;
     let refused = read_with(r#""skipped": {}"#, skipped).unwrap_err().to_string();
-    assert_eq!(refused, format!("read {}: invalid run: a field has a name twice", path.display()));
+    assert_eq!(
+        refused,
+        format!("failed to read {}: invalid run: a field has a name twice", path.display())
+    );
     let twice = r#""cores": 1, "os": "x", "cores": 2"#;
     let refused = read_with(r#""cores""#, &format!("{twice}, \"x\"")).unwrap_err().to_string();
     assert_eq!(
         refused,
-        format!("read {}: invalid run: environment has a name twice", path.display())
+        format!("failed to read {}: invalid run: environment has a name twice", path.display())
     );
 }
