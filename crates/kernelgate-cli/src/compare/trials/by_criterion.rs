@@ -181,6 +181,7 @@ pub fn measure_listed_cases(
     for id in absent.chain(requested) {
         skip(id, "it left no samples in Criterion's store (CRITERION_HOME)");
     }
+    let mut records = BTreeMap::new();
     for (id, case) in stored.cases.iter().filter(|(id, _)| is_requested(id)) {
         if listed.duplicates.contains(id) {
             skip(id, "more than one case of its bench has this id");
@@ -192,14 +193,25 @@ pub fn measure_listed_cases(
             let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
             record.samples.conditions.host_bound =
                 of_gpu.is_some_and(|of_gpu| of_gpu.samples.conditions.host_bound);
-            match record.validate() {
-                Ok(()) => drop(run.cases.insert(id.clone(), record)),
-                // Only this case is skipped; the other cases of the bench keep their times.
-                Err(why) => drop(skip(id, &format!("its samples cannot be recorded: {why}"))),
-            }
+            records.insert(id, record);
         }
     }
+    for (id, record) in records {
+        add_case_or_reason(&mut run, id, record);
+    }
     Ok(run)
+}
+
+/// Adds a case to a run; one that no run may hold is skipped with the reason, and the other cases of
+/// its bench keep their times.
+fn add_case_or_reason(run: &mut ProcessRun, id: &str, record: CaseRecord) {
+    match record.validate() {
+        Ok(()) => drop(run.cases.insert(id.to_owned(), record)),
+        Err(why) => {
+            let why = format!("its samples cannot be recorded: {why}");
+            run.skipped.insert(on_one_line(id), on_one_line(&why));
+        }
+    }
 }
 
 fn criterion_record(
@@ -255,4 +267,31 @@ pub fn overridden_sampling(
         }
     }
     settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::record::Environment;
+
+    #[test]
+    fn a_case_with_too_many_launches_is_skipped_and_the_others_stay() {
+        let stored = |iterations: &[u64]| StoredCriterionCase {
+            group: "simulated clock".to_owned(),
+            iterations: iterations.to_vec(),
+            times: vec![1e6; iterations.len()],
+            written: None,
+        };
+        let environment = Environment::cpu();
+        let provenance = Provenance { commit: None, dirty: false };
+        let mut run = ProcessRun::start_now("ops", "session", environment, provenance);
+        for (id, iterations) in [("endless", [u64::MAX, 2]), ("plain", [10, 20])] {
+            add_case_or_reason(&mut run, id, criterion_record(&stored(&iterations), 0.0, None));
+        }
+        assert_eq!(run.cases.keys().collect::<Vec<_>>(), ["plain"]);
+        assert_eq!(
+            run.skipped["endless"],
+            "its samples cannot be recorded: more launches than can be counted"
+        );
+    }
 }
