@@ -32,7 +32,7 @@ pub enum VersionQueryError {
     /// The executable takes too much memory.
     #[error("{0}")]
     OverMemory(String),
-    /// The executable prints more than an answer can have.
+    /// The executable printed more than a list of versions can have.
     #[error("asked for its version it printed more than {}", display::byte_text(MAX_PRINTED_BYTES))]
     TooLong,
     /// The executable ended with an error status.

@@ -21,7 +21,7 @@ const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
 /// A folder of records with its index.
 #[derive(Debug, Clone)]
 pub struct HistoryStore {
-    /// Folder of the store.
+    /// Root folder of the history store.
     root: PathBuf,
     /// Folder to which bench processes write their records: Path of [`RUNS_FOLDER`] in the store's
     /// folder, unless it is set otherwise.
@@ -54,7 +54,7 @@ impl HistoryStore {
         [RUNS_FOLDER, IMPORTED_FOLDER].iter().any(|part| root.join(part).is_dir())
     }
 
-    /// Folder of the store.
+    /// Root folder of the history store.
     pub fn root(&self) -> &Path {
         &self.root
     }

@@ -290,9 +290,9 @@ pub enum QuestionAnswer {
         /// How much.
         inspected: InspectedShare,
     },
-    /// The trace does not hold the answer.
+    /// The trace lacks the data that answers the question.
     CannotAnswer {
-        /// Why.
+        /// Reason why the question has no answer.
         reason: String,
         /// How to record what is missing; empty where there is nothing to record.
         record: String,

@@ -20,7 +20,7 @@ pub enum CollectiveKind {
     SendRecv,
     /// Barrier: the ranks wait for each other.
     Barrier,
-    /// The name does not show the collective.
+    /// A collective whose kernel name does not show its kind.
     Unknown,
 }
 

@@ -30,7 +30,8 @@ pub struct OperationPlace {
     pub stream: u64,
 }
 
-/// The columns that every operation of the GPU has. Times are nanoseconds of the trace's clock.
+/// Table columns that kernels, copies and other GPU operations have in common. Times are
+/// nanoseconds of the trace's clock.
 #[derive(Debug, Clone, Default)]
 pub struct OperationColumns {
     /// Start, nanoseconds.

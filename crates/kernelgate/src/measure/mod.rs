@@ -126,7 +126,7 @@ impl SampleConditions {
 /// Result of one more run of the timed graph or launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReplayResult {
-    /// How long it took, nanoseconds: of the GPU, or of all the host's threads.
+    /// Elapsed nanoseconds of the launches: of the GPU, or of all the host's threads.
     pub elapsed_ns: f64,
     /// SM clock during the replayed launch, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,

@@ -221,7 +221,8 @@ impl Baseline {
         found
     }
 
-    /// Takes over a run; of the runs that a case has, those to keep stay.
+    /// Adds a run to the baseline; of the earlier runs of its cases only those that `keep` accepts
+    /// stay.
     fn insert(&mut self, run: &ProcessRun, keep: impl Fn(&Self, &str) -> bool) {
         let run_key = self.unused_run_key(run);
         for (id, case) in &run.cases {

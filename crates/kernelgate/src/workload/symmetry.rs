@@ -183,8 +183,8 @@ fn negate_tensor(tensor: &Tensor) -> Tensor {
 
 /// Fills one slice from another of the same length, on all cores.
 fn map_in_parallel<T: Copy + Send + Sync>(to: &mut [T], from: &[T], f: impl Fn(T) -> T + Sync) {
-    const PIECE: usize = 1 << 16;
-    let pieces = to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
+    const ELEMENTS_PER_TASK: usize = 1 << 16;
+    let pieces = to.par_chunks_mut(ELEMENTS_PER_TASK).zip(from.par_chunks(ELEMENTS_PER_TASK));
     pieces.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, &from)| *to = f(from)));
 }
 

@@ -71,9 +71,10 @@ pub struct SideInstaller<'a> {
     pub running: &'a ChildProcess,
 }
 
-/// Copies executables into `side/bin` and asks each for its version. Asking means running, so only
-/// files with the mark of this harness are asked, and those named by the user. Plain Criterion
-/// benches are not asked for versions; executables that were not built here must be named.
+/// Copies executables into `side/bin` and asks each for its version. An executable is run to be
+/// asked, so only files with the mark of this harness and files that the user named are asked.
+/// Plain Criterion benches are not asked for versions; executables that were not built here must be
+/// named.
 ///
 /// # Errors
 /// Fails if a bench of this harness hangs or fails when it is asked, does not support trials

@@ -139,7 +139,7 @@ impl BenchErrors {
     }
 
     /// Cases with errors that had one data set, whatever the seed.
-    fn with_one_data_set(&self) -> impl Iterator<Item = &String> {
+    fn cases_with_one_data_set(&self) -> impl Iterator<Item = &String> {
         self.repeated.intersection(&self.cases).filter(|case| self.data_sets.has_one_data_set(case))
     }
 
@@ -205,7 +205,7 @@ impl BenchErrors {
         };
         let (seeds, cases) = (counted_noun(seeds, "seed"), counted_noun(cases, "case"));
         eprintln!("errors of {seeds} and {cases} are in {path}{more}");
-        if let one @ 1.. = self.with_one_data_set().count() {
+        if let one @ 1.. = self.cases_with_one_data_set().count() {
             eprintln!("with 1 data set, whatever the seed: {}", counted_noun(one, "case"));
         }
     }

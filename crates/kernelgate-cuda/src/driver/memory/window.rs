@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attribute_says_what_the_window_says() {
+    fn a_launch_attribute_has_the_address_size_and_share_of_its_window() {
         use sys::CUaccessProperty_enum as Property;
         let window = L2Window { address: 4096, bytes: 512, lines: L2LineTreatment::Keep(0.25) };
         let found = |window: L2Window| {

@@ -62,9 +62,9 @@ pub struct TracePart {
 /// Count and times of a part of a trace.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CountAndTimes {
-    /// How often.
+    /// Number of operations.
     pub count: usize,
-    /// How long in all, in nanoseconds; operations that run at once count each in full.
+    /// Sum of their durations, nanoseconds; operations that run at once count each in full.
     pub total_ns: i64,
     /// Nanoseconds in which this part ran and no operation that started earlier did. The `own_ns`
     /// of all parts add up to the whole time.

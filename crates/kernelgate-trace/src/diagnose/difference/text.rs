@@ -228,7 +228,7 @@ fn changed_path(change: &RangePathChange) -> &str {
     if change.path.is_empty() { "outside of all ranges" } else { &change.path }
 }
 
-/// How often and how long, and what of the change is due to which.
+/// Writes the counts and times that changed between two traces, each with the cause of its change.
 #[allow(clippy::cast_possible_truncation)]
 fn change_details_text(change: &TracePartChange) -> String {
     let [base, head] = &change.amounts;

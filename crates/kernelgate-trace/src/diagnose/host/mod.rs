@@ -32,9 +32,9 @@ use crate::stats::{CountedGroupValues, GroupedSamples};
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RangePathSum {
-    /// How many.
+    /// Number of ranges.
     pub count: usize,
-    /// How long in all, in nanoseconds of the host.
+    /// Sum of the durations of the ranges, nanoseconds of the host.
     pub host_ns: i64,
 }
 
@@ -43,7 +43,7 @@ pub struct RangePathSum {
 pub struct FunctionCalls {
     /// How many.
     pub count: usize,
-    /// How long in all, in nanoseconds of the host.
+    /// Sum of the durations, nanoseconds of the host.
     pub total_ns: i64,
     /// Whether the calls wait for the GPU.
     pub wait: bool,

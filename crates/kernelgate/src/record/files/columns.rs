@@ -54,7 +54,7 @@ pub fn serialize<T: Serialize, S: Serializer>(
     columns.serialize(output)
 }
 
-/// Adds the facts of a value, by their names.
+/// Adds the facts of a JSON value to `facts`, by the path of their field names.
 fn collect_facts(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
     match value {
         // An empty object counts as a fact.

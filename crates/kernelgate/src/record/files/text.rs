@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_the_same_without_what_acts() {
+    fn json_escapes_control_characters_and_keeps_its_values() {
         let plain = "{\n  \"a\": \"größe\"\n}".to_owned();
         assert_eq!(json_with_escaped_controls(plain.clone()), plain);
         let bad = "\u{9b}31m\u{202e}\u{2028}\u{7f}\u{ffff}\u{1b}\n";
