@@ -36,26 +36,51 @@ fn check(name: &str, title: &str, body: &str) {
     assert!(page == text, "docs/reference/{name} is stale: run {UPDATE}");
 }
 
-/// The long help of a command and of its subcommands, each in a section.
-fn sections(page: &mut String, command: &Command, name: &str) {
+/// The long help of a command as a block of text.
+fn help_block(command: &Command, name: &str) -> String {
     // The values of environment variables depend on this machine.
     let shown = command.clone().mut_args(|arg| arg.hide_env_values(true));
     let help = shown.bin_name(name).term_width(COLUMNS).render_long_help().to_string();
     let help: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
-    let _ = write!(page, "## {name}\n\n```text\n{}\n```\n\n", help.join("\n"));
-    for verb in command.get_subcommands().filter(|verb| verb.get_name() != "help") {
+    format!("```text\n{}\n```\n\n", help.join("\n"))
+}
+
+/// The subcommands of a command, without `help`.
+fn subcommands(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|verb| verb.get_name() != "help")
+}
+
+/// The long help of a command and of its subcommands, each in a section.
+fn sections(page: &mut String, command: &Command, name: &str) {
+    let _ = write!(page, "## {name}\n\n{}", help_block(command, name));
+    for verb in subcommands(command) {
         sections(page, verb, &format!("{name} {}", verb.get_name()));
     }
 }
 
 #[test]
-fn the_page_of_verbs_is_the_help() {
-    let mut page = String::new();
+fn the_pages_of_verbs_are_the_help() {
     // Building the command passes the global flags on to the verbs.
     let mut command = kernelgate_cli::verbs::command().version("VERSION");
     command.build();
-    sections(&mut page, &command, "kernelgate");
-    check("verbs.md", "Verbs and flags", &page);
+    let mut index = help_block(&command, "kernelgate");
+    let mut names = BTreeSet::new();
+    for verb in subcommands(&command) {
+        let (file, name) = (format!("{}.md", verb.get_name()), verb.get_name());
+        let _ = writeln!(index, "- [kernelgate {name}](verbs/{file})");
+        let title = format!("kernelgate {name}");
+        let mut page = help_block(verb, &title);
+        for part in subcommands(verb) {
+            sections(&mut page, part, &format!("{title} {}", part.get_name()));
+        }
+        check(&format!("verbs/{file}"), &title, &page);
+        names.insert(file);
+    }
+    check("verbs.md", "Verbs and flags", &index);
+    let files = std::fs::read_dir(docs().join("reference/verbs")).unwrap();
+    let files: BTreeSet<String> =
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(files, names, "pages of verbs that do not exist");
 }
 
 #[test]
