@@ -265,7 +265,7 @@ fn write_fused_program(run: &ExpertRun, programmatic: bool, keep: bool) -> Progr
     writer.program.end_range();
     for step in 0..run.steps {
         writer.program.begin_range(format!("Denoise_Step_{step}"));
-        self::write_denoising_step(&mut writer, caches, step, keep);
+        write_denoising_step(&mut writer, caches, step, keep);
         writer.program.end_range();
     }
     writer.program
