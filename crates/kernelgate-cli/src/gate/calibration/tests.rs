@@ -337,24 +337,19 @@ fn repeated_calibrations_add_up_and_others_are_refused() {
         (a.comparisons_of(ComparisonKind::Null).count(), a.injected_percents()),
         (6, vec![5.0])
     );
-    for (stranger, word) in [
-        (
-            Calibration {
-                identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]),
-                ..b.clone()
-            },
-            "base b",
-        ),
-        (Calibration { plan: TestPlan { relative: 0.5, ..b.plan }, ..b.clone() }, "thresholds"),
-        (
-            Calibration {
-                environment: Environment { threads: 99, ..Environment::cpu() },
-                ..b.clone()
-            },
-            "threads",
-        ),
-    ] {
-        let error = a.clone().merge(stranger).unwrap_err();
-        assert!(error.contains(word), "{error}");
-    }
+    let strangers = [
+        Calibration {
+            identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]),
+            ..b.clone()
+        },
+        Calibration { plan: TestPlan { relative: 0.5, ..b.plan }, ..b.clone() },
+        Calibration { environment: Environment { threads: 99, ..Environment::cpu() }, ..b.clone() },
+    ];
+    let threads = format!("`{}`", Environment::cpu().threads);
+    let errors = strangers.map(|stranger| a.clone().merge(stranger).unwrap_err().to_string());
+    insta::assert_snapshot!(errors.join("\n").replace(&threads, "`THREADS`"), @r"
+    base b is `hash` and `other`
+    thresholds is `TestPlan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: 24, false_alarms: 0.01, missed: 0.05, contention: 0.02, contention_weight: 2.0, power: 0.8, max_blocks: 10 }` and `TestPlan { relative: 0.5, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: 24, false_alarms: 0.01, missed: 0.05, contention: 0.02, contention_weight: 2.0, power: 0.8, max_blocks: 10 }`
+    threads is `THREADS` and `99`
+    ");
 }

@@ -243,63 +243,49 @@ mod tests {
 
     #[test]
     fn a_bad_file_is_reported_with_its_line_and_key() {
-        for (text, wanted) in [
-            ("[[threshold]]\ncases = 3", "line 2 (`cases = 3`): invalid type: integer `3`"),
-            (
-                "[[threshold]]\ncases = \"x\"\nrelativ = 1",
-                "line 3 (`relativ = 1`): unknown field `relativ`",
-            ),
-            (
-                "[[threshold]]\ncases = \"x\"\nrelative = -1",
-                "line 3 (`relative = -1`): relative: -1.0 is no number from 0 to 1000000",
-            ),
-            ("[[threshold]]\ncases = \"x\"\nrelative = nan", "relative: NaN is no number from 0"),
-            (
-                "[[threshold]]\ncases = \"x\"\ngrowth = 0.5",
-                "growth: 0.5 is no number from 1 to 1000000",
-            ),
-            (
-                "[[threshold]]\ncases = \"x\"\nrelative = 1e308",
-                "line 3 (`relative = 1e308`): relative: 1e308 is no number from 0 to 1000000",
-            ),
-            ("[[threshold]]\ncases = \"x\"\nabsolute-ns = inf", "absolute-ns: inf is no number"),
-            (
-                "[[accept]]\ncases = \"x\"\nslower = 2e6\nreason = \"r\"",
-                "line 3 (`slower = 2e6`): slower: 2000000.0 is no number from 0 to 1000000",
-            ),
-            (
-                "[[threshold]]\ncases = \"x\"",
-                "line 2 (`cases = \"x\"`): this [[threshold]] sets nothing",
-            ),
-            ("[[threshold]]\nrelative = 1", "line 1 (`[[threshold]]`): missing field `cases`"),
-            (
-                "\n[[accept]]\ncases = \"(\"\nslower = 1\nreason = \"r\"",
-                "line 3 (`cases = \"(\"`): cases: not a regular expression: unclosed group",
-            ),
-            (
-                "[[accept]]\ncases = \"x\"\nreason = \"r\"",
-                "has no bound: `slower`, `growth`, `less-verified` or",
-            ),
-            (
-                "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \" \"",
-                "line 4 (`reason = \" \"`): reason: it is empty",
-            ),
-            ("[[accept]]\ncases = \"x\"\nslower = 1", "missing field `reason`"),
-            (
-                "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \"r\"\nbaseline = \"main\"",
-                "line 5 (`baseline = \"main\"`): baseline: not a commit",
-            ),
-            ("removed-cases = \"maybe\"", "line 1 (`removed-cases = \"maybe\"`): unknown variant"),
-            ("[renamed]\na = 3", "line 2 (`a = 3`): invalid type: integer `3`"),
-            ("[threshold]", "line 1"),
-            ("x = ", "line 1 (`x =`)"),
-        ] {
-            let message = parse(RULES_FILE, text).unwrap_err().to_string();
-            assert!(
-                message.starts_with("kernelgate.toml, ") && message.contains(wanted),
-                "{message}"
-            );
-        }
+        let texts = [
+            "[[threshold]]\ncases = 3",
+            "[[threshold]]\ncases = \"x\"\nrelativ = 1",
+            "[[threshold]]\ncases = \"x\"\nrelative = -1",
+            "[[threshold]]\ncases = \"x\"\nrelative = nan",
+            "[[threshold]]\ncases = \"x\"\ngrowth = 0.5",
+            "[[threshold]]\ncases = \"x\"\nrelative = 1e308",
+            "[[threshold]]\ncases = \"x\"\nabsolute-ns = inf",
+            "[[accept]]\ncases = \"x\"\nslower = 2e6\nreason = \"r\"",
+            "[[threshold]]\ncases = \"x\"",
+            "[[threshold]]\nrelative = 1",
+            "\n[[accept]]\ncases = \"(\"\nslower = 1\nreason = \"r\"",
+            "[[accept]]\ncases = \"x\"\nreason = \"r\"",
+            "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \" \"",
+            "[[accept]]\ncases = \"x\"\nslower = 1",
+            "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \"r\"\nbaseline = \"main\"",
+            "removed-cases = \"maybe\"",
+            "[renamed]\na = 3",
+            "[threshold]",
+            "x = ",
+        ];
+        let messages = texts.map(|text| parse(RULES_FILE, text).unwrap_err().to_string());
+        insta::assert_snapshot!(messages.join("\n"), @r#"
+        kernelgate.toml, line 2 (`cases = 3`): invalid type: integer `3`, expected a string
+        kernelgate.toml, line 3 (`relativ = 1`): unknown field `relativ`, expected one of `cases`, `relative`, `absolute-ns`, `growth`, `device-memory`, `launches`, `host-time`, `energy`
+        kernelgate.toml, line 3 (`relative = -1`): relative: -1.0 is no number from 0 to 1000000
+        kernelgate.toml, line 3 (`relative = nan`): relative: NaN is no number from 0 to 1000000
+        kernelgate.toml, line 3 (`growth = 0.5`): growth: 0.5 is no number from 1 to 1000000
+        kernelgate.toml, line 3 (`relative = 1e308`): relative: 1e308 is no number from 0 to 1000000
+        kernelgate.toml, line 3 (`absolute-ns = inf`): absolute-ns: inf is no number from 0 to 1000000000000
+        kernelgate.toml, line 3 (`slower = 2e6`): slower: 2000000.0 is no number from 0 to 1000000
+        kernelgate.toml, line 2 (`cases = "x"`): this [[threshold]] sets nothing
+        kernelgate.toml, line 1 (`[[threshold]]`): missing field `cases`
+        kernelgate.toml, line 3 (`cases = "("`): cases: not a regular expression: unclosed group
+        kernelgate.toml, line 2 (`cases = "x"`): this [[accept]] has no bound: `slower`, `growth`, `less-verified` or `removed`
+        kernelgate.toml, line 4 (`reason = " "`): reason: it is empty
+        kernelgate.toml, line 1 (`[[accept]]`): missing field `reason`
+        kernelgate.toml, line 5 (`baseline = "main"`): baseline: not a commit (7 to 64 hexadecimal digits)
+        kernelgate.toml, line 1 (`removed-cases = "maybe"`): unknown variant `maybe`, expected one of `inconclusive`, `fail`, `ignore`
+        kernelgate.toml, line 2 (`a = 3`): invalid type: integer `3`, expected a string
+        kernelgate.toml, line 1 (`[threshold]`): invalid type: map, expected a sequence
+        kernelgate.toml, line 1 (`x =`): string values must be quoted, expected literal string
+        "#);
         assert!(parse(RULES_FILE, "").is_ok());
         assert!(parse(RULES_FILE, "[[threshold]]\ncases = \"x\"\nrelative = 1e6").is_ok());
     }
