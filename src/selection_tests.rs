@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use kernelgate::backend::BackendKind;
+use kernelgate::harness::backend_choice::BenchPlace;
 use kernelgate::harness::cases::select_cases;
 use kernelgate::harness::filter::CaseFilter;
-use kernelgate::harness::place::BenchPlace;
 use kernelgate::workload::Effort;
 
 use super::all_suites;

@@ -3,8 +3,8 @@
 pub mod cpu;
 pub mod cuda;
 mod definition;
+pub mod firing_rate;
 pub mod neuron;
-pub mod rate;
 
 use crate::family::WorkloadFamily;
 pub use cuda::kernels;
@@ -19,7 +19,7 @@ pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD), BACKWARD_SCAN),
-        join_rows(&rate::RATE_WORKLOAD, rate::FIRING_RATE_ROWS),
+        join_rows(&firing_rate::RATE_WORKLOAD, firing_rate::FIRING_RATE_ROWS),
     ]
 }
 

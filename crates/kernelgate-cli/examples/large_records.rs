@@ -24,8 +24,8 @@ use kernelgate::measure::limits::TimeLimit;
 use kernelgate::record::{
     Baseline, BaselineStore, CaseRecord, Environment, ProcessRun, Provenance, Shard, file,
 };
+use kernelgate_cli::fleet::counted_shards::AnchorTolerance;
 use kernelgate_cli::fleet::merge;
-use kernelgate_cli::fleet::pieces::AnchorTolerance;
 use kernelgate_cli::gate::calibration::BlockSeries;
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 

@@ -41,7 +41,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
 use kernelgate::exit::ExitReason;
-use kernelgate::harness::{guard, variables};
+use kernelgate::harness::{panic_guard, variables};
 use kernelgate::protocol;
 use kernelgate::record::text::printable_on_terminal;
 
@@ -56,7 +56,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         println!("{}", benches::PROGRAM_MARK);
         return ExitReason::Fine.into();
     }
-    guard::keep_panic_messages(variables::wants_backtrace());
+    panic_guard::keep_panic_messages(variables::wants_backtrace());
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let command = || variables::ignore_empty_variables(verbs::command());
     let parsed = command()
@@ -80,7 +80,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     variables::unread_variable_warnings()
         .iter()
         .for_each(|warning| eprintln!("{}", printable_on_terminal(warning)));
-    match guard::catch_panic(|| cli.run())
+    match panic_guard::catch_panic(|| cli.run())
         .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))
     {
         Ok(exit) => exit.into(),

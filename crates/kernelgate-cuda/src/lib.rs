@@ -1,6 +1,6 @@
-//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, NCCL, CUPTI, NVML and NVTX, all
-//! loaded at run time, so that a machine without them builds and runs every program that links this
-//! crate.
+//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, NCCL, CUPTI, NVML and NVTX,
+//! all loaded at run time, so that a machine without them builds and runs every program that links
+//! this crate.
 //!
 //! - [`architecture`]: limits of an architecture by its name alone.
 //! - [`regular_file`]: opens and reads regular files only.
@@ -44,14 +44,14 @@ pub use compiler::source::Source;
 pub use driver::device::Device;
 pub use driver::devices::Devices;
 pub use driver::launch::argument::{Arguments, KernelArgument};
-pub use driver::launch::image::KernelImage;
+pub use driver::launch::code_image::KernelImage;
 pub use driver::launch::kernel::Kernel;
 pub use driver::launch::prepared::PreparedLaunch;
 pub use driver::launch::shape::Launch;
 pub use driver::launch::tensor_map::{COPY_ALIGNMENT, TensorBoxes, TensorMapElement};
 pub use driver::memory::buffer::DeviceBuffer;
 pub use driver::options::DeviceOptions;
-pub use driver::stream::joined::JoinedStreams;
+pub use driver::stream::joined_stream::JoinedStreams;
 pub use driver::stream::raw_stream::{RawContext, RawStream};
 pub use error::{BackendError, DriverStatusCode};
 pub use spec::{KernelSpec, LoadedKernel, RequiredArchitecture};

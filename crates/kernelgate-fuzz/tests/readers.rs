@@ -12,18 +12,18 @@ use kernelgate::record::{
     Baseline, CaseRun, ComparisonTrials, MachineFacts, Measurement, Numerics, ProcessRun,
     criterion_store, tensors,
 };
-use kernelgate_cli::benches::{criterion, mark, package};
-use kernelgate_cli::bisect::state::BisectionState;
+use kernelgate_cli::benches::{criterion, harness_kind, package};
+use kernelgate_cli::bisect::search_state::BisectionState;
 use kernelgate_cli::fleet::submission::JobSubmission;
 use kernelgate_cli::fleet::verification::VerificationShard;
 use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise_calibration};
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 use kernelgate_cli::gate::rules::rules_file;
-use kernelgate_cli::history::index::HistoryIndex;
+use kernelgate_cli::history::case_index::HistoryIndex;
 use kernelgate_cli::verbs::CliArguments;
 use kernelgate_cli::{report, verbs};
 use kernelgate_cuda::compiler::{code, cubin};
-use kernelgate_cuda::driver::launch::image::KernelImage;
+use kernelgate_cuda::driver::launch::code_image::KernelImage;
 use kernelgate_trace::diagnose::diagnose;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
@@ -191,7 +191,7 @@ fn safetensors(path: &Path, _: u64) -> bool {
 fn machine_code(path: &Path, _: u64) -> bool {
     let bytes = std::fs::read(path).unwrap();
     let facts = cubin::kernel_facts(&bytes, "");
-    let _ = (code::machine_code_hashes(&bytes), mark::kind(path));
+    let _ = (code::machine_code_hashes(&bytes), harness_kind::kind(path));
     let symbols = facts.iter().flat_map(|facts| facts.keys());
     symbols.for_each(|symbol| drop(code::machine_code_in_image(&bytes, symbol)));
     let image = KernelImage::from_bytes("image", bytes);

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::sums::MAX_WAITING_BLOCKS;
+use super::sum_kernels::MAX_WAITING_BLOCKS;
 use super::two_shot::{FLAG_BYTES, PACKET_BYTES, TWO_SHOT_KERNEL, packets_per_gpu};
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;

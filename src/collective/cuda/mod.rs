@@ -1,10 +1,10 @@
 //! Exchanges between GPUs by NCCL, and sums by our own kernels.
 
 mod in_place;
-mod memory;
+mod message_buffers;
 mod nccl;
 mod one_shot;
-mod sums;
+mod sum_kernels;
 mod two_shot;
 
 use super::definition::ExchangeProblem;
@@ -22,7 +22,7 @@ const NCCL_ROW: Implementation<ExchangeProblem> = Implementation {
     about: "NCCL, a communicator a GPU in one process, without NVLink multicast",
     supports: |_| Ok(()),
     prepare: Prepare::CudaSet {
-        device_bytes: memory::message_bytes_per_gpu,
+        device_bytes: message_buffers::message_bytes_per_gpu,
         prepare: nccl::prepare_nccl_exchange,
     },
 };
@@ -46,7 +46,7 @@ pub const ALL_REDUCE: &[Implementation<ExchangeProblem>] = &[
         about: "every GPU sums its part from the memory of all, and stores it into that of all",
         supports: two_shot::check_message_size,
         prepare: Prepare::CudaSet {
-            device_bytes: memory::message_bytes_per_gpu,
+            device_bytes: message_buffers::message_bytes_per_gpu,
             prepare: two_shot::prepare_two_shot_sum,
         },
     },

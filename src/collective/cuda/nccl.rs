@@ -1,6 +1,6 @@
 //! Exchanges between GPUs by NCCL.
 
-use super::memory::MessageBuffers;
+use super::message_buffers::MessageBuffers;
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
@@ -42,7 +42,7 @@ pub fn prepare_nccl_exchange(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::cuda::memory::MessageBuffers;
+    use crate::collective::cuda::message_buffers::MessageBuffers;
     use crate::gpu_tests::lock_first_gpu;
     use kernelgate::backend::Executable;
     use kernelgate::workload::Problem;

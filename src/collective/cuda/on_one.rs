@@ -2,7 +2,7 @@
 //! and flags are in memory before the launch. Tools that check kernels then need no second GPU.
 
 use super::one_shot::{ONE_SHOT_KERNEL, packets_of_message};
-use super::sums::MAX_WAITING_BLOCKS;
+use super::sum_kernels::MAX_WAITING_BLOCKS;
 use super::two_shot::{FLAG_BYTES, TWO_SHOT_KERNEL, packets_per_gpu};
 use crate::collective::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use crate::gpu_tests::lock_first_gpu;

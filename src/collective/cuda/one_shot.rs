@@ -1,7 +1,7 @@
 //! An all-reduce in one step: every GPU stores its whole message into the memory of all other GPUs.
 
-use super::memory::{MessageBuffers, message_bytes_per_gpu};
-use super::sums::{self, MAX_WAITING_BLOCKS, SumExchange};
+use super::message_buffers::{MessageBuffers, message_bytes_per_gpu};
+use super::sum_kernels::{self, MAX_WAITING_BLOCKS, SumExchange};
 use crate::collective::definition::ExchangeProblem;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
@@ -21,9 +21,9 @@ const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Kernel of the one-step sum.
 pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
-    defines: sums::sum_macros,
+    defines: sum_kernels::sum_macros,
     constants: |_| vec![("THREADS", THREADS)],
-    variants: sums::problems_of_builds,
+    variants: sum_kernels::problems_of_builds,
     ..KernelSpec::new(
         kernel_file("collective/all_reduce_one_shot"),
         "collective_all_reduce_one_shot",
@@ -69,7 +69,7 @@ pub fn prepare_one_shot_sum(
     devices.require_peer_access()?;
     let messages = MessageBuffers::new(problem, inputs, devices)?;
     // Launch numbers begin at 1, so that the flag value 0 means "no launch".
-    let staging = sums::zeroed_on_each(devices, staging_bytes(problem))?;
+    let staging = sum_kernels::zeroed_on_each(devices, staging_bytes(problem))?;
     let own = |messages: &MessageBuffers, rank: usize| {
         let addresses = [messages.input_addresses()[rank], messages.output_addresses()[rank]];
         addresses.map(KernelArgument::Address).to_vec()

@@ -1,8 +1,8 @@
 //! An all-reduce in two steps: every GPU sums its part of all messages, and stores the sum into all
 //! outputs.
 
-use super::memory::MessageBuffers;
-use super::sums::{self, MAX_WAITING_BLOCKS, SumExchange};
+use super::message_buffers::MessageBuffers;
+use super::sum_kernels::{self, MAX_WAITING_BLOCKS, SumExchange};
 use crate::collective::definition::ExchangeProblem;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
@@ -23,9 +23,9 @@ pub const FLAG_BYTES: usize = 4 * 2 * MAX_WAITING_BLOCKS;
 /// Kernel of the two-step sum. Each GPU's part of the message is summed by as many blocks as its
 /// size needs.
 pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
-    defines: sums::sum_macros,
+    defines: sum_kernels::sum_macros,
     constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", PACKETS_AT_ONCE)],
-    variants: sums::problems_of_builds,
+    variants: sum_kernels::problems_of_builds,
     ..KernelSpec::new(
         kernel_file("collective/all_reduce_two_shot"),
         "collective_all_reduce_two_shot",
@@ -64,7 +64,7 @@ pub fn prepare_two_shot_sum(
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
     let messages = MessageBuffers::new(problem, inputs, devices)?;
-    let flags = sums::zeroed_on_each(devices, FLAG_BYTES * problem.gpus)?;
+    let flags = sum_kernels::zeroed_on_each(devices, FLAG_BYTES * problem.gpus)?;
     let flag_addresses = flags.iter().map(DeviceBuffer::address).collect();
     let tables = vec![messages.input_addresses(), messages.output_addresses(), flag_addresses];
     let packets = KernelArgument::I64(packets_per_gpu(problem) as i64);

@@ -6,13 +6,13 @@ use super::fused::{
     ActivationRegion, FusedForward, MergedLayers, activation_regions, classifier_parameters,
     currents_region_name, declare_activations, neuron_launch_arguments,
 };
-use super::per_op::{POOLED_TAPS, block_input_name, declare_images_and_logits, layer_spikes_name};
-use super::tiles::{self, TileGrid};
-use super::weights::{
+use super::kernel_weights::{
     PackedRegion, bias_share_region_name, live_weight_columns, packed_regions,
     stem_weight_fragments, tiled_weight, tiled_weight_region_name, weight_columns,
     weight_region_name,
 };
+use super::per_op::{POOLED_TAPS, block_input_name, declare_images_and_logits, layer_spikes_name};
+use super::tiles::{self, TileGrid};
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{

@@ -6,7 +6,7 @@ use crate::collective::InPlaceSum;
 use crate::resnet18::data_parallel::{DataParallel, rank_tensor_name};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::program::set::{self, RankProgram};
+use kernelgate::backend::program::program_set::{self, RankProgram};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
@@ -31,7 +31,7 @@ pub fn prepare_rank_programs(
         inputs: problem.inputs_of_gpu(inputs, rank),
     };
     let ranks = (0..problem.gpus).map(rank).collect();
-    set::ranks_task(ranks, devices, rank_tensor_name, || {
+    program_set::ranks_task(ranks, devices, rank_tensor_name, || {
         sums.iter().try_for_each(|sum| InPlaceSum::connect_gpus(sum))
     })
 }

@@ -2,15 +2,15 @@
 //! stem's convolution is computed once for each image by the library's GEMM, and the classifier
 //! reads the sum of spikes over time.
 
+use super::kernel_weights::{
+    bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
+    weight_region_name,
+};
 use super::per_op::{
     POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name, declare_images_and_logits,
     gather_images, launch_stem_gemm, layer_spikes_name,
 };
 use super::tiles::{THREADS, TILE_SIDE, TileGrid, four_group_build, tiled_kernel, wide_is_faster};
-use super::weights::{
-    bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
-    weight_region_name,
-};
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18, ResidualBlock};

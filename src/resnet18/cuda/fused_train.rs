@@ -9,7 +9,8 @@ use super::fused::{
     FusedForward, activation_regions, currents_gradient_name, currents_region_name,
     declare_activations, declare_stem_operand, neuron_launch_arguments, weight_address,
 };
-use super::jobs::{
+use super::kernel_weights::{live_weight_columns, weight_columns, weight_region_name};
+use super::parameter_jobs::{
     GRADIENT_BUCKETS, GradientBuckets, JobLists, PACKETS_PER_THREAD, classifier_gradient_pointers,
     declare_gradient_parts,
 };
@@ -19,7 +20,6 @@ use super::tiles::{
     tiled_kernel, wide_is_faster,
 };
 use super::train::{CLASSIFIER_KERNEL, LOSS_KERNEL, TrainingTensors};
-use super::weights::{live_weight_columns, weight_columns, weight_region_name};
 use crate::collective::InPlaceSum;
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};

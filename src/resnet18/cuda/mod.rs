@@ -11,11 +11,11 @@ mod best;
 mod data_parallel;
 mod fused;
 mod fused_train;
-mod jobs;
+mod kernel_weights;
+mod parameter_jobs;
 mod per_op;
 mod tiles;
 mod train;
-mod weights;
 
 use crate::resnet18::data_parallel::DataParallel;
 use crate::resnet18::definition::{Inference, NetworkShape, TrainStep};

@@ -2,7 +2,7 @@
 //! Operands are gathered, GEMMs are the library's, and neurons are those of `st_bif/forward`, one
 //! step at a time.
 
-use super::weights::{
+use super::kernel_weights::{
     bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
     weight_region_name,
 };

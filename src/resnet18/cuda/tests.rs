@@ -134,13 +134,19 @@ fn tiles_have_swizzled_rows() {
     let rows: Vec<u8> = (0..64).flat_map(|row| [row; 256]).collect();
     let columns: Vec<u8> = (0..64).flat_map(|_| (0..=255).map(|byte| byte / 16)).collect();
     let at = |number: usize| {
-        (weights::tiled_weight(&rows, 128)[number], weights::tiled_weight(&columns, 128)[number])
+        (
+            kernel_weights::tiled_weight(&rows, 128)[number],
+            kernel_weights::tiled_weight(&columns, 128)[number],
+        )
     };
     assert_eq!([0, 128, 4096, 8192].map(at), [(0, 0), (1, 1), (0, 8), (32, 0)]);
     // A frame of one pixel reads one tap of nine.
     let network = shape(NetworkStem::ImageNet, 8, 1, 4, 8).sizes.build_network();
     let last = network.blocks.last().unwrap();
-    assert_eq!(weights::live_weight_columns(&last.second), last.second.window.input.channels);
+    assert_eq!(
+        kernel_weights::live_weight_columns(&last.second),
+        last.second.window.input.channels
+    );
 }
 
 /// Batches of odd size, both stems, and every number of steps for which there is a build.

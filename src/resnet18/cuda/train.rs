@@ -3,13 +3,13 @@
 //! The library's GEMMs compute gradients of weights and inputs; SGD updates one parameter at a
 //! time.
 
+use super::kernel_weights::{
+    bias_share_region_name, live_weight_columns, packed_regions, padded_stem_columns,
+    weight_columns, weight_region_name,
+};
 use super::per_op::{
     POOLED_TAPS, PerOpForward, STAGE_RANGES, SavedForwardRegions, block_input_name,
     declare_images_and_logits, declare_scratch, gather_images, layer_spikes_name, window_arguments,
-};
-use super::weights::{
-    bias_share_region_name, live_weight_columns, packed_regions, padded_stem_columns,
-    weight_columns, weight_region_name,
 };
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};

@@ -3,7 +3,7 @@
 
 use super::kernels::softmax;
 use super::network::{F32_BYTES, NetworkProgram};
-use super::rung::RungAttention;
+use super::rung_choices::RungAttention;
 use crate::attention::cuda::{
     AttentionShape, BackwardLayout, BackwardPointers, ForwardLayout, ForwardPointers,
     ScratchPointers, Strides, append_attention_backward, append_attention_forward,

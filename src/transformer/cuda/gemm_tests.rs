@@ -7,7 +7,7 @@ use super::kernels::gemm::{
     EpilogueGemm, ROPE_GEMM, SWIGLU_BACKWARD_GEMM, SWIGLU_GEMM, WGMMA_ARCHITECTURE,
 };
 use super::kernels::rope;
-use super::rung::{GemmEpilogues, GradientSchedule, RungKernels};
+use super::rung_choices::{GemmEpilogues, GradientSchedule, RungKernels};
 use super::{FUSED, network, training};
 use crate::gpu_tests::lock_first_gpu;
 use crate::kernel_tests::check_program_launches;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::rung::{GradientSchedule, RungAttention};
+use super::rung_choices::{GradientSchedule, RungAttention};
 use super::training::step_program;
 use super::{DETERMINISTIC, FUSED};
 use crate::gpu_tests::lock_first_gpu;

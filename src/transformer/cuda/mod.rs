@@ -8,7 +8,7 @@ mod attention;
 mod components;
 mod kernels;
 mod network;
-mod rung;
+mod rung_choices;
 mod training;
 
 pub use components::COMPONENT;
@@ -24,7 +24,7 @@ use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
-use rung::{GradientSchedule, RungAttention, RungKernels};
+use rung_choices::{GradientSchedule, RungAttention, RungKernels};
 
 const FUSED: RungAttention = RungAttention::Fused(QueryGradientSumOrder::Any);
 const DETERMINISTIC: RungAttention = RungAttention::Fused(QueryGradientSumOrder::Fixed);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::kernels::gemm::{self, EpilogueGemm};
 use super::kernels::{embedding, loss, norm, rope, swiglu};
-use super::rung::{GemmEpilogues, RungAttention, RungKernels};
+use super::rung_choices::{GemmEpilogues, RungAttention, RungKernels};
 use crate::parallel;
 use crate::transformer::shape::{LmShape, Weight};
 use half::bf16;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::rung::{GradientSchedule, RungAttention};
+use super::rung_choices::{GradientSchedule, RungAttention};
 use super::{DETERMINISTIC, FORWARD, FUSED, TRAIN_STEP, network, training};
 use crate::gpu_tests::{lock_first_gpu, prepare_row};
 use crate::kernel_tests::check_program_launches;

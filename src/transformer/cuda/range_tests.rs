@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::rung::{GradientSchedule, RungAttention};
+use super::rung_choices::{GradientSchedule, RungAttention};
 use super::{DETERMINISTIC, FORWARD, FUSED, network, training};
 use crate::gpu_tests::{lock_first_gpu, prepare_row};
 use crate::transformer::definition::ModelForward;

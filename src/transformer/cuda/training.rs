@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::kernels::{adamw, embedding, gemm, loss, norm, swiglu};
 use super::network::{F32_BYTES, NetworkProgram, round_to_bf16_bytes};
-use super::rung::{GradientSchedule, RungKernels};
+use super::rung_choices::{GradientSchedule, RungKernels};
 use crate::attention::cuda::ScratchPointers;
 use crate::transformer::shape::{LmShape, STATE_INPUTS, STATE_OUTPUTS, Weight};
 use kernelgate::backend::program::{

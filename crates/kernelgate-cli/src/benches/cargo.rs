@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child::{ChildProcess, ProcessEnd, memory_kill_reason};
+use super::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
 
 /// Number of cargo's last lines that an error shows.
 const SHOWN_LINES: usize = 30;

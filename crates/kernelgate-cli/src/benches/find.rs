@@ -8,8 +8,8 @@ use anyhow::Context;
 use kernelgate::protocol;
 
 use super::cargo::{self, BuildError, BuildTargets, CargoBuildOutput};
-use super::child::ChildProcess;
-use super::mark::{self, BenchHarnessKind};
+use super::child_process::ChildProcess;
+use super::harness_kind::{self, BenchHarnessKind};
 use super::prebuilt::prebuilt_benches;
 use super::{package, versions};
 
@@ -145,7 +145,7 @@ fn check_bench_mark(
     running: &ChildProcess,
     timeout: Duration,
 ) -> Result<(), String> {
-    match mark::kind(&executable.path) {
+    match harness_kind::kind(&executable.path) {
         Ok(BenchHarnessKind::Ours) => {}
         Ok(BenchHarnessKind::Criterion) => {
             let so = "it does not use kernelgate, but Criterion alone: `compare` and \

@@ -4,15 +4,15 @@
 //! Deliberately absent: the meaning of the answers (`verbs`), and processes whose times count
 //! (`compare`).
 
-pub mod ask;
+pub mod bench_requests;
 pub mod cargo;
-pub mod child;
+pub mod child_process;
 pub mod criterion;
 pub mod find;
-pub mod mark;
-pub mod output;
+pub mod harness_kind;
 pub mod package;
 pub mod prebuilt;
+pub mod process_output;
 pub mod versions;
 
 /// The program's own answer if it is taken for a bench executable and asked for its versions.

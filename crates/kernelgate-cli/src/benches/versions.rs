@@ -8,7 +8,7 @@ use std::time::Duration;
 use kernelgate::display;
 use kernelgate::protocol;
 
-use super::child::{ChildProcess, ProcessEnd, memory_kill_reason};
+use super::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
 
 /// Timeout of the question for protocol versions, unless the caller sets a shorter one.
 pub const VERSION_TIMEOUT: Duration = Duration::from_secs(20);

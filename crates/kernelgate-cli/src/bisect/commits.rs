@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::search::{
     BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange, search_slowdown,
 };
-use super::state::BisectionState;
+use super::search_state::BisectionState;
 use crate::compare::sides::git::{GitRepository, GitRevision, git, output, run_git};
 use crate::compare::{
     CompareError, ComparisonRequest, PlanRequest, SessionTools, SideSource, one_case,

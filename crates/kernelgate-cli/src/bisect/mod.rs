@@ -7,7 +7,7 @@
 
 pub mod commits;
 pub mod search;
-pub mod state;
+pub mod search_state;
 
 pub use commits::{Bisection, BisectionRequest, FoundCommits, run};
 pub use search::{BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange};

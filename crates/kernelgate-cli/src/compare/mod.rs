@@ -8,12 +8,12 @@
 pub mod calibrate;
 mod engine;
 mod error;
-mod matched;
+mod matched_cases;
 pub mod one_case;
-pub mod plan;
 pub mod progress;
 mod session;
 pub(crate) mod sides;
+pub mod test_plan;
 mod trials;
 
 use std::collections::BTreeMap;
@@ -24,8 +24,8 @@ pub use engine::kernels::list_kernels;
 pub use engine::{ComparisonOutcome, build_sides_once, run};
 pub use error::CompareError;
 use kernelgate::record::{Shard, TrialSampling};
-pub use plan::{PlanBasis, PlanRequest};
 pub use session::SessionTools;
+pub use test_plan::{PlanBasis, PlanRequest};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SideSource {

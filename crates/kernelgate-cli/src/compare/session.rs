@@ -6,22 +6,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::engine::rounds;
-use super::matched::MatchedCases;
-use super::plan::identity_text;
+use super::matched_cases::MatchedCases;
 use super::progress::ComparisonProgress;
 use super::sides::ComparisonSide;
 use super::sides::SideBuilder;
-use super::sides::folder::LockedFolder;
-use super::sides::install::{BenchDriver, InstalledBench};
-use super::sides::leftovers;
-use super::trials::expected::ExpectedRun;
+use super::sides::comparison_folder::LockedFolder;
+use super::sides::copy_benches::{BenchDriver, InstalledBench};
+use super::sides::leftover_files;
+use super::test_plan::identity_text;
+use super::trials::expected_record::ExpectedRun;
 use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::child::ChildProcess;
+use crate::benches::child_process::ChildProcess;
 use crate::gate::calibration::first_differing_name;
 use crate::gate::comparison::CriterionOnlyBench;
+use crate::gate::inconclusive_reason::joined;
 use crate::gate::kernels::code::CodeComparison;
 use crate::gate::paired::Arm;
-use crate::gate::reason::joined;
 use crate::gate::rules::rules_file;
 use crate::gate::rules::{PackageRules, RULES_FILE};
 use kernelgate::exit::ExitReason;
@@ -269,7 +269,7 @@ impl ComparisonSession {
             SideBuilder { request, folder: &folder, progress: &progress, running: &running };
         let sides = if twins { builder.prepare_identical_sides()? } else { builder.sides()? };
         let work = folder.file("work");
-        leftovers::clean_folder(&work, &["outputs"])
+        leftover_files::clean_folder(&work, &["outputs"])
             .map_err(|cause| CompareError::io("empty", &work, cause))?;
         // Executables that were built elsewhere, or by a profile with another name, count as
         // optimised.
@@ -311,7 +311,7 @@ impl ComparisonSession {
             for executable in side.executables.driven.values() {
                 executable.check_unchanged(&self.folder.side_folder_path(arm)).inspect_err(
                     |_| {
-                        let _ = leftovers::remove_path(&self.folder.file(TRIALS_FILE));
+                        let _ = leftover_files::remove_path(&self.folder.file(TRIALS_FILE));
                     },
                 )?;
             }
@@ -373,7 +373,7 @@ impl Drop for ComparisonSession {
     fn drop(&mut self) {
         // The input files are large, and a later comparison draws its own inputs.
         for arm in [Arm::Base, Arm::Head] {
-            let _ = leftovers::remove_path(&self.folder.side_folder_path(arm).join("inputs"));
+            let _ = leftover_files::remove_path(&self.folder.side_folder_path(arm).join("inputs"));
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::task::{DividedWork, SubmissionPlaces};
+use super::job_commands::{DividedWork, SubmissionPlaces};
 
 /// Options of the manifests.
 #[derive(Debug, Clone, PartialEq, Eq)]

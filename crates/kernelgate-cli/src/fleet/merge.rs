@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::pieces::{AnchorTolerance, MergeAccount, RecordPiece, choose_pieces};
+use super::counted_shards::{AnchorTolerance, MergeAccount, RecordPiece, choose_pieces};
 use super::verification::VerificationShard;
 use crate::gate::calibration::{Calibration, anchors};
 use crate::gate::comparison_shard::ComparisonShard;

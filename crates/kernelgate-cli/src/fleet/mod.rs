@@ -4,10 +4,10 @@
 //! results that belong together. Deliberately absent: measuring, deciding.
 
 pub mod anchors;
+pub mod counted_shards;
+pub mod job_commands;
 pub mod kubernetes;
 pub mod merge;
-pub mod pieces;
 pub mod slurm;
 pub mod submission;
-pub mod task;
 pub mod verification;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::task::{DividedWork, SubmissionPlaces, shell_quoted};
+use super::job_commands::{DividedWork, SubmissionPlaces, shell_quoted};
 
 /// Options of the array.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::counted_shards::{AnchorTolerance, MergeAccount};
+use super::job_commands::SubmissionPlaces;
 use super::merge::{self, MergeError, MergedRecordKind};
-use super::pieces::{AnchorTolerance, MergeAccount};
-use super::task::SubmissionPlaces;
 use kernelgate::record::RecordFileError;
 use kernelgate::record::file::{self, RecordType};
 

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::card::ComparedCaseRuns;
 use super::costs;
-use super::interval::{SideTimeInterval, SingleRunSpread, SpreadSource, TimeRatio};
+use super::inconclusive_reason::{DecidingSide, InconclusiveReason};
 use super::judgement::{Judgement, JudgementEvidence, RunEvidence, SideRunCounts};
 use super::limits::CaseLimits;
 use super::outputs::numerics::{self, NumericsReport};
 use super::outputs::verification::VerificationLoss;
 use super::paired::Arm;
-use super::reason::{DecidingSide, InconclusiveReason};
+use super::ratio_interval::{SideTimeInterval, SingleRunSpread, SpreadSource, TimeRatio};
 use super::rules::PackageRules;
+use super::same_card_runs::ComparedCaseRuns;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
 use super::verdicts::{ExitFacts, RefusedBench, Verdicts};

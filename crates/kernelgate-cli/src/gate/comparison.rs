@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::inconclusive_reason::{BuildFailure, InconclusiveReason};
 use super::kernels::code::CodeComparison;
 use super::kernels::explanation::ChangeExplanation;
 use super::paired::{Arm, TestPlan};
-use super::reason::{BuildFailure, InconclusiveReason};
 use super::rules::RemovedCasesMeaning;
 use super::verdicts::{ExitFacts, Verdicts};
 use kernelgate_cuda::CaseFailure;

@@ -2,11 +2,11 @@
 //! detectable change, reasons, and the evidence of the method. Deliberately absent: the two methods
 //! (`baseline`, `paired`), printing (`report`).
 
-use super::interval::{SideTimeInterval, SingleRunSpread, TimeRatio};
+use super::inconclusive_reason::{InconclusiveReason, joined};
 use super::limits::{CaseLimits, SourcedLimit};
 use super::outputs::verification::VerificationLoss;
 use super::paired::{BlocksByCase, PairedDecision, TestPlan, decide_all};
-use super::reason::{InconclusiveReason, joined};
+use super::ratio_interval::{SideTimeInterval, SingleRunSpread, TimeRatio};
 use super::verdict::Verdict;
 
 /// The verdict on one case, with its evidence.
@@ -191,8 +191,8 @@ impl Judgement {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::gate::inconclusive_reason::BuildFailure;
     use crate::gate::paired::{Arm, tests::decision};
-    use crate::gate::reason::BuildFailure;
     use kernelgate::record::VerificationExtent;
 
     const TEST_LIMITS: CaseLimits = CaseLimits::default_limit(0.01);

@@ -6,19 +6,19 @@
 
 pub mod baseline;
 pub mod calibration;
-mod card;
 pub mod comparison;
 pub mod comparison_shard;
 pub mod costs;
-pub mod interval;
+pub mod inconclusive_reason;
 pub mod judgement;
 pub mod kernels;
 pub mod limits;
 pub mod outputs;
 pub mod paired;
-pub mod reason;
+pub mod ratio_interval;
 mod result_json;
 pub mod rules;
+mod same_card_runs;
 pub mod single_run;
 pub mod verdict;
 pub mod verdicts;

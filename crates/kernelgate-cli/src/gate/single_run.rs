@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::calibration::{BlockSeries, Calibration};
-use super::interval::{SingleRunSpread, SpreadSource};
+use super::ratio_interval::{SingleRunSpread, SpreadSource};
 use kernelgate::record::{BaselineCase, Environment, ProcessRun};
 use kernelgate::stats::{median, quantile};
 

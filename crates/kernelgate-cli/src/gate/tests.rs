@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::baseline::{GatePolicy, GateReport, judge_against_baseline};
 use super::calibration::{self, Calibration};
-use super::interval::{SingleRunSpread, SpreadSource, TimeRatio};
 use super::judgement::{Judgement, RunEvidence};
+use super::ratio_interval::{SingleRunSpread, SpreadSource, TimeRatio};
 use super::rules::PackageRules;
 use super::rules::rules_file;
 use super::single_run::CalibratedSpreads;

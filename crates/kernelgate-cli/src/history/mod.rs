@@ -2,14 +2,14 @@
 //!
 //! The history store is a folder of recorded runs: `runs/<session>/<bench>.json`, which bench
 //! processes write, `imported/`, which [`import`] fills with runs and baselines from elsewhere, and
-//! `history.index`, an index of both ([`index`], [`store`]) that may be deleted. [`order`] puts
-//! commits in order, [`series`] computes the history of a case from the index. Judging a change
-//! (`gate`) and printing (`report`) are deliberately elsewhere.
+//! `history.index`, an index of both ([`case_index`], [`store`]) that may be deleted.
+//! [`commit_order`] puts commits in order, [`series`] computes the history of a case from the
+//! index. Judging a change (`gate`) and printing (`report`) are deliberately elsewhere.
 
+pub mod case_index;
+pub mod commit_order;
 pub mod import;
-pub mod index;
 pub mod indexed_run;
-pub mod order;
 pub mod prune;
 pub mod series;
 pub mod store;
@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use crate::compare::CompareError;
 use kernelgate::record::RecordFileError;
 
-pub use index::HistoryIndex;
-pub use order::CommitOrder;
+pub use case_index::HistoryIndex;
+pub use commit_order::CommitOrder;
 pub use series::{CaseHistory, HistoryQuery, case_histories};
 pub use store::{HistoryStore, SkippedRecordFile};
 

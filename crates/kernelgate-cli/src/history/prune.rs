@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::HistoryError;
-use super::index::HistoryIndex;
+use super::case_index::HistoryIndex;
 use super::indexed_run::IndexedRecordFile;
 use super::store::{HistoryStore, json_files};
 
@@ -52,7 +52,7 @@ fn runs_to_prune(index: &HistoryIndex, keep: usize) -> BTreeSet<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::index::IndexedFolder;
+    use super::super::case_index::IndexedFolder;
     use super::super::indexed_run::IndexedRun;
     use super::*;
     use kernelgate::record::Provenance;

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::HistoryError;
-use super::index::HistoryIndex;
+use super::case_index::HistoryIndex;
+use super::commit_order::CommitOrder;
 use super::indexed_run::IndexedRun;
-use super::order::CommitOrder;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::{CargoPackage, Provenance};
 use kernelgate::stats::change_points::MAX_SEQUENCE_VALUES;

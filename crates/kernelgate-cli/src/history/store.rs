@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::HistoryError;
-use super::index::{HistoryIndex, IndexedFolder};
+use super::case_index::{HistoryIndex, IndexedFolder};
 use super::indexed_run::{IndexedRecordFile, index_baseline, index_measurement};
 use kernelgate::record::Measurement;
 

@@ -4,7 +4,7 @@
 use maud::{Markup, html};
 
 use super::charts::{ChartFigure, ChartGallery};
-use super::shell::{self, PageSection};
+use super::page_frame::{self, PageSection};
 use crate::plot::{
     ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, HeatMap, LabelledRow, LabelledRows,
     PlotError, PlottedUnit, ScaleKind,
@@ -28,7 +28,7 @@ pub fn page(job: &JoinedJob) -> Result<String, PlotError> {
     ];
     sections.extend(sections_of(job, "account", "Time of each rank")?);
     sections.retain(|section| !section.body.0.trim().is_empty());
-    Ok(shell::page(
+    Ok(page_frame::page(
         &format!("kernelgate diagnose: {} ranks", job.ranks.len()),
         &ranks_lead(job),
         &sections,
@@ -42,8 +42,9 @@ pub fn sections_of(
     anchor: &'static str,
     title: &'static str,
 ) -> Result<Vec<PageSection>, PlotError> {
-    let drawn =
-        |figures: Vec<ChartFigure>| shell::chart_gallery(&ChartGallery { figures, left_out: 0 });
+    let drawn = |figures: Vec<ChartFigure>| {
+        page_frame::chart_gallery(&ChartGallery { figures, left_out: 0 })
+    };
     let mut sections = Vec::new();
     if !job.ranks.is_empty() {
         let charts = drawn(vec![rank_accounts(job)])?;
@@ -78,13 +79,13 @@ fn ranks_lead(job: &JoinedJob) -> Markup {
     if let Some((speed, name)) = job.link {
         facts.push(("link", format!("{name}, {speed:.0} GB/s each way")));
     }
-    shell::facts(&facts)
+    page_frame::facts(&facts)
 }
 
 fn ranks_problems(job: &JoinedJob) -> Markup {
     html! {
         @for problem in &job.problems {
-            div class="banner warning" { p { (shell::printable(&problem.problem_text())) } }
+            div class="banner warning" { p { (page_frame::printable(&problem.problem_text())) } }
         }
     }
 }
@@ -97,9 +98,9 @@ fn ranks_findings(job: &JoinedJob) -> Markup {
     html! {
         @for rank in &stragglers {
             h3 class={ "finding " (severity(rank)) } {
-                (severity(rank)) ": straggler " (shell::printable(&rank.name))
+                (severity(rank)) ": straggler " (page_frame::printable(&rank.name))
             }
-            p { (shell::printable(&job.straggler_sentence(rank))) "." }
+            p { (page_frame::printable(&job.straggler_sentence(rank))) "." }
         }
         @match (job.joined, stragglers.is_empty()) {
             (0, _) => p {
@@ -272,7 +273,7 @@ fn rank_table(job: &JoinedJob) -> Markup {
         "last",
         "device",
     ];
-    shell::table(&header, &lines, |_| false)
+    page_frame::table(&header, &lines, |_| false)
 }
 
 fn collectives_table(job: &JoinedJob) -> Markup {
@@ -295,7 +296,7 @@ fn collectives_table(job: &JoinedJob) -> Markup {
     };
     let lines: Vec<Vec<String>> = job.collectives.iter().map(line).collect();
     let header = ["collective", "ranks", "count", "transfer", "skew", "bus bandwidth"];
-    shell::table(&header, &lines, |_| false)
+    page_frame::table(&header, &lines, |_| false)
 }
 
 fn critical_path_table(job: &JoinedJob) -> Markup {
@@ -315,11 +316,11 @@ fn critical_path_table(job: &JoinedJob) -> Markup {
         .collect();
     html! {
         @if !segments.is_empty() {
-            (shell::table(&["on the critical path", "rank", "time", "share"], &segments, |_| false))
+            (page_frame::table(&["on the critical path", "rank", "time", "share"], &segments, |_| false))
         }
         @if !gains.is_empty() {
             h3 { "Gains, from the replay of all ranks" }
-            (shell::table(&["change", "gain", "share"], &gains, |_| false))
+            (page_frame::table(&["change", "gain", "share"], &gains, |_| false))
         }
     }
 }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use maud::{Markup, html};
 
 use super::charts::{self, ChartFigure, ChartGallery};
-use super::measured::{MeasuredCase, ReportMeasurements};
+use super::measured_runs::{MeasuredCase, ReportMeasurements};
+use super::page_frame::{self, PageSection};
 use super::results::{UTILIZATION_COLUMNS, network_cells, utilization_peaks};
-use super::shell::{self, PageSection};
 use super::verdict;
 use crate::history::CaseHistory;
 use crate::plot::PlotError;
@@ -81,7 +81,7 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
         if gallery.figures.is_empty() {
             continue;
         }
-        let drawn = shell::chart_gallery(&gallery)?;
+        let drawn = page_frame::chart_gallery(&gallery)?;
         let body = html! { @if !about.is_empty() { p class="note" { (about) } } (drawn) };
         sections.push(PageSection::new(anchor, title, body));
         figures.extend(gallery.figures);
@@ -99,10 +99,14 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
         sections.push(PageSection::new("not-measured", "Not measured", unmeasured_cases(measured)));
     }
-    sections.push(PageSection::new("environment", "Environment", shell::facts(&measured.facts)));
+    sections.push(PageSection::new(
+        "environment",
+        "Environment",
+        page_frame::facts(&measured.facts),
+    ));
     sections.push(PageSection::new("glossary", "Glossary", glossary_section()));
     let title = format!("kernelgate: {}", measured.device);
-    let html = shell::page(&title, &report_lead(measured), &sections);
+    let html = page_frame::page(&title, &report_lead(measured), &sections);
     make_file_names_unique(&mut figures);
     Ok(ReportPage { html, figures })
 }
@@ -204,10 +208,10 @@ fn commit_sections(history: &CommitHistories, drawn: &ChartGallery) -> Result<Ma
         p class="note" { "The level is the median of the process runs between two changes; "
             (history.order) "."
             @if joined { " All cards of a model are taken for one: a change may be the card's." } }
-        (shell::chart_gallery(drawn)?)
+        (page_frame::chart_gallery(drawn)?)
         @for (device, table) in report::history::tables(&history.histories) {
-            h3 { (shell::printable(&device)) }
-            (shell::table_from_terminal(&table))
+            h3 { (page_frame::printable(&device)) }
+            (page_frame::table_from_terminal(&table))
         }
     })
 }
@@ -248,7 +252,7 @@ fn workload_sections(cases: &[MeasuredCase]) -> Markup {
     };
     let rows: Vec<Vec<String>> = cases.chunk_by(|a, b| a.workload == b.workload).map(row).collect();
     html! {
-        (shell::table(&header, &rows, |_| false))
+        (page_frame::table(&header, &rows, |_| false))
         p class="note" { "Fastest: the implementation that is fastest in most problems. Speed-up: over \
             the slowest implementation of the same problem." }
     }
@@ -325,9 +329,9 @@ fn cases_table(measured: &ReportMeasurements) -> Markup {
         @if with_networks { p class="note" { (utilization_peaks(measured)) } }
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
             @let (header, rows, common) = without_constant_columns(&header, workload.iter().map(row).collect());
-            h3 { (shell::printable(&workload[0].workload)) }
+            h3 { (page_frame::printable(&workload[0].workload)) }
             @if !common.is_empty() { p class="note" { "All cases: " (common.join(", ")) } }
-            (shell::table(&header, &rows, |i| workload[i].best))
+            (page_frame::table(&header, &rows, |i| workload[i].best))
         }
     }
 }
@@ -361,12 +365,12 @@ fn without_constant_columns<'a>(
 fn unmeasured_cases(measured: &ReportMeasurements) -> Markup {
     html! {
         @for (id, error) in &measured.failed {
-            p { strong { "failed " (shell::printable(id)) } ": " (shell::printable(&error.text)) }
+            p { strong { "failed " (page_frame::printable(id)) } ": " (page_frame::printable(&error.text)) }
         }
         @for (reason, ids) in &measured.skipped {
             details {
-                summary { (ids.len()) " skipped: " (shell::printable(reason)) }
-                ul { @for id in ids.iter().take(MAX_LISTED_IDS) { li { (shell::printable(id)) } } }
+                summary { (ids.len()) " skipped: " (page_frame::printable(reason)) }
+                ul { @for id in ids.iter().take(MAX_LISTED_IDS) { li { (page_frame::printable(id)) } } }
                 @if ids.len() > MAX_LISTED_IDS { p class="note" { "and " (ids.len() - MAX_LISTED_IDS) " more" } }
             }
         }

@@ -4,14 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kernelgate::display::medium::MarkdownText;
+use kernelgate::display::harmless_text::MarkdownText;
 use kernelgate::display::table::TextTable;
 use kernelgate::display::{amount_rate_text, joules_text, time_text};
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::stats::relative_half_range;
 
-use super::measured::{MeasuredCase, PeerTime, ReportMeasurements};
+use super::measured_runs::{MeasuredCase, PeerTime, ReportMeasurements};
 use crate::report::utilization::published_peak_text;
 
 /// A results page of a family of workloads.

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::measured::{MeasuredCase, ReportMeasurements};
+use super::measured_runs::{MeasuredCase, ReportMeasurements};
 use super::report::ReportContent;
 use crate::history::CaseHistory;
-use kernelgate::display::medium::CsvText;
+use kernelgate::display::harmless_text::CsvText;
 use kernelgate::measure::limits::DeviceLimits;
 use kernelgate_cuda::CaseFailure;
 

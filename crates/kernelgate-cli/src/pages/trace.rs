@@ -6,8 +6,8 @@ mod charts;
 use maud::{Markup, html};
 
 use super::charts::{ChartFigure, ChartGallery};
+use super::page_frame::{self, PageSection};
 use super::ranks;
-use super::shell::{self, PageSection};
 use crate::plot::PlotError;
 use kernelgate::display::{byte_text, time_text};
 use kernelgate_trace::diagnose::ranks::JoinedJob;
@@ -28,8 +28,9 @@ pub fn trace_page(
     diagnosis: &TraceDiagnosis,
     gpus: Option<&JoinedJob>,
 ) -> Result<String, PlotError> {
-    let drawn =
-        |figures: Vec<ChartFigure>| shell::chart_gallery(&ChartGallery { figures, left_out: 0 });
+    let drawn = |figures: Vec<ChartFigure>| {
+        page_frame::chart_gallery(&ChartGallery { figures, left_out: 0 })
+    };
     let mut sections = vec![
         PageSection::new("quality", "Data quality", quality_markup(diagnosis)),
         PageSection::new("findings", "Findings", findings_markup(diagnosis)),
@@ -65,7 +66,7 @@ pub fn trace_page(
         section.body.0.replace("<div class=\"gallery\"></div>", "").trim().is_empty()
     };
     sections.retain(|section| !empty(section));
-    Ok(shell::page(
+    Ok(page_frame::page(
         &format!("kernelgate diagnose: {name}"),
         &diagnosis_summary(diagnosis),
         &sections,
@@ -88,7 +89,7 @@ fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
     };
     let mut facts = vec![("recorder", diagnosis.recorder.clone()), ("records", records.join(", "))];
     facts.extend(diagnosis.devices.iter().map(|of| ("device", device(of))));
-    shell::facts(&facts)
+    page_frame::facts(&facts)
 }
 
 /// Warnings about the quality of the trace, which come first.
@@ -96,8 +97,8 @@ fn quality_markup(diagnosis: &TraceDiagnosis) -> Markup {
     html! {
         @for finding in &diagnosis.quality {
             div class=(severity_css_class("banner", finding.severity)) {
-                p { b { (finding.severity.label()) } ": " (shell::printable(&finding.title)) }
-                p class="note" { (shell::printable(&finding.advice)) "." }
+                p { b { (finding.severity.label()) } ": " (page_frame::printable(&finding.title)) }
+                p class="note" { (page_frame::printable(&finding.advice)) "." }
                 (finding_details(finding))
             }
         }
@@ -114,7 +115,7 @@ fn finding_details(finding: &DiagnosisFinding) -> Markup {
         @if !finding.evidence.is_empty() {
             details {
                 summary { "evidence" }
-                (shell::lines(&finding.evidence.iter().map(evidence_text).collect::<Vec<_>>()))
+                (page_frame::lines(&finding.evidence.iter().map(evidence_text).collect::<Vec<_>>()))
             }
         }
     }
@@ -145,7 +146,7 @@ fn findings_markup(diagnosis: &TraceDiagnosis) -> Markup {
         }
         @for finding in &diagnosis.findings {
             h3 class=(severity_css_class("finding", finding.severity)) {
-                (finding.severity.label()) ": " (shell::printable(&finding.title))
+                (finding.severity.label()) ": " (page_frame::printable(&finding.title))
             }
             p class="note" {
                 (finding.id) ", confidence " (finding.confidence.label()) ": measured "
@@ -214,9 +215,9 @@ fn gaps_markup(diagnosis: &TraceDiagnosis) -> Markup {
         ["where", "normal, < 20 µs", "warning, 20 to 50 µs", "severe, > 50 µs", "mean", "longest"];
     html! {
         @if !rows.is_empty() {
-            (shell::table(&header, &rows, |_| false))
+            (page_frame::table(&header, &rows, |_| false))
             h3 { "Why" }
-            (shell::table(&["cause", "where", "gaps", "time"], &causes, |_| false))
+            (page_frame::table(&["cause", "where", "gaps", "time"], &causes, |_| false))
         }
     }
 }
@@ -234,7 +235,7 @@ fn components_markup(diagnosis: &TraceDiagnosis) -> Markup {
     };
     let rows: Vec<Vec<String>> = diagnosis.answers.components.iter().map(row).collect();
     let header = ["range", "times", "host, mean", "kernels", "kernel time", "share"];
-    html! { @if !rows.is_empty() { h3 { "Ranges" } (shell::table(&header, &rows, |_| false)) } }
+    html! { @if !rows.is_empty() { h3 { "Ranges" } (page_frame::table(&header, &rows, |_| false)) } }
 }
 
 /// Held memory, by phase.
@@ -256,7 +257,7 @@ fn memory(diagnosis: &TraceDiagnosis) -> Markup {
         })
         .collect();
     let header = ["phase", "where", "times", "held at most", "change"];
-    html! { @if !rows.is_empty() { h3 { "By phase" } (shell::table(&header, &rows, |_| false)) } }
+    html! { @if !rows.is_empty() { h3 { "By phase" } (page_frame::table(&header, &rows, |_| false)) } }
 }
 
 /// The most useful tables of a trace, if it has data for them.
@@ -289,7 +290,7 @@ fn tables(trace: &Trace) -> Vec<PageSection> {
         let rows: Vec<Vec<String>> = table.rows.iter().take(MAX_ROWS).map(row).collect();
         let more = table.rows.len().saturating_sub(MAX_ROWS);
         let body = html! {
-            (shell::table(&header, &rows, |_| false))
+            (page_frame::table(&header, &rows, |_| false))
             @if more > 0 {
                 p class="note" { (more) " more rows: kernelgate stats --report " (report.name()) }
             }
@@ -315,10 +316,10 @@ fn rules_markup(diagnosis: &TraceDiagnosis) -> Markup {
     let (passed, open) = (without(true), without(false));
     html! {
         @if !passed.is_empty() {
-            details { summary { (passed.len()) " found nothing" } (shell::lines(&passed)) }
+            details { summary { (passed.len()) " found nothing" } (page_frame::lines(&passed)) }
         }
         @if !open.is_empty() {
-            details { summary { (open.len()) " cannot be answered" } (shell::lines(&open)) }
+            details { summary { (open.len()) " cannot be answered" } (page_frame::lines(&open)) }
         }
     }
 }

@@ -3,14 +3,14 @@
 use maud::{Markup, html};
 
 use super::charts::{ChartFigure, ChartGallery};
-use super::shell::{self, PageSection};
+use super::page_frame::{self, PageSection};
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
 use crate::plot::{
     ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, MAX_ROWS,
     PlotError, PlottedUnit, ScaleKind,
 };
-use crate::report::cells;
+use crate::report::judgement_cells;
 use crate::report::summary::{self, VerdictSummary};
 
 /// Verdicts in the order of the colours.
@@ -44,7 +44,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<ChartFigure> {
         let ratio = row.ratio;
         LabelledRow {
             label: row.case.clone(),
-            value: format!("{} {}", cells::change(row), row.verdict.name()),
+            value: format!("{} {}", judgement_cells::change(row), row.verdict.name()),
             marks: vec![ChartRowMark::Interval(
                 bound(ratio.low),
                 ratio.center,
@@ -80,30 +80,30 @@ pub fn verdict_section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
         figure
     });
     let figures = figure.into_iter().collect();
-    let picture = shell::chart_gallery(&ChartGallery { figures, left_out: 0 })?;
+    let picture = page_frame::chart_gallery(&ChartGallery { figures, left_out: 0 })?;
     let table = summary::table(&summary.rows, ["base", "head"], summary.evidence);
     let header: Vec<&str> = table.column_names().iter().map(String::as_str).collect();
     let verdict = |row: usize| Some(summary.rows[row].verdict.name());
     let others: Vec<String> =
         summary.others.iter().map(|other| format!("{}: {}", other.name, other.why)).collect();
     Ok(html! {
-        p { strong { (shell::printable(&summary.headline)) } }
-        (shell::facts(&summary.facts))
+        p { strong { (page_frame::printable(&summary.headline)) } }
+        (page_frame::facts(&summary.facts))
         (picture)
-        (shell::table_with_classes(&header, table.rows(), verdict))
-        @if !summary.notes.is_empty() { (shell::lines(&summary.notes)) }
+        (page_frame::table_with_classes(&header, table.rows(), verdict))
+        @if !summary.notes.is_empty() { (page_frame::lines(&summary.notes)) }
         @if !others.is_empty() {
-            details { summary { (others.len()) " without a verdict" } (shell::lines(&others)) }
+            details { summary { (others.len()) " without a verdict" } (page_frame::lines(&others)) }
         }
         details { summary { "Details, and how to repeat this" }
-            (shell::lines(&summary.details)) pre { (shell::printable(&summary.reproduce)) } }
+            (page_frame::lines(&summary.details)) pre { (page_frame::printable(&summary.reproduce)) } }
     })
 }
 
 /// Makes the HTML page of the verdicts.
 pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
     let sections = [PageSection::new("verdicts", "Verdicts", verdict_section(summary)?)];
-    Ok(shell::page(&page_title(summary), &html! {}, &sections))
+    Ok(page_frame::page(&page_title(summary), &html! {}, &sections))
 }
 
 /// Title of the page: "my-kernels: main (1a2b3c4d) → working tree (5e6f7a8b)".
@@ -119,8 +119,8 @@ fn page_title(summary: &VerdictSummary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::interval::TimeRatio;
     use crate::gate::judgement::tests::timed;
+    use crate::gate::ratio_interval::TimeRatio;
 
     fn row(i: usize, verdict: Verdict, center: f64) -> Judgement {
         timed(&format!("w/f/<b>{i}"), verdict, TimeRatio { center, low: 0.0, high: f64::INFINITY })

@@ -9,25 +9,25 @@
 //! the light one, and a page maps them ([`colour`]).
 
 mod axis;
+mod chart_frame;
 pub mod colour;
-mod frame;
-mod heat;
-mod picture;
+mod drawing_shapes;
+mod font;
+mod heat_map;
+mod labelled_rows;
 mod quantity;
 mod render;
-mod rows;
 mod scale;
-mod text;
-mod xy;
+mod xy_chart;
 
 pub use axis::ChartAxis;
-pub use heat::HeatMap;
-pub use picture::{PictureShape, TextAnchor, VectorPicture};
+pub use drawing_shapes::{PictureShape, TextAnchor, VectorPicture};
+pub use heat_map::HeatMap;
+pub use labelled_rows::{ChartRowMark, LabelledRow, LabelledRows, MAX_ROWS};
 pub use quantity::PlottedUnit;
 pub use render::PlotError;
-pub use rows::{ChartRowMark, LabelledRow, LabelledRows, MAX_ROWS};
 pub use scale::ScaleKind;
-pub use xy::{CurveMark, CurveSeries, GuideLine, Xy};
+pub use xy_chart::{CurveMark, CurveSeries, GuideLine, Xy};
 
 /// A chart: one drawing with its title.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,9 +55,9 @@ impl ChartWithTitle {
     pub fn layout(&self) -> VectorPicture {
         let lines = (self.title.as_str(), self.subtitle.as_str());
         match &self.body {
-            ChartBody::Xy(body) => xy::layout(lines, body),
-            ChartBody::Rows(body) => rows::layout(lines, body),
-            ChartBody::Heat(body) => heat::layout(lines, body),
+            ChartBody::Xy(body) => xy_chart::layout(lines, body),
+            ChartBody::Rows(body) => labelled_rows::layout(lines, body),
+            ChartBody::Heat(body) => heat_map::layout(lines, body),
         }
     }
 

@@ -7,8 +7,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle};
 
 use super::colour::PurposeColour;
-use super::picture::{PictureShape, TextAnchor, VectorPicture};
-use super::text::PixelImage;
+use super::drawing_shapes::{PictureShape, TextAnchor, VectorPicture};
+use super::font::PixelImage;
 use kernelgate::record::text::printable_on_terminal;
 
 /// The reason why a chart could not be drawn.

@@ -148,7 +148,7 @@ fn rows_have_their_labels_and_stay_inside() {
 fn assert_shapes_inside(picture: &VectorPicture) {
     for shape in &picture.shapes {
         let PictureShape::Text { x, text, size, anchor, .. } = shape else { continue };
-        let width = text::text_width(text, *size);
+        let width = font::text_width(text, *size);
         let left = match anchor {
             TextAnchor::Start => *x,
             TextAnchor::Middle => x - width / 2.0,

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::summary::{self, UnjudgedEntry, UnjudgedKind};
 use super::verdicts::{VerdictWording, lines_for_first_cases};
 use crate::gate::baseline::{BaselineFacts, GateReport};
-use crate::gate::interval::SpreadSource;
 use crate::gate::judgement::{Judgement, RunEvidence, SideRunCounts};
+use crate::gate::ratio_interval::SpreadSource;
 
 impl VerdictWording for BaselineFacts {
     const METHOD_COMMAND: &'static str = "kernelgate gate";

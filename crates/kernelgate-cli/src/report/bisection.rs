@@ -75,7 +75,7 @@ fn suspect_commit_line(SuspectCommit { commit, subject, merged }: &SuspectCommit
 }
 
 fn ratio_range(CommitTimeRatio { ratio, low, high }: &CommitTimeRatio) -> String {
-    let percent = super::cells::percent;
+    let percent = super::judgement_cells::percent;
     format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))
 }
 

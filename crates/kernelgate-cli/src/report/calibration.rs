@@ -1,6 +1,6 @@
 //! A calibration as text and Markdown: false alarms, power, noise, and the recommended thresholds.
 
-use kernelgate::display::medium::MarkdownText;
+use kernelgate::display::harmless_text::MarkdownText;
 use kernelgate::record::text::{on_one_line, printable_on_terminal};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

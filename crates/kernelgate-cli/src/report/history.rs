@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::cells::percent;
+use super::judgement_cells::percent;
 use crate::history::series::LevelChange;
 use crate::history::{CaseHistory, CommitOrder, SkippedRecordFile};
 use kernelgate::display::table::TextTable;

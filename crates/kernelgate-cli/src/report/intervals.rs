@@ -1,6 +1,6 @@
 //! Changes with their intervals as lines of text, for a comment without pictures.
 
-use super::cells;
+use super::judgement_cells;
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
 use kernelgate::display::table::shortened_text;
@@ -60,14 +60,18 @@ fn interval_line(row: &Judgement, end: f64) -> String {
     }
     field[column(row.ratio.center)] = 'o';
     let field: String = field.into_iter().collect();
-    format!("{field} {:>8}  {}", cells::change(row), shortened_text(&row.case, MAX_CASE_ID_COLUMNS))
+    format!(
+        "{field} {:>8}  {}",
+        judgement_cells::change(row),
+        shortened_text(&row.case, MAX_CASE_ID_COLUMNS)
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::interval::TimeRatio;
     use crate::gate::judgement::tests::timed;
+    use crate::gate::ratio_interval::TimeRatio;
 
     fn row(case: &str, verdict: Verdict, (low, center, high): (f64, f64, f64)) -> Judgement {
         timed(case, verdict, TimeRatio { center, low, high })

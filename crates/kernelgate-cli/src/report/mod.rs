@@ -4,12 +4,12 @@
 mod baseline;
 pub mod bisection;
 pub mod calibration;
-pub mod cells;
 pub mod comparison;
 pub mod costs;
 pub mod formats;
 pub mod history;
 pub mod intervals;
+pub mod judgement_cells;
 pub mod summary;
 pub mod utilization;
 pub mod verdicts;

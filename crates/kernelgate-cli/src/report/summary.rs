@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::cells;
+use super::judgement_cells;
 use crate::gate::costs::CostGrowth;
 use crate::gate::judgement::Judgement;
 use crate::gate::outputs::verification::VerificationLoss;
@@ -186,12 +186,12 @@ pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> TextTable 
         table.row(vec![
             row.case.clone(),
             row.verdict.name().to_owned(),
-            cells::base_time_cell(row),
-            cells::head(row),
-            cells::change(row),
-            cells::interval(row),
-            cells::detectable(row),
-            cells::evidence(row),
+            judgement_cells::base_time_cell(row),
+            judgement_cells::head(row),
+            judgement_cells::change(row),
+            judgement_cells::interval(row),
+            judgement_cells::detectable(row),
+            judgement_cells::evidence(row),
         ]);
     }
     table

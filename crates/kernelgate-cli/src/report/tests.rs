@@ -19,7 +19,7 @@ use crate::gate::comparison::{
     BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench, FailedProcess,
 };
 use crate::gate::costs::{CaseCost, ConfirmationPairs, CostGrowth};
-use crate::gate::interval::{SingleRunSpread, SpreadSource, TimeRatio};
+use crate::gate::inconclusive_reason::{BuildFailure, DecidingSide, InconclusiveReason};
 use crate::gate::judgement::{Judgement, JudgementEvidence, RunEvidence, SideRunCounts};
 use crate::gate::kernels::code::{CodeComparison, ComparedKernels};
 use crate::gate::kernels::explanation::{ChangeExplanation, SlowdownCause};
@@ -27,7 +27,7 @@ use crate::gate::limits::{CaseLimits, SourcedLimit};
 use crate::gate::outputs::numerics::{ErrorFigure, ErrorGrowth, NumericsReport};
 use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::paired::{Arm, InconclusiveCause, PairedDecision, TestPlan};
-use crate::gate::reason::{BuildFailure, DecidingSide, InconclusiveReason};
+use crate::gate::ratio_interval::{SingleRunSpread, SpreadSource, TimeRatio};
 use crate::gate::rules::{AppliedAcceptance, RemovedCasesMeaning, RulesReport};
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::RefusedBench;

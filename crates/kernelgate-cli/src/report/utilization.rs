@@ -2,7 +2,7 @@
 //! attention counted as half, over the operations that the device could compute in the same time.
 
 use kernelgate::record::WorkRecord;
-use kernelgate_trace::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
+use kernelgate_trace::analyze::work::device_peaks::{DevicePeaks, MatrixPrecision};
 
 /// Utilization of the matrix units by a launch; a share is absent without a peak.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

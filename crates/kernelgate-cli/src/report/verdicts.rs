@@ -7,8 +7,8 @@ use std::fmt::Display;
 use std::fmt::Write as _;
 
 use super::summary::{self, UnjudgedEntry, UnjudgedKind, VerdictSummary};
+use crate::gate::inconclusive_reason::InconclusiveReason;
 use crate::gate::judgement::Judgement;
-use crate::gate::reason::InconclusiveReason;
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::{ExitFacts, Verdicts};
 use kernelgate::record::text::{indent_lines, printable_on_terminal};

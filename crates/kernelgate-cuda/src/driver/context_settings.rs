@@ -8,7 +8,7 @@
 use cudarc::driver::sys::{CUfunc_cache, CUlimit, CUlimit_enum as Limit};
 use cudarc::driver::{CudaContext, DriverError};
 
-use super::status::failed;
+use super::driver_error::failed;
 use crate::BackendError;
 
 /// Limits that are restored, with their names. Limits of dynamic parallelism are restored too if

@@ -14,20 +14,20 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-use super::check::{CodeTarget, device_architecture};
-pub use super::check::{DeviceError, check_gpu, gpu_count, l2_cache_bytes, older_nvrtc_hint};
 use super::context_settings::ContextSettings;
+use super::driver_error::{describe, failed};
+use super::gpu_check::{CodeTarget, device_architecture};
+pub use super::gpu_check::{DeviceError, check_gpu, gpu_count, l2_cache_bytes, older_nvrtc_hint};
 use super::launch::kernel::Kernel;
 use super::launch::shape::Launch;
-use super::launch::stages::{StageClockedKernel, StageCounters};
-use super::launch::used::LoadedKernels;
+use super::launch::stage_times::{StageClockedKernel, StageCounters};
+use super::launch::used_kernels::LoadedKernels;
 use super::memory::buffer::{DeviceBuffer, out_of_memory_error as out_of_memory};
-use super::memory::staging::PinnedStagingBuffer;
+use super::memory::staged_copies::PinnedStagingBuffer;
 use super::options::DeviceOptions;
-use super::status::{describe, failed};
+use super::stream::host_wait;
 use super::stream::raw_stream::{RawContext, RawStream};
 use super::stream::stream_settings::StreamSettings;
-use super::stream::wait;
 use crate::BackendError;
 use crate::architecture;
 use crate::compiler::cache;
@@ -274,7 +274,7 @@ impl Device {
 
     /// Waits until all launched work of the GPU has finished.
     pub fn synchronize(&self) -> Result<(), BackendError> {
-        wait::finish_stream(&self.stream, &self.marker, self.options.timeout)
+        host_wait::finish_stream(&self.stream, &self.marker, self.options.timeout)
     }
 
     /// Waits for the end of all work on the stream, without a timeout.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::check;
 use super::device::{Device, DeviceError};
-use super::launch::used::LoadedKernels;
+use super::gpu_check;
+use super::launch::used_kernels::LoadedKernels;
 use super::options::DeviceOptions;
 use super::peers::{self, PeerLink};
 use crate::BackendError;
@@ -67,7 +67,7 @@ impl Devices<usize> {
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
         let devices = Devices { first, others: others.collect::<Result<_, _>>()? };
         let facts = devices.iter().map(|device| device.facts());
-        check::require_one_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
+        gpu_check::require_one_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
         peers::enable_peer_access(&devices.device_references())?;
         Ok(devices)
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::device::Device;
-use super::status::failed;
+use super::driver_error::failed;
 use crate::BackendError;
 use nodes::{add_clearing_node, graph_node_type, is_work_node, list_graph_nodes};
 
@@ -337,7 +337,7 @@ pub(super) fn add_full_dependency(stream: &CudaStream) -> Result<(), BackendErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruments::spin::SpinKernel;
+    use crate::instruments::spin_kernel::SpinKernel;
     use crate::testing::lock_first_gpu;
     use cudarc::driver::result;
 

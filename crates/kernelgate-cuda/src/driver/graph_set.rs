@@ -134,7 +134,7 @@ impl GraphSet {
 mod tests {
     use super::*;
     use crate::instruments::barrier::MultiGpuBarrier;
-    use crate::instruments::spin::SpinKernel;
+    use crate::instruments::spin_kernel::SpinKernel;
     use crate::testing::two_gpus_for_test;
 
     #[test]

@@ -8,7 +8,7 @@ use cudarc::driver::{DriverError, result};
 use serde::{Deserialize, Serialize};
 
 use super::device::{Device, DeviceError};
-use super::status::describe;
+use super::driver_error::describe;
 use crate::BackendError;
 
 /// How the GPUs of a set reach each other's memory: the weakest of all pairs.

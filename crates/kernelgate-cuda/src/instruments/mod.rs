@@ -3,10 +3,10 @@
 pub mod bandwidth;
 pub mod barrier;
 pub mod matmul;
+pub mod memory_traffic;
 pub mod peer_copy;
-pub mod spin;
+pub mod spin_kernel;
 pub mod timing;
-pub mod traffic;
 
 use crate::spec::{ListedKernel, list_kernel_rows};
 
@@ -16,9 +16,9 @@ pub fn instrument_kernels() -> Vec<ListedKernel> {
         list_kernel_rows(bandwidth::BANDWIDTH_KERNELS),
         list_kernel_rows(barrier::BARRIER_KERNELS),
         list_kernel_rows(peer_copy::PEER_COPY_KERNELS),
-        list_kernel_rows(spin::SPIN_KERNELS),
+        list_kernel_rows(spin_kernel::SPIN_KERNELS),
         list_kernel_rows(timing::TIMING_KERNELS),
-        list_kernel_rows(traffic::TRAFFIC_KERNELS),
+        list_kernel_rows(memory_traffic::TRAFFIC_KERNELS),
         list_kernel_rows(matmul::MATMUL_KERNELS),
     ]
     .concat()

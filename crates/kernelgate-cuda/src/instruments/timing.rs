@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::driver::memory::mailbox::{HostDeviceMailbox, PinnedWords};
-use crate::driver::stream::hold::StreamHold;
+use crate::driver::stream::stream_hold::StreamHold;
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// Kernels of the timing; their parameter is the number of multiprocessors, which sizes the flush's

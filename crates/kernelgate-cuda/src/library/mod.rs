@@ -4,22 +4,22 @@
 //! from that handle; all libraries have one major version of CUDA, which the driver supports.
 //! Libraries at relative paths are never loaded. The CUDA runtime and `nvcc` are not used.
 
-mod choice;
+mod complete_file;
 mod cudnn;
-mod kind;
-mod opened;
-mod process;
+mod library_kind;
+mod nvrtc_choice;
+mod opened_library;
+mod process_libraries;
 mod search;
-mod unusable;
+mod unusable_files;
 mod version;
-mod whole;
 
-pub use kind::RequiredLibrary;
-pub use opened::mapped_library_file;
-pub use process::{
+pub use library_kind::RequiredLibrary;
+pub use opened_library::mapped_library_file;
+pub use process_libraries::{
     LoadedLibrary, NvrtcChoice, choose_nvrtc, cuda_major_to_use, driver_cuda_version,
     function_of_library, load_once, loaded_library_versions, typed_function, unused_library_files,
 };
 pub use search::ignored_path_settings;
-pub use unusable::unusable_library_files;
+pub use unusable_files::unusable_library_files;
 pub use version::{CudaVersion, OLDEST_SUPPORTED_DRIVER};

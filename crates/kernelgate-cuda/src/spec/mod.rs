@@ -6,12 +6,12 @@
 //! row. Deliberately absent: a registry. Each kernel family has its specifications as constants,
 //! and one slice with all of them.
 
-mod list;
-mod load;
-mod requires;
-mod row;
+mod kernel_spec;
+mod loaded_kernel;
+mod required_architecture;
+mod spec_list;
 
-pub use list::{ListedKernel, list_kernel_rows};
-pub use load::LoadedKernel;
-pub use requires::RequiredArchitecture;
-pub use row::KernelSpec;
+pub use kernel_spec::KernelSpec;
+pub use loaded_kernel::LoadedKernel;
+pub use required_architecture::RequiredArchitecture;
+pub use spec_list::{ListedKernel, list_kernel_rows};

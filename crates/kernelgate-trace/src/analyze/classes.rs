@@ -6,7 +6,7 @@
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
 use crate::model::Trace;
 pub use crate::model::collective::CollectiveKind;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 
 /// Class of a GPU operation: compute, communication, copy, memset or migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

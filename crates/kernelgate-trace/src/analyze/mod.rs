@@ -4,8 +4,8 @@
 pub mod classes;
 pub mod launches;
 pub mod operations;
-pub mod order;
 pub mod ranges;
 pub mod replay;
+pub mod time_order;
 pub mod timeline;
 pub mod work;

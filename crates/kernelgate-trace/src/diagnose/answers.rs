@@ -2,10 +2,10 @@
 
 use hashbrown::HashMap;
 
-use super::context::DiagnosisContext;
+use super::trace_facts::DiagnosisContext;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
 use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use crate::stats::{GroupedSamples, ValueSummary};
 
 /// Maximum number of kernels and components that are listed.

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::host::OutermostRange;
 use crate::model::Trace;
-use crate::model::names::without_numbers_in_name;
+use crate::model::interned_names::without_numbers_in_name;
 
 /// Device memory of a process on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]

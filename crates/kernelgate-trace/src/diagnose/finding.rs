@@ -4,7 +4,7 @@ use super::account::DeviceTimeAccount;
 use super::answers::TraceAnswers;
 use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
-use super::host::gaps::IdleGapReport;
+use super::host::gpu_gaps::IdleGapReport;
 use super::network::NetworkPhases;
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;

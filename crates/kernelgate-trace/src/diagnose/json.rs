@@ -10,9 +10,9 @@ use super::finding::{
     DiagnosisFinding, DiagnosisQuestion, FindingEvidence, NumberWithUnit, ProcessDeviceUse,
     QuestionAnswer, TraceDiagnosis,
 };
-use super::host::gaps::GapLengthClass;
+use super::host::gpu_gaps::GapLengthClass;
 use super::network::NetworkPhases;
-use super::tree::RangeTreeNode;
+use super::range_tree::RangeTreeNode;
 use crate::stats::ValueSummary;
 
 /// Version of the JSON format; it is raised when a field changes its meaning. The schema of the

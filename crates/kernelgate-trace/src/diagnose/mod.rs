@@ -8,7 +8,6 @@
 mod account;
 mod answers;
 pub mod checklist;
-mod context;
 mod critical;
 mod device_memory;
 pub mod difference;
@@ -16,14 +15,15 @@ mod finding;
 mod host;
 mod json;
 mod labels;
+mod ncu_launches;
 pub mod network;
-mod platform;
-mod profiled;
+mod range_tree;
 pub mod ranks;
 mod rules;
 mod text;
-mod tree;
+mod trace_facts;
 mod utilization;
+mod vendor_names;
 
 pub use crate::analyze::work::kernel_kinds::KernelClass;
 pub use account::{
@@ -38,17 +38,17 @@ pub use finding::{
     FindingSeverity, FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit,
     ProcessDeviceUse, QuestionAnswer, ReplayedGain, ShortenedKernels, TraceDiagnosis,
 };
-pub use host::cause::IdleCauseKind;
-pub use host::gaps::{GapLengthClass, IdleCause, IdleGapReport, OperationsAroundGap};
+pub use host::gap_cause::IdleCauseKind;
+pub use host::gpu_gaps::{GapLengthClass, IdleCause, IdleGapReport, OperationsAroundGap};
 pub use labels::readable_name;
-pub use rules::reference::RuleEntry;
+pub use range_tree::{RangeTreeNode, TimeBound};
 pub use rules::rule_entries;
-pub use tree::{RangeTreeNode, TimeBound};
+pub use rules::rule_list::RuleEntry;
 
 use std::path::Path;
 
-use context::DiagnosisContext;
 use host::HostPassState;
+use trace_facts::DiagnosisContext;
 
 use crate::error::TraceError;
 use crate::model::Trace;
@@ -66,7 +66,7 @@ impl<'a> JoinedTrace<'a> {
     /// The device's work in each range, outer ranges before those inside. Ranges whose names differ
     /// only in numbers are merged, except ranges named in `apart`.
     pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeTreeNode> {
-        tree::build_range_tree(&self.0, apart)
+        range_tree::build_range_tree(&self.0, apart)
     }
 
     /// Diagnoses the job.

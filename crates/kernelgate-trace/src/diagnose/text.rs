@@ -7,7 +7,7 @@ use super::finding::{
     DiagnosisFinding, FindingEvidence, InspectedShare, InspectedUnit, QuestionAnswer,
     TraceDiagnosis,
 };
-use super::host::gaps::GapLengthClass;
+use super::host::gpu_gaps::GapLengthClass;
 use super::labels::readable_name;
 use crate::stats::{shorten, with_thousands_separators};
 

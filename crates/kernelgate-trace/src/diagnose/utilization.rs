@@ -8,19 +8,19 @@ use std::hash::Hash;
 use hashbrown::{HashMap, HashSet};
 use serde_json::{Value, json};
 
-use super::context::DiagnosisContext;
 use super::labels::readable_name;
 use super::text::{percent, time, wrap_line};
+use super::trace_facts::DiagnosisContext;
 use crate::analyze::launches::NO_CALL;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
+use crate::analyze::work::device_peaks::{DevicePeaks, MatrixPrecision};
 use crate::analyze::work::operator_work::{self, OperatorWork};
-use crate::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
 use crate::analyze::work::utilization::{
     DeviceUtilization, OperatorUtilization, RangeUtilization, WorkAndTimeSum,
 };
 use crate::model::Trace;
 use crate::model::gpu::DeclaredWorkCount;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use crate::stats::{shorten, with_thousands_separators};
 
 /// Maximum number of operators and ranges that are listed.

@@ -1,6 +1,6 @@
 //! Collectives as described by the framework that called them.
 
-use super::names::NameId;
+use super::interned_names::NameId;
 
 /// Descriptions of the kernels that communicate, in the order of their rows.
 #[derive(Debug, Clone, Default)]

@@ -1,7 +1,7 @@
 //! The GPU's work as columns, one a field, all of the same length.
 
-use super::names::NameId;
-use super::packed::{PackedColumn, PackedValue};
+use super::interned_names::NameId;
+use super::packed_columns::{PackedColumn, PackedValue};
 
 /// The place of an operation: an index into [`super::Trace::places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

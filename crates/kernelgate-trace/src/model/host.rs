@@ -1,7 +1,7 @@
 //! The host's work as tables with columns.
 
 use super::gpu::select_elements;
-use super::names::NameId;
+use super::interned_names::NameId;
 
 /// A thread of a host process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::gpu::LaunchShape;
-use super::names::NameId;
+use super::interned_names::NameId;
 
 /// One kernel launch that Nsight Compute profiled.
 #[derive(Debug, Clone)]

@@ -8,9 +8,9 @@ pub mod collective;
 pub mod collectives;
 pub mod gpu;
 pub mod host;
+pub mod interned_names;
 pub mod kernel_metrics;
-pub mod names;
-pub mod packed;
+pub mod packed_columns;
 pub mod quality;
 
 use std::collections::BTreeMap;
@@ -27,9 +27,9 @@ use host::{
     ApiCallTable, HostMarkTable, HostRangeTable, HostThread, OperatorInputs, OsCallTable,
     ThreadSwitchTable,
 };
+use interned_names::{NameId, TraceNames};
 use kernel_metrics::ProfiledLaunch;
-use names::{NameId, TraceNames};
-use packed::PackedColumn;
+use packed_columns::PackedColumn;
 use quality::TraceQuality;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -1,22 +1,22 @@
 //! Files into the activity model: recognised by their content, not by their name.
 
-mod builder;
 mod chrome;
 mod convert;
 mod demangle;
 mod json_source;
+mod locale_numbers;
 mod ncu;
 mod ncu_report;
 mod nsys;
-mod numbers;
 mod recording;
 mod rocprof;
 mod rows;
-mod unsupported;
-mod wanted;
+mod trace_builder;
+mod unsupported_files;
+mod wanted_parts;
 
 pub use rows::{CallRow, RangeOrCall, RangeRow, StreamedRows, for_each_row};
-pub use wanted::WantedTraceParts;
+pub use wanted_parts::WantedTraceParts;
 
 use std::io::Read;
 use std::path::Path;
@@ -116,7 +116,7 @@ fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
     let unknown = |reason: &str| {
         Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() })
     };
-    if let Some(reason) = unsupported::recognise_unsupported(path, &head) {
+    if let Some(reason) = unsupported_files::recognise_unsupported(path, &head) {
         return unknown(&reason);
     }
     if head.starts_with(b"SQLite format 3\0") {
@@ -128,7 +128,7 @@ fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
     if head.starts_with(&[0x1f, 0x8b]) {
         let head = json_source::first_unpacked_bytes(path, RECOGNISED_HEAD_BYTES)
             .map_err(TraceError::io(path))?;
-        return match unsupported::recognise_unsupported(path, &head) {
+        return match unsupported_files::recognise_unsupported(path, &head) {
             Some(reason) => unknown(&reason),
             None if rocprof::looks_like_rocprof(&head) => Ok(TraceFormat::Rocprof),
             None => Ok(TraceFormat::Chrome),
@@ -164,7 +164,7 @@ fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
         }
         _ => {}
     }
-    if let Some(reason) = unsupported::recognise_text(&head) {
+    if let Some(reason) = unsupported_files::recognise_text(&head) {
         return unknown(&reason);
     }
     unknown(

@@ -9,13 +9,13 @@ use std::path::Path;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::builder::TraceBuilder;
 use super::demangle::readable_kernel_name;
-use super::numbers::{DecimalFormat, looks_numeric};
+use super::locale_numbers::{DecimalFormat, looks_numeric};
+use super::trace_builder::TraceBuilder;
 use crate::error::TraceError;
 use crate::model::gpu::LaunchShape;
+use crate::model::interned_names::TraceNames;
 use crate::model::kernel_metrics::{KernelMetric, ProfiledLaunch};
-use crate::model::names::TraceNames;
 use crate::model::{Trace, TraceRecorder};
 
 /// Bytes of CSV that are read at most.

@@ -8,8 +8,8 @@ use std::path::Path;
 use hashbrown::HashMap;
 use serde::Deserialize;
 
-use super::builder::TraceBuilder;
 use super::json_source;
+use super::trace_builder::TraceBuilder;
 use crate::error::TraceError;
 use crate::model::gpu::{LaunchShape, MemoryKind, OperationColumns, OperationPlace};
 use crate::model::host::RangeStyle;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::model::Trace;
 use crate::model::host::RangeStyle;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 
 /// A named range.
 #[derive(Debug, Clone, Copy)]

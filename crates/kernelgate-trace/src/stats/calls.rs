@@ -1,6 +1,6 @@
 //! Makes tables of CUDA API calls.
 
-use super::cells::{count_cell, groups_by_total, summary_table};
+use super::shared_cells::{count_cell, groups_by_total, summary_table};
 use super::summary::{GroupedSamples, ValueSummary};
 use super::table::{StatsTable, TableCell};
 use crate::analyze::launches::{NO_CALL, TraceLaunches};

@@ -1,6 +1,6 @@
 //! Makes tables of GPU operations.
 
-use super::cells::{count_cell, groups_by_total, summary_table};
+use super::shared_cells::{count_cell, groups_by_total, summary_table};
 use super::summary::{GroupedSamples, ValueSummary};
 use super::table::{StatsTable, TableCell};
 use crate::analyze::operations::{MEMSET_NAME, memcpy_name};

@@ -4,11 +4,11 @@
 //! supported.
 
 mod calls;
-mod cells;
 mod gpu;
-mod projections;
 mod range_kernels;
+mod range_projections;
 mod ranges;
+mod shared_cells;
 mod summary;
 mod table;
 
@@ -18,13 +18,13 @@ pub use table::{StatsTable, TableCell, shorten, with_thousands_separators};
 
 use std::path::Path;
 
-use projections::ProjectionSums;
 use range_kernels::KernelSumsByRange;
+use range_projections::ProjectionSums;
 use ranges::{EndOfRows, RangeSumsByName, StreamedSums};
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use crate::read::{self, WantedTraceParts};
 
 /// A table.

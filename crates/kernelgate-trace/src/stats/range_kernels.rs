@@ -1,13 +1,13 @@
 //! Kernels by the ranges that they were launched in.
 
-use super::cells::{count_cell, total_cells_without_share};
 use super::ranges::{EndOfRows, StreamedSums, regroup_by_meaning};
+use super::shared_cells::{count_cell, total_cells_without_share};
 use super::summary::GroupedSamples;
 use super::table::{StatsTable, TableCell};
-use crate::analyze::launches::passing::{LaunchedOperations, OpenRangesByThread};
+use crate::analyze::launches::passing_calls::{LaunchedOperations, OpenRangesByThread};
 use crate::analyze::operations::{AllOperations, OperationKind};
 use crate::model::host::RangeStyle;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use crate::model::{InternedValues as Interner, Trace};
 use crate::read::{CallRow, RangeOrCall};
 

@@ -3,11 +3,11 @@
 
 use std::hash::Hash;
 
-use super::cells::{groups_by_total, summary_table};
+use super::shared_cells::{groups_by_total, summary_table};
 use super::summary::GroupedSamples;
 use super::table::{StatsTable, TableCell};
 use crate::model::host::RangeStyle;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use crate::model::{InternedValues as Interner, Trace};
 use crate::read::{RangeOrCall, RangeRow};
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kernelgate_trace::analyze::launches::TraceLaunches;
 use kernelgate_trace::analyze::operations::AllOperations;
-use kernelgate_trace::analyze::timeline::idle;
+use kernelgate_trace::analyze::timeline::idle_time;
 use kernelgate_trace::diagnose::difference::{AmountChange, TraceSums, compare_sums};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
@@ -144,11 +144,11 @@ fn gaps_are_those_of_an_independent_count() {
         let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
         let count = trace.kernels.on_gpu.len() as u32;
         assert_eq!(
-            gaps(&trace, &idle::activity_of_devices(&trace, |id| id < count)),
+            gaps(&trace, &idle_time::activity_of_devices(&trace, |id| id < count)),
             *kernels,
             "{name}: kernels"
         );
-        let activities = idle::activity_of_devices(&trace, |_| true);
+        let activities = idle_time::activity_of_devices(&trace, |_| true);
         assert_eq!(gaps(&trace, &activities), *all, "{name}: all operations");
         let span: i64 = activities.iter().map(|of| of.span_of_gaps_ns()).sum();
         let worked: i64 = activities.iter().map(|of| of.busy_ns).sum();
@@ -158,7 +158,7 @@ fn gaps_are_those_of_an_independent_count() {
 }
 
 /// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
-fn gaps(trace: &Trace, activities: &[idle::DeviceActivity]) -> Gaps {
+fn gaps(trace: &Trace, activities: &[idle_time::DeviceActivity]) -> Gaps {
     let all = AllOperations::new(trace);
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);

@@ -1,7 +1,7 @@
 //! Shares of a device's peaks: by the shapes that PyTorch records, and by sizes in names.
 
 use crate::fixture::{file, lines_with};
-use kernelgate_trace::analyze::work::peaks::MatrixPrecision;
+use kernelgate_trace::analyze::work::device_peaks::MatrixPrecision;
 use kernelgate_trace::analyze::work::utilization::{DeviceUtilization, RooflineLimit};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::read::{self, WantedTraceParts};

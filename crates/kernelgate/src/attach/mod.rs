@@ -39,7 +39,7 @@
 //! its own. Deliberately absent: timing.
 
 mod definition;
-mod golden;
+mod golden_tensors;
 mod problem;
 mod row;
 pub mod safetensors;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::definition::{OutputReference, ProblemDefinition, TensorSpec};
-use super::golden;
+use super::golden_tensors;
 use crate::backend::BackendError;
 use crate::backend::cpu::CpuTask;
 use crate::backend::cuda::{CudaTask, Device};
@@ -46,7 +46,7 @@ impl BoundDefinition {
     pub fn new(point: Point, rows: Arc<[AttachedRow]>, definition: ProblemDefinition) -> Self {
         let golden = match &definition.reference {
             OutputReference::Golden(path) => {
-                golden::read_golden(path, &definition.inputs, &definition.outputs)
+                golden_tensors::read_golden(path, &definition.inputs, &definition.outputs)
             }
             _ => Ok(Default::default()),
         };

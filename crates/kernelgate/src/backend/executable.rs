@@ -2,7 +2,7 @@
 
 use kernelgate_cuda::BackendError;
 
-use super::allowed::AllowedActions;
+use super::allowed_actions::AllowedActions;
 use crate::workload::{Tensor, Tensors};
 
 /// Content of the outputs before a launch.

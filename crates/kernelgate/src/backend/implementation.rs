@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::{BackendError, Device, Devices};
 
+use super::compute_target::BackendKind;
 use super::program::{Capture, Program};
-use super::target::BackendKind;
 use super::{cpu, cuda};
 use crate::workload::Tensors;
 

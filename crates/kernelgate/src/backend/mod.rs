@@ -2,7 +2,8 @@
 //!
 //! Deliberately absent: clocks. A backend launches and synchronises; `measure` times.
 
-mod allowed;
+mod allowed_actions;
+mod compute_target;
 pub mod cpu;
 pub mod cuda;
 mod executable;
@@ -10,10 +11,9 @@ pub mod failure_facts;
 pub mod host_timeout;
 mod implementation;
 pub mod program;
-mod target;
 
-pub use allowed::AllowedActions;
+pub use allowed_actions::AllowedActions;
+pub use compute_target::{BackendKind, BenchTarget};
 pub use executable::{Executable, OutputContent};
 pub use implementation::{Implementation, Prepare, PrepareOnCuda};
 pub use kernelgate_cuda::BackendError;
-pub use target::{BackendKind, BenchTarget};

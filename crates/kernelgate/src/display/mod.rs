@@ -1,7 +1,7 @@
 //! Formats numbers and tables for people. No decisions here.
 
 pub mod duration;
-pub mod medium;
+pub mod harmless_text;
 pub mod runs;
 pub mod table;
 pub mod terminal;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use super::table::TextTable;
 use super::{amount_rate_text, joules_text, natural_sort_key, time_text};
-use crate::measure::audit::reuse;
+use crate::measure::audit::reused_results;
 use crate::measure::energy::LaunchEnergy;
 use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
@@ -87,7 +87,7 @@ const TABLE_REMARKS: [TableRemark; 11] = [
         !run.environment.is_on_host()
             && case.verification.after.is_some()
             && !launches_ns.is_empty()
-            && !reuse::is_resolved(stats::median(&launches_ns))
+            && !reused_results::is_resolved(stats::median(&launches_ns))
     }),
 ];
 

@@ -1,6 +1,6 @@
 //! Tables, aligned for a terminal or as Markdown.
 
-use super::medium::MarkdownText;
+use super::harmless_text::MarkdownText;
 use super::terminal::wrap_terminal_line;
 use crate::record::text::on_one_line;
 

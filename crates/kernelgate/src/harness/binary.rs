@@ -4,16 +4,16 @@ use std::process::ExitCode;
 
 use super::error::{HarnessError, shorten_for_message};
 use super::peers::PeerProgramSource;
-use super::recording::stored;
+use super::recording::criterion_results;
 use super::running::sampling::{criterion_with_measurement, open_criterion_group};
 use super::running::{bench_run, estimate, test_run, trial, trial_run};
+use super::selection::backend_choice::BenchPlace;
 use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectionChoice};
 use super::selection::filter::CaseFilter;
-use super::selection::place::BenchPlace;
 use super::selection::{cases, names};
 use super::settings::args::ProcessMode;
 use super::settings::{BenchSettings, process};
-use super::{answer, guard};
+use super::{answer, panic_guard};
 use crate::backend::BenchTarget;
 use crate::exit::ExitReason;
 use crate::measure::criterion::ElapsedTimeMethod;
@@ -132,7 +132,7 @@ impl Harness {
             Err(exit) => return exit,
         };
         settings.device.options.files = self.kernel_files;
-        let outcome = guard::catch_panic(|| self.run(&settings))
+        let outcome = panic_guard::catch_panic(|| self.run(&settings))
             .unwrap_or_else(|panic| Err(HarnessError::Panic(panic)));
         outcome.map_or_else(|error| process::print_failure(&error), Into::into)
     }
@@ -176,9 +176,19 @@ impl Harness {
         let store = BaselineStore::discover();
         let baselines = &settings.baselines;
         if !matches!(settings.mode, ProcessMode::Test | ProcessMode::Profile) {
-            stored::check_stored_baseline(&store, &selection, baselines.load.as_deref(), true)?;
-            stored::check_stored_baseline(&store, &selection, baselines.compare.as_deref(), true)?;
-            stored::check_stored_baseline(
+            criterion_results::check_stored_baseline(
+                &store,
+                &selection,
+                baselines.load.as_deref(),
+                true,
+            )?;
+            criterion_results::check_stored_baseline(
+                &store,
+                &selection,
+                baselines.compare.as_deref(),
+                true,
+            )?;
+            criterion_results::check_stored_baseline(
                 &store,
                 &selection,
                 baselines.compare_if_stored.as_deref(),
@@ -309,7 +319,7 @@ impl Harness {
                 let target = settings.device.open(&place)?;
                 answer::profile::profile_cases(&selection, seed, &target, action.recorded())?
             }
-            _ => BenchResponseBody::List(answer::list::list_cases(
+            _ => BenchResponseBody::List(answer::list_cases::list_cases(
                 self.own_suites(),
                 &selection,
                 &place,

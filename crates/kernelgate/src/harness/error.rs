@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::backend::BackendError;
-use crate::harness::guard::CaughtPanic;
+use crate::harness::panic_guard::CaughtPanic;
 use crate::record::RecordFileError;
 use crate::record::provenance::InvalidCommit;
 use crate::record::store::StoreError;

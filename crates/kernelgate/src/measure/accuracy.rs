@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use super::audit::cupti::CuptiRecording;
 use super::events::EventTimer;
-use super::{CacheState, plausibility, queue};
+use super::{CacheState, launch_queue, plausibility};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::BandwidthPasses;
-use kernelgate_cuda::instruments::spin::SpinKernel;
+use kernelgate_cuda::instruments::spin_kernel::SpinKernel;
 use kernelgate_cuda::instruments::timing::{StreamBlocker, TimingInstruments};
 use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity};
 use kernelgate_cuda::observe::cupti::RecordingExtent;
@@ -162,7 +162,7 @@ pub fn time_case_by_events_and_cupti(
         let why = "launches that carry state on cannot follow each other";
         return Err(BackendError::NotTimed(why.into()));
     }
-    queue::check_launches_fit_queue(events.device(), LAUNCHES_PER_ROW, executable)?;
+    launch_queue::check_launches_fit_queue(events.device(), LAUNCHES_PER_ROW, executable)?;
     time_with_and_without_cupti(events, what, CacheState::Hot, &mut || executable.launch())
 }
 

@@ -15,7 +15,7 @@ use crate::backend::{AllowedActions, BackendError, Executable, OutputContent};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
 use kernelgate_cuda::instruments::bandwidth::BandwidthPasses;
-use kernelgate_cuda::instruments::spin::SpinKernel;
+use kernelgate_cuda::instruments::spin_kernel::SpinKernel;
 
 /// Longest delay that may be asked for: a second.
 const MAX_DELAY_NS: u64 = 1_000_000_000;

@@ -19,9 +19,9 @@ use self::lanes::TimedGpus;
 use super::CacheState;
 use super::audit::TimingRefusal;
 use super::clock::SampleClockWatch;
+use super::launch_queue::{self, FoundBursts, MAX_QUEUED_COMMANDS};
 use super::limits::LaunchOverhead;
 use super::power::{self, CapReading, GpuLoad, PowerMeter, TimedLaunches};
-use super::queue::{self, FoundBursts, MAX_QUEUED_COMMANDS};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
@@ -400,7 +400,7 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<QueuedBurst, BackendError> {
         let BurstPlan { launches, cache, commands } = plan;
-        let hidden = queue::fits_queue(commands, launches);
+        let hidden = launch_queue::fits_queue(commands, launches);
         self.lanes.use_slot(slot);
         let begun = self.lanes.begin(hidden.then_some(BLOCKER_TIMEOUT));
         let enqueued = begun

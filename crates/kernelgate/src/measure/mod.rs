@@ -12,12 +12,12 @@ pub mod criterion;
 pub mod delay;
 pub mod energy;
 pub mod events;
+mod launch_queue;
 pub mod limits;
 pub mod plausibility;
 pub mod power;
 mod precision;
-mod queue;
-pub mod wall;
+pub mod wall_time;
 
 use std::sync::Arc;
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::files::file::RecordType;
 use super::files::text::{self, check_case_id};
-use super::groups::partition::BenchShardPlan;
 use super::groups::shard::Shard;
+use super::groups::shard_partition::BenchShardPlan;
 use super::origin::RunOrigin;
 use super::origin::environment::Environment;
 use super::origin::package::CargoPackage;
@@ -21,7 +21,7 @@ use crate::measure::plausibility;
 use crate::measure::power::PowerRecord;
 use crate::workload::SampleUnit;
 use kernelgate_cuda::CaseFailure;
-use kernelgate_cuda::driver::launch::used::UsedKernels;
+use kernelgate_cuda::driver::launch::used_kernels::UsedKernels;
 use kernelgate_cuda::observe::telemetry::CardReading;
 
 pub use super::verification::{AfterTiming, AllowedErrors, InputChange, VerificationRecord};

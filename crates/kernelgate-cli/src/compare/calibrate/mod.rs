@@ -2,7 +2,7 @@
 //! the gate raises a false alarm, and which slow-downs it finds.
 
 pub mod cases;
-pub mod probes;
+pub mod probe_processes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use super::engine::ComparisonEngine;
 use super::engine::rounds;
 use super::progress::{self, ComparisonProgress};
 use super::session::{ComparisonSession, PreparedSides, SessionTools};
-use super::trials::load::CoRunningLoad;
+use super::trials::artificial_load::CoRunningLoad;
 use super::{CompareError, ComparisonRequest, SideInjection, SideSource};
 use crate::gate::calibration::{
     BlockSeries, Calibration, CalibrationComparison, CalibrationPart, ComparisonKind, anchors,
@@ -26,7 +26,7 @@ use kernelgate::record::{
 };
 use kernelgate::stats::median;
 use kernelgate_cuda::CaseFailure;
-use probes::InjectedDelaySizes;
+use probe_processes::InjectedDelaySizes;
 
 /// Processes before a comparison that measure the times from which delays are derived.
 const PROBE_PROCESSES: usize = 3;

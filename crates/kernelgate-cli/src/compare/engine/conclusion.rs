@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use super::rounds;
 use super::{ComparisonEngine, ComparisonFacts};
-use crate::compare::matched::MatchedCases;
+use crate::compare::matched_cases::MatchedCases;
 use crate::compare::session::{ComparedBench, delays_text};
 use crate::gate::comparison::{BuildFacts, Comparison, ComparisonRound};
+use crate::gate::inconclusive_reason::InconclusiveReason;
 use crate::gate::judgement::Judgement;
 use crate::gate::outputs::numerics::NumericsReport;
 use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::paired::{PairedDecision, PairedOutcome};
-use crate::gate::reason::InconclusiveReason;
 use crate::gate::rules::RulesReport;
 use crate::gate::verdict::Verdict;
 use kernelgate::record::VerificationExtent;

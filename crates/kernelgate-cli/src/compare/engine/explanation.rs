@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::ComparisonEngine;
 use crate::benches::criterion;
 use crate::compare::session::ComparedBench;
-use crate::compare::sides::install::BenchDriver;
+use crate::compare::sides::copy_benches::BenchDriver;
 use crate::compare::trials::by_protocol;
 use crate::compare::trials::process::TrialSetup;
 use crate::gate::comparison::Comparison;

@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::{ComparisonEngine, index};
 use crate::compare::SideInjection;
 use crate::compare::session::{ComparedBench, PreparedSides};
-use crate::compare::sides::install::BenchDriver;
-use crate::compare::trials::driver;
+use crate::compare::sides::copy_benches::BenchDriver;
+use crate::compare::trials::trial_driver;
 use crate::gate::costs::host_time;
 use crate::gate::costs::{CaseCost, CostGrowth};
 use crate::gate::paired::Arm;
@@ -81,7 +81,7 @@ impl ComparisonEngine<'_> {
         let run =
             self.describe_trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
                 trial.injection = SideInjection::default();
-                driver::run(&self.setup(), &trial)
+                trial_driver::run(&self.setup(), &trial)
             });
         match run {
             Ok(run) => {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::preparation::VERIFY_TIMEOUT;
 use super::{ComparisonEngine, index};
 use crate::compare::session::{ComparisonSession, SessionTools};
-use crate::compare::sides::install::BenchDriver;
+use crate::compare::sides::copy_benches::BenchDriver;
 use crate::compare::trials::by_protocol;
 use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::kernels::code::ComparedKernels;

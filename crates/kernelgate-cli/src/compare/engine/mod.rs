@@ -7,7 +7,7 @@ pub mod host_time;
 pub mod kernels;
 pub mod numerics;
 pub mod preparation;
-pub mod resumed;
+pub mod resumed_trials;
 pub mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 
 use rounds::RoundTimeLeft;
 
-use super::plan::ResolvedPlan;
 use super::progress::{self, ComparisonProgress};
 use super::session::{
     ComparedBench, ComparisonSession, PlannedShard, PreparedSides, SessionTools, TRIALS_FILE,
     open_trials,
 };
-use super::trials::driver;
-use super::trials::load::{BusyLoadThreads, CoRunningLoad};
+use super::test_plan::ResolvedPlan;
+use super::trials::artificial_load::{BusyLoadThreads, CoRunningLoad};
 use super::trials::process::{TrialProcess, TrialSetup};
+use super::trials::trial_driver;
 use super::{CompareError, ComparisonRequest, SideInjection};
 use crate::gate::calibration::BlockSeries;
 use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedProcess};
@@ -140,7 +140,7 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
         }
         let listed = prepared.matched.ids().into_iter().collect();
         let (trials, plan) = (&engine.trials.trials, &engine.plan);
-        resumed::check_trials_fit_plan(trials, &prepared.benches, &listed, plan.max_blocks)
+        resumed_trials::check_trials_fit_plan(trials, &prepared.benches, &listed, plan.max_blocks)
             .map_err(|why| CompareError::TrialsDoNotFit {
                 path: session.folder.file(TRIALS_FILE),
                 why,
@@ -370,7 +370,7 @@ impl<'a> ComparisonEngine<'a> {
         let trial = self.describe_trial(arm, bench, request, timeout)?;
         let setup = self.setup();
         let busy = (arm == Arm::Head).then(|| self.start_co_running(&setup, &trial)).transpose()?;
-        let outcome = driver::run(&setup, &trial);
+        let outcome = trial_driver::run(&setup, &trial);
         drop(busy);
         if arm == Arm::Head
             && matches!(self.co_running, CoRunningLoad::Process(_))
@@ -400,7 +400,7 @@ impl<'a> ComparisonEngine<'a> {
                     ..trial.request.clone()
                 };
                 let other = TrialProcess { request: &request, ..trial.clone() };
-                driver::start_co_running(setup, &other, &self.session.co_running)?;
+                trial_driver::start_co_running(setup, &other, &self.session.co_running)?;
                 std::thread::sleep(after);
                 Ok(None)
             }

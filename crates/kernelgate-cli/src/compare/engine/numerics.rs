@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use super::{ComparisonEngine, index};
 use crate::compare::session::{ComparedBench, PreparedSides};
-use crate::compare::sides::install::BenchDriver;
-use crate::compare::trials::driver;
+use crate::compare::sides::copy_benches::BenchDriver;
+use crate::compare::trials::trial_driver;
 use crate::compare::{CompareError, SideInjection};
 use crate::gate::costs::{self, CostBound, CostGrowth};
 use crate::gate::kernels::code::CodeComparison;
@@ -213,7 +213,7 @@ impl ComparisonEngine<'_> {
         let run =
             self.describe_trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
                 trial.injection = SideInjection::default();
-                driver::run(
+                trial_driver::run(
                     &crate::compare::trials::process::TrialSetup {
                         settings: &settings,
                         ..self.setup()

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::rounds;
 use super::{ComparisonEngine, index};
 use crate::compare::session::{ComparedBench, PreparedSides};
-use crate::compare::sides::install::{BenchDriver, InstalledBench};
+use crate::compare::sides::copy_benches::{BenchDriver, InstalledBench};
 use crate::compare::trials::by_criterion::{self, CaseListFailure};
-use crate::compare::trials::expected::ExpectedRun;
+use crate::compare::trials::expected_record::ExpectedRun;
 use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::comparison::CriterionOnlyBench;
+use crate::gate::inconclusive_reason::{BuildFailure, InconclusiveReason};
 use crate::gate::paired::Arm;
-use crate::gate::reason::{BuildFailure, InconclusiveReason};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::{
     ProcessRun, Shard, ShardPartition, TrialRequest, TrialSampling, VerificationExtent, file,

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::gate::inconclusive_reason::{BuildFailure, InconclusiveReason};
 use crate::gate::paired::{Arm, BlocksByCase, PairedOutcome, TestPlan, TrialBlock};
-use crate::gate::reason::{BuildFailure, InconclusiveReason};
 use kernelgate::record::criterion_store::CRITERION_IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, CaseTiming, ProcessRun, TrialRecord};
 use kernelgate::stats::{median, weighted_median};

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::git::{GitRepository, GitRevision, git, output, run_git};
-use super::leftovers;
+use super::leftover_files;
 use super::submodules::{self, Gitlink};
 use crate::compare::CompareError;
 
@@ -27,7 +27,7 @@ impl SnapshotCheckout {
     ) -> Result<SnapshotCheckout, CompareError> {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.object_folder();
-        leftovers::remove_path(&store)
+        leftover_files::remove_path(&store)
             .map_err(|cause| CompareError::io("remove", &store, cause))?;
         checkout.create_checkout()?;
         Ok(checkout)
@@ -52,11 +52,11 @@ impl SnapshotCheckout {
         let own = self.object_folder().is_dir().then(|| format!("../{SNAPSHOT_STORE}/objects"));
         let alternates: Vec<String> = shared.chain(own).collect();
         let list = info.join("alternates");
-        leftovers::remove_path(&list).map_err(io)?;
+        leftover_files::remove_path(&list).map_err(io)?;
         std::fs::write(list, alternates.join("\n") + "\n").map_err(io)?;
         run_git(git(folder).args(["symbolic-ref", "HEAD", NONEXISTENT_BRANCH]), action)?;
         // A killed git leaves this file; this program holds the comparison's lock.
-        let _ = leftovers::remove_path(&folder.join(".git/index.lock"));
+        let _ = leftover_files::remove_path(&folder.join(".git/index.lock"));
         Ok(())
     }
 
@@ -126,7 +126,7 @@ impl SnapshotCheckout {
         let (new, kept) =
             (self.object_folder().join("submodules").join(&link.path), below.object_folder());
         let io = |cause| CompareError::io("write", &kept, cause);
-        leftovers::remove_path(&kept).map_err(io)?;
+        leftover_files::remove_path(&kept).map_err(io)?;
         if new.exists() {
             std::fs::create_dir_all(kept.parent().unwrap_or(&kept)).map_err(io)?;
             std::fs::rename(&new, &kept).map_err(io)?;

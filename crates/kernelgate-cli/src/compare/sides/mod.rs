@@ -2,14 +2,14 @@
 //! versions.
 
 pub mod checkout;
-pub mod folder;
+pub mod comparison_folder;
+pub mod copy_benches;
 pub mod git;
-pub mod install;
-pub mod leftovers;
-pub mod seed;
+pub mod leftover_files;
+pub mod neighbour_links;
+pub mod seeded_builds;
 pub mod snapshot;
 pub mod submodules;
-pub mod surroundings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,25 +17,25 @@ use std::time::Instant;
 
 use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::ask::{self, RequestSettings};
+use crate::benches::bench_requests::{self, RequestSettings};
 use crate::benches::cargo::{
     self, BuildError, BuildOutput, BuildProgress, BuildTargets, BuiltBench, CargoBuildOutput,
 };
-use crate::benches::child::ChildProcess;
+use crate::benches::child_process::ChildProcess;
 use crate::benches::find::{BenchExecutable, FoundBenches};
 use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt_benches;
 use crate::benches::versions;
 use crate::gate::paired::Arm;
 use checkout::SnapshotCheckout;
-use folder::LockedFolder;
+use comparison_folder::LockedFolder;
+use copy_benches::{BenchDriver, InstalledBenches, SideInstaller, install_benches};
 use git::{GitRepository, GitRevision};
-use install::{BenchDriver, InstalledBenches, SideInstaller, install_benches};
 use kernelgate::protocol::RequestedAction;
 use kernelgate::record::file;
-use seed::{copy_target_folder, seed_registry};
+use neighbour_links::{PackageSurroundings, SIDE_SOURCES_FOLDER};
+use seeded_builds::{copy_target_folder, seed_registry};
 use snapshot::{SnapshotOptions, take_working_snapshot};
-use surroundings::{PackageSurroundings, SIDE_SOURCES_FOLDER};
 
 /// Longest lock file of cargo that is read, bytes.
 const MAX_LOCK_FILE_BYTES: u64 = 64 << 20;
@@ -181,8 +181,9 @@ impl<'a> SideBuilder<'a> {
             running,
         };
         if request.filter.is_some()
-            && let Err(error) = ask::ask_all_benches(&found, &asking, &RequestedAction::List)
-            && error.is::<ask::NoMatchingCase>()
+            && let Err(error) =
+                bench_requests::ask_all_benches(&found, &asking, &RequestedAction::List)
+            && error.is::<bench_requests::NoMatchingCase>()
         {
             progress.say(&format!("in the base {error}"));
         }
@@ -195,7 +196,7 @@ impl<'a> SideBuilder<'a> {
         // Removes executables of an earlier build that this one does not have.
         for arm in [Arm::Base, Arm::Head] {
             let bin = folder.side_folder_path(arm).join("bin");
-            leftovers::remove_path(&bin)
+            leftover_files::remove_path(&bin)
                 .map_err(|cause| CompareError::io("remove", &bin, cause))?;
         }
         let same = ComparisonRequest {
@@ -280,7 +281,8 @@ impl<'a> SideBuilder<'a> {
         };
         if seeded.is_err() {
             // Cargo then compiles the dependencies again; on a full disk it reports that.
-            let _ = leftovers::remove_path(&folder.side_folder_path(arm).join("target.partial"));
+            let _ =
+                leftover_files::remove_path(&folder.side_folder_path(arm).join("target.partial"));
         }
         let (built, unbuilt) = self.build_side(arm, found, &notes)?;
         progress.show_step(&format!("built {side_name} in {}", duration(started.elapsed())));

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use super::by_protocol::cannot_remove_record;
 use super::process::{TrialProcess, TrialSetup, command_in_package, run_to_end};
 use crate::benches::criterion::{self, CRITERION_SAMPLES, LIST_ARGUMENTS, ListedCriterionIds};
-use crate::benches::output;
-use crate::compare::sides::leftovers;
+use crate::benches::process_output;
+use crate::compare::sides::leftover_files;
 use kernelgate::gpu_time;
 use kernelgate::harness::filter::CaseFilter;
 use kernelgate::measure::SampleConditions;
@@ -72,8 +72,10 @@ pub fn list_criterion_cases(
         });
     }
     if ended.printed.cut {
-        let why =
-            format!("{prefix} printed more than {} bytes, the limit", output::KEPT_START_BYTES);
+        let why = format!(
+            "{prefix} printed more than {} bytes, the limit",
+            process_output::KEPT_START_BYTES
+        );
         return Err(CaseListFailure::Undrivable(why));
     }
     let text = String::from_utf8_lossy(&ended.printed.kept);
@@ -102,7 +104,7 @@ pub fn measuring_command(
         .args(criterion::measuring_arguments(filter.as_deref(), &trial.request.sampling))
         .env(gpu_time::RECORD_VARIABLE, &trial.request.record)
         .stdout(Stdio::null());
-    leftovers::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
+    leftover_files::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
     Ok(command)
 }
 
@@ -202,8 +204,8 @@ pub fn measure_listed_cases(
     Ok(run)
 }
 
-/// Adds a case to a run; one that no run may hold is skipped with the reason, and the other cases of
-/// its bench keep their times.
+/// Adds a case to a run; one that no run may hold is skipped with the reason, and the other cases
+/// of its bench keep their times.
 fn add_case_or_reason(run: &mut ProcessRun, id: &str, record: CaseRecord) {
     match record.validate() {
         Ok(()) => drop(run.cases.insert(id.to_owned(), record)),
@@ -231,7 +233,7 @@ fn criterion_record(
 
 fn fresh_criterion_folder(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
     let store = setup.work.join(name);
-    leftovers::remove_path(&store)
+    leftover_files::remove_path(&store)
         .and_then(|()| std::fs::create_dir_all(&store))
         .map_err(|cause| format!("failed to make {}: {cause}", store.display()))?;
     Ok(store)

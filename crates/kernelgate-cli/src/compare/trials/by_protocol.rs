@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use super::expected::{check_plausible_times, check_record_matches_request, check_requested_field};
+use super::expected_record::{
+    check_plausible_times, check_record_matches_request, check_requested_field,
+};
 use super::process::{TrialProcess, TrialSetup, command_in_package, run_to_end};
-use crate::benches::ask::check_file_size;
-use crate::compare::sides::leftovers;
+use crate::benches::bench_requests::check_file_size;
+use crate::compare::sides::leftover_files;
 use kernelgate::protocol::{self, BenchRequest, BenchResponse, BenchResponseBody, RequestedAction};
 use kernelgate::record::{ProcessRun, file};
 
@@ -69,11 +71,11 @@ pub fn trial_command(
 ) -> Result<Command, String> {
     let path = setup.work.join(name);
     let response = response_path(setup, name);
-    leftovers::remove_path(&response).map_err(cannot_remove_record)?;
+    leftover_files::remove_path(&response).map_err(cannot_remove_record)?;
     let request =
         BenchRequest { response, action: RequestedAction::Trial(Box::new(trial.request.clone())) };
     file::write_unsynced(&path, &request).map_err(|error| error.to_string())?;
-    leftovers::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
+    leftover_files::remove_path(&trial.request.record).map_err(cannot_remove_record)?;
     let mut command = command_with_request(setup, trial, &path);
     let injection = &trial.injection;
     command
@@ -117,7 +119,7 @@ pub fn ask_executable(
     action: RequestedAction,
 ) -> Result<BenchResponseBody, String> {
     let [path, answer_path] = ["request.json", "response.json"].map(|name| setup.work.join(name));
-    leftovers::remove_path(&answer_path).map_err(cannot_remove_record)?;
+    leftover_files::remove_path(&answer_path).map_err(cannot_remove_record)?;
     let request = BenchRequest { response: answer_path.clone(), action };
     file::write_unsynced(&path, &request).map_err(|error| error.to_string())?;
     let mut command = command_with_request(setup, trial, &path);

@@ -1,8 +1,8 @@
 //! Runs one process of a comparison: starts it and reads its run record.
 
+pub mod artificial_load;
 pub mod by_criterion;
 pub mod by_protocol;
-pub mod driver;
-pub mod expected;
-pub mod load;
+pub mod expected_record;
 pub mod process;
+pub mod trial_driver;

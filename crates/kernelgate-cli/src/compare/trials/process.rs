@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use crate::benches::ask::MAX_MESSAGE_BYTES;
-use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason};
-use crate::benches::output::{
+use crate::benches::bench_requests::MAX_MESSAGE_BYTES;
+use crate::benches::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
+use crate::benches::process_output::{
     CapturedText, FailureLines, KeptOutput, drain_on_thread, wait_for_captured_text,
 };
 use crate::compare::SideInjection;
 use crate::compare::progress::ComparisonProgress;
-use crate::compare::sides::install::BenchDriver;
+use crate::compare::sides::copy_benches::BenchDriver;
 use kernelgate::record::text::{printable_on_terminal, start_of_quotation};
 use kernelgate::record::{Environment, TrialRequest};
 

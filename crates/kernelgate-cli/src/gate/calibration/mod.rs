@@ -21,8 +21,8 @@ use super::paired::{Arm, BlocksByCase, CaseTiming, TestPlan, TrialBlock};
 pub use anchors::anchor_tolerance;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::measure::plausibility;
-use kernelgate::record::columns;
 use kernelgate::record::file::RecordType;
+use kernelgate::record::json_columns;
 use kernelgate::record::text;
 use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
 pub use recommend::{RecommendedThresholds, recommend};
@@ -158,10 +158,10 @@ pub struct CalibrationComparison {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub broken: Vec<String>,
     /// All times of the first round, by case.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
     pub first: BTreeMap<String, BlockSeries>,
     /// Every time of the round that confirms, by case.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
     pub second: BTreeMap<String, BlockSeries>,
     /// The card or host on which the comparison ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -13,7 +13,7 @@ use kernelgate::protocol::ResourcesReport;
 use kernelgate::record::resources::KernelResources;
 use kernelgate_cuda::Launch;
 use kernelgate_cuda::compiler::cubin::CompiledKernelFacts;
-use kernelgate_cuda::driver::launch::used::{UsedKernel, UsedKernels};
+use kernelgate_cuda::driver::launch::used_kernels::{UsedKernel, UsedKernels};
 
 /// Largest number of facts of a kernel that are named.
 const MAX_NAMED_CODE_FACTS: usize = 6;

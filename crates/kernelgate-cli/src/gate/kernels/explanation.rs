@@ -219,8 +219,8 @@ fn mean_ns(kernel: &KernelTimeSum) -> f64 {
 mod tests {
     use super::super::code::tests::{kernels, make_kernel_spill};
     use super::*;
-    use crate::gate::interval::TimeRatio;
     use crate::gate::paired::tests::decision;
+    use crate::gate::ratio_interval::TimeRatio;
     use crate::gate::verdict::Verdict;
     use kernelgate::protocol::CaseStatus;
 

@@ -8,17 +8,17 @@
 //! Running processes, choosing their order and printing are deliberately elsewhere.
 
 pub mod alpha_spending;
-pub mod decide;
-mod pairs;
+pub mod decide_blocks;
+mod log_time_pairs;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::TimeRatio;
 use super::limits::{AskedLimits, CaseLimits, LimitSource, SourcedLimit};
+use super::ratio_interval::TimeRatio;
 use super::verdict::Verdict;
-pub use decide::{decide_all, decide_cases};
+pub use decide_blocks::{decide_all, decide_cases};
 pub use kernelgate::record::CaseTiming;
 use kernelgate::stats::benjamini_hochberg_adjusted;
 
@@ -174,8 +174,8 @@ impl ErrorRateFamily {
     }
 }
 
-/// The doubt that keeps a decision open; [`Reason`](super::reason::InconclusiveReason) adds the
-/// facts.
+/// The doubt that keeps a decision open; [`Reason`](super::inconclusive_reason::InconclusiveReason)
+/// adds the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InconclusiveCause {

@@ -8,8 +8,8 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::gate::calibration::{BlockSeries, Calibration, ComparisonKind};
 use crate::history::HistoryStore;
+use crate::history::case_index::IndexedFolder;
 use crate::history::import::import_records;
-use crate::history::index::IndexedFolder;
 use crate::history::indexed_run::IndexedRun;
 
 const HISTORY_CASE: &str = "w/f/n1/cpu/hot";

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ChartFigure, ChartGallery};
-use crate::pages::measured::{MeasuredCase, ProblemAxes, ReportMeasurements};
+use crate::pages::measured_runs::{MeasuredCase, ProblemAxes, ReportMeasurements};
 use crate::plot::{
     ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
     ScaleKind, Xy,

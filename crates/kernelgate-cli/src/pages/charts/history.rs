@@ -3,12 +3,12 @@
 use super::{ChartFigure, ChartGallery};
 use crate::history::CaseHistory;
 use crate::history::series::HistoryPoint;
-use crate::pages::measured::{MeasuredCase, ReportMeasurements};
+use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
 use crate::plot::{
     ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
     ScaleKind, Xy,
 };
-use crate::report::cells::percent;
+use crate::report::judgement_cells::percent;
 use kernelgate::stats::median;
 
 /// Largest number of commits of a chart; the last ones are drawn.

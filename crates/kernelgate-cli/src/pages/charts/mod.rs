@@ -2,18 +2,18 @@
 //! length are counted, and the tables have their numbers.
 
 mod curves;
-mod heat;
+mod heat_maps;
 mod history;
-mod ladder;
+mod implementation_bars;
 mod peers;
 mod roofline;
 mod runs;
 mod speed;
 
 pub use curves::curves;
-pub use heat::heat_maps;
+pub use heat_maps::heat_maps;
 pub use history::history;
-pub use ladder::ladder_charts;
+pub use implementation_bars::ladder_charts;
 pub use peers::peers;
 pub use roofline::roofline_figure;
 pub use runs::run_distributions;

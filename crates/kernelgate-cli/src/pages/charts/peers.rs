@@ -2,7 +2,7 @@
 
 use super::ChartGallery;
 use super::speed::charts_of_at_most_max_rows;
-use crate::pages::measured::PeerTime;
+use crate::pages::measured_runs::PeerTime;
 use crate::plot::{
     ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, PlottedUnit,
     ScaleKind,

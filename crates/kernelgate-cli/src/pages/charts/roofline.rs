@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kernelgate::measure::limits::MemoryLimit;
 
 use super::ChartFigure;
-use crate::pages::measured::{MeasuredCase, ReportMeasurements};
+use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
 use crate::plot::{
     ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
     ScaleKind, Xy,

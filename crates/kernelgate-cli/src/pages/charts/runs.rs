@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::ChartGallery;
 use super::speed::change_charts;
-use crate::pages::measured::{MeasuredCase, ReportMeasurements};
+use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
 use crate::plot::{ChartRowMark, LabelledRow};
 use kernelgate::display::time_text;
 use kernelgate::stats::{QuartileSpread, relative_half_range};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{ChartFigure, ChartGallery};
-use crate::pages::measured::{MeasuredCase, ReportMeasurements};
+use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
 use crate::plot::{
     ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRow,
     LabelledRows, MAX_ROWS, PlottedUnit, ScaleKind, Xy,

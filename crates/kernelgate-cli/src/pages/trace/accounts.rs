@@ -4,7 +4,7 @@
 use maud::{Markup, html};
 
 use crate::pages::charts::ChartFigure;
-use crate::pages::shell;
+use crate::pages::page_frame;
 use crate::plot::{
     ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, PlottedUnit,
     ScaleKind,
@@ -113,15 +113,15 @@ pub fn tables(diagnosis: &TraceDiagnosis) -> Markup {
         .collect();
     html! {
         @if !lines.is_empty() {
-            (shell::table(&["line", "where", "time", "share"], &lines, |_| false))
+            (page_frame::table(&["line", "where", "time", "share"], &lines, |_| false))
         }
         @if !transfers.is_empty() {
             h3 { "Communication and copies" }
-            (shell::table(&["kind", "count", "time", "exposed", "bus bandwidth"], &transfers, |_| false))
+            (page_frame::table(&["kind", "count", "time", "exposed", "bus bandwidth"], &transfers, |_| false))
         }
         @if !gains.is_empty() {
             h3 { "Gains, from the replay of the recorded dependencies" }
-            (shell::table(&["change", "gain", "share"], &gains, |_| false))
+            (page_frame::table(&["change", "gain", "share"], &gains, |_| false))
         }
     }
 }

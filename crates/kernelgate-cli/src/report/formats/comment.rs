@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
 use crate::report::summary::VerdictSummary;
-use crate::report::{cells, intervals};
-use kernelgate::display::medium::MarkdownText;
+use crate::report::{intervals, judgement_cells};
+use kernelgate::display::harmless_text::MarkdownText;
 use kernelgate::display::table::TextTable;
 
 /// Largest number of bytes of a comment. GitHub accepts 65,536 characters; the remainder is for
@@ -75,7 +75,7 @@ fn markdown_list(lines: &[String], shown: usize) -> String {
 }
 
 fn judgement_rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> String {
-    let tested = rows.iter().any(|row| cells::p_value_of_slower(row).is_some());
+    let tested = rows.iter().any(|row| judgement_cells::p_value_of_slower(row).is_some());
     let mut header = vec!["case", "change", "interval", "detectable"];
     header.extend(tested.then_some("p"));
     header.extend(["base", "head", evidence]);
@@ -84,10 +84,14 @@ fn judgement_rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: b
     }
     let mut table = TextTable::new(&header);
     for row in rows.iter().take(shown) {
-        let (change, interval) = (cells::change(row), cells::interval(row));
-        let mut line = vec![row.case.clone(), change, interval, cells::detectable(row)];
-        line.extend(tested.then(|| cells::p(row)));
-        line.extend([cells::base_time_cell(row), cells::head(row), cells::evidence(row)]);
+        let (change, interval) = (judgement_cells::change(row), judgement_cells::interval(row));
+        let mut line = vec![row.case.clone(), change, interval, judgement_cells::detectable(row)];
+        line.extend(tested.then(|| judgement_cells::p(row)));
+        line.extend([
+            judgement_cells::base_time_cell(row),
+            judgement_cells::head(row),
+            judgement_cells::evidence(row),
+        ]);
         if verdicts {
             let reason = row.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
             line.push(format!("{}{reason}", row.verdict.name()));
@@ -117,8 +121,8 @@ fn escaped_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::interval::TimeRatio;
     use crate::gate::judgement::tests::timed;
+    use crate::gate::ratio_interval::TimeRatio;
     use crate::report::summary::UnjudgedEntry;
 
     fn row(i: usize, verdict: Verdict) -> Judgement {

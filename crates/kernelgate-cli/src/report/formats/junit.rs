@@ -10,9 +10,9 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 use crate::gate::judgement::Judgement;
 use crate::gate::rules::RULES_FILE;
 use crate::gate::verdict::Verdict;
-use crate::report::cells;
+use crate::report::judgement_cells;
 use crate::report::summary::{UnjudgedKind, VerdictSummary};
-use kernelgate::display::medium::JunitText;
+use kernelgate::display::harmless_text::JunitText;
 
 pub fn xml(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
@@ -30,7 +30,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
         let mut accepted: Vec<String> =
             accepted.map(|it| format!("accepted in {RULES_FILE}: {}", it.words())).collect();
         if row.verdict == Verdict::Accepted {
-            let (change, interval) = (cells::change(row), cells::interval(row));
+            let (change, interval) = (judgement_cells::change(row), judgement_cells::interval(row));
             accepted.push(format!("slower by {change} ({interval})"));
         }
         if !accepted.is_empty() {
@@ -100,11 +100,16 @@ fn junit_case(name: &str, status: TestCaseStatus) -> TestCase {
 }
 
 fn junit_status(row: &Judgement, evidence: &str) -> TestCaseStatus {
-    let p =
-        cells::p_value_of_slower(row).map(|_| format!(", p {}", cells::p(row))).unwrap_or_default();
-    let (base, head, count) = (cells::base_time_cell(row), cells::head(row), cells::evidence(row));
-    let (change, interval) = (cells::change(row), cells::interval(row));
-    let detectable = cells::detectable(row);
+    let p = judgement_cells::p_value_of_slower(row)
+        .map(|_| format!(", p {}", judgement_cells::p(row)))
+        .unwrap_or_default();
+    let (base, head, count) = (
+        judgement_cells::base_time_cell(row),
+        judgement_cells::head(row),
+        judgement_cells::evidence(row),
+    );
+    let (change, interval) = (judgement_cells::change(row), judgement_cells::interval(row));
+    let detectable = judgement_cells::detectable(row);
     let numbers = format!(
         "{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {count} {evidence}"
     );

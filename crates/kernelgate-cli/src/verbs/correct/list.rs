@@ -12,7 +12,7 @@ use kernelgate::protocol::{
 use kernelgate::record::BaselineStore;
 use serde::Serialize;
 
-use crate::verbs::shared::choice::{CaseSelection, unexpected_response};
+use crate::verbs::shared::case_selection::{CaseSelection, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 /// Width of descriptions if output is not a terminal.

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Context as _;
 
 use super::verified::VerifiedCases;
-use crate::verbs::shared::choice::{BenchClient, unexpected_response};
+use crate::verbs::shared::case_selection::{BenchClient, unexpected_response};
 use crate::verbs::shared::lock::lock_baseline;
 use kernelgate::display::counted_noun;
 use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};

@@ -18,7 +18,7 @@ use safetensors::tensor::TensorView;
 use super::numerics;
 use super::verified::VerifiedCases;
 use crate::fleet::verification::VerificationShard;
-use crate::verbs::shared::choice::{BenchClient, CaseSelection, unexpected_response};
+use crate::verbs::shared::case_selection::{BenchClient, CaseSelection, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]

@@ -11,8 +11,8 @@ use kernelgate::record::environment::EnvironmentMismatch;
 use kernelgate::record::{BaselineStore, ProcessRun};
 use serde::Serialize;
 
-use crate::report::cells;
 use crate::report::formats::metrics::{self, MetricsByCase};
+use crate::report::judgement_cells;
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
@@ -49,8 +49,9 @@ pub fn run(arguments: &DiffArguments, store: &BaselineStore) -> anyhow::Result<E
     let mut table = TextTable::new(&["case", "base", "head", "change"]);
     let time = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), display::time_text);
     for row in &rows {
-        let change =
-            row.change.map_or_else(|| "-".to_owned(), |change| cells::percent(1.0 + change));
+        let change = row
+            .change
+            .map_or_else(|| "-".to_owned(), |change| judgement_cells::percent(1.0 + change));
         table.row(vec![row.case.clone(), time(row.base_ns), time(row.head_ns), change]);
     }
     let note = "Medians of two recorded runs, not a verdict: `kernelgate compare` decides.";

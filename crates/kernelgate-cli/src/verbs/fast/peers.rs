@@ -10,15 +10,15 @@ use anyhow::{Context, bail, ensure};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::benches::ask::{self, RequestSettings};
-use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason};
-use crate::benches::output::{
+use crate::benches::bench_requests::{self, RequestSettings};
+use crate::benches::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
+use crate::benches::process_output::{
     KEPT_START_BYTES, KeptOutput, drain_on_thread, wait_for_captured_text,
 };
 use crate::compare::progress::parse_duration;
-use crate::pages::measured::PeerTime;
+use crate::pages::measured_runs::PeerTime;
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected_response;
+use crate::verbs::shared::case_selection::unexpected_response;
 use crate::verbs::shared::interrupt::{self, PartialResults};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 use crate::verbs::shared::sessions::SelectedSessions;
@@ -359,7 +359,9 @@ fn peer_programs(
     let asking = RequestSettings { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
     let found = arguments.benches.find(&store.root, running)?;
     let mut programs: Vec<PeerProgram> = Vec::new();
-    for (bench, answer) in ask::ask_all_benches(&found, &asking, &RequestedAction::Peers)? {
+    for (bench, answer) in
+        bench_requests::ask_all_benches(&found, &asking, &RequestedAction::Peers)?
+    {
         let BenchResponseBody::Peers(found) = answer else {
             return Err(unexpected_response(&bench));
         };

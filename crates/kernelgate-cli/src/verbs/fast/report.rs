@@ -10,7 +10,7 @@ use crate::gate::rules::rules_file;
 use crate::history::series::MIN_REPORTED_CHANGE;
 use crate::history::{CaseHistory, CommitOrder, HistoryQuery, HistoryStore, case_histories};
 use crate::pages::charts::ChartFigure;
-use crate::pages::measured::ReportMeasurements;
+use crate::pages::measured_runs::ReportMeasurements;
 use crate::pages::report::{self, CommitHistories};
 use crate::pages::{results, tables};
 use crate::report::verdicts;

@@ -13,10 +13,10 @@ use kernelgate::protocol::{self, BenchResponseBody, RequestedAction, TimingMetho
 use kernelgate::record::BaselineStore;
 use kernelgate_cuda::driver::device;
 
-use crate::benches::ask::{self, RequestSettings};
+use crate::benches::bench_requests::{self, RequestSettings};
 use crate::compare::progress::parse_duration;
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected_response;
+use crate::verbs::shared::case_selection::unexpected_response;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
@@ -94,13 +94,13 @@ pub fn run(arguments: &TimingArguments, store: &BaselineStore) -> anyhow::Result
     match arguments.part {
         Some(TimingPart::Cases) => {
             CaseFilter::parse(filter, false)?;
-            ask::ask_each_bench(&found, &asking, &action, show)?;
+            bench_requests::ask_each_bench(&found, &asking, &action, show)?;
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
             // Every bench would measure the same timing facts, so only the first bench is asked.
             let bench = &found.executables[0];
-            show(&bench.bench, ask::ask_one_bench(bench, &asking, &action)?)?;
+            show(&bench.bench, bench_requests::ask_one_bench(bench, &asking, &action)?)?;
         }
     }
     Ok(ExitReason::Fine)

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use kernelgate::display::value_of_flag;
 
-use super::division::{ShardDivision, ShardVerb, without_side_flags};
+use super::work_division::{ShardDivision, ShardVerb, without_side_flags};
+use crate::fleet::job_commands::{DividedWork, SubmissionPlaces};
 use crate::fleet::kubernetes::KubernetesOptions;
-use crate::fleet::task::{DividedWork, SubmissionPlaces};
 
 #[derive(Debug, clap::Args)]
 pub struct KubernetesArguments {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::fleet::counted_shards::{AnchorTolerance, MergeAccount, RecordPiece};
 use crate::fleet::merge::{self, MergeError, MergedRecordKind, MergedRuns, MergedVerifications};
-use crate::fleet::pieces::{AnchorTolerance, MergeAccount, RecordPiece};
 use crate::gate::calibration::Calibration;
 use crate::gate::comparison_shard;
 use crate::gate::rules::rules_file::MAX_RULE_RATIO;

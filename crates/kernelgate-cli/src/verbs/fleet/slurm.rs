@@ -11,13 +11,13 @@ use kernelgate::exit::ExitReason;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
 use kernelgate::record::{BaselineStore, current_timestamp, file};
 
-use super::division::{ShardDivision, ShardVerb, without_side_flags};
-use crate::benches::child::ChildProcess;
+use super::work_division::{ShardDivision, ShardVerb, without_side_flags};
+use crate::benches::child_process::ChildProcess;
 use crate::commands;
-use crate::fleet::pieces::AnchorTolerance;
+use crate::fleet::counted_shards::AnchorTolerance;
+use crate::fleet::job_commands::{DividedWork, SubmissionPlaces};
 use crate::fleet::slurm::{self, SlurmJobState, SlurmJobs, SlurmOptions};
 use crate::fleet::submission::{JobSubmission, SUBMISSION_FILE, shard_retries};
-use crate::fleet::task::{DividedWork, SubmissionPlaces};
 use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::interrupt;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::benches::cargo::BuildTargets;
-use crate::benches::child::ChildProcess;
+use crate::benches::child_process::ChildProcess;
 use crate::benches::find::{BenchChoice, FoundBenches};
 use crate::benches::versions;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::benches::child::ChildProcess;
+use crate::benches::child_process::ChildProcess;
 use kernelgate::exit::ExitReason;
 
 /// Watches for interrupts: an interrupt ends the running process and its descendants, and then the

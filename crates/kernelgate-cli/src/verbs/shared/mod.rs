@@ -1,7 +1,7 @@
 //! Flags, files and output that several verbs share.
 
 pub mod bench_flags;
-pub mod choice;
+pub mod case_selection;
 pub mod comparison;
 pub mod interrupt;
 pub mod lock;

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use crate::fleet::task::shell_quoted;
+use crate::fleet::job_commands::shell_quoted;
 use clap::ValueEnum;
 use kernelgate::display;
-use kernelgate::display::medium::MarkdownText;
+use kernelgate::display::harmless_text::MarkdownText;
 use kernelgate::display::table::TextTable;
 use kernelgate::display::terminal;
 use kernelgate::record::file_set::PreparedFileSet;

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::benches::ask::{self, RequestSettings};
+use crate::benches::bench_requests::{self, RequestSettings};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected_response;
+use crate::verbs::shared::case_selection::unexpected_response;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::lock_baseline;
 use crate::verbs::shared::output::{OutputFormat, print_json, refuse_overwriting_source};
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::shared::settings::BenchProcessSettings;
-use kernelgate::display::medium::CsvText;
+use kernelgate::display::harmless_text::CsvText;
 use kernelgate::display::table::TextTable;
 use kernelgate::display::{counted_noun, time_text};
 use kernelgate::exit::ExitReason;
@@ -166,7 +166,9 @@ fn find_baseline(
         RequestSettings { settings, filter: None, timeout: DEVICE_ANSWER_TIMEOUT, running };
     // Every bench of a supported device runs on that device.
     let mut devices: Vec<String> = Vec::new();
-    for (bench, answer) in ask::ask_all_benches(&found, &asking, &RequestedAction::Environment)? {
+    for (bench, answer) in
+        bench_requests::ask_all_benches(&found, &asking, &RequestedAction::Environment)?
+    {
         let BenchResponseBody::Environment(environment) = answer else {
             return Err(unexpected_response(&bench));
         };

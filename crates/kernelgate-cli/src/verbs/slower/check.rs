@@ -15,15 +15,15 @@ use clap::builder::FalseyValueParser;
 
 use super::resources::{self, check_architecture_name};
 use crate::benches::cargo;
-use crate::benches::child::{ChildProcess, ProcessEnd};
+use crate::benches::child_process::{ChildProcess, ProcessEnd};
 use crate::commands;
 use crate::compare::sides::git::{self, GitRepository, git};
-use crate::compare::sides::leftovers;
-use crate::fleet::task::shell_quoted;
+use crate::compare::sides::leftover_files;
+use crate::fleet::job_commands::shell_quoted;
 use crate::report::bisection::markdown as fenced;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::nvrtc::NvrtcMajor;
-use kernelgate::display::medium::MarkdownText;
+use kernelgate::display::harmless_text::MarkdownText;
 use kernelgate::exit::ExitReason;
 use kernelgate::record::{BaselineStore, file};
 use kernelgate_cuda::library;
@@ -158,7 +158,7 @@ pub fn run(arguments: &CheckArguments, store: &BaselineStore) -> anyhow::Result<
         std::fs::create_dir_all(&check.out)
             .with_context(|| format!("--out: failed to make {}", check.out.display()))?;
         for name in CHECK_OUTPUT_FILES {
-            leftovers::remove_path(&check.out.join(name))
+            leftover_files::remove_path(&check.out.join(name))
                 .with_context(|| format!("--out: failed to remove {name} of the last check"))?;
         }
     }

@@ -14,13 +14,13 @@ use kernelgate::record::resources::{KernelResources, RunResources};
 use kernelgate::record::text::printable_path;
 use kernelgate_cuda::architecture;
 
-use crate::benches::ask::{self, RequestSettings};
-use crate::benches::child::ChildProcess;
+use crate::benches::bench_requests::{self, RequestSettings};
+use crate::benches::child_process::ChildProcess;
 use crate::benches::find::FoundBenches;
 use crate::compare::progress::parse_duration;
 use crate::gate::kernels::resources::{ResourcesOutcome, compare_resources, keep_listed_kernels};
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected_response;
+use crate::verbs::shared::case_selection::unexpected_response;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, json};
 
@@ -146,7 +146,7 @@ fn compile_all_kernels(
     let action = RequestedAction::Resources { arch: arch.clone(), filter };
     let mut all: Option<RunResources> = None;
     let mut left_out: Vec<String> = Vec::new();
-    for (bench, answer) in ask::ask_all_benches(found, &asking, &action)? {
+    for (bench, answer) in bench_requests::ask_all_benches(found, &asking, &action)? {
         let BenchResponseBody::Resources(report) = answer else {
             return Err(unexpected_response(&bench));
         };

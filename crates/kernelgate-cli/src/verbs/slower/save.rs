@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::benches::cargo;
-use crate::benches::child::{ChildProcess, ProcessEnd, memory_kill_reason, start_and_wait};
+use crate::benches::child_process::{ChildProcess, ProcessEnd, memory_kill_reason, start_and_wait};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::lock_baseline;

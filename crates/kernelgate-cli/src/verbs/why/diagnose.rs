@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::{profile, trace_file};
 use crate::pages;
 use crate::plot::PlotError;
-use crate::verbs::shared::choice::ChosenBenches;
+use crate::verbs::shared::case_selection::ChosenBenches;
 use crate::verbs::shared::output::{print_json, refuse_overwriting_source};
 
 /// The version of the JSON around the diagnoses, which have one of their own.

@@ -19,9 +19,9 @@ use serde_json::Value;
 
 use super::batch_curve::{BatchCurve, BatchLaunchTime, batch_curves};
 use super::network::{self, RecordedNetwork};
-use super::recorded::{self, ProfiledRecording};
+use super::recorded_case::{self, ProfiledRecording};
 use super::tool_lines;
-use crate::verbs::shared::choice::{CaseSelection, ChosenBenches, unexpected_response};
+use crate::verbs::shared::case_selection::{CaseSelection, ChosenBenches, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, json, print_json, write_files};
 
 /// Longest name of a kernel in the text output, columns.
@@ -145,7 +145,7 @@ fn profile_cases_of(
         for mut case in cases {
             let recording = case.recording.take();
             let recorded = recording
-                .map(|recording| recorded::write_and_read_trace(*recording, folder))
+                .map(|recording| recorded_case::write_and_read_trace(*recording, folder))
                 .transpose()?;
             if let Some(ProfiledRecording { path, .. }) = &recorded {
                 let new = files.insert(path.clone());

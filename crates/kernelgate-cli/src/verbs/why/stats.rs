@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use kernelgate::display::medium::CsvText;
+use kernelgate::display::harmless_text::CsvText;
 use kernelgate::exit::ExitReason;
 use kernelgate::record::text::{on_one_line, printable_on_terminal, printable_path};
-use kernelgate_trace::analyze::timeline::idle;
+use kernelgate_trace::analyze::timeline::idle_time;
 use kernelgate_trace::model::{Trace, TraceRecorder};
 use kernelgate_trace::read::WantedTraceParts;
 use kernelgate_trace::stats::{self, StatsReport, StatsTable};
@@ -249,9 +249,9 @@ fn trace_file_names(traces: &[PathBuf]) -> Vec<String> {
 
 /// The entry of a trace in `summary.json`.
 fn stats_summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serde_json::Value {
-    let activities = idle::activity_of_devices(trace, |_| true);
+    let activities = idle_time::activity_of_devices(trace, |_| true);
     let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
-    let span_ns: i64 = activities.iter().map(idle::DeviceActivity::span_of_gaps_ns).sum();
+    let span_ns: i64 = activities.iter().map(idle_time::DeviceActivity::span_of_gaps_ns).sum();
     let kernels = stats::make_table(trace, StatsReport::GpuKernels);
     let top = kernels.rows.first().map(|row| row[kernels.named_by].csv_text());
     json!({

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::benches::find::BenchExecutable;
 
-use crate::fleet::task::shell_quoted;
+use crate::fleet::job_commands::shell_quoted;
 
 /// Sections that show the bound of a kernel, the limit of its occupancy, and the stalls of its
 /// warps.

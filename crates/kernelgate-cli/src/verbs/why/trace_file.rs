@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kernelgate_trace::analyze::ranges::inside;
+use kernelgate_trace::analyze::ranges::restricted_reading;
 use kernelgate_trace::diagnose::TraceDiagnosis;
 use kernelgate_trace::diagnose::ranks::{self, JoinedJob};
 use kernelgate_trace::model::Trace;
@@ -19,7 +19,7 @@ pub fn read_trace_tables(
     let Some(range) = range else {
         return read::open_trace_file(path, wanted).map_err(failed);
     };
-    inside::open_inside_ranges(path, wanted, range).map_err(failed)?.ok_or_else(|| {
+    restricted_reading::open_inside_ranges(path, wanted, range).map_err(failed)?.ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
     })
 }

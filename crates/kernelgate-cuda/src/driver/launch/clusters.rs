@@ -7,7 +7,7 @@ use super::attributes;
 use super::kernel::Kernel;
 use super::shape::{Launch, product_of_extents};
 use crate::BackendError;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 /// Maximum cluster size, in blocks, that every GPU with clusters supports; larger clusters need
 /// permission.

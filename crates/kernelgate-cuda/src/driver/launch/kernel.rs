@@ -9,7 +9,7 @@ use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
 use super::argument::{self, KernelArgument};
 use super::shape::{Launch, product_of_extents};
 use crate::BackendError;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 /// A loaded kernel.
 pub struct Kernel {

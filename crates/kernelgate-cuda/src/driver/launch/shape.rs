@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::attributes;
 use crate::BackendError;
-use crate::driver::memory::window::L2Window;
+use crate::driver::memory::access_window::L2Window;
 
 /// Grid, block, shared memory and attributes of a launch. Records keep the grid, the threads in x
 /// and the shared memory.

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use crate::BackendError;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorMapElement {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 
-use super::staging::{self, PinnedStagingBuffer};
+use super::staged_copies::{self, PinnedStagingBuffer};
 use crate::BackendError;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 /// Device memory, freed with its last handle: a clone is another handle to the same memory.
 #[derive(Clone)]
@@ -127,7 +127,7 @@ impl DeviceBuffer {
         }
         let stream = self.slice.stream();
         bind_context(stream.context())?;
-        if bytes.len() >= staging::MIN_STAGED_BYTES {
+        if bytes.len() >= staged_copies::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.upload_staged(stream, self.address(), bytes) };
         }
@@ -171,7 +171,7 @@ impl DeviceBuffer {
         let view = self.slice.slice(0..target.len());
         let stream = self.slice.stream();
         bind_context(stream.context())?;
-        if target.len() >= staging::MIN_STAGED_BYTES {
+        if target.len() >= staged_copies::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.download_staged(stream, self.address(), target) };
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use cudarc::driver::{result, sys};
 
 use crate::BackendError;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 /// Two words of pinned host memory that the device reads and writes, on cache lines of their own.
 pub struct HostDeviceMailbox {

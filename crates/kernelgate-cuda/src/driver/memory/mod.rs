@@ -1,16 +1,16 @@
 //! Whether a case fits on the device, asked before anything is allocated, and how much is taken.
 
+pub mod access_window;
 pub mod buffer;
 pub mod mailbox;
 pub mod persistence;
-pub(crate) mod staging;
-pub mod window;
+pub(crate) mod staged_copies;
 
 use cudarc::driver::sys::{self, CUmemPool_attribute, CUmemPool_attribute_enum as PoolAttribute};
 use cudarc::driver::{DriverError, result};
 
 use super::device::Device;
-use super::status::failed;
+use super::driver_error::failed;
 use crate::BackendError;
 use buffer::out_of_memory_error;
 

@@ -12,11 +12,11 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, DriverError};
 
-use super::window::{L2LineTreatment, L2Window};
+use super::access_window::{L2LineTreatment, L2Window};
 use crate::BackendError;
 use crate::driver::context_settings::ContextSettings;
 use crate::driver::device::Device;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 use crate::driver::stream::stream_settings::StreamSettings;
 
 /// The part of L2 that kept lines may fill, until dropped.

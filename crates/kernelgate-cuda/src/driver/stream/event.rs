@@ -7,7 +7,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use super::timed_stream::TimedStream;
 use crate::BackendError;
 use crate::driver::device::Device;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 /// A fixed number of events on a stream, made once.
 pub struct EventPool {

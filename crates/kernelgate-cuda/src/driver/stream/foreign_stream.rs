@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, sys};
 
-use super::hold::HostStreamHold;
 use super::raw_stream::RawStream;
+use super::stream_hold::HostStreamHold;
 use super::stream_timer::StreamTimer;
 use super::thread_state;
 use super::timed_stream::{self, CurrentContext, TimedStream};
-use crate::driver::check::{CodeTarget, device_architecture};
 use crate::driver::device::{self, DeviceError, DeviceFacts};
-use crate::driver::status::{describe, failed};
+use crate::driver::driver_error::{describe, failed};
+use crate::driver::gpu_check::{CodeTarget, device_architecture};
 use crate::{BackendError, CaseFailure};
 
 /// The reason why a stream cannot be timed.
@@ -287,7 +287,7 @@ fn current_stream_context(stream: RawStream) -> Result<sys::CUcontext, StreamErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruments::spin::SpinKernel;
+    use crate::instruments::spin_kernel::SpinKernel;
     use crate::testing::lock_first_gpu;
 
     const STREAM_TIMEOUT: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUstreamAttrID, CUstreamAttrValue};
 use cudarc::driver::{CudaStream, DriverError};
 
 use crate::BackendError;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 const WINDOW_ATTRIBUTE: CUstreamAttrID = CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
 /// Stream settings other than the access window, with their names.
@@ -123,8 +123,8 @@ const fn window_length(value: CUstreamAttrValue) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::memory::access_window::{L2LineTreatment, L2Window};
     use crate::driver::memory::persistence;
-    use crate::driver::memory::window::{L2LineTreatment, L2Window};
     use crate::testing::lock_first_gpu;
 
     #[test]

@@ -8,9 +8,9 @@
 use std::time::Duration;
 
 use super::event::EventPool;
-use super::hold::StreamHold;
+use super::host_wait;
+use super::stream_hold::StreamHold;
 use super::timed_stream::TimedStream;
-use super::wait;
 use crate::BackendError;
 use crate::driver::device::Device;
 
@@ -80,7 +80,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time.
     pub fn wait_for_end(&self) -> Result<Option<bool>, BackendError> {
         let end = self.events.len() - 1;
-        wait::wait_until_passed(self.events.cu(end), self.timeout)?;
+        host_wait::wait_until_passed(self.events.cu(end), self.timeout)?;
         Ok(self.holds.then(|| self.hold.was_released()))
     }
 

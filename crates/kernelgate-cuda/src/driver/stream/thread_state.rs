@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 use crate::BackendError;
 use crate::CaseFailure;
 use crate::driver::device::Device;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 /// Launches, and restores the state that the launch changed.
 ///
@@ -83,7 +83,7 @@ pub(crate) fn capture_status(stream: sys::CUstream) -> Result<bool, DriverError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruments::spin::SpinKernel;
+    use crate::instruments::spin_kernel::SpinKernel;
     use crate::testing::lock_first_gpu;
 
     #[test]

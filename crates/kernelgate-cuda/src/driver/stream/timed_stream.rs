@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, DriverError, sys};
 use super::raw_stream::RawStream;
 use super::thread_state::bind;
 use crate::BackendError;
-use crate::driver::status::failed;
+use crate::driver::driver_error::failed;
 
 /// A stream to time, with its context.
 #[derive(Clone)]

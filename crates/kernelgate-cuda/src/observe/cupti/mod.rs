@@ -3,12 +3,12 @@
 //! needed. Deliberately absent: hardware counters.
 
 mod api;
-mod collected;
+mod collected_records;
 mod graph_nodes;
-mod layout;
+mod record_layout;
 
 use api::{CuptiApi, cupti_api};
-use collected::{
+use collected_records::{
     ALLOCATION_ACTIVITY, COPY_ACTIVITY, DRIVER_CALL_ACTIVITY, KERNEL_ACTIVITY, MEMSET_ACTIVITY,
     PEER_COPY_ACTIVITY, PROFILER_OVERHEAD_ACTIVITY, RUNTIME_CALL_ACTIVITY,
     SYNCHRONIZATION_ACTIVITY, give_cupti_buffer, lock_collected, take_cupti_buffer,

@@ -1,7 +1,7 @@
 //! The host calls that launched GPU operations.
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::model::packed::PackedColumn;
+use crate::model::packed_columns::PackedColumn;
 
 /// The host call that launched an operation, with its times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

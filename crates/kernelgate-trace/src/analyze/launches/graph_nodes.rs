@@ -5,11 +5,11 @@
 use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::{RangePathId, RangePathTree};
-use crate::analyze::ranges::sweep;
+use crate::analyze::ranges::range_sweep;
 use crate::model::Trace;
 use crate::model::gpu::CudaGraphNode;
-use crate::model::names::NameId;
-use crate::model::packed::PackedColumn;
+use crate::model::interned_names::NameId;
+use crate::model::packed_columns::PackedColumn;
 
 /// CUDA graph nodes of a trace in memory that were created inside ranges: nodes that the recorder
 /// resolved, and nodes whose creation was recorded.
@@ -18,7 +18,7 @@ pub fn all_graph_nodes(trace: &Trace) -> Vec<CudaGraphNode> {
     let time = |event: u32| events.time[event as usize];
     let mut around: Vec<Vec<NameId>> = vec![Vec::new(); events.time.len()];
     let created = |event: u32| events.original[event as usize] == 0;
-    sweep::visit_enclosing_ranges(
+    range_sweep::visit_enclosing_ranges(
         trace,
         (&events.thread, created),
         |event| (time(event), time(event)),

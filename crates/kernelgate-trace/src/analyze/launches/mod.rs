@@ -2,10 +2,10 @@
 
 pub mod calls;
 pub mod graph_nodes;
-pub(crate) mod passing;
+pub(crate) mod passing_calls;
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::order::OperationOrder;
+use crate::analyze::time_order::OperationOrder;
 use crate::model::{Trace, launch_correlation_key};
 
 /// No call is known.

@@ -1,6 +1,6 @@
 //! Finds the ranges around calls and operations. Absent: times of ranges.
 
-pub mod inside;
 pub mod paths;
-pub mod restrict;
-pub mod sweep;
+pub mod range_sweep;
+pub mod restricted_reading;
+pub mod restricted_trace;

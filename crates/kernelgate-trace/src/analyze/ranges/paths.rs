@@ -2,9 +2,9 @@
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::sweep::RowsByThread;
+use crate::analyze::ranges::range_sweep::RowsByThread;
 use crate::model::Trace;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 
 /// A path: an index into the paths of a trace.
 pub type RangePathId = u32;

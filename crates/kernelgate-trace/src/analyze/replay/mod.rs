@@ -8,7 +8,7 @@
 //! A replay takes time proportional to the operations. [`RunningReplay`] goes operation by
 //! operation, so that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
 
-pub mod job;
+pub mod job_replay;
 
 use std::cmp::Reverse;
 
@@ -16,10 +16,10 @@ use hashbrown::HashMap;
 
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::order::OperationOrder;
-use crate::analyze::timeline::cover::UnitedSpans;
+use crate::analyze::time_order::OperationOrder;
+use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::model::Trace;
-use crate::model::packed::{PackedColumn, PackedValue};
+use crate::model::packed_columns::{PackedColumn, PackedValue};
 
 /// Number that stands for no operation, or no thread.
 const NO_OPERATION: u32 = u32::MAX;

@@ -5,9 +5,9 @@
 use hashbrown::HashMap;
 
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::order::OperationOrder;
+use crate::analyze::time_order::OperationOrder;
 use crate::model::Trace;
-use crate::model::packed::PackedColumn;
+use crate::model::packed_columns::PackedColumn;
 
 /// Fewest iterations.
 const MIN_ITERATIONS: usize = 3;

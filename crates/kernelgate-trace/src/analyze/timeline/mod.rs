@@ -1,16 +1,16 @@
 //! Concurrent work on a device: its time is cut where an operation starts or ends, and each piece
 //! has the classes of work in it.
 
-pub mod cover;
-pub mod idle;
+pub mod idle_time;
 pub mod iterations;
+pub mod span_union;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::analyze::classes::{OperationClass, OperationClasses};
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::timeline::idle::IdleGap;
+use crate::analyze::timeline::idle_time::IdleGap;
 
 /// Lines of busy time. Concurrent work counts once: compute hides communication, and both hide
 /// copies, so that the lines add up.

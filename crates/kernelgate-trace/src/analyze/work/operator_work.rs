@@ -4,10 +4,10 @@
 
 use serde_json::Value;
 
-use crate::analyze::work::peaks::MatrixPrecision;
+use crate::analyze::work::device_peaks::MatrixPrecision;
 use crate::model::gpu::DeclaredWorkCount;
 use crate::model::host::OperatorInputs;
-use crate::model::names::TraceNames;
+use crate::model::interned_names::TraceNames;
 
 /// Floating-point operations and bytes of an operator.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,8 +1,8 @@
 //! How much of a device's peaks operators and ranges use. Other modules find the work
 //! (`operator_work`) and the kernels of an operator.
 
+use crate::analyze::work::device_peaks::{DevicePeaks, MatrixPrecision};
 use crate::analyze::work::operator_work::OperatorWork;
-use crate::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
 
 /// Sum of declared work and measured kernel time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

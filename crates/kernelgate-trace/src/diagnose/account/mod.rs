@@ -11,15 +11,15 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::context::DiagnosisContext;
-use super::host::cause::IdleCauseKind;
+use super::host::gap_cause::IdleCauseKind;
 use super::labels::readable_name;
-use crate::analyze::order::OperationOrder;
+use super::trace_facts::DiagnosisContext;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle::{self, DeviceActivity, IdleGap};
+use crate::analyze::time_order::OperationOrder;
+use crate::analyze::timeline::idle_time::{self, DeviceActivity, IdleGap};
 use crate::analyze::timeline::iterations::{self, IterationEvidence};
 use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
-use crate::model::names::without_numbers_in_name;
+use crate::model::interned_names::without_numbers_in_name;
 
 const MAX_LISTED_RANGES: usize = 10;
 /// An iteration that takes at least this multiple of the median is unusual.
@@ -158,7 +158,7 @@ pub struct DeviceTimeAccount {
 
 /// The accounts of every process on every device.
 pub(super) fn device_time_accounts(context: &DiagnosisContext<'_>) -> Vec<DeviceTimeAccount> {
-    let operations = idle::operations_by_device(context.trace, &context.all, |_| true);
+    let operations = idle_time::operations_by_device(context.trace, &context.all, |_| true);
     let groups = RangePathGroups::new(context);
     operations
         .iter()

@@ -5,10 +5,10 @@ use hashbrown::HashMap;
 
 use crate::analyze::classes::{CommunicationKind, OperationClass};
 use crate::analyze::operations::{OperationId, OperationKind};
-use crate::analyze::order::OperationOrder;
-use crate::analyze::work::bus;
-use crate::diagnose::context::DiagnosisContext;
-use crate::model::names::NameId;
+use crate::analyze::time_order::OperationOrder;
+use crate::analyze::work::bus_bandwidth;
+use crate::diagnose::trace_facts::DiagnosisContext;
+use crate::model::interned_names::NameId;
 
 /// Operations of one kind that move data.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,8 +108,12 @@ impl<'a> DeviceTransfers<'a> {
                     return;
                 };
                 sum.bytes += call.bytes_in.max(call.bytes_out);
-                sum.bus_bytes +=
-                    bus::bytes_across_link(collective, call.ranks, call.bytes_in, call.bytes_out);
+                sum.bus_bytes += bus_bandwidth::bytes_across_link(
+                    collective,
+                    call.ranks,
+                    call.bytes_in,
+                    call.bytes_out,
+                );
                 sum.bus_ns += span.1 - span.0;
             }
         }

@@ -12,11 +12,11 @@ use crate::analyze::operations::{OperationId, OperationKind};
 use crate::analyze::replay::{
     CriticalPathSegment, OperationDependencies, ReplayChange, ReplayedHostTime,
 };
-use crate::analyze::timeline::cover::UnitedSpans;
-use crate::diagnose::context::DiagnosisContext;
+use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::diagnose::critical::gains::{ChangeGain, CriticalPath, FasterPart};
 use crate::diagnose::finding::{DiagnosisFinding, FindingRemedy, FusibleKernel, ReplayedGain};
 use crate::diagnose::labels::readable_name;
+use crate::diagnose::trace_facts::DiagnosisContext;
 
 /// Maximum number of kernels that are replayed and listed.
 const MAX_REPLAYED_KERNELS: usize = 3;

@@ -7,17 +7,17 @@
 //! differ as much, which one trace of each does not show.
 
 mod json;
-mod setup;
-mod sums;
 mod text;
+mod trace_setup;
+mod trace_totals;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::gpu::LaunchShape;
-pub use setup::{SetupProperty, SetupPropertyChange, TraceSetup};
-pub use sums::{
+pub use trace_setup::{SetupProperty, SetupPropertyChange, TraceSetup};
+pub use trace_totals::{
     CallSite, CountAndTimes, FunctionCalls, RangePathSums, TracePart, TracePartKind, TraceSums,
 };
 
@@ -223,7 +223,7 @@ impl FunctionCallChange {
 
 /// Compares the summed times of two traces.
 pub fn compare_sums(base: TraceSums, head: TraceSums) -> TraceDifference {
-    let setup = setup::setup_changes(&base.setup, &head.setup);
+    let setup = trace_setup::setup_changes(&base.setup, &head.setup);
     let notes = comparison_notes(&base, &head);
     let only = |of: &TraceSums, other: &TraceSums| {
         let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);

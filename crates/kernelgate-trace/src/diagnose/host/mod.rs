@@ -2,10 +2,10 @@
 //! of time. Ranges and calls are not kept, so that a trace of any length takes no more memory than
 //! its operations. Absent: judgement.
 
-pub mod cause;
-pub mod gaps;
-mod repeating;
-pub mod waiting;
+pub mod gap_cause;
+pub mod gpu_gaps;
+pub mod host_waits;
+mod repeated_ranges;
 
 use hashbrown::HashMap;
 
@@ -13,20 +13,20 @@ use crate::analyze::classes::OperationClasses;
 use crate::analyze::launches::NO_CALL;
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::graph_nodes;
-use crate::analyze::launches::passing::{LaunchedOperations, NodeEvents, OpenRangesByThread};
+use crate::analyze::launches::passing_calls::{LaunchedOperations, NodeEvents, OpenRangesByThread};
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::order::OperationOrder;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
 use crate::analyze::replay::GpuWaitCall;
-use crate::analyze::timeline::idle::{self, DeviceActivity, IdleGap, IdleGaps};
-use crate::diagnose::host::cause::{
+use crate::analyze::time_order::OperationOrder;
+use crate::analyze::timeline::idle_time::{self, DeviceActivity, IdleGap, IdleGaps};
+use crate::diagnose::host::gap_cause::{
     HOST_DEVICE_CLOCK_ERROR_NS, IdlePartsByCause, LateLaunchAndGap, RecentCallsByThread,
 };
-use crate::diagnose::host::repeating::{HostIterationFinder, LongestRanges};
-use crate::diagnose::host::waiting::{HostWaits, names_that_wait};
+use crate::diagnose::host::host_waits::{HostWaits, names_that_wait};
+use crate::diagnose::host::repeated_ranges::{HostIterationFinder, LongestRanges};
 use crate::model::Trace;
-use crate::model::names::NameId;
-use crate::model::packed::PackedColumn;
+use crate::model::interned_names::NameId;
+use crate::model::packed_columns::PackedColumn;
 use crate::read::{CallRow, RangeOrCall, RangeRow};
 use crate::stats::{CountedGroupValues, GroupedSamples};
 
@@ -217,7 +217,7 @@ impl HostPassState {
     fn begin_host_pass(trace: &Trace, keep_ranges: bool) -> HostPassState {
         let all = AllOperations::new(trace);
         let kept = if keep_ranges { all.len() } else { 0 };
-        let activities = idle::activity_of_devices(trace, |_| true);
+        let activities = idle_time::activity_of_devices(trace, |_| true);
         let activity_of = |place: &crate::model::gpu::OperationPlace| {
             let own =
                 |of: &DeviceActivity| (of.process, of.device) == (place.process, place.device);

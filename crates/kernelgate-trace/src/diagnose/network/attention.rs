@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use super::phase::AttentionOperation;
 use crate::analyze::launches::NO_CALL;
 use crate::analyze::work::operator_work;
-use crate::diagnose::context::DiagnosisContext;
+use crate::diagnose::trace_facts::DiagnosisContext;
 
 /// Operations on a score: largest, difference, exponential, sum, division.
 const SOFTMAX_FLOPS_PER_SCORE: f64 = 5.0;

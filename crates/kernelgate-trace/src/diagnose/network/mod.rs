@@ -13,12 +13,12 @@ use hashbrown::HashMap;
 pub use attention::{AttentionOperationUse, AttentionUse};
 pub use phase::{AttentionOperation, TrainingPhase};
 
-use super::context::DiagnosisContext;
-use super::host::cause::IdleCauseKind;
+use super::host::gap_cause::IdleCauseKind;
+use super::trace_facts::DiagnosisContext;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle::exclusive_busy_times;
+use crate::analyze::timeline::idle_time::exclusive_busy_times;
 use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use phase::PhaseExtent;
 
 /// Part of the time from which a kernel or a cause is listed.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::join::{CollectiveKindSum, JoinedJob, RankCollectiveSum};
+use super::join_ranks::{CollectiveKindSum, JoinedJob, RankCollectiveSum};
 use super::what_if::JobChangeGain;
 
 /// The version of the format, which `schema/job.json` of this crate describes. In version 2 the

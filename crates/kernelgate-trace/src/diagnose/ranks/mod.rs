@@ -3,16 +3,16 @@
 //! time, whatever their clocks show.
 
 mod clock;
-mod extract;
-mod join;
+mod join_ranks;
+mod joined_collective;
 mod json;
-mod meeting;
+mod rank_summary;
 mod recorded;
 mod text;
 mod what_if;
 
-pub use extract::{RankCollective, RankCommunicator, RankTimeParts, RankTrace};
-pub use join::{CollectiveKindSum, JobProblem, JoinedJob, RankCollectiveSum, join_ranks};
+pub use join_ranks::{CollectiveKindSum, JobProblem, JoinedJob, RankCollectiveSum, join_ranks};
+pub use rank_summary::{RankCollective, RankCommunicator, RankTimeParts, RankTrace};
 pub use what_if::{JobChangeGain, JobCriticalPath};
 
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@ use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::{NO_CALL, TraceLaunches};
 use crate::analyze::operations::AllOperations;
 use crate::analyze::replay::{GpuWaitCall, OperationDependencies};
-use crate::diagnose::host::waiting::names_that_wait;
+use crate::diagnose::host::host_waits::names_that_wait;
 use crate::model::Trace;
 
 /// A trace whose calls were joined with operations and then dropped.

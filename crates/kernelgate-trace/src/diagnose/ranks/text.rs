@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::clock::median_rank_value;
-use super::join::{JobProblem, JoinedJob, RankCollectiveSum};
+use super::join_ranks::{JobProblem, JoinedJob, RankCollectiveSum};
 use crate::diagnose::text::{format_bytes, percent, time, wrap_line};
 use crate::stats::{shorten, with_thousands_separators};
 

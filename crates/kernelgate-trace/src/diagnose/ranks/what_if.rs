@@ -6,12 +6,12 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::clock::{RankClock, median_rank_value};
-use super::extract::RankTrace;
-use super::meeting::CollectiveMeeting;
+use super::joined_collective::CollectiveMeeting;
+use super::rank_summary::RankTrace;
 use super::recorded::RecordedOperations;
 use crate::analyze::classes::{OperationClass, OperationClasses};
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::replay::job::{CollectiveMember, JobReplay};
+use crate::analyze::replay::job_replay::{CollectiveMember, JobReplay};
 use crate::analyze::replay::{CriticalPathSegment, ReplayChange, ReplayedHostTime};
 use crate::diagnose::labels::readable_name;
 use crate::model::Trace;
@@ -141,7 +141,7 @@ pub(super) fn replay_job(
         .collect();
     let common = |number: usize, time: i64| clock_of[number].job_time(time);
     let members = |meeting: &CollectiveMeeting| {
-        let member = |of: &super::meeting::RankArrival| CollectiveMember {
+        let member = |of: &super::joined_collective::RankArrival| CollectiveMember {
             trace: traces.of_part[of.rank],
             operation: of.operation,
             start: of.start,

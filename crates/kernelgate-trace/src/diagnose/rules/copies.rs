@@ -2,17 +2,19 @@
 
 use hashbrown::HashMap;
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedShare, InspectedUnit, ProcessDeviceUse,
 };
 use super::super::text::format_bytes as shown_bytes;
+use super::super::trace_facts::DiagnosisContext;
 use super::launches::missing_gpu_work;
-use super::outcome::{MissingData, RuleOutcome, inspected_some, most_expensive_evidence, number};
+use super::rule_outcome::{
+    MissingData, RuleOutcome, inspected_some, most_expensive_evidence, number,
+};
 use crate::analyze::operations::{OperationId, OperationKind};
 use crate::analyze::timeline::BusyTimeLine;
-use crate::analyze::timeline::idle::DeviceActivity;
+use crate::analyze::timeline::idle_time::DeviceActivity;
 use crate::model::gpu::MemoryKind;
 
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.

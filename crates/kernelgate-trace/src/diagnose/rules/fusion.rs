@@ -3,15 +3,15 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
 use super::super::labels::readable_name;
-use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
-use crate::analyze::order::OperationOrder;
+use super::super::trace_facts::DiagnosisContext;
+use super::rule_outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
 use crate::analyze::ranges::paths::RangePathId;
+use crate::analyze::time_order::OperationOrder;
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::Trace;
 use crate::stats::shorten;
@@ -136,7 +136,7 @@ pub(super) fn find_fusible_kernels(
         pair.kernels_ns += length(first) + length(second);
         pair.gap_ns += gap.max(0);
     }
-    let text = |name: u32| context.trace.names.text(crate::model::names::NameId(name));
+    let text = |name: u32| context.trace.names.text(crate::model::interned_names::NameId(name));
     let short = |name: u32| {
         let LaunchTotals { count, total_ns } = sums[&name];
         total_ns <= SHORT_KERNEL_NS * i64::try_from(count).unwrap_or(i64::MAX)
@@ -182,7 +182,10 @@ fn fusion_finding(
     share: f64,
 ) -> DiagnosisFinding {
     let label = |name: u32| {
-        shorten(&readable_name(context.trace.names.text(crate::model::names::NameId(name))), 45)
+        shorten(
+            &readable_name(context.trace.names.text(crate::model::interned_names::NameId(name))),
+            45,
+        )
     };
     let evidence = pairs
         .iter()

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse, ShortenedKernels,
 };
 use super::super::labels::readable_name;
-use super::super::platform::GpuVendor;
+use super::super::trace_facts::DiagnosisContext;
+use super::super::vendor_names::GpuVendor;
 use super::launches::missing_gpu_work;
-use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
+use super::rule_outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
 use crate::analyze::classes::OperationClass;
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::timeline::cover::UnitedSpans;
-use crate::analyze::timeline::idle::DeviceActivity;
+use crate::analyze::timeline::idle_time::DeviceActivity;
+use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::model::TracedDevice;
 use crate::model::gpu::LaunchShape;
 

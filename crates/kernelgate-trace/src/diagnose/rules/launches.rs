@@ -1,21 +1,21 @@
 //! Rules about whether the GPU waits for launches.
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::host::cause::{IdleCauseKind, MIN_GAP_WITH_OTHER_HOST_WORK_NS};
-use super::super::host::gaps::{
+use super::super::host::gap_cause::{IdleCauseKind, MIN_GAP_WITH_OTHER_HOST_WORK_NS};
+use super::super::host::gpu_gaps::{
     GapsWithCauses, IdleCause, IdleGapReport, MIN_SEVERE_GAP_NS, MIN_WARNING_GAP_NS,
     OperationsAroundGap, explain_gaps,
 };
 use super::super::labels::readable_name;
-use super::super::platform::TracePlatform;
-use super::outcome::{
+use super::super::trace_facts::DiagnosisContext;
+use super::super::vendor_names::TracePlatform;
+use super::rule_outcome::{
     MissingData, RuleOutcome, count_with_noun, inspected_all, inspected_some, percent,
 };
-use crate::analyze::timeline::idle::{DeviceActivity, IdleGap};
+use crate::analyze::timeline::idle_time::{DeviceActivity, IdleGap};
 use crate::model::Trace;
 use crate::stats::{GroupedSamples, ValueSummary, shorten};
 

@@ -1,16 +1,16 @@
 //! Findings of Nsight Compute about a kernel's memory accesses and warps: coalescing, bank
 //! conflicts, divergence.
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingRemedy, FindingSeverity, NumberWithUnit,
     ProcessDeviceUse,
 };
-use super::super::profiled::{
+use super::super::ncu_launches::{
     group_by_title, launch_evidence, launch_metric, shortened_kernel_name,
 };
+use super::super::trace_facts::DiagnosisContext;
 use super::metrics::{inspected_launches, missing_profiled_launches};
-use super::outcome::{MissingData, RuleOutcome};
+use super::rule_outcome::{MissingData, RuleOutcome};
 use crate::model::kernel_metrics::ProfiledLaunch;
 
 /// Bytes of a sector, all of which a coalesced access uses.

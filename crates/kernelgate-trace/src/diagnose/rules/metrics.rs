@@ -1,16 +1,18 @@
 //! Hardware counters: sampled over time (Nsight Systems) or of single launches (Nsight
 //! Compute).
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::profiled::{
+use super::super::ncu_launches::{
     group_by_title, launch_evidence, launch_metric, shortened_kernel_name,
 };
+use super::super::trace_facts::DiagnosisContext;
 use super::kernels::LOW_OCCUPANCY_PERCENT;
-use super::outcome::{MAX_EVIDENCE_LINES, MissingData, RuleOutcome, inspected_all, inspected_some};
+use super::rule_outcome::{
+    MAX_EVIDENCE_LINES, MissingData, RuleOutcome, inspected_all, inspected_some,
+};
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
 

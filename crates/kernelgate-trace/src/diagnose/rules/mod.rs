@@ -1,34 +1,34 @@
 //! The rules, in the order in which they are applied; data quality first.
 
 mod copies;
-mod exposed;
+mod exposed_transfers;
 mod fusion;
 mod kernels;
 mod launches;
-mod managed;
+mod managed_memory;
 mod memory;
 mod metrics;
-mod outcome;
 mod quality;
-pub(super) mod reference;
+pub(super) mod rule_list;
+mod rule_outcome;
 mod waits;
 mod work;
 
 use super::account;
 use super::answers::TraceAnswers;
-use super::context::DiagnosisContext;
 use super::critical;
 use super::device_memory;
 use super::finding::{
     DATA_QUALITY_ID, DiagnosisFinding, DiagnosisQuestion, FindingSeverity, InspectedShare,
     InspectedUnit, ProcessDeviceUse, QuestionAnswer, TraceDiagnosis,
 };
-use super::host::gaps;
+use super::host::gpu_gaps;
 use super::network::network_phases;
+use super::trace_facts::DiagnosisContext;
 use super::utilization::trace_utilization;
 use crate::model::TraceRecorder;
-use outcome::{MissingData, RuleOutcome, inspected_all};
-use reference::{RequiredRecords, RuleEntry};
+use rule_list::{RequiredRecords, RuleEntry};
+use rule_outcome::{MissingData, RuleOutcome, inspected_all};
 
 type RuleFunction = fn(&DiagnosisContext<'_>, &[ProcessDeviceUse]) -> RuleOutcome;
 
@@ -104,24 +104,24 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "page-migration",
         question: "Do pages of managed memory migrate?",
-        rule: managed::page_migrations_rule,
-        finds: managed::managed_finding_text,
+        rule: managed_memory::page_migrations_rule,
+        finds: managed_memory::managed_finding_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Migrations,
     },
     RuleQuestion {
         id: "exposed-copy",
         question: "Do copies run with no kernel beside them?",
-        rule: exposed::find_exposed_copies,
-        finds: exposed::exposed_copies_rule_text,
+        rule: exposed_transfers::find_exposed_copies,
+        finds: exposed_transfers::exposed_copies_rule_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Launches,
     },
     RuleQuestion {
         id: "exposed-communication",
         question: "Does communication run with no compute beside it?",
-        rule: exposed::find_exposed_communication,
-        finds: exposed::exposed_communication_rule_text,
+        rule: exposed_transfers::find_exposed_communication,
+        finds: exposed_transfers::exposed_communication_rule_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Launches,
     },
@@ -300,7 +300,7 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
                 busy_ns: activity.busy_ns,
                 operations: activity.operations,
                 account,
-                gaps: gaps::report_gaps(context, activity),
+                gaps: gpu_gaps::report_gaps(context, activity),
             }
         })
         .collect();

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedUnit, ProcessDeviceUse,
 };
-use super::super::host::waiting::{HostWaitSum, RegularWaits};
+use super::super::host::host_waits::{HostWaitSum, RegularWaits};
+use super::super::trace_facts::DiagnosisContext;
 use super::launches::missing_launch_calls;
-use super::outcome::{
+use super::rule_outcome::{
     RuleOutcome, in_milliseconds, inspected_all, most_expensive_evidence, number,
 };
-use crate::analyze::timeline::idle::DeviceActivity;
-use crate::model::names::without_numbers_in_name;
+use crate::analyze::timeline::idle_time::DeviceActivity;
+use crate::model::interned_names::without_numbers_in_name;
 
 /// Number of waits that count as a loop if no range encloses them.
 const MIN_LOOP_REPEATS: usize = 5;

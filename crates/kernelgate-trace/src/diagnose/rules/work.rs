@@ -1,13 +1,13 @@
 //! Finds what bounds a range with declared work, by the times that the device's measured ceilings
 //! allow. The rule for declared work needs no hardware counter.
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     InspectedUnit, NumberWithUnit, ProcessDeviceUse,
 };
-use super::super::tree::{self, MIN_BOUNDING_LIMIT_SHARE, TimeBound};
-use super::outcome::{MissingData, RuleOutcome, inspected_some};
+use super::super::range_tree::{self, MIN_BOUNDING_LIMIT_SHARE, TimeBound};
+use super::super::trace_facts::DiagnosisContext;
+use super::rule_outcome::{MissingData, RuleOutcome, inspected_some};
 
 pub(super) fn work_bound_rule_text() -> String {
     format!(
@@ -24,8 +24,9 @@ pub(super) fn work_bound_rule(
         let record = "kernelgate profile CASE records the declared work of a case";
         return MissingData::new("no range declares its work", record).into();
     }
-    let declared =
-        tree::build_range_tree(context, &[]).into_iter().filter(|of| !of.of_limits.is_empty());
+    let declared = range_tree::build_range_tree(context, &[])
+        .into_iter()
+        .filter(|of| !of.of_limits.is_empty());
     let found = declared.map(|of| {
         let highest = of.of_limits.iter().map(|(_, reached)| *reached).fold(0.0, f64::max);
         let limits: Vec<String> = of

@@ -4,7 +4,7 @@ use serde_json::value::RawValue;
 
 use super::event::{EventArguments, as_integer, text};
 use crate::model::collectives::CollectiveKernelCall;
-use crate::model::names::TraceNames;
+use crate::model::interned_names::TraceNames;
 
 /// Bytes of an element by the name of its type.
 const ELEMENT_TYPE_BYTES: &[(&str, u64)] = &[

@@ -6,21 +6,21 @@
 
 mod collective;
 mod copies;
-mod document;
 mod event;
+mod json_events;
 mod lanes;
 mod xla;
 
 use std::path::Path;
 
-use document::ChromePart;
 use event::{ChromeEvent, EventArguments, as_integer, dimensions, exact_nanoseconds, text};
 use hashbrown::HashMap;
+use json_events::ChromePart;
 use lanes::FIRST_LANE_PROCESS;
 use serde_json::value::RawValue;
 
-use super::builder::TraceBuilder;
 use super::json_source;
+use super::trace_builder::TraceBuilder;
 use crate::error::TraceError;
 use crate::model::gpu::{LaunchShape, OperationColumns, OperationPlace, SynchronisationKind};
 use crate::model::host::{OperatorInputs, RangeStyle};
@@ -34,7 +34,7 @@ pub(super) fn read_chrome_trace(path: &Path) -> Result<Trace, TraceError> {
     let source = json_source::open_json(path).map_err(TraceError::io(path))?;
     let mut reader = ChromeReader::default();
     reader.builder.trace.recorder = TraceRecorder::Chrome;
-    let contents = document::read_document(source, |part| reader.read_part(&part));
+    let contents = json_events::read_document(source, |part| reader.read_part(&part));
     if let Some(error) = &contents.error {
         let reason = format!("JSON after {} events: {error}", reader.events);
         if reader.events == 0 {

@@ -6,23 +6,23 @@
 //! known are skipped, so that newer reports are read as far as they agree. Disassembled
 //! instructions, charts and sampled time lines of the report are not read.
 
-mod lines;
-mod wire;
+mod protobuf_fields;
+mod source_lines;
 
 use std::io::{BufReader, Read};
 use std::path::Path;
 
 use hashbrown::HashMap;
-use lines::{CubinLines, SourceFileLine};
-use wire::{ProtobufMessage, WireValue};
+use protobuf_fields::{ProtobufMessage, WireValue};
+use source_lines::{CubinLines, SourceFileLine};
 
-use super::builder::TraceBuilder;
 use super::demangle::readable_kernel_name;
 use super::ncu::add_launch_metric;
+use super::trace_builder::TraceBuilder;
 use crate::error::TraceError;
 use crate::model::gpu::LaunchShape;
+use crate::model::interned_names::TraceNames;
 use crate::model::kernel_metrics::{ProfiledLaunch, SourceStalls};
-use crate::model::names::TraceNames;
 use crate::model::{Trace, TraceRecorder, TracedDevice};
 
 /// The bytes with which a report begins.
@@ -333,7 +333,7 @@ fn texts_of_ncu_rules(
     result: ProtobufMessage<'_>,
     fields: &ResultFieldNumbers,
     names: &mut TraceNames,
-) -> Vec<(crate::model::names::NameId, crate::model::names::NameId)> {
+) -> Vec<(crate::model::interned_names::NameId, crate::model::interned_names::NameId)> {
     let mut rules = Vec::new();
     for rule in result.repeated_field(fields.rules) {
         let name = names.intern_text(&rule.text_field(1));

@@ -2,8 +2,8 @@
 
 use hashbrown::HashMap;
 
-use super::super::builder::{COPY_DIRECTIONS, TraceBuilder};
-use super::super::wanted::WantedTraceParts;
+use super::super::trace_builder::{COPY_DIRECTIONS, TraceBuilder};
+use super::super::wanted_parts::WantedTraceParts;
 use super::NsysReader;
 use super::database::Row;
 use super::ids::{COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE, split_global_id};
@@ -12,7 +12,7 @@ use crate::model::gpu::{
     LaunchShape, MemoryKind, OperationColumns, OperationPlace, PageFaultTable, PlaceId,
     SynchronisationKind,
 };
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 
 const OPERATION_COLUMNS: [&str; 7] =
     ["start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId"];

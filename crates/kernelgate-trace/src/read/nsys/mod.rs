@@ -6,9 +6,9 @@
 
 mod activity;
 mod database;
+mod export_information;
 mod host;
 mod ids;
-mod information;
 mod nccl;
 mod ranges;
 pub(super) mod stream;
@@ -19,12 +19,12 @@ use database::{NsysDatabase, Row};
 use hashbrown::HashMap;
 use ids::{COPY_TABLE, KERNEL_TABLE, RUNTIME_CALL_TABLE};
 
-use super::builder::TraceBuilder;
-use super::unsupported;
-use super::wanted::WantedTraceParts;
+use super::trace_builder::TraceBuilder;
+use super::unsupported_files;
+use super::wanted_parts::WantedTraceParts;
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 
 /// Reads an export.
 ///
@@ -66,10 +66,11 @@ fn open_with_texts(path: &Path) -> Result<NsysReader, TraceError> {
         RUNTIME_CALL_TABLE,
     ];
     if !tables.iter().any(|table| database.has_table(table)) {
-        let reason = unsupported::recognise_database(database.table_names()).unwrap_or_else(|| {
-            let what = if path.is_dir() { "a folder" } else { "an SQLite database" };
-            format!("{what} without the tables of an Nsight Systems export")
-        });
+        let reason =
+            unsupported_files::recognise_database(database.table_names()).unwrap_or_else(|| {
+                let what = if path.is_dir() { "a folder" } else { "an SQLite database" };
+                format!("{what} without the tables of an Nsight Systems export")
+            });
         return Err(TraceError::Unknown { path: path.to_owned(), reason });
     }
     let mut reader =

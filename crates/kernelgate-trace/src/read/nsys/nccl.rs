@@ -13,8 +13,8 @@ use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
 use crate::error::TraceError;
 use crate::model::collective::CollectiveKind;
 use crate::model::collectives::CollectiveKernelCall;
+use crate::model::interned_names::NameId;
 use crate::model::launch_correlation_key;
-use crate::model::names::NameId;
 
 const EVENTS_TABLE: &str = "NVTX_EVENTS";
 /// Bytes before a payload: its domain, its schema, its size and where it begins.

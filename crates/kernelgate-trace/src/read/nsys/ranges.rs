@@ -4,8 +4,8 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 
-use super::super::builder::TraceBuilder;
 use super::super::rows::RangeRow;
+use super::super::trace_builder::TraceBuilder;
 use super::database::{NsysDatabase, Row, RowOrder};
 use super::ids::{
     COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE, RUNTIME_CALL_TABLE, split_global_id,
@@ -13,7 +13,7 @@ use super::ids::{
 use crate::error::TraceError;
 use crate::model::InternedValues;
 use crate::model::host::{HostMarkTable, HostRangeTable, RangeStyle};
-use crate::model::names::{NameId, TraceNames, without_numbers_in_name};
+use crate::model::interned_names::{NameId, TraceNames, without_numbers_in_name};
 use crate::model::quality::TraceQuality;
 
 const NVTX_EVENT_TABLE: &str = "NVTX_EVENTS";

@@ -8,17 +8,17 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use hashbrown::HashMap;
 
-use super::super::builder::TraceBuilder;
 use super::super::rows::{
     CallRow, OrderedByTime, RangeOrCall, RangeRow, RowOfEitherOrder, StreamedRows, merge_by_time,
 };
-use super::super::wanted::WantedTraceParts;
+use super::super::trace_builder::TraceBuilder;
+use super::super::wanted_parts::WantedTraceParts;
 use super::database::{NsysDatabase, RowOrder};
 use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
 use super::ranges::{self, RangeBatch};
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use crate::model::quality::TraceQuality;
 
 /// Rows that are handed over together, and by how many a row may be out of order.

@@ -12,15 +12,15 @@ use rows::{
     DeclaredWorkRow, On, RecordedGraphNodeRow, RecordedKernelRow, RecordedRows, RecordingFile,
 };
 
-use super::builder::{COPY_DIRECTIONS, TraceBuilder};
 use super::demangle::readable_kernel_name;
+use super::trace_builder::{COPY_DIRECTIONS, TraceBuilder};
 use crate::error::TraceError;
 use crate::model::gpu::{
     CudaGraphNode, DeclaredProblemPart, DeclaredRangeWork, DeclaredWorkCount, LaunchShape,
     MemoryKind, OperationColumns, OperationPlace, PageFaultTable, PlaceId, SynchronisationKind,
 };
 use crate::model::host::RangeStyle;
-use crate::model::names::NameId;
+use crate::model::interned_names::NameId;
 use crate::model::quality::TraceQuality;
 use crate::model::{Trace, TraceRecorder, TracedDevice};
 

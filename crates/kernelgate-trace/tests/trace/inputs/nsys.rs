@@ -2,7 +2,7 @@
 
 use crate::fixture::{Export, column, file, process, reason, refused, titles, without_folders};
 use kernelgate_trace::analyze::launches::graph_nodes;
-use kernelgate_trace::analyze::ranges::restrict;
+use kernelgate_trace::analyze::ranges::restricted_trace;
 use kernelgate_trace::diagnose::{FindingSeverity, JoinedTrace, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -273,7 +273,7 @@ fn steps() -> Trace {
 fn a_range_restricts_every_table() {
     let all = steps();
     let kernels = |pattern: &str| {
-        restrict::restrict_to_ranges(&all, pattern).map(|trace| {
+        restricted_trace::restrict_to_ranges(&all, pattern).map(|trace| {
             let names = column(&trace, StatsReport::GpuKernels, "Name");
             let counts = column(&trace, StatsReport::GpuKernels, "Instances");
             names.into_iter().zip(counts).map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>()
@@ -285,7 +285,7 @@ fn a_range_restricts_every_table() {
     assert_eq!(kernels("warm-up/part").unwrap(), ["inner 1"]);
     assert_eq!(kernels("step*").unwrap(), ["inner 1", "outer 1"]);
     assert_eq!(kernels("art"), None, "whole names only");
-    let inside = restrict::restrict_to_ranges(&all, "step/1").unwrap();
+    let inside = restricted_trace::restrict_to_ranges(&all, "step/1").unwrap();
     assert_eq!(column(&inside, StatsReport::Ranges, "Range"), ["step/1", "part"]);
     assert_eq!(column(&inside, StatsReport::ApiCalls, "Num Calls"), ["2"]);
     assert_eq!(
@@ -338,7 +338,7 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
     let tree = JoinedTrace::new(&trace).range_tree(&[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
-    let inside = restrict::restrict_to_ranges(&trace, "decode").unwrap();
+    let inside = restricted_trace::restrict_to_ranges(&trace, "decode").unwrap();
     assert_eq!(inside.kernels.on_gpu.start.iter().collect::<Vec<_>>(), [3_000]);
     assert_eq!(graph_nodes::all_graph_nodes(&inside), graph_nodes::all_graph_nodes(&trace));
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::fixture::{lines_with, reason};
-use kernelgate_trace::analyze::ranges::restrict;
+use kernelgate_trace::analyze::ranges::restricted_trace;
 use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TimeBound, TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::{MemoryKind, SynchronisationKind};
@@ -178,11 +178,17 @@ fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
 #[test]
 fn a_range_of_a_capture_restricts_a_trace() {
     let trace = trace(&graph(json!([])));
-    let layer = restrict::restrict_to_ranges(&trace, "layer_1").unwrap();
+    let layer = restricted_trace::restrict_to_ranges(&trace, "layer_1").unwrap();
     assert_eq!((layer.kernels.on_gpu.len(), layer.calls.len()), (2, 2));
-    assert_eq!(restrict::restrict_to_ranges(&trace, "layer_*").unwrap().kernels.on_gpu.len(), 4);
-    assert_eq!(restrict::restrict_to_ranges(&trace, "step").unwrap().kernels.on_gpu.len(), 4);
-    assert!(restrict::restrict_to_ranges(&trace, "layer_2").is_none());
+    assert_eq!(
+        restricted_trace::restrict_to_ranges(&trace, "layer_*").unwrap().kernels.on_gpu.len(),
+        4
+    );
+    assert_eq!(
+        restricted_trace::restrict_to_ranges(&trace, "step").unwrap().kernels.on_gpu.len(),
+        4
+    );
+    assert!(restricted_trace::restrict_to_ranges(&trace, "layer_2").is_none());
 }
 
 #[test]

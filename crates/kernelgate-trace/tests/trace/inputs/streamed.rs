@@ -3,7 +3,7 @@
 
 use crate::fixture::reason;
 use crate::fixture::{Export, process};
-use kernelgate_trace::analyze::ranges::{inside, restrict};
+use kernelgate_trace::analyze::ranges::{restricted_reading, restricted_trace};
 use kernelgate_trace::diagnose::difference::TraceSums;
 use kernelgate_trace::diagnose::{IdleCauseKind, TraceDiagnosis, diagnose, diagnose_streamed};
 use kernelgate_trace::read::WantedTraceParts;
@@ -162,8 +162,10 @@ fn host_times_have_equal_sums() {
 /// Checks that what is read restricted is what a trace in memory is restricted to; how many
 /// operations that are.
 fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
-    let kept = restrict::restrict_to_ranges(&export.read().unwrap(), pattern);
-    let read = inside::open_inside_ranges(&export.path(), &WantedTraceParts::ALL, pattern).unwrap();
+    let kept = restricted_trace::restrict_to_ranges(&export.read().unwrap(), pattern);
+    let read =
+        restricted_reading::open_inside_ranges(&export.path(), &WantedTraceParts::ALL, pattern)
+            .unwrap();
     assert_eq!(read.is_some(), kept.is_some(), "{pattern}");
     let (kept, read) = (kept?, read?);
     assert_eq!(diagnose(&read).to_json(), diagnose(&kept).to_json(), "{pattern}");

@@ -39,7 +39,7 @@ mod memory;
 mod network_tests;
 mod operand;
 mod plan;
-pub mod set;
+pub mod program_set;
 mod step;
 #[cfg(test)]
 mod tests;

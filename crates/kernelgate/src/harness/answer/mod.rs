@@ -2,8 +2,8 @@
 //! this module answers are defined in the module `protocol`. Requests for trials, and requests that
 //! need no case, are answered by the bench binary itself.
 
-mod each;
-pub mod list;
+pub mod list_cases;
+mod per_case;
 mod phases;
 pub mod profile;
 pub mod resources;

@@ -7,7 +7,7 @@ use crate::backend::{BackendError, BenchTarget, Executable};
 use crate::harness::running::case_error::{CaseError, guard_panics};
 use crate::harness::running::problem::PreparedProblem;
 use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
-use crate::measure::wall::process_cpu_time;
+use crate::measure::wall_time::process_cpu_time;
 use crate::protocol::RecordedLaunches;
 use crate::trace::HostPhaseTime;
 use crate::verify::VerifyError;

@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernelgate_cuda::driver::launch::stages::StageClockedKernel;
-use kernelgate_cuda::driver::stream::hold::StreamHold;
-use kernelgate_cuda::instruments::spin::EmptyKernel;
+use kernelgate_cuda::driver::launch::stage_times::StageClockedKernel;
+use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
+use kernelgate_cuda::instruments::spin_kernel::EmptyKernel;
 use kernelgate_cuda::instruments::timing::StreamBlocker;
 use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity, RecordedDevice};
 use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
 use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::{Device, Devices};
 
-use super::each::{for_each_implementation, outcome_parts};
+use super::per_case::{for_each_implementation, outcome_parts};
 use super::phases;
 use crate::backend::{BackendError, BenchTarget, Executable};
 use crate::harness::running::problem::{CaseError, PreparedProblem};

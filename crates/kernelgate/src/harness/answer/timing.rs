@@ -4,7 +4,7 @@ use kernelgate_cuda::Devices;
 use kernelgate_cuda::library::RequiredLibrary;
 use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 
-use super::each::for_each_implementation;
+use super::per_case::for_each_implementation;
 use crate::backend::{BackendError, BenchTarget};
 use crate::display::time_text;
 use crate::harness::running::problem::PreparedProblem;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::each::{for_each_implementation, outcome_parts};
+use super::per_case::{for_each_implementation, outcome_parts};
 use crate::backend::{BackendError, BenchTarget};
 use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};

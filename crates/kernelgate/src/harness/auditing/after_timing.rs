@@ -11,7 +11,7 @@
 //! and the record states that.
 //!
 //! A row that returns remembered results for inputs it has seen would pass. Therefore the check of
-//! reuse ([`reuse`]) launches the row once more for the same inputs.
+//! reuse ([`reused_results`]) launches the row once more for the same inputs.
 //!
 //! Deliberately absent: defence against code that attacks the process. The check after timing finds
 //! mistakes and shortcuts: work on other streams, no launch at all, a remembered result, work in
@@ -21,13 +21,13 @@ use std::borrow::Cow;
 
 use super::changed_inputs::ChangedInputs;
 use crate::backend::{BackendError, Executable};
-use crate::harness::guard;
+use crate::harness::panic_guard;
 use crate::harness::phase_timer;
 use crate::harness::running::case_error::{CaseError, guard_panics};
 use crate::harness::running::problem::{PreparedProblem, copy_outputs};
 use crate::harness::selection::cases::ProblemGroup;
 use crate::measure::Stopwatch;
-use crate::measure::audit::{TimingRefusal, reuse};
+use crate::measure::audit::{TimingRefusal, reused_results};
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, OutputComparison, VerifyError};
 use crate::workload::Tensors;
@@ -75,7 +75,7 @@ pub fn check_after_timing(
 ) -> Result<AfterTiming, CaseError> {
     if let Some(digest) = digest {
         let same = guard_panics(|| {
-            reuse::poison_and_reset(executable)?;
+            reused_results::poison_and_reset(executable)?;
             stopwatch.replay_timed(executable)?;
             Ok::<_, VerifyError>(verify::digest_of_outputs(executable.outputs()?) == digest)
         })?;
@@ -97,8 +97,9 @@ pub fn check_after_timing(
     }
     let carries_state = executable.carries_state();
     let inputs = ReplacementInputs { changes, next, current };
-    let replay =
-        guard::catch_panic(|| replay_with_inputs(ready, group, executable, stopwatch, inputs));
+    let replay = panic_guard::catch_panic(|| {
+        replay_with_inputs(ready, group, executable, stopwatch, inputs)
+    });
     let how = match changes {
         true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::input_change),
         false => InputChange::Same,
@@ -159,7 +160,7 @@ fn replay_with_inputs(
         }
         Ok::<_, BackendError>(())
     };
-    reuse::poison_and_reset(executable)?;
+    reused_results::poison_and_reset(executable)?;
     // If inputs cannot be changed, only this check shows that the reset computes outputs.
     let before = match executable.carries_state() && changed.is_none() {
         true => Some(verify::digest_of_outputs(copy_outputs(executable)?)),
@@ -188,13 +189,13 @@ fn replay_with_inputs(
         true => Tensors::new(),
         false => group.bound.problem().redraw(&names, ready.seed ^ turn),
     };
-    let mut reuse = reuse::check_result_reuse(first, executable, stopwatch, &draw);
+    let mut reuse = reused_results::check_result_reuse(first, executable, stopwatch, &draw);
     if let (Ok(replaced), Some(changed)) = (&reuse, changed) {
         let replaced = *replaced;
         let new: Vec<_> = changed.values.iter().collect();
         let named = |&(name, _): &(_, _)| (name, ready.inputs.tensor(name));
         let original: Vec<_> = new.iter().map(named).collect();
-        let short = reuse::check_short_reuse(executable, stopwatch, [&original, &new]);
+        let short = reused_results::check_short_reuse(executable, stopwatch, [&original, &new]);
         reuse = short.map(|also| also || replaced);
     }
     if !matches!(reuse, Ok(false)) {

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::harness::guard;
+use crate::harness::panic_guard;
 use crate::harness::selection::cases::ProblemGroup;
 use crate::record::environment::available_host_memory;
 use crate::record::run::InputChange;
@@ -46,7 +46,7 @@ impl ChangedInputs {
             return Ok(None);
         }
         let may_change = |name: &str| replaceable.iter().any(|replaceable| replaceable == name);
-        let (values, how) = guard::catch_panic(|| {
+        let (values, how) = panic_guard::catch_panic(|| {
             let by_symmetry = problem.symmetries().into_iter().find_map(|symmetry| {
                 let all = symmetry.inputs().into_iter().all(may_change);
                 let values = all.then(|| symmetry.changed_inputs(inputs)).flatten()?;

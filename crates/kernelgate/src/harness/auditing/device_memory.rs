@@ -147,9 +147,9 @@ mod tests {
     use crate::harness::running::progress::BenchProgress;
     use crate::harness::running::trial::BuildOutputs;
     use crate::harness::running::trial_run::TrialSession;
+    use crate::harness::selection::backend_choice::BenchPlace;
     use crate::harness::selection::cases::select_cases;
     use crate::harness::selection::filter::CaseFilter;
-    use crate::harness::selection::place::BenchPlace;
     use crate::harness::settings::BenchSettings;
     use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
     use crate::suite::Suite;

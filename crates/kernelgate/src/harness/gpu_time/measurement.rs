@@ -21,7 +21,7 @@ use crate::exit::ExitReason;
 use crate::harness::settings::process::CriterionProcessSettings;
 use crate::measure::audit::AllowedActions;
 use crate::measure::audit::cupti::{self, RecordedPass};
-use crate::measure::audit::passes::{CriterionPasses, RECORDED_PASS_HOLD, RoutinePass};
+use crate::measure::audit::routine_passes::{CriterionPasses, RECORDED_PASS_HOLD, RoutinePass};
 use crate::record::BaselineStore;
 use crate::record::text::printable_on_terminal;
 

@@ -7,7 +7,7 @@ use super::samples::{ProcessSampleLog, SampleOrigin};
 use crate::display::{self, terminal};
 use crate::exit::ExitReason;
 use crate::harness::recording::invocation::BenchInvocation;
-use crate::harness::recording::saving;
+use crate::harness::recording::save_baseline;
 use crate::harness::running::bench_run;
 use crate::harness::settings::process::CriterionProcessSettings;
 use crate::measure::SampleConditions;
@@ -215,7 +215,7 @@ fn save_run_baseline(store: &BaselineStore, run: &ProcessRun, name: &str) -> Res
         .baseline_path(&run.environment.baseline_folder_name(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
     let _lock = FileLock::acquire_for_file(&path).map_err(|error| unsaved(&error))?;
-    saving::save_to_baseline(&path, name, run).map_err(|error| unsaved(&error))?;
+    save_baseline::save_to_baseline(&path, name, run).map_err(|error| unsaved(&error))?;
     eprintln!("baseline `{name}` saved in {}", printable_path(&path));
     Ok(())
 }

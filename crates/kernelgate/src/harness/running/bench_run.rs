@@ -9,9 +9,9 @@ use super::estimate;
 use super::execution::{CaseExecution, SampleTimer};
 use super::problem::PreparedProblem;
 use super::progress::BenchProgress;
-use super::quiet;
 use super::sampling::ProcessSampler;
 use super::session::CaseSession;
+use super::silence_criterion;
 use super::trial;
 use crate::backend::{BackendKind, BenchTarget};
 use crate::display::{self, terminal};
@@ -20,11 +20,11 @@ use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
 use crate::harness::recording::invocation::BenchInvocation;
+use crate::harness::recording::kept_references::StoredReferences;
 use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRecorder};
-use crate::harness::recording::references::StoredReferences;
-use crate::harness::recording::saving;
+use crate::harness::recording::save_baseline;
+use crate::harness::selection::backend_choice::BenchPlace;
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
-use crate::harness::selection::place::BenchPlace;
 use crate::harness::settings::BenchSettings;
 use crate::measure::limits::{CaseWork, DeviceLimits};
 use crate::record::run::process_name;
@@ -100,7 +100,7 @@ pub fn run_bench_cases(
         .baselines
         .save
         .as_deref()
-        .map(|baseline| saving::open_pending_baseline(store, baseline, &run, selection))
+        .map(|baseline| save_baseline::open_pending_baseline(store, baseline, &run, selection))
         .transpose()?;
     if run.provenance.commit.is_none() {
         progress.warn_of_missing_commit();
@@ -137,7 +137,7 @@ pub fn run_bench_cases(
     let execution = CaseExecution::new(&session, settings, target, timer, progress);
     let run_all = || execution.run(selection);
     let exit = match settings.process.silent_criterion {
-        true => quiet::silence_output(run_all)?,
+        true => silence_criterion::silence_output(run_all)?,
         false => run_all()?,
     };
     let checks = phase_timer::activity_time(after_timing::PHASE_NAME);
@@ -246,7 +246,9 @@ fn save_pending_baseline(
     };
     // Waited for outside of the recorder: an interrupt need not wait.
     let _lock = FileLock::acquire_for_file(path).map_err(unsaved)?;
-    recorder.save_baseline(|run| saving::save_to_baseline(path, baseline, run)).map_err(unsaved)
+    recorder
+        .save_baseline(|run| save_baseline::save_to_baseline(path, baseline, run))
+        .map_err(unsaved)
 }
 
 /// Hash of the content of a program's file.

@@ -2,7 +2,7 @@
 //! them.
 
 use crate::backend::BackendError;
-use crate::harness::guard;
+use crate::harness::panic_guard;
 use crate::verify::VerifyError;
 use kernelgate_cuda::CaseFailure;
 
@@ -63,7 +63,7 @@ impl From<VerifyError> for CaseError {
 pub fn guard_panics<T, E: Into<CaseError>>(
     run: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, CaseError> {
-    guard::catch_panic(run).map_err(CaseError::failed)?.map_err(Into::into)
+    panic_guard::catch_panic(run).map_err(CaseError::failed)?.map_err(Into::into)
 }
 
 #[cfg(test)]

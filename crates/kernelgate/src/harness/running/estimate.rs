@@ -75,9 +75,9 @@ pub fn recorded_problem_times(store: &BaselineStore) -> BTreeMap<String, f64> {
 mod tests {
     use super::*;
     use crate::backend::BackendKind;
+    use crate::harness::selection::backend_choice::BenchPlace;
     use crate::harness::selection::cases::select_cases;
     use crate::harness::selection::filter::CaseFilter;
-    use crate::harness::selection::place::BenchPlace;
     use crate::harness::selection::sample::suites_of_all_binaries;
 
     #[test]

@@ -21,7 +21,7 @@ use crate::measure::delay::{DelayedExecutable, InjectedDelay};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
-use crate::measure::wall::WallClock;
+use crate::measure::wall_time::WallClock;
 use crate::measure::{CacheState, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::record::text::printable_on_terminal;

@@ -12,10 +12,10 @@ use crate::backend::{BackendError, BenchTarget, Executable, host_timeout};
 use crate::display;
 use crate::harness::auditing::changed_inputs::ChangedInputs;
 use crate::harness::auditing::device_memory::CaseMemoryWatch;
-use crate::harness::guard;
+use crate::harness::panic_guard;
 use crate::harness::phase_timer;
-use crate::harness::recording::inputs;
-use crate::harness::recording::references::{self, StoredReferences};
+use crate::harness::recording::kept_inputs;
+use crate::harness::recording::kept_references::{self, StoredReferences};
 use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
 use crate::harness::selection::names;
 use crate::record::environment::available_host_memory;
@@ -25,7 +25,7 @@ use crate::record::tensors;
 use crate::verify::{self, ErrorBounds, OutputComparison, VerifyError};
 use crate::workload::{Expected, ReferenceSource, Tensors};
 use kernelgate_cuda::CaseFailure;
-use kernelgate_cuda::driver::launch::used::LoadedKernels;
+use kernelgate_cuda::driver::launch::used_kernels::LoadedKernels;
 use kernelgate_cuda::driver::memory::persistence;
 
 /// A prepared problem: its inputs, its reference and the state that the checks of its rows share.
@@ -89,13 +89,13 @@ impl PreparedProblem {
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
         problem.check().map_err(CaseError::failed)?;
-        let bounds =
-            guard::catch_panic(|| ErrorBounds::for_problem(problem)).map_err(CaseError::failed)?;
+        let bounds = panic_guard::catch_panic(|| ErrorBounds::for_problem(problem))
+            .map_err(CaseError::failed)?;
         bounds.check().map_err(CaseError::failed)?;
         // If the problem declares a precision, there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
         let needed =
-            guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::failed)?;
+            panic_guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::failed)?;
         let available = available_host_memory();
         if needed > available {
             return Err(CaseError::Skip(format!(
@@ -105,14 +105,15 @@ impl PreparedProblem {
             )));
         }
         let _activity = phase_timer::start_activity("inputs");
-        let prepared = guard::catch_panic(|| {
+        let prepared = panic_guard::catch_panic(|| {
             let kept = kept.filter(|_| !problem.reads_files());
-            let path = kept.map(|folder| inputs::kept_inputs_path(folder, group));
+            let path = kept.map(|folder| kept_inputs::kept_inputs_path(folder, group));
             let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
                 let started = Instant::now();
                 let drawn = problem.inputs(seed);
-                path.iter()
-                    .for_each(|path| inputs::save_drawn_inputs(path, &drawn, started.elapsed()));
+                path.iter().for_each(|path| {
+                    kept_inputs::save_drawn_inputs(path, &drawn, started.elapsed())
+                });
                 drawn
             });
             Self {
@@ -147,8 +148,13 @@ impl PreparedProblem {
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensor_names("output", outputs).map_err(CaseError::failed)?;
             let kept = self.references.as_ref();
-            let limit = guard::catch_panic(|| {
-                references::error_limit_for_precision(kept, group, &self.inputs, &self.expected)
+            let limit = panic_guard::catch_panic(|| {
+                kept_references::error_limit_for_precision(
+                    kept,
+                    group,
+                    &self.inputs,
+                    &self.expected,
+                )
             });
             self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::failed)?;
             self.bounds.precision = limit.map_err(|panic| {
@@ -171,10 +177,10 @@ impl PreparedProblem {
         group: &ProblemGroup<'_>,
         inputs: Arc<Tensors>,
     ) -> Result<Vec<Expected>, CaseError> {
-        let computed = guard::catch_panic(|| match group.bound.problem().reference_from() {
+        let computed = panic_guard::catch_panic(|| match group.bound.problem().reference_from() {
             ReferenceSource::Definition => {
                 let kept = self.references.as_ref();
-                Ok(references::get(kept, group, &inputs))
+                Ok(kept_references::get(kept, group, &inputs))
             }
             ReferenceSource::Row(row) => self.outputs_of_row(group, row, inputs),
             ReferenceSource::Nothing => Ok(Vec::new()),

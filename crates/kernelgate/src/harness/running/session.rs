@@ -8,7 +8,7 @@ use crate::harness::recording::recorder::RecordedCaseEvent;
 use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
 use crate::measure::limits::DeviceLimits;
 use crate::record::RecordFileError;
-use kernelgate_cuda::driver::launch::used::UsedKernels;
+use kernelgate_cuda::driver::launch::used_kernels::UsedKernels;
 
 /// A process that goes through cases: of `cargo bench`, of its `--test` and `--profile-time`, or a
 /// trial of a comparison.

@@ -14,8 +14,8 @@ use crate::backend::BenchTarget;
 use crate::exit::ExitReason;
 use crate::harness::error::HarnessError;
 use crate::harness::recording::recorder::RecordedCaseEvent;
+use crate::harness::selection::backend_choice::BenchPlace;
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
-use crate::harness::selection::place::BenchPlace;
 use crate::harness::settings::BenchSettings;
 use crate::record::{BaselineStore, RecordFileError};
 

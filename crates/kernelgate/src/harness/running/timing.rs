@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
 
-use super::quiet::WithoutCriterionAdvice;
+use super::silence_criterion::WithoutCriterionAdvice;
 use crate::backend::{BackendError, BackendKind, Executable};
 use crate::harness::phase_timer;
 use crate::harness::settings::BenchSettings;

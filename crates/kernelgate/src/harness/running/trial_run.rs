@@ -15,17 +15,17 @@ use crate::exit::ExitReason;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
+use crate::harness::recording::kept_references::StoredReferences;
 use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRecorder};
-use crate::harness::recording::references::StoredReferences;
+use crate::harness::selection::backend_choice::BenchPlace;
 use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
-use crate::harness::selection::place::BenchPlace;
 use crate::harness::settings::BenchSettings;
 use crate::record::run::VerificationRecord;
 use crate::record::{
     BaselineStore, Environment, ProcessRun, Provenance, RecordFileError, TrialRequest,
     TrialSampling, file,
 };
-use kernelgate_cuda::driver::launch::used::UsedKernels;
+use kernelgate_cuda::driver::launch::used_kernels::UsedKernels;
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 /// State of a trial, which is one process of a comparison.

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
+use super::backend_choice::BenchPlace;
 use super::filter::CaseFilter;
-use super::place::BenchPlace;
 use crate::backend::BackendKind;
 use crate::harness::error::{HarnessError, MAX_COMPARED_TEXT_CHARACTERS};
-use crate::harness::guard;
+use crate::harness::panic_guard;
 use crate::measure::CacheState;
 use crate::measure::limits::CaseWork;
 use crate::record::{BenchShardPlan, ShardPartition, WorkRecord};
@@ -183,7 +183,7 @@ impl SelectionChoice<'_> {
                     }
                 };
                 taken = true;
-                let declared = guard::catch_panic(|| bound.problem().work());
+                let declared = panic_guard::catch_panic(|| bound.problem().work());
                 let declared = declared.map_err(|panic| panic.to_string()).and_then(|work| {
                     WorkRecord::from(&work).validate()?;
                     Ok(work.total_bytes())

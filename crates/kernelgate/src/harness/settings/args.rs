@@ -16,10 +16,10 @@ use super::variables;
 use crate::backend::BackendKind;
 use crate::display::duration;
 use crate::harness::error::HarnessError;
-use crate::harness::selection::filter::CaseFilter;
-use crate::harness::selection::place::{
+use crate::harness::selection::backend_choice::{
     DEFAULT_GPU_TIMEOUT_S, DEFAULT_HOST_TIMEOUT_S, DeviceRequest,
 };
+use crate::harness::selection::filter::CaseFilter;
 use crate::measure::delay::InjectedDelay;
 use crate::measure::power::PowerMode;
 use crate::record::Shard;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::args::{BenchProcessFlags, CaseOrderFlagValue, ProcessMode};
 use crate::harness::error::HarnessError;
+use crate::harness::selection::backend_choice::DeviceRequest;
 use crate::harness::selection::cases::CaseOrder;
 use crate::harness::selection::filter::CaseFilter;
-use crate::harness::selection::place::DeviceRequest;
 use crate::measure::delay::InjectedDelay;
 use crate::measure::power::PowerMode;
 use crate::record::Shard;

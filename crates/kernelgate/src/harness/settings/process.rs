@@ -16,10 +16,10 @@ use super::parsed::{BenchSettings, ProcessFacts};
 use super::variables;
 use crate::exit::ExitReason;
 use crate::harness::error::HarnessError;
-use crate::harness::guard;
+use crate::harness::panic_guard;
 use crate::harness::recording::invocation;
-use crate::harness::running::quiet;
-use crate::harness::selection::place::DEFAULT_GPU_TIMEOUT_S;
+use crate::harness::running::silence_criterion;
+use crate::harness::selection::backend_choice::DEFAULT_GPU_TIMEOUT_S;
 use crate::protocol;
 use crate::record::store::check_path_component;
 use crate::record::text::printable_on_terminal;
@@ -72,7 +72,7 @@ pub fn process_settings() -> Result<BenchSettings, ExitCode> {
         let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
         own.extend(large_pages);
         if silent {
-            rest.splice(0..0, quiet::BRIEFEST_FORMAT_FLAG.map(OsString::from));
+            rest.splice(0..0, silence_criterion::BRIEFEST_FORMAT_FLAG.map(OsString::from));
             own.push((SILENT_VARIABLE.to_owned(), "yes".to_owned()));
         }
         return Err(restart_with_flag_variables(&rest, &own));
@@ -82,7 +82,7 @@ pub fn process_settings() -> Result<BenchSettings, ExitCode> {
             .iter()
             .for_each(|warning| eprintln!("{}", printable_on_terminal(warning)));
     }
-    guard::keep_panic_messages(variables::wants_backtrace());
+    panic_guard::keep_panic_messages(variables::wants_backtrace());
     let process = || {
         let silent_criterion = process_variable(SILENT_VARIABLE).is_some();
         // Only a bench run is recorded in a session of its own.
@@ -173,7 +173,7 @@ fn is_requested_by_program(flags: &BenchProcessFlags) -> bool {
 /// for them nor for comparisons that only they show.
 fn should_silence_criterion(flags: &BenchProcessFlags, arguments: &[OsString]) -> bool {
     let format = |argument: &OsString| {
-        argument.to_string_lossy().starts_with(quiet::BRIEFEST_FORMAT_FLAG[0])
+        argument.to_string_lossy().starts_with(silence_criterion::BRIEFEST_FORMAT_FLAG[0])
     };
     let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
     cfg!(unix)

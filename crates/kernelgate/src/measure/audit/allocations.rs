@@ -1,6 +1,6 @@
 //! Finds launches that allocate device memory, in stream order or outside of the stream.
 
-use super::refusal::TimingRefusal;
+use super::audit_finding::TimingRefusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph_set::GraphSet;

@@ -1,6 +1,6 @@
 //! The commands that launches leave in a capture of the stream.
 
-use super::refusal::{RefusedSubject, TimingRefusal};
+use super::audit_finding::{RefusedSubject, TimingRefusal};
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::refusal::{RefusedSubject, TimingRefusal};
+use super::audit_finding::{RefusedSubject, TimingRefusal};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Devices;
 

@@ -1,5 +1,5 @@
 //! Work on other streams, by CUPTI's record of a launch: also work that writes no output and
-//! finishes before the stream does, which [`super::writes`] cannot see.
+//! finishes before the stream does, which [`super::early_writes`] cannot see.
 //!
 //! The stream is held while the case is launched. An operation that begins during the hold, or ends
 //! after a mark that follows on the stream, runs on another stream. A launch with more commands
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::refusal::{RefusedSubject, TimingRefusal};
+use super::audit_finding::{RefusedSubject, TimingRefusal};
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::driver::stream::hold::StreamHold;
+use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 use kernelgate_cuda::instruments::timing::{StreamBlocker, TimingInstruments};
 use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity, StreamId};
 use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};

@@ -1,6 +1,6 @@
 //! Launches and iterations that take less than the GPU needs for anything.
 
-use super::refusal::{RefusedSubject, TimingRefusal};
+use super::audit_finding::{RefusedSubject, TimingRefusal};
 use crate::stats;
 
 /// Least share of the least command (an empty kernel, a fill of one byte) that work takes.

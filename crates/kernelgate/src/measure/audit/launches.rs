@@ -1,11 +1,11 @@
 //! Checks a row's launches before they are sampled, in this order:
 
-use super::{allocations, context, waits, writes};
+use super::{allocations, context, early_writes, gpu_waits};
 use crate::backend::{BackendError, Executable};
-use crate::measure::queue::MAX_QUEUED_COMMANDS;
+use crate::measure::launch_queue::MAX_QUEUED_COMMANDS;
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph_set::GraphSet;
-use kernelgate_cuda::driver::stream::hold::StreamHold;
+use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 
 /// Checks that launches do only what is allowed. Returns whether a launch fills the queue.
 /// `captured` is a captured launch, if capturing is possible.
@@ -29,7 +29,7 @@ pub fn check_launches_allowed(
     }
     // The launch is checked for waits even if it could be captured, because it may wait only
     // outside of captures.
-    waits::check_launch_waits(
+    gpu_waits::check_launch_waits(
         devices.first_device(),
         stream,
         executable,
@@ -49,7 +49,7 @@ pub fn check_timed_stream_alone(
     commands: usize,
 ) -> Result<(), BackendError> {
     if commands <= MAX_QUEUED_COMMANDS {
-        writes::check_launch_writes(stream, executable)?;
+        early_writes::check_launch_writes(stream, executable)?;
     }
     context::check_context_idle(devices, executable)
 }

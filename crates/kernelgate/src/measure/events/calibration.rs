@@ -5,11 +5,11 @@ use std::time::Instant;
 use super::EventTimer;
 use crate::backend::BackendError;
 use crate::measure::CacheState;
+use crate::measure::launch_queue::MAX_QUEUED_COMMANDS;
 use crate::measure::limits::LaunchOverhead;
-use crate::measure::queue::MAX_QUEUED_COMMANDS;
 use crate::stats;
 use kernelgate_cuda::driver::graph::ExecutableGraph;
-use kernelgate_cuda::instruments::spin::{EmptyKernel, SpinKernel};
+use kernelgate_cuda::instruments::spin_kernel::{EmptyKernel, SpinKernel};
 
 /// Intervals whose median is a figure of the calibration.
 const CALIBRATIONS: usize = 31;

@@ -7,9 +7,11 @@ use super::{
     MAX_THROTTLED_ATTEMPTS, unless_held_up,
 };
 use crate::backend::{BackendError, Executable};
-use crate::measure::audit::{commands, cupti, duration, launches, reuse};
+use crate::measure::audit::{commands, cupti, duration, launches, reused_results};
+use crate::measure::launch_queue::{
+    self, MAX_LAUNCHES_PER_BURST, MAX_QUEUED_COMMANDS, OrderedGraphs,
+};
 use crate::measure::power::PowerMeter;
-use crate::measure::queue::{self, MAX_LAUNCHES_PER_BURST, MAX_QUEUED_COMMANDS, OrderedGraphs};
 use crate::measure::{
     CacheState, LaunchSample, ReplayResult, SampleConditions, Stopwatch, launch_one_by_one,
 };
@@ -80,7 +82,7 @@ impl EventTimer {
         let gpus = executable.gpus();
         self.lanes.use_first(gpus);
         let devices = self.timed_devices();
-        let captured = queue::capture_launch(&devices, executable)?;
+        let captured = launch_queue::capture_launch(&devices, executable)?;
         let alone = captured.as_ref().map(GraphSet::commands_per_gpu);
         commands::check_has_commands(alone.as_deref())?;
         commands::check_commands_on_each_gpu(captured.as_ref(), &devices)?;
@@ -170,7 +172,7 @@ impl EventTimer {
         }
         let (alone_ns, together_ns, begins) =
             self.alone_and_together(batch, &mut || executable.launch())?;
-        Ok(reuse::check_batch_reuse(alone_ns, together_ns, begins)?)
+        Ok(reused_results::check_batch_reuse(alone_ns, together_ns, begins)?)
     }
 
     /// Time of a launch that is captured alone and of each of a batch, nanoseconds, and on how many
@@ -406,7 +408,7 @@ impl Stopwatch for CaseTimer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate_cuda::instruments::spin::SpinKernel;
+    use kernelgate_cuda::instruments::spin_kernel::SpinKernel;
     use kernelgate_cuda::testing::{lock_first_gpu, two_gpus_for_test};
     use std::time::{Duration, Instant};
 
@@ -461,7 +463,7 @@ mod tests {
                     timer.alone_and_together(&batch, &mut launch).unwrap();
                 eprintln!("{gpus} GPUs, {spent_ns} ns: alone {alone_ns}, together {together_ns}");
                 assert_eq!(begins, gpus);
-                reuse::check_batch_reuse(alone_ns, together_ns, begins).unwrap();
+                reused_results::check_batch_reuse(alone_ns, together_ns, begins).unwrap();
             }
         }
     }

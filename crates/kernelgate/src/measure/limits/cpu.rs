@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::fastest::PassWindows;
+use super::best_pass::PassWindows;
 use super::{CaseWork, DeviceLimits, MemoryLimit, MemoryTraffic};
 
 const FLOAT_BYTES: u64 = size_of::<f32>() as u64;

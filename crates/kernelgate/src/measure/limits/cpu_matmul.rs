@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::fastest::PassWindows;
+use super::best_pass::PassWindows;
 
 /// Independent sums in flight: more than the latency of a multiply-add times the units for it, and
 /// few enough for 16 registers.

@@ -10,7 +10,7 @@ use crate::measure::events::EventTimer;
 use crate::measure::power::PowerMode;
 use crate::workload::{FlopUnit, Work, random};
 use kernelgate_cuda::instruments::matmul::{ResidentMatmul, ResidentOperand};
-use kernelgate_cuda::instruments::traffic::{MemoryPass, TrafficBytes, TrafficPasses};
+use kernelgate_cuda::instruments::memory_traffic::{MemoryPass, TrafficBytes, TrafficPasses};
 use kernelgate_cuda::libraries::cublaslt::{OperandDtypes, SquareGemm};
 
 /// Passes of each traffic that are measured at length, the fastest in one burst first.

@@ -4,11 +4,11 @@
 //! bytes as the case declares, with its caches hot or cold; each distinct traffic is measured once,
 //! without interpolation. Fractions are not clamped: above 100 % is a finding.
 
+mod best_pass;
 mod cpu;
 mod cpu_matmul;
 mod cuda;
-mod fastest;
-mod links;
+mod gpu_links;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::limits::DeviceLimits;
 use crate::record::case_run::CaseRun;
 use crate::record::environment::Environment;
-use crate::record::files::columns;
+use crate::record::files::json_columns;
 use crate::record::numerics::CaseNumerics;
 use crate::record::package::CargoPackage;
 use crate::record::provenance::Provenance;
@@ -67,7 +67,7 @@ pub struct BaselineCase {
     pub sample_unit: SampleUnit,
     /// Measurements of the case by run key; at least one run. In a file, an object with `keys`,
     /// `same` (facts of all runs) and `each` (lists with an entry a run).
-    #[serde(with = "columns")]
+    #[serde(with = "json_columns")]
     pub runs: BTreeMap<String, CaseRun>,
     /// How far the outputs were verified, in the run that verified least.
     #[serde(default, skip_serializing_if = "VerificationExtent::is_unknown")]
@@ -84,7 +84,8 @@ pub struct BaselineCase {
 /// present time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EarlierRuns {
-    /// Commit of the code that the earlier runs measured, as [`Provenance::short_commit`] writes it.
+    /// Commit of the code that the earlier runs measured, as [`Provenance::short_commit`] writes
+    /// it.
     pub commit: String,
     /// Median of each run, nanoseconds a launch; at least two.
     pub medians_ns: Vec<f64>,

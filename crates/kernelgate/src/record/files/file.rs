@@ -9,15 +9,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use pretty::write_pretty_json;
-use scan::ScannedFile;
+use pretty_json::write_pretty_json;
+use record_scan::ScannedFile;
 
 use super::text;
 
 use kernelgate_cuda::regular_file::open_regular_file;
 
-mod pretty;
-mod scan;
+mod pretty_json;
+mod record_scan;
 
 /// A type with a file format of its own.
 pub trait RecordType: Serialize + DeserializeOwned {

@@ -2,9 +2,9 @@
 //! comparison, and the folders that hold them.
 
 pub mod measurement;
-pub mod partition;
 pub mod sessions;
 pub mod shard;
+pub mod shard_partition;
 pub mod store;
 pub mod trial_request;
 pub mod trials;

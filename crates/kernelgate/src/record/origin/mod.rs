@@ -1,7 +1,7 @@
 //! Code, build, inputs and environment of a process run: the facts that decide which other runs it
 //! may be combined with.
 
-pub mod comparable;
+pub mod comparable_environments;
 pub mod environment;
 pub mod gpus;
 pub mod machine;

@@ -1,18 +1,18 @@
 //! Rules on the quality of the trace itself.
 
-mod impossible;
+mod impossible_times;
 mod messages;
 
-use super::super::context::DiagnosisContext;
 use super::super::finding::{
     DiagnosisFinding, FindingEvidence, FindingSeverity, InspectedUnit, NumberWithUnit,
     ProcessDeviceUse,
 };
-use super::super::host::cause::IdleCauseKind;
-use super::outcome::{RuleOutcome, doubtful_trace_finding, inspected_all, number, percent};
-use crate::analyze::timeline::idle::IdleGap;
+use super::super::host::gap_cause::IdleCauseKind;
+use super::super::trace_facts::DiagnosisContext;
+use super::rule_outcome::{RuleOutcome, doubtful_trace_finding, inspected_all, number, percent};
+use crate::analyze::timeline::idle_time::IdleGap;
 use crate::model::TraceRecorder;
-use impossible::MAX_HARMLESS_OVERLAP_NS;
+use impossible_times::MAX_HARMLESS_OVERLAP_NS;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_PROFILER_OVERHEAD_PERCENT: f64 = 5.0;
@@ -68,9 +68,9 @@ pub(super) fn data_quality_rule(
             "nothing",
         ));
     }
-    impossible::find_operations_without_times(context, &mut found);
-    impossible::find_stream_overlaps(context, &mut found);
-    impossible::find_starts_before_launches(context, &mut found);
+    impossible_times::find_operations_without_times(context, &mut found);
+    impossible_times::find_stream_overlaps(context, &mut found);
+    impossible_times::find_starts_before_launches(context, &mut found);
     if !quality.missing.is_empty() && trace.profiled.is_empty() {
         found.push(doubtful_trace_finding(
             FindingSeverity::Information,

@@ -2,19 +2,19 @@
 //! folder of parquet files.
 
 #[cfg(feature = "parquet")]
-mod folder;
-mod pages;
-mod row;
+mod parquet_folder;
 #[cfg(feature = "parquet")]
-mod sorted;
+mod sorted_rows;
 mod sqlite;
+mod sqlite_pages;
+mod table_row;
 
 use std::path::Path;
 
 #[cfg(feature = "parquet")]
-use folder::Folder;
-pub(super) use row::{Row, RowOrder};
+use parquet_folder::Folder;
 use sqlite::SqliteDatabase;
+pub(super) use table_row::{Row, RowOrder};
 
 use crate::error::TraceError;
 

@@ -10,8 +10,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::limits::Limit;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::pages::{SqlitePageRow, SqlitePages};
-use super::row::{Row, RowCells, RowOrder};
+use super::sqlite_pages::{SqlitePageRow, SqlitePages};
+use super::table_row::{Row, RowCells, RowOrder};
 use crate::error::TraceError;
 use crate::model::quality::TIME_LIMIT_NS;
 

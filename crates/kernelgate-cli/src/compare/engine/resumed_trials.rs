@@ -1,0 +1,97 @@
+//! Checks that the trials of an interrupted comparison fit the plan of the comparison that resumes
+//! it.
+
+use std::collections::BTreeSet;
+
+use super::rounds::arm;
+use crate::compare::session::ComparedBench;
+use crate::gate::paired::Arm;
+use kernelgate::record::TrialRecord;
+
+/// Checks that the trials of an interrupted comparison fit its plan: known benches and cases, no
+/// more blocks than planned, each place once and with the planned build. Blocks with a failed
+/// process are absent. `listed` are all cases that a side lists: a case that fails now may have
+/// been timed before.
+pub fn check_trials_fit_plan(
+    trials: &[TrialRecord],
+    benches: &[ComparedBench],
+    listed: &BTreeSet<String>,
+    max_blocks: usize,
+) -> Result<(), String> {
+    let mut places = BTreeSet::new();
+    for trial in trials {
+        let TrialRecord { round, bench, block, place, head, .. } = trial;
+        let at = format!("round {round}, bench {bench}, block {block}, place {place}");
+        let Some(known) = benches.iter().find(|known| known.name == *bench) else {
+            return Err(format!("{at}: no such bench is compared"));
+        };
+        if *block >= max_blocks {
+            return Err(format!("{at}: a round has at most {max_blocks} blocks"));
+        }
+        if *head != (arm(*block, *place) == Arm::Head) {
+            return Err(format!("{at}: the plan has the other build there"));
+        }
+        if !places.insert((*round, bench, *block, *place)) {
+            return Err(format!("{at}: recorded twice"));
+        }
+        let ids = trial.cases.keys().chain(trial.failed.keys()).chain(trial.skipped.keys());
+        let is_known = |id: &&String| known.cases.contains(*id) || listed.contains(*id);
+        if let Some(other) = ids.into_iter().find(|id| !is_known(id)) {
+            return Err(format!("{at}: no such case is compared: {other}"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::rounds::tests::trial;
+    use super::*;
+    use crate::compare::sides::copy_benches::BenchDriver;
+    use crate::compare::trials::expected_record::ExpectedRun;
+    use kernelgate::measure::power::PowerState;
+    use kernelgate::record::{CaseTiming, Environment, ProcessRun, Provenance, TrialSampling};
+
+    #[test]
+    fn trials_of_another_plan_do_not_fit() {
+        let run = ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default());
+        let expected =
+            || ExpectedRun::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));
+        let benches = [ComparedBench {
+            name: "b".to_owned(),
+            verified: Default::default(),
+            expected: [expected(), expected()],
+            cases: ["x".to_owned()].into(),
+            first: BTreeSet::new(),
+            timeout: Duration::ZERO,
+            sampling: TrialSampling::HOST_SAMPLING,
+            driver: BenchDriver::Protocol(1),
+        }];
+        let listed = BTreeSet::from(["failed".to_owned()]);
+        let trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 10.0)).collect();
+        let fit = |trials: &[TrialRecord]| check_trials_fit_plan(trials, &benches, &listed, 2);
+        assert_eq!(fit(&trials), Ok(()));
+        let refused = |change: &dyn Fn(&mut Vec<TrialRecord>)| {
+            let mut other = trials.clone();
+            change(&mut other);
+            fit(&other).unwrap_err()
+        };
+        let swapped = refused(&|trials| trials[1].head = false);
+        assert_eq!(
+            swapped,
+            "round 1, bench b, block 0, place 1: the plan has the other build there"
+        );
+        insta::assert_snapshot!(refused(&|trials| trials.push(trials[0].clone())), @"round 1, bench b, block 0, place 0: recorded twice");
+        insta::assert_snapshot!(refused(&|trials| trials[0].bench = "c".to_owned()), @"round 1, bench c, block 0, place 0: no such bench is compared");
+        insta::assert_snapshot!(refused(&|trials| trials[7].block = 2), @"round 1, bench b, block 2, place 3: a round has at most 2 blocks");
+        let foreign = refused(&|trials| {
+            trials[0].cases.insert("y".to_owned(), CaseTiming::default());
+        });
+        insta::assert_snapshot!(foreign, @"round 1, bench b, block 0, place 0: no such case is compared: y");
+        let mut timed_before = trials.clone();
+        timed_before[0].cases.insert("failed".to_owned(), CaseTiming::default());
+        assert_eq!(fit(&timed_before), Ok(()));
+    }
+}

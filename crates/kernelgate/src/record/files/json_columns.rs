@@ -1,0 +1,221 @@
+//! Objects of one type as columns: a fact that all of them share is written once, any other is a
+//! list with one entry an object. For `#[serde(with = "json_columns")]`.
+//!
+//! ```json
+//! {"keys": ["a", "b"], "same": {"power.state": "steady"}, "each": {"median_ns": [1.5, 1.6]}}
+//! ```
+//!
+//! A name joins the fields on the way to a fact by dots. A fact that an object lacks is null.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::de::{DeserializeOwned, Deserializer, Error as _};
+use serde::ser::Error as _;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+/// Most values of a file that its columns may stand for: a small file must not need much memory.
+const MAX_COLUMN_VALUES: usize = 1 << 22;
+
+/// Objects in the column format of the file.
+#[derive(Serialize, Deserialize)]
+struct ColumnFormat {
+    keys: Vec<String>,
+    same: BTreeMap<String, Value>,
+    each: BTreeMap<String, Vec<Value>>,
+}
+
+/// Writes objects as columns.
+///
+/// # Errors
+/// Fails if an object cannot be written as JSON.
+pub fn serialize<T: Serialize, S: Serializer>(
+    objects: &BTreeMap<String, T>,
+    output: S,
+) -> Result<S::Ok, S::Error> {
+    let mut rows = Vec::with_capacity(objects.len());
+    for object in objects.values() {
+        let mut facts = BTreeMap::new();
+        collect_facts("", serde_json::to_value(object).map_err(S::Error::custom)?, &mut facts);
+        rows.push(facts);
+    }
+    let names: BTreeSet<&String> = rows.iter().flat_map(BTreeMap::keys).collect();
+    let keys = objects.keys().cloned().collect();
+    let mut columns = ColumnFormat { keys, same: BTreeMap::new(), each: BTreeMap::new() };
+    for name in names {
+        let column: Vec<Value> =
+            rows.iter().map(|facts| facts.get(name).cloned().unwrap_or_default()).collect();
+        if column.iter().all(|value| *value == column[0]) {
+            columns.same.insert(name.clone(), column[0].clone());
+        } else {
+            columns.each.insert(name.clone(), column);
+        }
+    }
+    columns.serialize(output)
+}
+
+/// Adds the facts of a JSON value to `facts`, by the path of their field names.
+fn collect_facts(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
+    match value {
+        // An empty object counts as a fact.
+        Value::Object(fields) if name.is_empty() || is_plain_object(&fields) => {
+            for (field, value) in fields {
+                let name = if name.is_empty() { field } else { format!("{name}.{field}") };
+                collect_facts(&name, value, facts);
+            }
+        }
+        Value::Null => {}
+        value => drop(facts.insert(name.to_owned(), value)),
+    }
+}
+
+/// Reads objects from their column format.
+///
+/// # Errors
+/// Fails if a column is not as long as the list of keys, a key occurs twice, or an object is not
+/// one of the type.
+pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    input: D,
+) -> Result<BTreeMap<String, T>, D::Error> {
+    let ColumnFormat { keys, same, each } = ColumnFormat::deserialize(input)?;
+    if let Some((name, column)) = each.iter().find(|(_, column)| column.len() != keys.len()) {
+        let problem = format!("{} values of {name} for {} keys", column.len(), keys.len());
+        return Err(D::Error::custom(problem));
+    }
+    let values: usize = same.values().map(number_of_values).sum();
+    if values.saturating_mul(keys.len()) > MAX_COLUMN_VALUES {
+        return Err(D::Error::custom(format!("{values} values for each of {} keys", keys.len())));
+    }
+    let mut columns: Vec<_> =
+        each.into_iter().map(|(name, column)| (name, column.into_iter())).collect();
+    let mut objects = BTreeMap::new();
+    for key in keys {
+        let mut object = Map::new();
+        for (name, value) in &same {
+            put(&mut object, name, value.clone()).map_err(D::Error::custom)?;
+        }
+        for (name, column) in &mut columns {
+            let value = column.next().unwrap_or_default();
+            put(&mut object, name, value).map_err(D::Error::custom)?;
+        }
+        let object = serde_json::from_value(Value::Object(object))
+            .map_err(|problem| D::Error::custom(format!("{key}: {problem}")))?;
+        if objects.contains_key(&key) {
+            return Err(D::Error::custom(format!("{key} twice")));
+        }
+        objects.insert(key, object);
+    }
+    Ok(objects)
+}
+
+/// Whether names of facts can pass through an object.
+fn is_plain_object(fields: &Map<String, Value>) -> bool {
+    !fields.is_empty() && fields.keys().all(|field| !field.is_empty() && !field.contains('.'))
+}
+
+fn number_of_values(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(number_of_values).sum::<usize>(),
+        Value::Object(fields) => 1 + fields.values().map(number_of_values).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+/// Puts a fact into an object, under the fields that its name joins.
+fn put(object: &mut Map<String, Value>, name: &str, value: Value) -> Result<(), String> {
+    if value.is_null() {
+        return Ok(());
+    }
+    let Some((field, rest)) = name.split_once('.') else {
+        object.insert(name.to_owned(), value);
+        return Ok(());
+    };
+    let inner = object.entry(field).or_insert_with(|| Value::Object(Map::new()));
+    let inner = inner.as_object_mut().ok_or_else(|| format!("{name} and {field}"))?;
+    put(inner, rest, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    struct ColumnTable {
+        #[serde(with = "super")]
+        rows: BTreeMap<String, TestRow>,
+    }
+
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    struct TestRow {
+        time_ns: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        power: Option<PowerColumn>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        range: Vec<u32>,
+        by_output: BTreeMap<String, u32>,
+    }
+
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    struct PowerColumn {
+        state: String,
+        at_cap: bool,
+    }
+
+    fn row(time_ns: f64, at_cap: Option<bool>) -> TestRow {
+        let power = at_cap.map(|at_cap| PowerColumn { state: "steady".to_owned(), at_cap });
+        TestRow { time_ns, power, range: vec![1, 2], by_output: BTreeMap::new() }
+    }
+
+    #[test]
+    fn objects_are_read_as_they_were_written() {
+        let mut one = row(1.5, Some(true));
+        one.by_output.insert("grad.q".to_owned(), 3);
+        let all = [("a", one), ("b", row(2.0, Some(false))), ("c", row(2.5, None))];
+        for count in 0..=3 {
+            let rows = all[..count].iter().map(|(key, row)| (key.to_string(), row.clone()));
+            let table = ColumnTable { rows: rows.collect() };
+            let text = serde_json::to_string(&table).unwrap();
+            assert_eq!(serde_json::from_str::<ColumnTable>(&text).unwrap(), table, "{text}");
+        }
+    }
+
+    #[test]
+    fn shared_facts_are_written_once() {
+        let rows = [("a".to_owned(), row(1.5, Some(true))), ("b".to_owned(), row(2.5, Some(true)))];
+        let text =
+            serde_json::to_value(ColumnTable { rows: rows.into() }).unwrap()["rows"].to_string();
+        let expected = r#"{"each":{"time_ns":[1.5,2.5]},"keys":["a","b"],"same":{"by_output":{},"power.at_cap":true,"power.state":"steady","range":[1,2]}}"#;
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn columns_that_contradict_each_other_are_refused() {
+        let same = r#""same": {"time_ns": 1, "by_output": {}}"#;
+        let read = |columns: &str| {
+            let text = format!("{{\"rows\": {{{columns}}}}}");
+            serde_json::from_str::<ColumnTable>(&text).unwrap_err().to_string()
+        };
+        for (columns, problem) in [
+            (
+                format!(r#""keys": ["a"], {same}, "each": {{"range": [[1], [2]]}}"#),
+                "2 values of range for 1 keys",
+            ),
+            (format!(r#""keys": ["a", "a"], {same}, "each": {{}}"#), "a twice"),
+            (
+                format!(r#""keys": ["a"], {same}, "each": {{"time_ns.x": [1]}}"#),
+                "time_ns.x and time_ns",
+            ),
+            (
+                r#""keys": ["a"], "same": {"by_output": {}}, "each": {}"#.to_owned(),
+                "a: missing field `time_ns`",
+            ),
+        ] {
+            assert!(read(&columns).contains(problem), "{}", read(&columns));
+        }
+        let keys: Vec<String> = (0..3000).map(|key| format!("\"{key}\"")).collect();
+        let many = vec!["1"; 3000].join(", ");
+        let same = format!(r#""same": {{"time_ns": 1, "by_output": {{}}, "range": [{many}]}}"#);
+        let problem = read(&format!(r#""keys": [{}], {same}, "each": {{}}"#, keys.join(", ")));
+        assert_eq!(problem, "3003 values for each of 3000 keys at line 1 column 31974");
+    }
+}

@@ -1,0 +1,266 @@
+//! How the problems of a bench are divided among shards.
+//!
+//! Problems are divided, not cases, because the cases of a problem share its inputs and its
+//! reference. Every shard computes the whole partition independently, from the same selection and
+//! the same recorded times; the digest of the [`BenchShardPlan`] shows afterwards whether all
+//! shards agree. This module deliberately does not read recorded times.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::shard::Shard;
+use crate::record::files::file::{hash_of_all, text_hash};
+use crate::stats::median;
+
+/// Rule by which problems are divided among shards: by hash or by recorded time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DivisionRule {
+    /// Problems are divided by recorded times, so that all shards take about the same time.
+    Slice,
+    /// Problems are divided by a hash of their ids, so that a new problem moves no other.
+    Hash,
+}
+
+impl DivisionRule {
+    /// "slice" or "hash".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Slice => "slice",
+            Self::Hash => "hash",
+        }
+    }
+}
+
+/// The whole work of a bench that a shard is a part of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BenchShardPlan {
+    /// Hash of all cases with their shards: equal in all shards of one plan.
+    pub digest: String,
+    /// Number of cases of all shards together.
+    pub cases: usize,
+    /// Number of problems of all shards together.
+    pub problems: usize,
+    /// Rule by which problems are divided.
+    pub split: DivisionRule,
+}
+
+/// Problems of one shard.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardPartition {
+    /// The shard.
+    pub shard: Shard,
+    /// Shard of each problem, if problems are divided by recorded times.
+    by_time: Option<BTreeMap<String, u32>>,
+}
+
+impl ShardPartition {
+    /// Divides problems by a hash of their ids.
+    pub const fn divide_by_hash(shard: Shard) -> Self {
+        Self { shard, by_time: None }
+    }
+
+    /// Divides problems by recorded times: the longest first, each to the shard with the least work
+    /// so far. A problem without a recorded time counts as the median of the others; if no times
+    /// are recorded, the hash divides.
+    pub fn divide_by_time<'a>(
+        shard: Shard,
+        problems: impl IntoIterator<Item = &'a str>,
+        recorded_s: &BTreeMap<String, f64>,
+    ) -> Self {
+        let problems: Vec<&str> = problems.into_iter().collect();
+        let times: Vec<f64> =
+            problems.iter().filter_map(|it| recorded_s.get(*it)).copied().collect();
+        if times.is_empty() {
+            return Self::divide_by_hash(shard);
+        }
+        let usual = median(&times);
+        let time = |problem: &str| recorded_s.get(problem).copied().unwrap_or(usual);
+        let mut longest_first = problems;
+        longest_first.sort_by(|one, other| time(other).total_cmp(&time(one)).then(one.cmp(other)));
+        let mut work_s = vec![0.0f64; shard.count as usize];
+        let mut by_time = BTreeMap::new();
+        for problem in longest_first {
+            let indices = 0..work_s.len();
+            let least = indices.min_by(|&one, &other| work_s[one].total_cmp(&work_s[other]));
+            let Some(least) = least else { break };
+            work_s[least] += time(problem);
+            by_time.insert(problem.to_owned(), least as u32 + 1);
+        }
+        Self { shard, by_time: Some(by_time) }
+    }
+
+    /// Whether a problem, `workload/problem`, belongs to the shard.
+    pub fn has(&self, problem: &str) -> bool {
+        self.shard_index_of(problem) == self.shard.index
+    }
+
+    fn shard_index_of(&self, problem: &str) -> u32 {
+        let by_time = self.by_time.as_ref().and_then(|by_time| by_time.get(problem));
+        by_time.copied().unwrap_or_else(|| {
+            let hash = text_hash(problem);
+            let number = u64::from_str_radix(hash.get(..15).unwrap_or_default(), 16);
+            let number = number.unwrap_or_default() % u64::from(self.shard.count.max(1));
+            number as u32 + 1
+        })
+    }
+
+    /// Makes the plan of shards for these problems and their cases.
+    pub fn plan_of_problems<'a>(
+        &self,
+        bench: &str,
+        problems: impl IntoIterator<Item = (String, Vec<&'a str>)>,
+    ) -> BenchShardPlan {
+        let mut problems: Vec<(String, Vec<&str>)> = problems.into_iter().collect();
+        problems.sort();
+        let split = if self.by_time.is_some() { DivisionRule::Slice } else { DivisionRule::Hash };
+        let mut facts =
+            vec![bench.to_owned(), self.shard.count.to_string(), split.name().to_owned()];
+        for (problem, cases) in &problems {
+            facts.push(self.shard_index_of(problem).to_string());
+            facts.extend(cases.iter().map(|case| (*case).to_owned()));
+        }
+        BenchShardPlan {
+            digest: hash_of_all(facts.iter().map(String::as_str)),
+            cases: problems.iter().map(|(_, cases)| cases.len()).sum(),
+            problems: problems.len(),
+            split,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all_shards(count: u32) -> impl Iterator<Item = Shard> {
+        (1..=count).map(move |index| Shard { index, count })
+    }
+
+    #[test]
+    fn a_hash_puts_every_problem_into_one_shard_for_good() {
+        let owners = |problem: &str| -> Vec<u32> {
+            let has = |shard: &Shard| ShardPartition::divide_by_hash(*shard).has(problem);
+            all_shards(4).filter(has).map(|shard| shard.index).collect()
+        };
+        let problems: Vec<String> = (0..200).map(|n| format!("w/f/n{n}_f32")).collect();
+        let mut sizes = [0; 4];
+        for problem in &problems {
+            let [only] = owners(problem)[..] else { panic!("{problem}: {:?}", owners(problem)) };
+            sizes[only as usize - 1] += 1;
+        }
+        assert!(sizes.iter().all(|size| (25..=75).contains(size)), "{sizes:?}");
+        // Recorded shards of several machines, and of several versions, must fit each other.
+        let pinned = ["w/f/n0_f32", "w/f/n1_f32", "w/f/n2_f32"].map(|it| owners(it)[0]);
+        assert_eq!(pinned, [3, 1, 3]);
+    }
+
+    #[test]
+    fn recorded_times_make_shards_equally_long() {
+        // Problems like those of a sweep: few long ones, many short ones, one without a time.
+        let times: BTreeMap<String, f64> = (0..100)
+            .map(|n| (format!("w/f/n{n}"), 5.0 + f64::from(n % 17) * f64::from(n % 5)))
+            .collect();
+        let names: Vec<&str> = times.keys().map(String::as_str).chain(["w/f/new"]).collect();
+        let work = |shard| -> f64 {
+            let partition = ShardPartition::divide_by_time(shard, names.iter().copied(), &times);
+            times.iter().filter(|(name, _)| partition.has(name)).map(|(_, time)| time).sum()
+        };
+        let works: Vec<f64> = all_shards(5).map(work).collect();
+        let (least, most) = works
+            .iter()
+            .fold((f64::MAX, 0.0f64), |(least, most), work| (least.min(*work), most.max(*work)));
+        assert!(most <= 1.1 * least, "{works:?}");
+        let all = names.iter().all(|name| {
+            let partition =
+                |shard| ShardPartition::divide_by_time(shard, names.iter().copied(), &times);
+            all_shards(5).filter(|shard| partition(*shard).has(name)).count() == 1
+        });
+        assert!(all);
+    }
+
+    /// Recorded seconds of each problem: runs on one card, a run on another, and in shards.
+    fn recorded_problem_seconds() -> Vec<(String, [f64; 4])> {
+        let rows = include_str!("shard_partition/problem_times.tsv").lines();
+        let row = |line: &str| {
+            let (problem, times) = line.split_once('\t').unwrap();
+            let times: Vec<f64> = times.split('\t').map(|it| it.parse().unwrap()).collect();
+            (problem.to_owned(), times.try_into().unwrap())
+        };
+        rows.filter(|line| !line.starts_with('#')).map(row).collect()
+    }
+
+    /// Relative excess of the longest of `count` shards over the shortest. Each problem has a
+    /// recorded time, by which shards are made, and the time that a later run takes.
+    fn relative_unevenness(problems: &[(String, f64, f64)], count: u32) -> f64 {
+        let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
+        let names = problems.iter().map(|(problem, ..)| problem.as_str());
+        let partition = ShardPartition::divide_by_time(Shard { index: 1, count }, names, &before);
+        let mut works = vec![0.0; count as usize];
+        for (problem, _, taken) in problems {
+            works[partition.shard_index_of(problem) as usize - 1] += taken;
+        }
+        let longest = works.iter().copied().fold(0.0, f64::max);
+        longest / works.iter().copied().fold(f64::MAX, f64::min) - 1.0
+    }
+
+    #[test]
+    fn recorded_runs_on_two_cards_make_even_shards() {
+        let recorded = recorded_problem_seconds();
+        assert_eq!(recorded.len(), 44);
+        // Shards are made from the median of two runs on one card, as a baseline holds it.
+        for (taken, run) in [(1, "again"), (2, "on another card"), (3, "in shards")] {
+            let problems = recorded.iter().map(|(problem, times)| {
+                (problem.clone(), median(&[times[0], times[1]]), times[taken])
+            });
+            let uneven = relative_unevenness(&problems.collect::<Vec<_>>(), 2);
+            println!("2 shards of 22 problems, {run}: {:.1} %", 100.0 * uneven);
+            assert!(uneven <= 0.10, "{run}: {uneven}");
+        }
+    }
+
+    #[test]
+    fn sweeps_drawn_from_recorded_runs_make_even_shards() {
+        let recorded = recorded_problem_seconds();
+        for (count, sweeps) in [(4u32, 20), (16, 20), (50, 20), (1000, 1)] {
+            let mut uneven: Vec<f64> = (0..sweeps)
+                .map(|sweep| {
+                    let draw = |number: usize| {
+                        // A full cycle through the rows, with a different start in each sweep.
+                        let row = (number * 13 + sweep * 7 + number / recorded.len() * 5) % 44;
+                        let times = recorded[row].1;
+                        (format!("{number}"), median(&[times[0], times[1]]), times[2])
+                    };
+                    let problems: Vec<_> = (0..20 * count as usize).map(draw).collect();
+                    relative_unevenness(&problems, count)
+                })
+                .collect();
+            uneven.sort_by(f64::total_cmp);
+            let (typical, worst) = (median(&uneven), uneven[uneven.len() - 1]);
+            let percent = [typical, worst].map(|share| format!("{:.1} %", 100.0 * share));
+            println!(
+                "{count} shards of 20 problems: {} at the median, {} at most",
+                percent[0], percent[1]
+            );
+            assert!(worst <= 0.10, "{count} shards: {uneven:?}");
+        }
+    }
+
+    #[test]
+    fn shards_of_one_plan_have_one_digest_and_others_have_another() {
+        let digest = |partition: &ShardPartition, cases: &[&'static str]| {
+            let problems = cases.iter().map(|case| (format!("p{case}"), vec![*case]));
+            partition.plan_of_problems("b", problems).digest
+        };
+        let [one, two] =
+            [1, 2].map(|index| ShardPartition::divide_by_hash(Shard { index, count: 2 }));
+        assert_eq!(digest(&one, &["a", "b"]), digest(&two, &["b", "a"]));
+        assert_ne!(digest(&one, &["a", "b"]), digest(&one, &["a"]));
+        let third = ShardPartition::divide_by_hash(Shard { index: 1, count: 3 });
+        assert_ne!(digest(&one, &["a", "b"]), digest(&third, &["a", "b"]));
+        let times = [("pa".to_owned(), 1.0), ("pb".to_owned(), 9.0)].into();
+        let timed = ShardPartition::divide_by_time(one.shard, ["pa", "pb"], &times);
+        assert_ne!(digest(&one, &["a", "b"]), digest(&timed, &["a", "b"]));
+    }
+}
