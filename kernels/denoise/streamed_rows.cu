@@ -62,8 +62,8 @@ struct Tasks {
       if (stack == i) found = stacks[i];
     return found;
   }
-  // Moves to the next task: further denoising steps of these units, or further units. Tasks of a
-  // layer are as even in size as possible.
+  // Moves to the next task: further denoising steps of these columns of weights, or further
+  // columns. Tasks of a layer are as even in size as possible.
   __device__ __forceinline__ bool advance() {
     if (count > 0 && first_step + kSteps < steps) {
       first_step += kSteps;

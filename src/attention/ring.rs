@@ -90,7 +90,7 @@ pub struct RingProblem {
 pub struct RingStep {
     /// Rank of the GPU that has the keys.
     pub keys_of: usize,
-    /// Range of the queries that attend to some of these keys.
+    /// Range of this GPU's queries that attend to some keys of GPU `keys_of`.
     pub queries: Range<usize>,
     /// Range of the keys to which the queries attend.
     pub keys: Range<usize>,

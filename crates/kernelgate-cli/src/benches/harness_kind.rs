@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_found_wherever_it_lies_and_not_in_scripts() {
+    fn the_harness_mark_of_an_executable_is_found_at_any_offset_and_not_in_scripts() {
         for (mark, kind) in EXECUTABLE_MARKS {
             for before in 0..100 {
                 let text = [&vec![b'x'; before][..], mark.as_bytes(), &[0; 7]].concat();

@@ -9,7 +9,7 @@ use kernelgate::protocol::VerifiedCase;
 use kernelgate::record::file::RecordType;
 use kernelgate::record::{Environment, Provenance, Shard, text};
 
-/// Cases of one shard, compared with their references.
+/// Results of verification of the cases of one shard, in a file that can be merged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerificationShard {
     /// The shard.

@@ -317,7 +317,7 @@ fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
 }
 
 #[test]
-fn the_range_of_an_unsettled_case_covers_smaller_changes() {
+fn a_change_within_the_range_of_an_unsettled_power_state_is_inconclusive() {
     let base = on_test_gpu(run("1", &[("a", 1e6)]));
     let verdict = |time| {
         let mut head = on_test_gpu(run("2", &[("a", time)]));

@@ -7,13 +7,12 @@ use crate::{
 };
 
 /// The rows.
-pub(super) const MATMUL_KERNELS: &[KernelSpec<(ResidentOperand, usize)>] =
-    &[RESIDENT_MATMUL_KERNEL];
+pub(super) const MATMUL_KERNELS: &[KernelSpec<(ResidentDtype, usize)>] = &[RESIDENT_MATMUL_KERNEL];
 
-const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentOperand, usize)> = KernelSpec {
+const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentDtype, usize)> = KernelSpec {
     defines: |(operand, _)| operand.kernel_macros(),
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || ResidentOperand::ALL_DTYPES.map(|operand| (operand, 1)).to_vec(),
+    variants: || ResidentDtype::ALL_DTYPES.map(|operand| (operand, 1)).to_vec(),
     ..KernelSpec::new(
         Source::new(
             "measure/resident_matmul",
@@ -27,7 +26,7 @@ const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentOperand, usize)> = KernelSpec 
 
 /// Type of both operands; sums are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResidentOperand {
+pub enum ResidentDtype {
     /// 8-bit floats of 4 exponent and 3 mantissa bits.
     E4m3,
     /// Brain floats.
@@ -38,7 +37,7 @@ pub enum ResidentOperand {
     Tf32,
 }
 
-impl ResidentOperand {
+impl ResidentDtype {
     const ALL_DTYPES: [Self; 4] = [Self::E4m3, Self::Bf16, Self::F16, Self::Tf32];
 
     /// Elements of 32 bytes, which an instruction has along k.
@@ -85,7 +84,7 @@ impl ResidentMatmul {
     /// does not compile, or memory is short.
     pub fn new(
         device: &Device,
-        operand: ResidentOperand,
+        operand: ResidentDtype,
         operands: &[u8],
     ) -> Result<Self, BackendError> {
         let multiprocessors = u64::from(device.facts().multiprocessors);

@@ -9,7 +9,7 @@ use crate::compiler::source::{KernelBuild, KernelFile};
 /// A kernel of a build: the row without its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedKernel {
-    /// The build, which the kernels of a file share.
+    /// Source file and macros, from which the kernels of a file are compiled together.
     pub build: KernelBuild,
     /// The `extern "C"` symbol of the kernel.
     pub symbol: &'static str,

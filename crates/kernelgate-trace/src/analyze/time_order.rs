@@ -5,20 +5,20 @@ use crate::analyze::operations::OperationId;
 use crate::model::packed_columns::{PackedColumn, partition_point};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OperationOrder {
+pub enum SortedOperations {
     /// All operations with smaller numbers than this one, in the order of their numbers.
     Numbers(u32),
     /// The operations of a list, in the order of the list.
     Listed(PackedColumn<OperationId>),
 }
 
-impl Default for OperationOrder {
+impl Default for SortedOperations {
     fn default() -> Self {
         Self::Numbers(0)
     }
 }
 
-impl OperationOrder {
+impl SortedOperations {
     /// Operations, given in the order of their numbers, by a key; of one key by their numbers.
     pub fn operations_by_key<K: Ord>(
         ids: impl Iterator<Item = OperationId> + Clone,
@@ -74,8 +74,8 @@ mod tests {
     #[test]
     fn an_order_of_numbers_lists_nothing() {
         let starts = [3, 5, 5, 9];
-        let order = OperationOrder::operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, OperationOrder::Numbers(4));
+        let order = SortedOperations::operations_by_key(0..4, |id| starts[id as usize]);
+        assert_eq!(order, SortedOperations::Numbers(4));
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
         assert_eq!((order.get(3), order.get(4)), (Some(3), None));
@@ -84,13 +84,14 @@ mod tests {
     #[test]
     fn other_orders_are_sorted_and_listed() {
         let starts = [9, 5, 3, 5];
-        let order = OperationOrder::operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, OperationOrder::Listed([2, 1, 3, 0].into_iter().collect()));
+        let order = SortedOperations::operations_by_key(0..4, |id| starts[id as usize]);
+        assert_eq!(order, SortedOperations::Listed([2, 1, 3, 0].into_iter().collect()));
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
-        let some = OperationOrder::operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
+        let some =
+            SortedOperations::operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
         assert_eq!(
             some,
-            OperationOrder::Listed([1, 3].into_iter().collect()),
+            SortedOperations::Listed([1, 3].into_iter().collect()),
             "of one key by their numbers"
         );
     }

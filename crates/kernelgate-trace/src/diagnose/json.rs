@@ -208,7 +208,7 @@ fn question_json(question: &DiagnosisQuestion) -> Value {
     })
 }
 
-/// Findings, each with a key that the same finding of another recording has.
+/// The longest chain of dependent operations, with its segments and gains.
 fn critical_path_json(path: &CriticalPath) -> Value {
     let segments = path.segments.iter().map(|(kind, ns)| json!({ "kind": kind, "total_ns": ns }));
     let gains = path.gains.iter().map(|of| {
@@ -225,6 +225,7 @@ fn critical_path_json(path: &CriticalPath) -> Value {
     })
 }
 
+/// Findings, each with a key that the same finding of another recording has.
 fn finding_list_json(all: &[DiagnosisFinding]) -> Vec<Value> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let key = |of: &DiagnosisFinding| {

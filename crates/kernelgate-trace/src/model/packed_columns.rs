@@ -14,7 +14,7 @@ const UNPACKED_BLOCKS: usize = 8;
 pub trait PackedValue: Copy {
     /// Converts the value to a number.
     fn number(self) -> i64;
-    /// Cell from its number.
+    /// Value from its number.
     fn from_number(number: i64) -> Self;
 }
 

@@ -13,7 +13,7 @@ mod summary;
 mod table;
 
 pub use calls::without_interface_version;
-pub use summary::{CountedGroupValues, GroupedSamples, ValueSummary};
+pub use summary::{GroupedSamples, ValueCountsByGroup, ValueSummary};
 pub use table::{StatsTable, TableCell, shorten, with_thousands_separators};
 
 use std::path::Path;

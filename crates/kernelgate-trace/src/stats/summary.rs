@@ -118,20 +118,20 @@ impl GroupedSamples {
     }
 
     /// Sorts and counts all values that were added.
-    pub fn into_counted_values(mut self) -> CountedGroupValues {
+    pub fn into_counted_values(mut self) -> ValueCountsByGroup {
         self.count_new_values();
-        CountedGroupValues { rows: self.counted }
+        ValueCountsByGroup { rows: self.counted }
     }
 }
 
 /// Values of many groups with their numbers of occurrences.
 #[derive(Debug, Default)]
-pub struct CountedGroupValues {
+pub struct ValueCountsByGroup {
     /// Group, value and number of occurrences, in order.
     rows: Vec<(u32, i64, u32)>,
 }
 
-impl CountedGroupValues {
+impl ValueCountsByGroup {
     /// The groups that have values, in order.
     pub fn groups_with_values(&self) -> impl Iterator<Item = u32> {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)

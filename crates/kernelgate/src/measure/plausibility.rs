@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 /// Times of a launch: from a femtosecond to thirty years, in nanoseconds.
 pub const PLAUSIBLE_LAUNCH_NS: RangeInclusive<f64> = 1e-6..=1e18;
-/// Time of the host to start a launch, nanoseconds; 0 if its clock is too coarse.
+/// Plausible times of the host to start a launch, nanoseconds; 0 if its clock is too coarse.
 const PLAUSIBLE_HOST_NS: RangeInclusive<f64> = 0.0..=1e18;
 /// Plausible SM clocks, MHz; some devices report 0.
 const PLAUSIBLE_CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;

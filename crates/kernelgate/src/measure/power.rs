@@ -32,8 +32,8 @@ const COOLED_DEGREES: u32 = 10;
 const MAX_COOLINGS: u32 = 2;
 /// Largest relative difference of two successive windows of a settled load.
 const WINDOW_AGREEMENT: f64 = 0.015;
-/// Largest share of its samples' time that the card of a settled case waits for a host that was held
-/// up: its clock rises meanwhile.
+/// Largest share of its samples' time that the card of a settled case waits for a host that was
+/// held up: its clock rises meanwhile.
 const MAX_IDLE_SHARE: f64 = 0.05;
 /// A clock below this share of the highest one may be due to the power cap.
 const FULL_CLOCK_RATIO: f64 = 0.98;
@@ -279,8 +279,8 @@ impl PowerMeter {
         self.telemetry.as_ref()?.is_slowed_by_hardware().map(|slowed| slowed || others)
     }
 
-    /// Reads the card at the end of a window with this clock. Reading the cap takes two calls of
-    /// NVML.
+    /// Reads whether the power cap or heat holds the card's clock down, at the end of a window.
+    /// Reading the cap takes two calls of NVML.
     pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
         let capped = self.telemetry.as_ref().and_then(CardTelemetry::is_power_capped);
         CapReading {
@@ -355,7 +355,8 @@ pub struct SamplesBehindLoad<'a> {
 }
 
 impl PowerRecord {
-    /// Power state of samples that were taken behind a load.
+    /// Decides whether samples that were taken behind a load are settled, and records their power
+    /// state.
     pub fn from_samples_behind_load(
         (settling, settled): &(SettlingWindows, SettlingEnd),
         samples: &SamplesBehindLoad<'_>,
@@ -517,8 +518,8 @@ impl SettlingWindows {
 
     /// Range in which another run's median may lie, relative to the samples' median: the windows of
     /// a load and of the samples behind it, and the 99 % interval of the samples' mean. The first
-    /// window, which is a burst, does not count. A card that does not idle is slower, at most by the
-    /// share that it idled.
+    /// window, which is a burst, does not count. A card that does not idle is slower, at most by
+    /// the share that it idled.
     pub fn relative_window_range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
         let around_ns = precision::mean_interval(samples.windows_ns).into_iter().flatten();
         let windows_ns = self.windows_ns.iter().skip(1).chain(samples.windows_ns).copied();

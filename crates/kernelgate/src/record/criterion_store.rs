@@ -41,7 +41,8 @@ pub struct StoredCriterionCase {
 }
 
 impl StoredCriterionCase {
-    /// The record of the case with those samples: no work is declared, no output was compared.
+    /// Makes the record of a case that Criterion stored: no work is declared, no output was
+    /// compared.
     pub fn record(&self, samples: CaseSamples) -> CaseRecord {
         CaseRecord {
             workload: on_one_line(&self.group),

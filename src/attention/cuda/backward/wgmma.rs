@@ -242,8 +242,8 @@ pub fn most_bytes_to_zero(extents: &Extents) -> u64 {
 ///
 /// Loading the keys and storing the gradients of a block takes the time of some steps, and of more
 /// steps if gradients are added to sums in memory. Blocks of many heads work on different heads at
-/// the same time and find less of them in L2; with a causal mask, blocks drift apart further. Blocks
-/// of one long head keep in step.
+/// the same time and find less of them in L2; with a causal mask, blocks drift apart further.
+/// Blocks of one long head keep in step.
 fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     let Extents { s, share, causal, .. } = *extents;
     if s >= MIN_LONG_HEAD_QUERIES {
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_heads_a_block_agree_with_the_reference_bit_by_bit_in_each_launch() {
+    fn whole_heads_a_block_agree_with_the_reference_and_repeat_their_bits() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;

@@ -103,7 +103,7 @@ pub struct CostBound {
     pub missing: Option<MissingCostReason>,
 }
 
-/// The reason why a cost cannot be judged.
+/// The reason why the memory, commands, host time or energy of a case cannot be judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingCostReason {
     /// The case ran on the host, where there is no such cost.

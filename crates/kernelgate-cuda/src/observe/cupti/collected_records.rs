@@ -226,7 +226,7 @@ pub extern "C" fn give_cupti_buffer(
 ) {
     // SAFETY: CUPTI calls this function with three valid addresses. A null buffer is its documented
     // response to a lack of memory; lost records are counted as dropped. The CUPTI buffer is freed
-    // in `take_buffer`.
+    // in `take_cupti_buffer`.
     unsafe {
         *buffer = alloc(record_layout());
         *size = if (*buffer).is_null() { 0 } else { CUPTI_BUFFER_BYTES };

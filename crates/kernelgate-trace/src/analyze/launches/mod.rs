@@ -5,7 +5,7 @@ pub mod graph_nodes;
 pub(crate) mod passing_calls;
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::model::{Trace, launch_correlation_key};
 
 /// No call is known.
@@ -59,10 +59,10 @@ impl TraceLaunches {
 
 /// Operations with a correlation id, in order of their [`correlation_key`]; of one call by their
 /// numbers.
-pub(crate) fn launches_by_correlation(trace: &Trace) -> OperationOrder {
+pub(crate) fn launches_by_correlation(trace: &Trace) -> SortedOperations {
     let all = AllOperations::new(trace);
     let key = |id: OperationId| correlation_key(trace, &all, id);
-    OperationOrder::operations_by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
+    SortedOperations::operations_by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
 }
 
 /// The key that joins an operation with its launch call.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use crate::analyze::launches::{correlation_key, launches_by_correlation};
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::model::Trace;
 use crate::model::launch_correlation_key;
 use crate::read::{CallRow, RangeRow};
@@ -87,7 +87,7 @@ fn close_ended_ranges<S>(
 #[derive(Debug, Default)]
 pub(crate) struct LaunchedOperations {
     /// Launched operations in order of their keys.
-    operations: OperationOrder,
+    operations: SortedOperations,
     /// Whether the call of each operation was read, 64 operations a word.
     found: Vec<u64>,
     count: u32,

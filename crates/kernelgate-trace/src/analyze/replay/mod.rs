@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::model::Trace;
 use crate::model::packed_columns::{PackedColumn, PackedValue};
@@ -138,9 +138,9 @@ pub struct OperationDependencies<'a> {
     all: AllOperations<'a>,
     launches: &'a LaunchCalls,
     /// Operations whose launch is recorded, in the order of their launch.
-    launched: OperationOrder,
+    launched: SortedOperations,
     /// Operations in the order of their start.
-    started: OperationOrder,
+    started: SortedOperations,
     /// Waits of the host, in the order of their end.
     waits: Vec<HostWait>,
     /// Difference between the numbers of each operation and of the previous operation on its
@@ -159,12 +159,12 @@ impl<'a> OperationDependencies<'a> {
         let all = AllOperations::new(trace);
         let process = |id: OperationId| trace.process_of_place(all.place(id)) as usize;
         let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
-        let launched = OperationOrder::operations_by_key(
+        let launched = SortedOperations::operations_by_key(
             all.ids().filter(|&id| launches.has_launch(id)),
             time,
         );
-        let started = OperationOrder::operations_by_key(all.ids(), |id| all.start(id));
-        let ended = OperationOrder::operations_by_key(all.ids(), |id| all.end(id));
+        let started = SortedOperations::operations_by_key(all.ids(), |id| all.start(id));
+        let ended = SortedOperations::operations_by_key(all.ids(), |id| all.end(id));
         let first = all.start(started.get(0)?);
         let last = all.end(ended.get(ended.len() - 1)?);
         let mut of = Self {
@@ -198,7 +198,7 @@ impl<'a> OperationDependencies<'a> {
     fn find_stream_dependencies(
         &mut self,
         trace: &Trace,
-        ended: &OperationOrder,
+        ended: &SortedOperations,
         process: impl Fn(OperationId) -> usize,
     ) {
         let mut last_of_place = vec![NO_OPERATION; trace.places.len()];
@@ -251,7 +251,7 @@ impl<'a> OperationDependencies<'a> {
         &mut self,
         trace: &Trace,
         calls: &[GpuWaitCall],
-        ended: &OperationOrder,
+        ended: &SortedOperations,
         process: impl Fn(OperationId) -> usize,
     ) {
         let mut last_of_process = vec![NO_OPERATION; trace.processes.len()];
@@ -289,7 +289,7 @@ impl<'a> OperationDependencies<'a> {
         &mut self,
         trace: &Trace,
         calls: &[GpuWaitCall],
-        ended: &OperationOrder,
+        ended: &SortedOperations,
         process: impl Fn(OperationId) -> usize,
     ) {
         let mut pauses: Vec<GpuWaitCall> = Vec::new();

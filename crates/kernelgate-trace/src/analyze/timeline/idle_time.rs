@@ -1,7 +1,7 @@
 //! Busy and idle times of a GPU for a process.
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::model::Trace;
 use crate::model::packed_columns::{PackedColumn, PackedValue, partition_point};
 
@@ -149,7 +149,7 @@ pub fn operations_by_device(
     trace: &Trace,
     all: &AllOperations<'_>,
     wanted: impl Fn(OperationId) -> bool,
-) -> Vec<(ProcessAndDevice, OperationOrder)> {
+) -> Vec<(ProcessAndDevice, SortedOperations)> {
     let owner_of = |place: &crate::model::gpu::OperationPlace| (place.process, place.device);
     let mut owners: Vec<ProcessAndDevice> = trace.places.iter().map(owner_of).collect();
     owners.sort_unstable();
@@ -163,14 +163,14 @@ pub fn operations_by_device(
     ids().for_each(|id| counts[owner(id)] += 1);
     let mut used = (0..owners.len()).filter(|&number| counts[number] > 0);
     if let (Some(only), None) = (used.next(), used.next()) {
-        return vec![(owners[only], OperationOrder::operations_by_key(ids(), start))];
+        return vec![(owners[only], SortedOperations::operations_by_key(ids(), start))];
     }
     // All operations are sorted in one pass, however many processes and devices there are.
     let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
     ids().for_each(|id| lists[owner(id)].push(id));
     let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
     used.map(|(owner, list)| {
-        (owner, OperationOrder::operations_by_key(list.iter().copied(), start))
+        (owner, SortedOperations::operations_by_key(list.iter().copied(), start))
     })
     .collect()
 }
@@ -179,7 +179,7 @@ pub fn operations_by_device(
 fn device_activity(
     all: &AllOperations<'_>,
     (process, device): ProcessAndDevice,
-    operations: &OperationOrder,
+    operations: &SortedOperations,
     mut own: impl FnMut(OperationId, i64),
 ) -> DeviceActivity {
     let id = operations.get(0).expect("an owner has operations");

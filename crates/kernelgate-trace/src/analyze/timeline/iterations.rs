@@ -5,7 +5,7 @@
 use hashbrown::HashMap;
 
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::model::Trace;
 use crate::model::packed_columns::PackedColumn;
 
@@ -186,7 +186,7 @@ fn name_key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
 pub fn repeating_first_operations(
     trace: &Trace,
     all: &AllOperations<'_>,
-    operations: &OperationOrder,
+    operations: &SortedOperations,
 ) -> Option<Vec<OperationId>> {
     let mut numbers: HashMap<u64, u32> = HashMap::new();
     let mut sequence: PackedColumn<u32> = PackedColumn::default();

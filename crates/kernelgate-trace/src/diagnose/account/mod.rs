@@ -15,7 +15,7 @@ use super::host::gap_cause::IdleCauseKind;
 use super::labels::readable_name;
 use super::trace_facts::DiagnosisContext;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::analyze::timeline::idle_time::{self, DeviceActivity, IdleGap};
 use crate::analyze::timeline::iterations::{self, IterationEvidence};
 use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
@@ -172,7 +172,7 @@ pub(super) fn device_time_accounts(context: &DiagnosisContext<'_>) -> Vec<Device
 fn account_of_device(
     context: &DiagnosisContext<'_>,
     activity: &DeviceActivity,
-    operations: &OperationOrder,
+    operations: &SortedOperations,
     groups: &RangePathGroups,
 ) -> DeviceTimeAccount {
     let (sign, cuts) = find_iterations(context, activity, operations).unzip();
@@ -282,7 +282,7 @@ fn split_gap_by_cause(
 fn find_iterations(
     context: &DiagnosisContext<'_>,
     activity: &DeviceActivity,
-    operations: &OperationOrder,
+    operations: &SortedOperations,
 ) -> Option<(IterationEvidence, Vec<i64>)> {
     let by_host = context.host.iterations.get(activity.process as usize)?.as_ref();
     if let Some(found) = by_host {

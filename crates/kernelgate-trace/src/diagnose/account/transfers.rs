@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 
 use crate::analyze::classes::{CommunicationKind, OperationClass};
 use crate::analyze::operations::{OperationId, OperationKind};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::analyze::work::bus_bandwidth;
 use crate::diagnose::trace_facts::DiagnosisContext;
 use crate::model::interned_names::NameId;
@@ -61,7 +61,7 @@ pub(super) struct DeviceTransfers<'a> {
 }
 
 impl<'a> DeviceTransfers<'a> {
-    pub fn new(context: &'a DiagnosisContext<'a>, operations: &OperationOrder) -> Self {
+    pub fn new(context: &'a DiagnosisContext<'a>, operations: &SortedOperations) -> Self {
         let mut computes = vec![false; context.trace.places.len()];
         for id in operations.iter() {
             if context.classes.class_of_operation(id) == OperationClass::Compute {

@@ -17,7 +17,7 @@ use crate::analyze::launches::passing_calls::{LaunchedOperations, NodeEvents, Op
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
 use crate::analyze::replay::GpuWaitCall;
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::analyze::timeline::idle_time::{self, DeviceActivity, IdleGap, IdleGaps};
 use crate::diagnose::host::gap_cause::{
     HOST_DEVICE_CLOCK_ERROR_NS, IdlePartsByCause, LateLaunchAndGap, RecentCallsByThread,
@@ -28,7 +28,7 @@ use crate::model::Trace;
 use crate::model::interned_names::NameId;
 use crate::model::packed_columns::PackedColumn;
 use crate::read::{CallRow, RangeOrCall, RangeRow};
-use crate::stats::{CountedGroupValues, GroupedSamples};
+use crate::stats::{GroupedSamples, ValueCountsByGroup};
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RangePathSum {
@@ -103,7 +103,7 @@ pub struct HostActivitySummary {
     /// Sum of the ranges of each path.
     pub of_path: Vec<RangePathSum>,
     /// Host times of ranges by path, for paths with at most one enclosing range.
-    pub lengths: CountedGroupValues,
+    pub lengths: ValueCountsByGroup,
     /// Ranges without one around them, in order of their start; where allocations were recorded.
     pub outermost: Vec<OutermostRange>,
     /// The path of the innermost range around the launch of each operation.
@@ -120,7 +120,7 @@ pub struct HostActivitySummary {
     /// Operations whose call is not in the trace.
     pub operations_without_call: usize,
     /// Lengths of the calls that launched kernels, by activity.
-    pub launch_calls: CountedGroupValues,
+    pub launch_calls: ValueCountsByGroup,
     /// Kernels by activity whose call is in the trace.
     pub launched_kernels: Vec<usize>,
     /// Waits for the GPU.
@@ -151,7 +151,7 @@ impl HostActivitySummary {
             thread.is_some_and(|thread| thread.process == process)
         };
         let time = |id| launch(id).map_or(i64::MIN, |launch| launch.start);
-        OperationOrder::operations_by_key(all.ids().filter(own), time).iter().map(time).collect()
+        SortedOperations::operations_by_key(all.ids().filter(own), time).iter().map(time).collect()
     }
 
     /// The function that launched a copy, a set or a graph.

@@ -8,7 +8,7 @@ use super::clock::RankClock;
 use super::recorded::RecordedOperations;
 use crate::analyze::classes::{CollectiveKind, OperationClasses};
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::analyze::timeline::idle_time;
 use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
 use crate::analyze::work::bus_bandwidth;
@@ -61,7 +61,7 @@ impl RankTimeParts {
     fn measure_span(
         trace: &Trace,
         classes: &OperationClasses<'_>,
-        operations: &OperationOrder,
+        operations: &SortedOperations,
         inside: impl Fn(i64, i64) -> i64,
     ) -> RankTimeParts {
         let mut times = Self::default();
@@ -192,7 +192,7 @@ fn rank_trace_of_owner(
     name: String,
     recorded: &Arc<RecordedOperations>,
     classes: &OperationClasses<'_>,
-    operations: &OperationOrder,
+    operations: &SortedOperations,
     owner: (u32, u32),
 ) -> RankTrace {
     let trace = &recorded.trace;

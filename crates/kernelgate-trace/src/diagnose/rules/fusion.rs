@@ -11,7 +11,7 @@ use super::super::labels::readable_name;
 use super::super::trace_facts::DiagnosisContext;
 use super::rule_outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::Trace;
 use crate::stats::shorten;
@@ -106,7 +106,7 @@ pub(super) fn find_fusible_kernels(
     let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
     let length = |row: usize| kernels.on_gpu.length(row);
     let rows = 0..u32::try_from(kernels.on_gpu.len()).unwrap_or(u32::MAX);
-    let order = OperationOrder::operations_by_key(rows, |row| {
+    let order = SortedOperations::operations_by_key(rows, |row| {
         (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start.at(row as usize))
     });
     let mut sums: HashMap<u32, LaunchTotals> = HashMap::new();

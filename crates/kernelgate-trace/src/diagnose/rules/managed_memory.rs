@@ -10,7 +10,7 @@ use super::launches::missing_gpu_work;
 use super::rule_outcome::{MissingData, RuleOutcome, inspected_all};
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::model::gpu::PageFaultTable;
 use crate::model::{Trace, TraceRecorder};
@@ -169,7 +169,7 @@ fn migration_finding(
     let kernels = context.trace.kernels.on_gpu.len();
     let own = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
         .filter(|&id| context.process_and_device_of(id) == place);
-    let kernels = OperationOrder::operations_by_key(own, |id| (all.start(id), all.end(id)));
+    let kernels = SortedOperations::operations_by_key(own, |id| (all.start(id), all.end(id)));
     let (mut during, mut between) = (PageMigrations::default(), PageMigrations::default());
     // The time in each kernel during which pages migrated.
     let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));

@@ -1,4 +1,4 @@
-//! Checks a row's launches before they are sampled, in this order:
+//! Checks a row's launches before they are sampled.
 
 use super::{allocations, context, early_writes, gpu_waits};
 use crate::backend::{BackendError, Executable};

@@ -9,7 +9,7 @@ use crate::measure::CacheState;
 use crate::measure::events::EventTimer;
 use crate::measure::power::PowerMode;
 use crate::workload::{FlopUnit, Work, random};
-use kernelgate_cuda::instruments::matmul::{ResidentMatmul, ResidentOperand};
+use kernelgate_cuda::instruments::matmul::{ResidentDtype, ResidentMatmul};
 use kernelgate_cuda::instruments::memory_traffic::{MemoryPass, TrafficBytes, TrafficPasses};
 use kernelgate_cuda::libraries::cublaslt::{OperandDtypes, SquareGemm};
 
@@ -220,10 +220,10 @@ fn measure_matmul(
     power: PowerMode,
 ) -> Result<Option<MatmulRate>, BackendError> {
     let resident = match operands {
-        OperandDtypes::Fp8 => Some(ResidentOperand::E4m3),
-        OperandDtypes::Bf16 => Some(ResidentOperand::Bf16),
-        OperandDtypes::F16 => Some(ResidentOperand::F16),
-        OperandDtypes::Tf32 => Some(ResidentOperand::Tf32),
+        OperandDtypes::Fp8 => Some(ResidentDtype::E4m3),
+        OperandDtypes::Bf16 => Some(ResidentDtype::Bf16),
+        OperandDtypes::F16 => Some(ResidentDtype::F16),
+        OperandDtypes::Tf32 => Some(ResidentDtype::Tf32),
         OperandDtypes::F32 => None,
     };
     if let Some(operand) = resident {

@@ -106,7 +106,8 @@ impl ShardPartition {
         })
     }
 
-    /// Makes the plan of shards for these problems and their cases.
+    /// Summarises how a bench's problems are divided among shards: a hash that all shards share,
+    /// counts.
     pub fn plan_of_problems<'a>(
         &self,
         bench: &str,

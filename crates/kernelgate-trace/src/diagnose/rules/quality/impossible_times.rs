@@ -10,7 +10,7 @@ use super::super::rule_outcome::{
     doubtful_trace_finding, most_expensive_evidence, number, percent,
 };
 use crate::analyze::operations::{OperationId, OperationKind};
-use crate::analyze::time_order::OperationOrder;
+use crate::analyze::time_order::SortedOperations;
 
 /// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
 pub(super) const MAX_HARMLESS_OVERLAP_NS: i64 = 20_000;
@@ -32,7 +32,7 @@ pub(super) fn find_stream_overlaps(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let all = &context.all;
-    let order = OperationOrder::operations_by_key(
+    let order = SortedOperations::operations_by_key(
         all.ids().filter(|&id| !may_overlap_on_stream(context, id)),
         |id| (all.place(id), all.start(id), all.end(id)),
     );
