@@ -14,3 +14,30 @@ pub struct WorkloadFamily {
     /// Program that runs other people's kernels on the same problems.
     pub peers: Option<PeerProgramSource>,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// `kernelgate peers` writes these files, and no others, into the folder of the program.
+    #[test]
+    fn peer_programs_embed_each_file_that_they_import() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
+        let mut imports = 0;
+        for peers in crate::WORKLOAD_FAMILIES.iter().filter_map(|family| family.peers) {
+            for line in peers.files.iter().flat_map(|(_, text)| text.lines()) {
+                let mut words = line.split_whitespace();
+                if !matches!(words.next(), Some("import" | "from")) {
+                    continue;
+                }
+                let file = format!("{}.py", words.next().unwrap_or_default());
+                if folder.join(&file).exists() {
+                    let embedded = peers.files.iter().any(|(name, _)| *name == file);
+                    assert!(embedded, "{} imports {file}", peers.main);
+                    imports += 1;
+                }
+            }
+        }
+        assert!(imports >= 8, "{imports}");
+    }
+}

@@ -35,6 +35,7 @@ pub const FAMILY: WorkloadFamily = WorkloadFamily {
         main: "transformer.py",
         files: &[
             ("common.py", include_str!("../../peers/common.py")),
+            ("transformer_sizes.py", include_str!("../../peers/transformer_sizes.py")),
             ("transformer.py", include_str!("../../peers/transformer.py")),
         ],
     }),
