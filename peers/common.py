@@ -8,6 +8,8 @@ the problem.
 import contextlib
 import ctypes
 import json
+import math
+import mmap
 import signal
 import sys
 import time
@@ -31,6 +33,23 @@ LEAST_SAMPLES = 25
 
 def say(**line):
     print(json.dumps(line), flush=True)
+
+
+def read_safetensors(path):
+    """Tensors of a file by name, and its metadata: a length, a JSON header, the data."""
+    types = {"F32": torch.float32, "F64": torch.float64, "I8": torch.int8, "BF16": torch.bfloat16}
+    with open(path, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for name, entry in header.items():
+        dtype, offset = types[entry["dtype"]], start + entry["data_offsets"][0]
+        count = math.prod(entry["shape"])
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=offset)
+        tensors[name] = flat.reshape(entry["shape"])
+    return tensors, metadata
 
 
 class SmClock:

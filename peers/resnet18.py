@@ -26,6 +26,8 @@ import time
 import torch
 from torch.nn import functional as F
 
+import common
+
 CLASSES, SIDE, COLORS = 10, 32, 3
 MOMENTUM, LEARNING_RATE = 0.9, 0.1
 
@@ -325,7 +327,7 @@ def prepare(workload, axes, graph, kernels=None):
     dtype = torch.bfloat16 if kernels in ("compiled", "triton") else torch.float32
     dump = os.environ.get("RESNET18_DUMP")
     if dump:
-        flat = read_safetensors(dump)["input/parameters"]
+        flat = common.read_safetensors(dump)[0]["input/parameters"]
         weights = loaded_weights(flat, axes["stem"], width)
     else:
         weights = random_weights(axes["stem"], width)
@@ -358,21 +360,6 @@ def peers(workload, axes):
         yield "spikingjelly", about, lambda: prepare(workload, axes, True, "spikingjelly")
 
 
-def read_safetensors(path):
-    """Tensors of a file by name: a length, a JSON header, the data."""
-    types = {"F32": torch.float32, "F64": torch.float64, "I8": torch.int8, "BF16": torch.bfloat16}
-    data = open(path, "rb").read()
-    length = int.from_bytes(data[:8], "little")
-    tensors = {}
-    for name, entry in json.loads(data[8 : 8 + length]).items():
-        if name != "__metadata__":
-            first, end = entry["data_offsets"]
-            part = bytearray(data[8 + length + first : 8 + length + end])
-            flat = torch.frombuffer(part, dtype=types[entry["dtype"]])
-            tensors[name] = flat.reshape(entry["shape"])
-    return tensors
-
-
 # How far a check in fp32 may be off: the library may multiply in TF32, which has dyadic weights and
 # images exactly, but not gradients.
 MOST_APART = {"logits": 1e-4, "loss": 1e-4, "new_momentum": 1e-2}
@@ -381,7 +368,7 @@ MOST_APART = {"logits": 1e-4, "loss": 1e-4, "new_momentum": 1e-2}
 def check(path, axes):
     """Prints how far each kind of peer is from the outputs in the file, in every dtype; whether all
     of those in fp32 are near enough, with dyadic weights. Without a GPU, those that need none."""
-    found = read_safetensors(path)
+    found, _ = common.read_safetensors(path)
     cuda = torch.cuda.is_available()
     kinds = ["eager", "spikingjelly"] + ["graph", "triton", "compiled"] * cuda
     near = True
@@ -442,8 +429,6 @@ CONVOLUTIONS = ("conv", "cudnn", "xmma", "cutlass", "dgrad", "wgrad", "fprop", "
 
 def profiled(launch):
     """Time of a launch, and by PyTorch's profiler its kernels and where their time goes."""
-    import common
-
     line = common.steady(launch)
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as recorded:
@@ -491,6 +476,4 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["--cpu"]:
         time_host(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        import common
-
         common.main(peers)
