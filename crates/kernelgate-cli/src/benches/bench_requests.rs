@@ -260,33 +260,45 @@ fn print_messages(said: impl Read) -> Vec<String> {
 mod tests {
     use super::*;
 
+    /// Copies the file `answer` to where the request wants the response.
+    #[cfg(unix)]
+    const COPY_ANSWER: &str =
+        r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
+
+    /// A bench executable that is a shell script.
+    #[cfg(unix)]
+    fn shell_bench(folder: &Path, name: &str, script: &str) -> BenchExecutable {
+        use std::os::unix::fs::PermissionsExt;
+
+        let path = folder.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        BenchExecutable { bench: name.to_owned(), path, root: folder.to_owned() }
+    }
+
+    #[cfg(unix)]
+    fn settings_without_filter(running: &ChildProcess) -> RequestSettings<'_> {
+        RequestSettings {
+            settings: BTreeMap::new(),
+            filter: None,
+            timeout: Duration::from_secs(60),
+            running,
+        }
+    }
+
     /// Two benches of two lines of shell: the first answers, the second fails.
     #[cfg(unix)]
     #[test]
     fn answers_are_kept_if_the_next_bench_fails() {
-        use std::os::unix::fs::PermissionsExt;
-
         let folder = tempfile::tempdir().unwrap();
-        let bench = |name: &str, script: &str| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-            BenchExecutable { bench: name.to_owned(), path, root: folder.path().to_owned() }
-        };
+        let executable = |name, script| shell_bench(folder.path(), name, script);
         let answer = BenchResponseBody::Verify(Vec::new());
         let response = BenchResponse { bench: "first".to_owned(), answer: answer.clone() };
         file::write(&folder.path().join("answer"), &response).unwrap();
-        let answers =
-            r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
-        let executables = vec![bench("first", answers), bench("second", "exit 7")];
+        let executables = vec![executable("first", COPY_ANSWER), executable("second", "exit 7")];
         let found = FoundBenches { executables, left_alone: Vec::new() };
         let running = ChildProcess::default();
-        let asking = RequestSettings {
-            settings: BTreeMap::new(),
-            filter: None,
-            timeout: Duration::from_secs(60),
-            running: &running,
-        };
+        let asking = settings_without_filter(&running);
         let mut answered = Vec::new();
         let outcome = ask_each_bench(&found, &asking, &RequestedAction::List, |bench, answer| {
             answered.push((bench.to_owned(), answer));
@@ -300,26 +312,14 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_bench_that_dies_after_its_answer_is_named() {
-        use std::os::unix::fs::PermissionsExt;
-
         let folder = tempfile::tempdir().unwrap();
         let answer = BenchResponseBody::Verify(Vec::new());
         let response = BenchResponse { bench: "dies".to_owned(), answer: answer.clone() };
         file::write(&folder.path().join("answer"), &response).unwrap();
-        let path = folder.path().join("dies");
-        let script =
-            r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\nkill -SEGV $$\n")).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        let root = folder.path().to_owned();
-        let executable = BenchExecutable { bench: "dies".to_owned(), path, root };
+        let script = format!("{COPY_ANSWER}\nkill -SEGV $$");
+        let executable = shell_bench(folder.path(), "dies", &script);
         let running = ChildProcess::default();
-        let asking = RequestSettings {
-            settings: BTreeMap::new(),
-            filter: None,
-            timeout: Duration::from_secs(60),
-            running: &running,
-        };
+        let asking = settings_without_filter(&running);
         let found = FoundBenches { executables: vec![executable], left_alone: Vec::new() };
         let mut answered = Vec::new();
         let outcome = ask_each_bench(&found, &asking, &RequestedAction::List, |_, answer| {
