@@ -16,18 +16,20 @@ pub struct HostDeviceMailbox {
 /// Distance between the two words of a mailbox, in words of 4 bytes.
 const MAILBOX_WORD_DISTANCE: usize = 64;
 
+/// Allocates `count` words of pinned host memory, which are not initialised.
+fn pin_words<T>(count: usize) -> Result<NonNull<T>, BackendError> {
+    let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+    // SAFETY: a context is current on this thread: the device of the words was opened here.
+    let memory = unsafe { result::malloc_host(count * size_of::<T>(), flags) }
+        .map_err(|error| failed("pin host memory", &error))?;
+    NonNull::new(memory.cast())
+        .ok_or_else(|| BackendError::Launch("failed to pin host memory: no address".to_owned()))
+}
+
 impl HostDeviceMailbox {
     /// Allocates the mailbox.
     pub fn new() -> Result<Self, BackendError> {
-        let bytes = 2 * MAILBOX_WORD_DISTANCE * size_of::<AtomicU32>();
-        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: a context is current on this thread: the mailbox's device was opened here.
-        let memory = unsafe { result::malloc_host(bytes, flags) }
-            .map_err(|error| failed("pin host memory", &error))?;
-        let words = NonNull::new(memory.cast::<AtomicU32>()).ok_or_else(|| {
-            BackendError::Launch("failed to pin host memory: no address".to_owned())
-        })?;
-        let mailbox = Self { words };
+        let mailbox = Self { words: pin_words(2 * MAILBOX_WORD_DISTANCE)? };
         mailbox.word_to_device().store(0, Ordering::Release);
         mailbox.word_from_device().store(0, Ordering::Release);
         Ok(mailbox)
@@ -71,14 +73,7 @@ pub struct PinnedWords {
 impl PinnedWords {
     /// Allocates `count` words, which are zero.
     pub fn new(count: usize) -> Result<Self, BackendError> {
-        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: a context is current on this thread: the words' device was opened here.
-        let memory = unsafe { result::malloc_host(count * size_of::<AtomicU64>(), flags) }
-            .map_err(|error| failed("pin host memory", &error))?;
-        let words = NonNull::new(memory.cast::<AtomicU64>()).ok_or_else(|| {
-            BackendError::Launch("failed to pin host memory: no address".to_owned())
-        })?;
-        let pinned = Self { words, count };
+        let pinned = Self { words: pin_words(count)?, count };
         (0..count).for_each(|index| pinned.word(index).store(0, Ordering::Release));
         Ok(pinned)
     }
