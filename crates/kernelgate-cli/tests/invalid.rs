@@ -42,7 +42,7 @@ fn refuse_each(kind: &str, outcome: impl Fn(&Package, &Path) -> crate::package::
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
         assert_eq!(outcome.code, Some(2), "{name}: {}", outcome.all());
         assert_eq!(outcome.stdout, "", "{name}");
-        messages += &format!("{name}: {}\n", both_streams(&package, &outcome));
+        messages += &format!("{name}: {}\n", both_streams(&outcome));
     }
     let messages = messages.replace("exit 2\n-- stdout\n\n-- stderr\n", "");
     snapshot("invalid", kind, &messages);

@@ -3,36 +3,8 @@
 
 use std::path::Path;
 
-use regex::Regex;
-
+use crate::package::outcome::normalized;
 use crate::package::{Outcome, Package};
-
-/// Replaces the parts of a text that differ from run to run.
-pub fn normalized(package: &Package, text: &str) -> String {
-    let folder = package.path("").display().to_string();
-    let text = text.replace(folder.trim_end_matches('/'), "FOLDER");
-    [
-        (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "INSTANT"),
-        (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "DATE"),
-        (r"\d{4}-\d\d-\d\d", "DAY"),
-        (r"(?m)^(cpu|simd|memory|load|governor|library|gpu|kernels|tool|counters|setting) .*(\n {2,}.*)*", "$1 HERE"),
-        (r"[^\n,\x22:]+, \d+ cores, \d+ threads", "DEVICE"),
-        (r"INSTANT, [^\n]*, \d+ threads", "INSTANT, DEVICE"),
-        (r"(?m)^DEVICE; host \w+", "DEVICE; host HOST"),
-        (r"worst at [^\n]*", "worst at PLACE"),
-        (r"merged-[0-9a-f]{8}", "merged-HASH"),
-        (r"baselines/[\w.-]+/", "baselines/DEVICE/"),
-        (r"[\w.-]+/(a|main)\b", "DEVICE/$1"),
-        (r"\b[0-9a-f]{16,64}\b", "HASH"),
-        (r"\b\d+(\.\d+)? (ns|µs|ms|s|%|GB/s|MB/s|kB/s|kB|MB|GB|GFLOP/s|MFLOP/s)\b", "N $2"),
-        (r"±\s*\d+(\.\d+)?%", "±N%"),
-        (r"\d+\.\d+e-?\d+", "N"),
-        (r"(\S) {2,}", "$1  "),
-        (r"-{2,}", "--"),
-    ]
-    .iter()
-    .fold(text, |text, (from, to)| Regex::new(from).unwrap().replace_all(&text, *to).into_owned())
-}
 
 /// Compares a text with the snapshot of that name in a folder of `snapshots`.
 #[track_caller]
@@ -44,10 +16,10 @@ pub fn snapshot(folder: &str, name: &str, text: &str) {
 }
 
 /// Both output streams with the exit code.
-pub fn both_streams(package: &Package, outcome: &Outcome) -> String {
+pub fn both_streams(outcome: &Outcome) -> String {
     let Outcome { code, stdout, stderr } = outcome;
     let text = format!("exit {}\n-- stdout\n{stdout}\n-- stderr\n{stderr}", code.unwrap_or(-1));
-    normalized(package, &text)
+    normalized(&text)
 }
 
 /// JSON with its names, and placeholders for measured numbers.
@@ -90,12 +62,12 @@ fn a_gate_in_every_format() {
     let package = slower();
     for format in ["text", "markdown", "junit"] {
         let outcome = package.kernelgate(&format!("gate --baseline a --format {format}"));
-        snapshot("slower", &format!("gate.{format}"), &both_streams(&package, &outcome));
+        snapshot("slower", &format!("gate.{format}"), &both_streams(&outcome));
     }
     let json = package.kernelgate("gate --baseline a --format json");
     let value: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     let text = serde_json::to_string_pretty(&names(&value)).unwrap();
-    snapshot("slower", "gate.json", &normalized(&package, &text));
+    snapshot("slower", "gate.json", &normalized(&text));
 }
 
 #[test]
@@ -106,7 +78,7 @@ fn a_gate_whose_package_accepts_a_slow_down() {
          slower = 0.6\nreason = 'exact sums'\nbaseline = 'aaaa1111'\n",
     );
     let outcome = package.kernelgate("gate --baseline a");
-    snapshot("slower", "gate_accepted", &both_streams(&package, &outcome));
+    snapshot("slower", "gate_accepted", &both_streams(&outcome));
 }
 
 #[test]
@@ -122,7 +94,7 @@ fn baselines_and_runs_as_lists() {
         ("fast", "diff", "diff b1 head"),
         ("fast", "peers", "peers"),
     ] {
-        snapshot(folder, name, &both_streams(&package, &package.kernelgate(line)));
+        snapshot(folder, name, &both_streams(&package.kernelgate(line)));
     }
 }
 
@@ -135,7 +107,7 @@ fn cases_are_listed_and_verified() {
         ("verify", format!("verify {dir}")),
         ("verify_wrong", format!("verify --axis n=64 --axis fault=wrong {dir}")),
     ] {
-        snapshot("correct", name, &both_streams(&package, &package.kernelgate(&line)));
+        snapshot("correct", name, &both_streams(&package.kernelgate(&line)));
     }
 }
 
@@ -160,7 +132,7 @@ fn a_comparison_of_one_file_with_itself() {
     package.dir();
     let line = "compare --base-dir executables --head-dir executables --backend cpu";
     let outcome = package.kernelgate(line);
-    snapshot("slower", "compare_identical", &normalized(&package, &outcome.stdout));
+    snapshot("slower", "compare_identical", &normalized(&outcome.stdout));
 }
 
 /// The answer is that of the corpus of the fuzzer.
@@ -175,7 +147,7 @@ fn resources_of_kernels_as_a_table() {
         .join("../kernelgate-fuzz/tests/corpus/response/resources.json");
     let toy = Toy::new(file::read::<BenchResponse>(&path).unwrap().answer);
     let outcome = toy.kernelgate("resources --dir benches");
-    snapshot("slower", "resources", &both_streams(&toy.package, &outcome));
+    snapshot("slower", "resources", &both_streams(&outcome));
 }
 
 #[test]
@@ -186,9 +158,9 @@ fn two_shards_as_one_measurement() {
     }
     let runs = "target/kernelgate/runs/1-of-2 target/kernelgate/runs/2-of-2";
     let merged = package.kernelgate(&format!("merge {runs} --anchor-tolerance 100"));
-    snapshot("fleet", "merge", &both_streams(&package, &merged));
+    snapshot("fleet", "merge", &both_streams(&merged));
     let missing = package.kernelgate("merge target/kernelgate/runs/1-of-2");
-    snapshot("fleet", "merge_without_a_shard", &both_streams(&package, &missing));
+    snapshot("fleet", "merge_without_a_shard", &both_streams(&missing));
 }
 
 #[test]
@@ -203,7 +175,7 @@ fn jobs_of_schedulers_as_a_dry_run() {
                 .to_owned(),
         ),
     ] {
-        snapshot("fleet", name, &both_streams(&package, &package.kernelgate(&line)));
+        snapshot("fleet", name, &both_streams(&package.kernelgate(&line)));
     }
 }
 
@@ -215,7 +187,7 @@ fn mistakes_of_the_command_line() {
         ("gate_with_a_negative_threshold", "gate --baseline a --relative=-1"),
         ("compare_without_a_base", "compare"),
     ] {
-        snapshot("mistakes", name, &both_streams(&package, &package.kernelgate(line)));
+        snapshot("mistakes", name, &both_streams(&package.kernelgate(line)));
     }
 }
 
@@ -224,7 +196,7 @@ fn doctor_names_every_check() {
     let package = Package::new();
     std::fs::write(package.path("Cargo.toml"), "[package]\nname = \"a\"\n").unwrap();
     let outcome = package.kernelgate("doctor");
-    let text = normalized(&package, &outcome.stdout);
+    let text = normalized(&outcome.stdout);
     // The GPU, its libraries and its tools depend on the machine.
     let fixed = ["build", "baselines", "runs"];
     let lines: Vec<&str> =

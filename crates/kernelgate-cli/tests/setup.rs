@@ -41,7 +41,7 @@ fn init_writes_bench_manifest_and_workflow_once() {
     let read = |name: &str| std::fs::read_to_string(package.path(name)).unwrap_or_default();
     let before = read("mine/Cargo.toml");
     let shown = init(&package, "--dry-run");
-    snapshot("setup", "init", &both_streams(&package, &shown));
+    snapshot("setup", "init", &both_streams(&shown));
     assert_eq!(read("mine/Cargo.toml"), before);
     assert!(!package.path("mine/benches").exists());
 

@@ -185,7 +185,7 @@ fn fits(outcome: &Outcome) {
 fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     let package = package(profiled());
     let shown = package.kernelgate("profile --dir benches --steps 3 --warm-up 2 --out out");
-    snapshot("why", "profile", &both_streams(&package, &shown));
+    snapshot("why", "profile", &both_streams(&shown));
     shown.expect(
         0,
         &[
