@@ -28,6 +28,19 @@ pub fn proportion_interval(hits: usize, trials: usize) -> (f64, f64) {
     (lower_confidence_bound(hits, trials, 0.025), upper_confidence_bound(hits, trials, 0.025))
 }
 
+/// Interval for the median of a distribution, between two of these independent values: the
+/// narrowest that misses the median with a probability of at most `error`. `None` for too few
+/// values.
+pub fn median_interval(values: &[f64], error: f64) -> Option<[f64; 2]> {
+    let count = values.len();
+    let both_ends = |hits: &usize| 2.0 * at_most_probability(*hits, count, 0.5);
+    let beyond = (0..count / 2).take_while(|hits| both_ends(hits) <= error).count();
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let low = beyond.checked_sub(1)?;
+    Some([sorted[low], sorted[count - beyond]])
+}
+
 /// Largest argument for which a condition that holds at 0 still holds.
 fn largest_holding_argument(holds: impl Fn(f64) -> bool) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
@@ -79,6 +92,20 @@ mod tests {
             ),
             (1.0, 1.0, 0.0, (0.0, 1.0))
         );
+    }
+
+    /// The ranks of tables of the sign test.
+    #[test]
+    fn the_interval_of_a_median_is_between_two_ranks() {
+        let ranks = |count: usize, error| {
+            let values: Vec<f64> = (1..=count).rev().map(|rank| rank as f64).collect();
+            median_interval(&values, error)
+        };
+        assert_eq!((ranks(0, 0.05), ranks(5, 0.05)), (None, None));
+        assert_eq!((ranks(6, 0.05), ranks(7, 0.01)), (Some([1.0, 6.0]), None));
+        assert_eq!((ranks(16, 0.05), ranks(16, 0.01)), (Some([4.0, 13.0]), Some([3.0, 14.0])));
+        let [low, high] = ranks(10_000, 0.05).unwrap();
+        assert!((low - 4902.0).abs() <= 1.0 && (high - 5099.0).abs() <= 1.0, "{low} {high}");
     }
 
     proptest! {

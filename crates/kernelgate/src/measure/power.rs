@@ -69,7 +69,7 @@ impl PowerMode {
 pub enum PowerState {
     /// The time no longer changed under the load, or the card was below its power cap.
     Steady,
-    /// The time still changed after [`MAX_SETTLING_TIME`], or the samples do not fix their mean.
+    /// The time still changed after [`MAX_SETTLING_TIME`], or the samples do not fix their median.
     Unsettled,
     /// Pauses between samples kept the average power below the cap.
     Burst,
@@ -364,7 +364,7 @@ impl PowerRecord {
     ) -> PowerRecord {
         let reading = meter.reading().unwrap_or_default();
         let precise = *settled == SettlingEnd::BelowCap
-            || (samples.idle <= MAX_IDLE_SHARE && precision::mean_is_precise(samples.windows_ns));
+            || (samples.idle <= MAX_IDLE_SHARE && precision::median_is_precise(samples.windows_ns));
         let at_cap = names_power_cap(&reading)
             || (*settled != SettlingEnd::BelowCap && !reading.is_slowed_by_hardware());
         let limitation = meter.limitation();
@@ -530,9 +530,9 @@ impl SettlingWindows {
         Some([low, high * (1.0 + samples.idle)])
     }
 
-    /// Whether the mean of the samples so far is precise enough for a settled case.
-    pub fn mean_is_precise(&self) -> bool {
-        precision::mean_is_precise(&self.windows_ns)
+    /// Whether the median of the samples so far is precise enough for a settled case.
+    pub fn median_is_precise(&self) -> bool {
+        precision::median_is_precise(&self.windows_ns)
     }
 }
 
@@ -702,8 +702,8 @@ mod tests {
             }
             windows
         };
-        assert!(windows(SettlingWindows::default()).mean_is_precise());
-        assert!(!windows(SettlingWindows::while_sampling()).mean_is_precise());
+        assert!(windows(SettlingWindows::default()).median_is_precise());
+        assert!(!windows(SettlingWindows::while_sampling()).median_is_precise());
     }
 
     #[test]

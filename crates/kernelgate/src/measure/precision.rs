@@ -1,30 +1,47 @@
-//! How well the mean time of a case at the power cap is known, from windows of its samples.
+//! How well the time of a case at the power cap is known, from windows of its samples.
 //!
-//! The clock of a capped card wanders, so successive windows depend on each other. The method of batch
-//! means divides the windows into a few long parts: their means hardly depend on each other, and show
-//! by their spread what another run would give. A clock that wanders more slowly than the samples last
-//! cannot be seen. Deliberately absent: how long samples go on, what a case without precision is called.
+//! The clock of a capped card wanders, and some cards lower it for some tenths of a second now and
+//! then. The median hardly moves by such dips, so its interval decides whether a case is settled: by
+//! the order of the windows, as if they were independent. The mean moves by them, and successive
+//! windows depend on each other. The method of batch means divides them into a few long parts: their
+//! means hardly depend on each other, and show by their spread what another run would give. A clock
+//! that wanders more slowly than the samples last cannot be seen. Deliberately absent: how long
+//! samples go on, what a case without precision is called.
 
+use crate::stats::binomial::median_interval;
+
+/// Smallest number of windows that show whether a time is precise.
+const LEAST_WINDOWS: usize = 4;
+/// Probability that the interval of a settled case's median misses it. Windows too few for that
+/// must all lie as close together.
+const MEDIAN_ERROR: f64 = 0.01;
+/// Largest width of that interval, relative to its lower end.
+const MAX_MEDIAN_WIDTH: f64 = 0.015;
+/// Largest relative difference of any two windows of a settled case that has fewer than four.
+const WINDOW_AGREEMENT: f64 = 0.02;
 /// Numbers of equal parts into which the windows are divided, and the 99.5 % quantile of Student's
 /// distribution for as many means. Parts of different lengths show a clock that wanders at different
 /// speeds.
 const PARTS_OF_SAMPLES: [(usize, f64); 2] = [(4, 5.84), (8, 3.50)];
-/// Largest half-width of the 99 % interval of a settled case's mean, relative to the mean.
-const MAX_HALF_WIDTH: f64 = 0.0075;
-/// Largest relative difference of any two windows of a settled case that has fewer than four.
-const WINDOW_AGREEMENT: f64 = 0.02;
 /// Largest distance of an end of [`mean_interval`] from the mean, relative to the mean.
 const MAX_DISTANCE: f64 = 0.5;
 
-/// Whether the windows give a mean that another run would repeat: the half-width of its 99 % interval
-/// is at most 0.75 %. Fewer than four windows must agree within 2 %.
-pub fn mean_is_precise(windows_ns: &[f64]) -> bool {
-    if let Some(half_width) = relative_half_width(windows_ns) {
-        return half_width <= MAX_HALF_WIDTH;
-    }
+/// Whether the windows give a median that another run would repeat: its 99 % interval is at most
+/// 1.5 % wide. All windows must lie as close together if they are too few for that interval, and
+/// within 2 % if they are fewer than four.
+pub fn median_is_precise(windows_ns: &[f64]) -> bool {
+    let (interval, most) = match windows_ns.len() {
+        0 => return true,
+        count if count < LEAST_WINDOWS => (None, WINDOW_AGREEMENT),
+        _ => (median_interval(windows_ns, MEDIAN_ERROR), MAX_MEDIAN_WIDTH),
+    };
+    let [low, high] = interval.unwrap_or_else(|| range(windows_ns));
+    high - low <= most * low
+}
+
+fn range(windows_ns: &[f64]) -> [f64; 2] {
     let low = windows_ns.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = windows_ns.iter().copied().fold(0.0, f64::max);
-    windows_ns.is_empty() || high - low <= WINDOW_AGREEMENT * low
+    [low, windows_ns.iter().copied().fold(0.0, f64::max)]
 }
 
 /// The 99 % interval of the mean; absent for fewer than four windows.
@@ -63,22 +80,37 @@ fn standard_error(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats;
     use kernelgate_numerics::random::normal_values;
 
     #[test]
     fn windows_that_drift_apart_are_not_precise() {
-        assert!(mean_is_precise(&[]) && mean_is_precise(&[1.0, 1.01]));
-        assert!(!mean_is_precise(&[1.0, 1.01, 1.025]));
-        assert!(mean_is_precise(&[1.0, 1.002, 0.998, 1.001]));
-        assert!(!mean_is_precise(&[1.0, 1.005, 1.01, 1.015]));
-        let alternating = [1.0, 1.03].repeat(4);
-        assert!(!mean_is_precise(&alternating), "four parts of two windows would agree");
+        assert!(median_is_precise(&[]) && median_is_precise(&[1.0, 1.01]));
+        assert!(!median_is_precise(&[1.0, 1.01, 1.025]));
+        assert!(median_is_precise(&[1.0, 1.002, 0.998, 1.001]));
+        assert!(!median_is_precise(&[1.0, 1.005, 1.01, 1.016]));
+        let alternating = [1.0, 1.03].repeat(8);
+        assert!(!median_is_precise(&alternating), "no value lies in the middle");
         assert_eq!(mean_interval(&[1.0, 2.0, 1.0]), None);
     }
 
+    /// Some cards lower the clock of a capped case by a sixth for two tenths of a second.
+    #[test]
+    fn a_dip_of_the_clock_leaves_the_median_where_it_was() {
+        let with_dip = |windows: usize, dipped: usize| {
+            let mut windows_ns = [1.0, 1.01].repeat(windows / 2);
+            windows_ns[3..3 + dipped].fill(1.18);
+            windows_ns
+        };
+        assert!(!median_is_precise(&with_dip(6, 1)), "six windows are too few for a dip");
+        assert!(median_is_precise(&with_dip(16, 2)) && !median_is_precise(&with_dip(16, 3)));
+        assert!(mean_interval(&with_dip(16, 2)).is_some_and(|[low, high]| high > 1.02 * low));
+    }
+
     /// How runs of at most 16 windows end on a card whose clock wanders by `deviation` around its
-    /// mean, with this correlation between successive windows: shares of runs whose mean is precise,
-    /// whose mean is called precise and is wrong by more than 1 %, and whose range misses the truth.
+    /// mean, with this correlation between successive windows: shares of runs whose median is
+    /// precise, whose median is called precise and is wrong by more than 1 %, and whose range misses
+    /// the truth.
     fn outcomes_on_wandering_clock(deviation: f64, correlation: f64) -> [f64; 3] {
         const RUNS: usize = 2000;
         const MOST_WINDOWS: usize = 16;
@@ -89,18 +121,17 @@ mod tests {
             let mut windows = Vec::new();
             for &normal in &normals[1..] {
                 windows.push(1.0 + away);
-                if windows.len() >= 4 && mean_is_precise(&windows) {
+                if windows.len() >= LEAST_WINDOWS && median_is_precise(&windows) {
                     break;
                 }
                 let fresh = (1.0 - correlation * correlation).sqrt() * f64::from(normal);
                 away = correlation * away + deviation * fresh;
             }
-            let low = windows.iter().copied().fold(f64::INFINITY, f64::min);
-            let high = windows.iter().copied().fold(0.0, f64::max);
+            let [low, high] = range(&windows);
             let [mean_low, mean_high] = mean_interval(&windows).unwrap();
-            if mean_is_precise(&windows) {
+            if median_is_precise(&windows) {
                 precise += 1.0;
-                wrong += f64::from(u8::from((mean(&windows) - 1.0).abs() > 0.01));
+                wrong += f64::from(u8::from((stats::median(&windows) - 1.0).abs() > 0.01));
             } else if !(low.min(mean_low)..=high.max(mean_high)).contains(&1.0) {
                 missed += 1.0;
             }
@@ -109,16 +140,19 @@ mod tests {
     }
 
     #[test]
-    fn a_wandering_clock_is_settled_only_where_its_mean_is_known() {
-        for (deviation, correlation, least_precise) in
-            [(0.003, 0.5, 0.95), (0.005, 0.5, 0.7), (0.01, 0.5, 0.1), (0.03, 0.6, 0.0)]
-        {
+    fn a_wandering_clock_is_settled_only_where_its_median_is_known() {
+        for (deviation, correlation, least_precise, most_wrong) in [
+            (0.003, 0.5, 0.99, 0.001),
+            (0.005, 0.5, 0.98, 0.01),
+            (0.01, 0.5, 0.5, 0.1),
+            (0.03, 0.6, 0.0, 0.04),
+        ] {
             let [precise, wrong, missed] = outcomes_on_wandering_clock(deviation, correlation);
             println!(
                 "{deviation} {correlation}: {precise} precise, {wrong} wrong, {missed} missed"
             );
             assert!(precise >= least_precise, "{deviation} {correlation}: {precise}");
-            assert!(wrong <= 0.045, "{deviation} {correlation}: {wrong} are wrong by 1 %");
+            assert!(wrong <= most_wrong, "{deviation} {correlation}: {wrong} are wrong by 1 %");
             assert!(missed <= 0.01, "{deviation} {correlation}: {missed} ranges miss the truth");
         }
     }
@@ -128,6 +162,6 @@ mod tests {
     fn a_clock_that_wanders_slowly_is_seen_in_part() {
         let [precise, wrong, missed] = outcomes_on_wandering_clock(0.03, 0.9);
         println!("{precise} precise, {wrong} wrong, {missed} missed");
-        assert!(precise < 0.2 && missed < 0.15);
+        assert!(precise < 0.3 && missed < 0.15);
     }
 }

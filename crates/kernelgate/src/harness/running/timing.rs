@@ -39,7 +39,7 @@ const MIN_CRITERION_SAMPLES: f64 = 10.0;
 /// compare processes.
 const MAX_SAMPLES_PER_CASE: f64 = 50.0;
 
-/// Time for which samples of a case at the cap go on, beyond the plan's, until their mean is
+/// Time for which samples of a case at the cap go on, beyond the plan's, until their median is
 /// precise.
 const MAX_EXTRA_SAMPLING: Duration = Duration::from_millis(600);
 
@@ -59,7 +59,7 @@ pub struct SamplingPlan {
     pub resamples: usize,
     /// Power state in which a GPU is measured.
     pub power: PowerMode,
-    /// Whether samples at the power cap go on until their mean is precise: not if the number of
+    /// Whether samples at the power cap go on until their median is precise: not if the number of
     /// samples was chosen.
     pub extends_at_cap: bool,
 }
@@ -383,7 +383,7 @@ impl LoadBeforeSamples {
     }
 
     /// Takes the samples of a case at the cap without a pause, so that the card stays loaded: as
-    /// many as the plan says, then more until their mean is precise, for at most
+    /// many as the plan says, then more until their median is precise, for at most
     /// [`MAX_EXTRA_SAMPLING`]. Returns their number.
     fn take_samples_at_cap(
         &mut self,
@@ -399,7 +399,7 @@ impl LoadBeforeSamples {
         };
         let mut count = 0;
         let outcome = loop {
-            let enough = windows.elapsed() >= longest || windows.mean_is_precise();
+            let enough = windows.elapsed() >= longest || windows.median_is_precise();
             if count >= plan.samples && enough {
                 break Ok(count);
             }
