@@ -200,7 +200,7 @@ pub fn time_trial_case(
         return time_trial_on_host(executable, stopwatch, sampling, launch);
     }
     let start = CpuTimeTicks::now();
-    let lead = LoadBeforeSamples::run_load(executable, stopwatch, power)?;
+    let lead = LoadBeforeSamples::run_load(executable, stopwatch, power)?.without_load_samples();
     let begun = Instant::now();
     let mut timed = Vec::with_capacity(sampling.most);
     let outcome = loop {
@@ -295,8 +295,8 @@ struct LoadBeforeSamples {
     /// Launches of a sample; absent if Criterion or the trial's plan decides.
     launches: Option<u64>,
     settled: Option<(SettlingWindows, SettlingEnd)>,
-    /// Samples of the load that count as the first samples of the case: those of a case below the
-    /// cap, which needs no settling.
+    /// Samples of the load that count as the first samples of the case: those of the last window of
+    /// a settled load.
     taken: RefCell<VecDeque<SampleWithWallTime>>,
     /// Wall time of these samples, which do not come before the first sample.
     taken_wall: Duration,
@@ -342,10 +342,8 @@ impl LoadBeforeSamples {
                 };
                 stopwatch.settle_clock(taken.last().and_then(|last| last.sample.clock_mhz));
                 let mut lead = Self::new(Some(launches), Duration::ZERO, begun);
-                if settled.1 == SettlingEnd::BelowCap {
-                    // A load begins with shorter samples, until the number of launches fits.
-                    let whole = |it: &SampleWithWallTime| 2 * it.sample.launches >= launches;
-                    lead.taken.get_mut().extend(taken.into_iter().skip(1).filter(whole));
+                if settled.1 != SettlingEnd::Unsettled {
+                    lead.taken.get_mut().extend(samples_of_last_window(&taken, launches));
                     lead.taken_wall = lead.taken.get_mut().iter().map(|it| it.wall).sum();
                 }
                 Ok(Self { settled: Some(settled), ..lead })
@@ -370,6 +368,11 @@ impl LoadBeforeSamples {
         }
     }
 
+    /// The load, none of whose samples counts: trials take all of theirs after it.
+    fn without_load_samples(self) -> Self {
+        Self { taken: RefCell::default(), taken_wall: Duration::ZERO, ..self }
+    }
+
     /// The next sample of the load that counts as a sample of the case; none during a warm-up,
     /// whose samples nobody keeps.
     fn take_load_sample(&self, warms_up: bool) -> Option<SampleWithWallTime> {
@@ -382,9 +385,9 @@ impl LoadBeforeSamples {
         matches!(end, Some(SettlingEnd::AtCap | SettlingEnd::Unsettled))
     }
 
-    /// Takes the samples of a case at the cap without a pause, so that the card stays loaded: as
-    /// many as the plan says, then more until their median is precise, for at most
-    /// [`MAX_EXTRA_SAMPLING`]. Returns their number.
+    /// Takes the samples of a case at the cap without a pause, so that the card stays loaded: with
+    /// those of the load as many as the plan says, then more until their median is precise, for at
+    /// most [`MAX_EXTRA_SAMPLING`]. Returns their number.
     fn take_samples_at_cap(
         &mut self,
         executable: &mut dyn Executable,
@@ -393,11 +396,16 @@ impl LoadBeforeSamples {
     ) -> Result<usize, BackendError> {
         let _activity = phase_timer::start_activity("samples");
         let mut windows = SettlingWindows::while_sampling();
+        let surplus = self.taken.get_mut().len().saturating_sub(plan.samples);
+        self.taken.get_mut().drain(..surplus);
+        for SampleWithWallTime { sample, wall } in self.taken.get_mut() {
+            windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
+        }
+        let mut count = self.taken.get_mut().len();
         let longest = match plan.extends_at_cap {
             true => plan.measurement + MAX_EXTRA_SAMPLING,
             false => Duration::ZERO,
         };
-        let mut count = 0;
         let outcome = loop {
             let enough = windows.elapsed() >= longest || windows.median_is_precise();
             if count >= plan.samples && enough {
@@ -475,6 +483,24 @@ fn idle_share(timed: &[SampleWithWallTime]) -> f64 {
     let busy_ns: f64 = timed.iter().map(|one| one.sample.elapsed_ns).sum();
     let all_ns: f64 = timed.iter().map(wall_ns).sum();
     (1.0 - stats::quantile(&ratios, 0.1) * busy_ns / all_ns.max(1.0)).max(0.0)
+}
+
+/// Samples of the last window of a load. A load begins with shorter samples, until the number of
+/// launches fits; its very first sample does not count either.
+fn samples_of_last_window(
+    taken: &[SampleWithWallTime],
+    launches: u64,
+) -> impl Iterator<Item = SampleWithWallTime> {
+    let mut wall = Duration::ZERO;
+    let is_earlier = |it: &SampleWithWallTime| {
+        let earlier = wall >= power::SETTLING_WINDOW;
+        wall += it.wall;
+        earlier
+    };
+    let first_of_window =
+        taken.len() - taken.iter().rev().position(is_earlier).unwrap_or(taken.len());
+    let window = taken.iter().copied().skip(first_of_window.max(1));
+    window.filter(move |it| 2 * it.sample.launches >= launches)
 }
 
 /// Launches of a case as they are sampled, in samples of [`GPU_SAMPLE_SECONDS`].
@@ -647,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_of_a_case_below_the_cap_holds_its_first_samples() {
+    fn the_last_window_of_a_settled_load_holds_the_first_samples() {
         let below = load_on_card(1.0, Some(1980.0), PowerMode::Steady).unwrap();
         let (launches, windows) = (below.launches.unwrap(), below.settled.as_ref().unwrap());
         assert_eq!(windows.1, SettlingEnd::BelowCap);
@@ -658,7 +684,35 @@ mod tests {
         assert!(first.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
         let capped = load_on_card(1.0, Some(1430.0), PowerMode::Steady).unwrap();
         assert_eq!(capped.settled.as_ref().unwrap().1, SettlingEnd::AtCap);
-        assert!(capped.take_load_sample(false).is_none());
+        let first: Vec<_> = std::iter::from_fn(|| capped.take_load_sample(false)).collect();
+        let wall: Duration = first.iter().map(|it| it.wall).sum();
+        assert!(wall >= power::SETTLING_WINDOW && wall - first[0].wall < power::SETTLING_WINDOW);
+    }
+
+    #[test]
+    fn samples_at_the_cap_begin_with_those_of_the_load() {
+        let sample_counts = |samples, extends_at_cap| {
+            let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
+            let meter = Arc::new(PowerMeter::without_nvml(None));
+            let mut card = FakePowerCard(1.0, Some(1430.0), meter);
+            let mut lead =
+                LoadBeforeSamples::run_load(&mut task, &mut card, PowerMode::Steady).unwrap();
+            let plan = SamplingPlan {
+                samples,
+                warm_up: Duration::ZERO,
+                measurement: Duration::ZERO,
+                resamples: 1,
+                power: PowerMode::Steady,
+                extends_at_cap,
+            };
+            let of_load = lead.taken.get_mut().len();
+            let count = lead.take_samples_at_cap(&mut task, &mut card, &plan).unwrap();
+            assert_eq!(lead.taken.get_mut().len(), count);
+            (of_load, count)
+        };
+        let (of_load, count) = sample_counts(50, true);
+        assert!((20..30).contains(&of_load) && count >= 50, "{of_load} {count}");
+        assert_eq!(sample_counts(10, false).1, 10, "the number that was chosen holds");
     }
 
     #[test]
