@@ -132,12 +132,21 @@ mod tests {
             change(&mut stores);
             write_safetensors(&path, &stores);
             let error = read_weights(&path, &network).unwrap_err();
-            assert!(error.contains("weights.safetensors: ") && error.contains(words), "{error}");
+            assert_eq!(error, format!("weights {}: {words}", path.display()));
         };
-        refused(&|all| all.truncate(3), "no tensor `");
-        refused(&|all| all[0].2 = vec![8, 3, 9], "`conv1.weight` has the shape [8, 3, 9], not [");
-        refused(&|all| all[0].0 = "bn1.weight".to_owned(), "`bn1.weight` is not a parameter");
-        refused(&|all| all[1].3[..4].fill(0xff), "`conv1.bias` holds NaN at element 0");
+        refused(&|all| all.truncate(3), "no tensor `layer1.0.conv1.bias`");
+        refused(
+            &|all| all[0].2 = vec![8, 3, 9],
+            "`conv1.weight` has the shape [8, 3, 9], not [8, 3, 3, 3]",
+        );
+        refused(
+            &|all| all[0].0 = "bn1.weight".to_owned(),
+            "`bn1.weight` is not a parameter of the network (BatchNorm is folded into weights and biases)",
+        );
+        refused(
+            &|all| all[1].3[..4].fill(0xff),
+            "`conv1.bias` holds NaN at element 0, no finite f32",
+        );
         let beyond = |all: &mut StoredParameters| {
             all[1].1 = Stored::F64;
             all[1].3 = [1e300_f64; 8].iter().flat_map(|value| value.to_le_bytes()).collect();

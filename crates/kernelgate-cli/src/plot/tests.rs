@@ -195,9 +195,9 @@ fn titles_and_names_of_columns_take_lines_rather_than_lose_words() {
         ["heads12 tokens512 level8", "heads12 tokens1600 level16"].map(str::to_owned).into();
     let texts = svg_texts(&chart.svg().unwrap());
     assert!(!texts.iter().any(|text| text.contains('…')), "{texts:?}");
-    let words = texts.join(" ");
-    for word in chart.subtitle.split(' ').chain(["tokens1600", "level16"]) {
-        assert!(words.contains(word), "{word}: {texts:?}");
+    let shown = texts.join(" ");
+    for part in chart.subtitle.split(' ').chain(["tokens1600", "level16"]) {
+        assert!(shown.contains(part), "{part}: {texts:?}");
     }
     assert_shapes_inside(&chart.layout());
 }

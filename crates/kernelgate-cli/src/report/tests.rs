@@ -334,12 +334,12 @@ fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
     let headline = verdicts::verdict_headline(&compared);
     insta::assert_snapshot!(headline, @"1 regressed, 1 improved, 1 unchanged, 3 inconclusive, 1 failed, 1 of higher cost, 1 refused of 6 (threshold 1%); 1 bench broke in the head; 1 skipped; 1 bound of kernelgate.toml not judged");
     let xml = junit::xml(&verdicts::summary(&compared, ""));
-    for wanted in [
+    for element in [
         "<system-out>accepted in kernelgate.toml: up to 50% slower: exact sums</system-out>",
         "name=\"kernelgate.toml\" value=\"threshold in kernelgate.toml: `st`: 3% (1 case)\"",
         "<skipped message=\"launches could not be judged\"/>",
     ] {
-        assert!(xml.contains(wanted), "{xml}");
+        assert!(xml.contains(element), "{xml}");
     }
 }
 

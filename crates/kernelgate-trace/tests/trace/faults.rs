@@ -321,21 +321,32 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
     let other_device = trace_with(At { grid: 1, device: 2, ..FULL });
     let no_shape_reported = reported("shapes-unknown-passes/no_shape.json");
     let other_device_reported = reported("shapes-unknown-passes/device_offset.json");
-    let cases = [
-        (Some(no_shape), "launch shapes are not in the trace"),
-        (no_shape_reported, "launch shapes are not in the trace"),
-        (Some(other_device), "device 2, on which the kernels ran, is not described"),
-        (other_device_reported, "device 2, on which the kernels ran, is not described"),
-    ];
-    for (trace, why) in cases {
-        let Some(trace) = trace else { continue };
-        let diagnosis = diagnose(&trace);
-        for rule in ["block-size", "small-grid", "tail", "occupancy"] {
-            let reason = not_measured(&diagnosis, rule);
-            assert!(reason.contains(why) && reason.contains("rocprofv3"), "{rule}: {reason}");
-        }
-        for line in ["Good occupancy", "Block size is multiple", "Grid size saturates"] {
-            assert_eq!(tick(&diagnosis, line), ChecklistMark::NotMeasured, "{line}");
+    let reasons_of = |trace: &Trace| {
+        let diagnosis = diagnose(trace);
+        let rules = ["block-size", "small-grid", "tail", "occupancy"];
+        let reasons = rules.map(|rule| format!("{rule}: {}\n", not_measured(&diagnosis, rule)));
+        reasons.concat()
+    };
+    insta::assert_snapshot!(reasons_of(&no_shape), @r"
+    block-size: launch shapes are not in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    small-grid: launch shapes are not in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    tail: launch shapes are not in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    occupancy: launch shapes are not in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    ");
+    insta::assert_snapshot!(reasons_of(&other_device), @r"
+    block-size: device 2, on which the kernels ran, is not described in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    small-grid: device 2, on which the kernels ran, is not described in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    tail: device 2, on which the kernels ran, is not described in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    occupancy: device 2, on which the kernels ran, is not described in the trace; record with rocprofv3 --kernel-trace, which has grid and workgroup
+    ");
+    for (own, reported) in [(no_shape, no_shape_reported), (other_device, other_device_reported)] {
+        let traces = [Some(own), reported].into_iter().flatten().collect::<Vec<_>>();
+        let expected = reasons_of(&traces[0]);
+        assert!(traces.iter().all(|trace| reasons_of(trace) == expected));
+        for diagnosis in traces.iter().map(diagnose) {
+            for line in ["Good occupancy", "Block size is multiple", "Grid size saturates"] {
+                assert_eq!(tick(&diagnosis, line), ChecklistMark::NotMeasured, "{line}");
+            }
         }
     }
 }

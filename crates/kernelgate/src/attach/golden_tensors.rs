@@ -89,7 +89,7 @@ mod tests {
             (declared_tensor("n", &[2], Dtype::I8), "`n` is U8, which no row computes"),
         ] {
             let error = read_golden(&path, &[], &[outputs]).unwrap_err();
-            assert!(error.contains("golden.safetensors: ") && error.contains(words), "{error}");
+            assert_eq!(error, format!("golden tensors {}: {words}", path.display()));
         }
         let wrong = read_golden(&path, &[declared_tensor("x", &[2], Dtype::F16)], &[]).unwrap_err();
         let reason = "`x` is f32, the definition f16";

@@ -230,20 +230,44 @@ mod tests {
             (
                 &[("x", "F32", "[4]", [0, 17])][..],
                 17,
-                "`x` has 17 bytes, which is not the shape [4]",
+                "its tensor `x` has 17 bytes, which is not the shape [4] of F32",
             ),
-            (&[x, ("y", "I8", "[2]", [15, 17])], 17, "`y` lies at 15 to 17, where the one before"),
-            (&[x, ("y", "I8", "[2]", [17, 19])], 19, "`y` lies at 17 to 19, where the one before"),
-            (&[("x", "F32", "[4]", [1, 17])], 17, "`x` lies at 1 to 17, where the one before ends"),
-            (&[("x", "I8", "[1]", [0, 0])], 0, "`x` has 0 bytes"),
-            (&[("x", "I8", "[2]", [2, 0])], 0, "`x` lies at 2 to 0"),
+            (
+                &[x, ("y", "I8", "[2]", [15, 17])],
+                17,
+                "its tensor `y` lies at 15 to 17, where the one before ends at 16",
+            ),
+            (
+                &[x, ("y", "I8", "[2]", [17, 19])],
+                19,
+                "its tensor `y` lies at 17 to 19, where the one before ends at 16",
+            ),
+            (
+                &[("x", "F32", "[4]", [1, 17])],
+                17,
+                "its tensor `x` lies at 1 to 17, where the one before ends at 0",
+            ),
+            (
+                &[("x", "I8", "[1]", [0, 0])],
+                0,
+                "its tensor `x` has 0 bytes, which is not the shape [1] of I8",
+            ),
+            (
+                &[("x", "I8", "[2]", [2, 0])],
+                0,
+                "its tensor `x` lies at 2 to 0, where the one before ends at 0",
+            ),
             (&[x], 15, "its elements are 15 bytes, and its tensor `x` ends at 16"),
             (&[x], 17, "its elements are 17 bytes, and its tensors end at 16"),
-            (&[x, x], 16, "it has `x` twice"),
-            (&[("x", "F64", "[4611686018427387904,4]", [0, 8])], 8, "`x` has 8 bytes"),
+            (&[x, x], 16, "it has `x` twice at line 1 column 109"),
+            (
+                &[("x", "F64", "[4611686018427387904,4]", [0, 8])],
+                8,
+                "its tensor `x` has 8 bytes, which is not the shape [4611686018427387904, 4] of F64",
+            ),
         ] {
             let error = parse(&header_of(tensors), elements).unwrap_err();
-            assert!(error.contains(wanted), "{error}");
+            assert_eq!(error, wanted);
         }
         assert_eq!(
             parse("[]", 0).unwrap_err(),

@@ -242,13 +242,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = folder.path();
         for (id, sample, words) in [
-            ("uneven", "{\"iters\":[1.0],\"times\":[]}", "1 iteration counts and 0 times"),
-            ("negative", "{\"iters\":[1.0],\"times\":[-2.0]}", "a time of -2 for 1 iterations"),
-            ("never", "{\"iters\":[0.0],\"times\":[2.0]}", "for 0 iterations"),
+            (
+                "uneven",
+                "{\"iters\":[1.0],\"times\":[]}",
+                "its store has 1 iteration counts and 0 times",
+            ),
+            (
+                "negative",
+                "{\"iters\":[1.0],\"times\":[-2.0]}",
+                "its store has a time of -2 for 1 iterations",
+            ),
+            (
+                "never",
+                "{\"iters\":[0.0],\"times\":[2.0]}",
+                "its store has a time of 2 for 0 iterations",
+            ),
         ] {
             write_case(store, &format!("{id}/new"), id, sample);
             let stored = read(store).unwrap();
-            assert!(stored.unusable[id].contains(words), "{}", stored.unusable[id]);
+            assert_eq!(stored.unusable[id], words);
         }
         let sample = "{\"iters\":[1.0],\"times\":[2.0]}";
         write_case(store, "one/new", "same", sample);

@@ -372,14 +372,23 @@ mod tests {
     fn rejects_bytes_that_are_not_an_image() {
         for (bytes, words) in [
             (&b""[..], "mine: is empty"),
-            (b"extern \"C\" __global__ void k() {}", "no PTX; source goes through `Source`"),
-            (b"\xff\xfe\xfd\xfc\xfb", "is neither cubin, fatbin nor PTX"),
-            (&FATBIN_WRAPPER_MAGIC.to_le_bytes(), "pass the fatbin itself"),
-            (&LTO_IR_MAGIC.to_le_bytes(), "has to be linked first"),
-            (b"\x7fELF\x02\x01\x01", "is an ELF file, and no cubin"),
+            (
+                b"extern \"C\" __global__ void k() {}",
+                "mine: is text without `.version`, and no PTX; source goes through `Source`",
+            ),
+            (b"\xff\xfe\xfd\xfc\xfb", "mine: is neither cubin, fatbin nor PTX"),
+            (
+                &FATBIN_WRAPPER_MAGIC.to_le_bytes(),
+                "mine: is the wrapper of a fatbin, which holds addresses: pass the fatbin itself",
+            ),
+            (
+                &LTO_IR_MAGIC.to_le_bytes(),
+                "mine: is LTO-IR, which has to be linked first (nvJitLink)",
+            ),
+            (b"\x7fELF\x02\x01\x01", "mine: is an ELF file, and no cubin"),
         ] {
             let text = kind_of_image(bytes).unwrap_or_else(|error| error);
-            assert!(text.contains(words), "{text}");
+            assert_eq!(text, words);
         }
         let error = KernelImage::from_file("/no/such/kernel.cubin").unwrap_err().to_string();
         assert_eq!(

@@ -195,12 +195,16 @@ mod tests {
         let check = |grid, block| Launch::new(grid, block).check();
         assert_eq!(check([7, 65_535, 1], [8, 8, 16]), Ok(()));
         for (grid, block, words) in [
-            ([0, 1, 1], [1, 1, 1], "a grid of [0, 1, 1]"),
-            ([1, 1, 70_000], [1, 1, 1], "a grid of"),
-            ([1, 1, 1], [1, 1, 65], "a block of [1, 1, 65]"),
-            ([1, 1, 1], [33, 32, 1], "at most 1024 threads"),
+            ([0, 1, 1], [1, 1, 1], "a grid of [0, 1, 1]: each is 1 to [2147483647, 65535, 65535]"),
+            (
+                [1, 1, 70_000],
+                [1, 1, 1],
+                "a grid of [1, 1, 70000]: each is 1 to [2147483647, 65535, 65535]",
+            ),
+            ([1, 1, 1], [1, 1, 65], "a block of [1, 1, 65]: each is 1 to [1024, 1024, 64]"),
+            ([1, 1, 1], [33, 32, 1], "a block of [33, 32, 1]: it has at most 1024 threads"),
         ] {
-            assert!(check(grid, block).unwrap_err().contains(words));
+            assert_eq!(check(grid, block).unwrap_err(), words);
         }
         let clusters = |cluster| {
             Launch { cluster: Some(cluster), ..Launch::new([8, 6, 1], [32, 1, 1]) }.check()

@@ -163,22 +163,43 @@ mod tests {
         let gap = "SLURM_ARRAY_TASK_ID=5 SLURM_ARRAY_TASK_COUNT=2 SLURM_ARRAY_TASK_MIN=3 \
                    SLURM_ARRAY_TASK_MAX=5";
         for (variables, why) in [
-            ("", "auto: no scheduler numbers this process"),
-            ("CI_NODE_TOTAL=1", "auto: no scheduler numbers this process"),
-            ("CI_NODE_INDEX=5 CI_NODE_TOTAL=4", "make shard 5/4, which does not exist"),
-            ("CI_NODE_INDEX=1", "CI_NODE_INDEX is set and CI_NODE_TOTAL is not"),
-            ("CI_NODE_INDEX=x CI_NODE_TOTAL=4", "CI_NODE_INDEX=`x` is not a number"),
-            ("JOB_COMPLETION_INDEX=0", "and KERNELGATE_SHARD_COUNT is not"),
-            ("JOB_COMPLETION_INDEX=4 KERNELGATE_SHARD_COUNT=4", "make shard 5/4"),
-            ("KERNELGATE_SHARD_INDEX=0 KERNELGATE_SHARD_COUNT=4", "make shard 0/4"),
-            (gap, "the array 3-5 has 2 tasks"),
+            (
+                "",
+                "auto: no scheduler numbers this process: set KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT, or run it as a task of Slurm, GitLab (parallel) or an Indexed Job of Kubernetes",
+            ),
+            (
+                "CI_NODE_TOTAL=1",
+                "auto: no scheduler numbers this process: set KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT, or run it as a task of Slurm, GitLab (parallel) or an Indexed Job of Kubernetes",
+            ),
+            (
+                "CI_NODE_INDEX=5 CI_NODE_TOTAL=4",
+                "auto: CI_NODE_INDEX and CI_NODE_TOTAL make shard 5/4, which does not exist",
+            ),
+            ("CI_NODE_INDEX=1", "auto: CI_NODE_INDEX is set and CI_NODE_TOTAL is not"),
+            ("CI_NODE_INDEX=x CI_NODE_TOTAL=4", "auto: CI_NODE_INDEX=`x` is not a number from 0"),
+            (
+                "JOB_COMPLETION_INDEX=0",
+                "auto: JOB_COMPLETION_INDEX is set and KERNELGATE_SHARD_COUNT is not",
+            ),
+            (
+                "JOB_COMPLETION_INDEX=4 KERNELGATE_SHARD_COUNT=4",
+                "auto: JOB_COMPLETION_INDEX and KERNELGATE_SHARD_COUNT make shard 5/4, which does not exist",
+            ),
+            (
+                "KERNELGATE_SHARD_INDEX=0 KERNELGATE_SHARD_COUNT=4",
+                "auto: KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT make shard 0/4, which does not exist",
+            ),
+            (
+                gap,
+                "auto: the array 3-5 has 2 tasks, so that a task's number does not say which part of the whole it is: name the shard, for example --shard $SLURM_ARRAY_TASK_ID/8",
+            ),
             (
                 "CI_NODE_INDEX=1 CI_NODE_TOTAL=2 SLURM_PROCID=1 SLURM_NTASKS=2",
-                "SLURM_PROCID names shard 2/2 and CI_NODE_INDEX names shard 1/2",
+                "auto: SLURM_ARRAY_TASK_ID or SLURM_PROCID names shard 2/2 and CI_NODE_INDEX names shard 1/2: set KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT",
             ),
         ] {
             let error = shard_from_variables(variables).unwrap_err();
-            assert!(error.contains(why), "{variables}: {error}");
+            assert_eq!(error, why, "{variables}");
         }
     }
 }

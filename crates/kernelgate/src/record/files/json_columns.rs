@@ -198,19 +198,19 @@ mod tests {
         for (columns, problem) in [
             (
                 format!(r#""keys": ["a"], {same}, "each": {{"range": [[1], [2]]}}"#),
-                "2 values of range for 1 keys",
+                "2 values of range for 1 keys at line 1 column 97",
             ),
-            (format!(r#""keys": ["a", "a"], {same}, "each": {{}}"#), "a twice"),
+            (format!(r#""keys": ["a", "a"], {same}, "each": {{}}"#), "a twice at line 1 column 83"),
             (
                 format!(r#""keys": ["a"], {same}, "each": {{"time_ns.x": [1]}}"#),
-                "time_ns.x and time_ns",
+                "time_ns.x and time_ns at line 1 column 94",
             ),
             (
                 r#""keys": ["a"], "same": {"by_output": {}}, "each": {}"#.to_owned(),
-                "a: missing field `time_ns`",
+                "a: missing field `time_ns` at line 1 column 64",
             ),
         ] {
-            assert!(read(&columns).contains(problem), "{}", read(&columns));
+            assert_eq!(read(&columns), problem);
         }
         let keys: Vec<String> = (0..3000).map(|key| format!("\"{key}\"")).collect();
         let many = vec!["1"; 3000].join(", ");

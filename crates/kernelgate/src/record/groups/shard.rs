@@ -100,18 +100,18 @@ mod tests {
         let last = Shard { index: 4, count: 4 };
         assert_eq!(("4/4".parse(), last.to_string()), (Ok(last), "4/4".to_owned()));
         for (bad, why) in [
-            ("", "a shard is 1/4, 2/4"),
-            ("1", "a shard is 1/4, 2/4"),
-            ("a/b", "a shard is 1/4, 2/4"),
-            ("-1/2", "a shard is 1/4, 2/4"),
+            ("", "``: a shard is 1/4, 2/4, … of at most 1000"),
+            ("1", "`1`: a shard is 1/4, 2/4, … of at most 1000"),
+            ("a/b", "`a/b`: a shard is 1/4, 2/4, … of at most 1000"),
+            ("-1/2", "`-1/2`: a shard is 1/4, 2/4, … of at most 1000"),
             ("0/4", "`0/4`: a shard is 1/4 to 4/4; shards are counted from 1"),
-            ("5/4", "`5/4`: a shard is 1/4 to 4/4"),
+            ("5/4", "`5/4`: a shard is 1/4 to 4/4; shards are counted from 1"),
             ("1/0", "`1/0`: the number of shards is from 1 to 1000, not 0"),
-            ("0/0", "from 1 to 1000, not 0"),
-            ("1/1001", "from 1 to 1000, not 1001"),
+            ("0/0", "`0/0`: the number of shards is from 1 to 1000, not 0"),
+            ("1/1001", "`1/1001`: the number of shards is from 1 to 1000, not 1001"),
         ] {
             let message = bad.parse::<Shard>().unwrap_err().to_string();
-            assert!(message.contains(why), "{message}");
+            assert_eq!(message, why);
         }
     }
 
