@@ -1,5 +1,7 @@
 //! Parts of a family of workloads that its bench executable needs.
 
+use kernelgate::backend::program::{Capture, Program};
+use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::Suite;
 use kernelgate_cuda::spec::ListedKernel;
@@ -13,6 +15,21 @@ pub struct WorkloadFamily {
     pub kernels: fn() -> Vec<ListedKernel>,
     /// Program that runs other people's kernels on the same problems.
     pub peers: Option<PeerProgramSource>,
+}
+
+/// The first two rungs of a network: a launch an operation, and the same launches in a graph.
+pub const fn per_op_and_graph<P>(
+    about: &'static str,
+    supports: fn(&P) -> Result<(), String>,
+    program: fn(&P) -> Program,
+) -> [Implementation<P>; 2] {
+    let stream = Prepare::Program(program, Capture::Stream);
+    let graph = Prepare::Program(program, Capture::Graph);
+    let replayed = "per_op captured once and replayed";
+    [
+        Implementation { name: "cuda/per_op", about, supports, prepare: stream },
+        Implementation { name: "cuda/graph", about: replayed, supports, prepare: graph },
+    ]
 }
 
 #[cfg(test)]

@@ -64,11 +64,7 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// Size of the tensor in bytes.
     pub fn bytes(&self) -> u64 {
-        self.tensor_elements() * self.dtype.bytes() as u64
-    }
-
-    fn tensor_elements(&self) -> u64 {
-        self.shape.iter().map(|&extent| extent as u64).product()
+        self.shape.iter().product::<usize>() as u64 * self.dtype.bytes() as u64
     }
 
     /// Draws the tensor from a seed.

@@ -12,7 +12,6 @@ pub use definition::*;
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, join_rows, suite_with_scan};
 use kernelgate_cuda::instruments;
-use kernelgate_cuda::spec::ListedKernel;
 
 /// All workloads of the ST-BIF family, each with its rows.
 pub fn suites() -> Vec<Suite> {
@@ -23,16 +22,11 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// Kernels of the family, and the kernels that measurements need; the family's bench lists both.
-fn all_kernels() -> Vec<ListedKernel> {
-    [kernels(), instruments::instrument_kernels()].concat()
-}
-
 /// Entry of ST-BIF in the list of workload families.
 pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "st_bif",
     suites,
-    kernels: all_kernels,
+    kernels: || [kernels(), instruments::instrument_kernels()].concat(),
     peers: Some(PeerProgramSource {
         family: "st_bif",
         main: "st_bif.py",

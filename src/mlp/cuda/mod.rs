@@ -5,8 +5,8 @@ mod per_op;
 
 use super::definition::{MlpBackward, MlpForward};
 use super::shape::MlpShape;
-use kernelgate::backend::program::Capture;
-use kernelgate::backend::{Implementation, Prepare};
+use crate::family::per_op_and_graph;
+use kernelgate::backend::Implementation;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
 
@@ -16,48 +16,18 @@ pub fn kernels() -> Vec<ListedKernel> {
 }
 
 /// Ladder of the perceptron's forward pass.
-pub const FORWARD: &[Implementation<MlpForward>] = &[
-    Implementation {
-        name: "cuda/per_op",
-        about: "a launch an operation from the host, GEMMs by cuBLASLt",
-        supports: |problem| check_is_bf16(&problem.shape),
-        prepare: Prepare::Program(
-            |problem| per_op::forward_program(&problem.shape),
-            Capture::Stream,
-        ),
-    },
-    Implementation {
-        name: "cuda/graph",
-        about: "per_op captured once and replayed",
-        supports: |problem| check_is_bf16(&problem.shape),
-        prepare: Prepare::Program(
-            |problem| per_op::forward_program(&problem.shape),
-            Capture::Graph,
-        ),
-    },
-];
+pub const FORWARD: &[Implementation<MlpForward>] = &per_op_and_graph(
+    "a launch an operation from the host, GEMMs by cuBLASLt",
+    |problem: &MlpForward| check_is_bf16(&problem.shape),
+    |problem: &MlpForward| per_op::forward_program(&problem.shape),
+);
 
 /// Ladder of the perceptron's backward pass.
-pub const BACKWARD: &[Implementation<MlpBackward>] = &[
-    Implementation {
-        name: "cuda/per_op",
-        about: "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
-        supports: |problem| check_is_bf16(&problem.shape),
-        prepare: Prepare::Program(
-            |problem| per_op::backward_program(&problem.shape),
-            Capture::Stream,
-        ),
-    },
-    Implementation {
-        name: "cuda/graph",
-        about: "per_op captured once and replayed",
-        supports: |problem| check_is_bf16(&problem.shape),
-        prepare: Prepare::Program(
-            |problem| per_op::backward_program(&problem.shape),
-            Capture::Graph,
-        ),
-    },
-];
+pub const BACKWARD: &[Implementation<MlpBackward>] = &per_op_and_graph(
+    "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
+    |problem: &MlpBackward| check_is_bf16(&problem.shape),
+    |problem: &MlpBackward| per_op::backward_program(&problem.shape),
+);
 
 fn check_is_bf16(shape: &MlpShape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }

@@ -17,6 +17,7 @@ mod per_op;
 mod tiles;
 mod train;
 
+use crate::family::per_op_and_graph;
 use crate::resnet18::data_parallel::DataParallel;
 use crate::resnet18::definition::{Inference, NetworkShape, TrainStep};
 use kernelgate::backend::program::Capture;
@@ -38,53 +39,35 @@ pub fn kernels() -> Vec<ListedKernel> {
 }
 
 /// Ladder of ResNet-18 inference.
-pub const INFERENCE: &[Implementation<Inference>] = &[
-    Implementation {
-        name: "cuda/per_op",
-        about: "a launch an operation from the host, neurons a launch a time step: bound by \
-                launches, as eager frameworks are",
-        supports: |problem| requires_bf16_network(&problem.shape),
-        prepare: Prepare::Program(
-            |problem| per_op::inference_program(&problem.shape),
-            Capture::Stream,
-        ),
-    },
-    Implementation {
-        name: "cuda/graph",
-        about: "per_op captured once and replayed",
-        supports: |problem| requires_bf16_network(&problem.shape),
-        prepare: Prepare::Program(
-            |problem| per_op::inference_program(&problem.shape),
-            Capture::Graph,
-        ),
-    },
-    Implementation {
-        name: "cuda/fused",
-        about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
+pub const INFERENCE: &[Implementation<Inference>] = &{
+    let [per_op, graph] = per_op_and_graph(
+        "a launch an operation from the host, neurons a launch a time step: bound by launches, as \
+         eager frameworks are",
+        |problem: &Inference| requires_bf16_network(&problem.shape),
+        |problem: &Inference| per_op::inference_program(&problem.shape),
+    );
+    [per_op, graph, FUSED_INFERENCE, BEST_INFERENCE]
+};
+
+const FUSED_INFERENCE: Implementation<Inference> = Implementation {
+    name: "cuda/fused",
+    about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
                 and neurons of all steps behind it; the stem once an image",
-        supports: |problem| {
-            requires_bf16_network(&problem.shape)
-                .and_then(|()| tiles::check_compiled(&problem.shape))
-        },
-        prepare: Prepare::Program(
-            |problem| fused::inference_program(&problem.shape),
-            Capture::Graph,
-        ),
+    supports: |problem| {
+        requires_bf16_network(&problem.shape).and_then(|()| tiles::check_compiled(&problem.shape))
     },
-    Implementation {
-        name: "cuda/best",
-        about: "the network in one launch, in groups of eight blocks that hand packed spikes on; \
+    prepare: Prepare::Program(|problem| fused::inference_program(&problem.shape), Capture::Graph),
+};
+
+const BEST_INFERENCE: Implementation<Inference> = Implementation {
+    name: "cuda/best",
+    about: "the network in one launch, in groups of eight blocks that hand packed spikes on; \
                 their weights are on the way ahead of them",
-        supports: |problem| {
-            requires_bf16_network(&problem.shape)
-                .and_then(|()| best::check_compiled(&problem.shape))
-        },
-        prepare: Prepare::Program(
-            |problem| best::inference_program(&problem.shape),
-            Capture::Graph,
-        ),
+    supports: |problem| {
+        requires_bf16_network(&problem.shape).and_then(|()| best::check_compiled(&problem.shape))
     },
-];
+    prepare: Prepare::Program(|problem| best::inference_program(&problem.shape), Capture::Graph),
+};
 
 fn requires_bf16_network(shape: &NetworkShape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
@@ -100,46 +83,36 @@ fn prepare_train_step(
 }
 
 /// Ladder of a ResNet-18 training step.
-pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
-    Implementation {
-        name: "cuda/per_op",
-        about: "a launch an operation from the host, neurons forward a launch a time step, \
-                backward by replay",
-        supports: |problem| prepare_train_step(problem, train::check_gradient_gemm_support),
-        prepare: Prepare::Program(
-            |problem| train::train_step_program(&problem.shape),
-            Capture::Stream,
-        ),
-    },
-    Implementation {
-        name: "cuda/graph",
-        about: "per_op captured once and replayed",
-        supports: |problem| prepare_train_step(problem, train::check_gradient_gemm_support),
-        prepare: Prepare::Program(
-            |problem| train::train_step_program(&problem.shape),
-            Capture::Graph,
-        ),
-    },
-    Implementation {
-        name: "cuda/fused",
-        about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
+pub const TRAIN_STEP: &[Implementation<TrainStep>] = &{
+    let [per_op, graph] = per_op_and_graph(
+        "a launch an operation from the host, neurons forward a launch a time step, backward by \
+         replay",
+        |problem: &TrainStep| prepare_train_step(problem, train::check_gradient_gemm_support),
+        |problem: &TrainStep| train::train_step_program(&problem.shape),
+    );
+    [per_op, graph, FUSED_TRAIN_STEP, BEST_TRAIN_STEP]
+};
+
+const FUSED_TRAIN_STEP: Implementation<TrainStep> = Implementation {
+    name: "cuda/fused",
+    about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
                 weights in one launch, SGD in another; in one graph",
-        supports: |problem| prepare_train_step(problem, tiles::check_compiled),
-        prepare: Prepare::Program(
-            |problem| fused_train::training_program(&problem.shape),
-            Capture::Graph,
-        ),
-    },
-    Implementation {
-        name: "cuda/best",
-        about: "fused with all layers of the forward pass behind the pooling in one launch",
-        supports: |problem| prepare_train_step(problem, best::check_compiled),
-        prepare: Prepare::Program(
-            |problem| fused_train::merged_launches(&problem.shape),
-            Capture::Graph,
-        ),
-    },
-];
+    supports: |problem| prepare_train_step(problem, tiles::check_compiled),
+    prepare: Prepare::Program(
+        |problem| fused_train::training_program(&problem.shape),
+        Capture::Graph,
+    ),
+};
+
+const BEST_TRAIN_STEP: Implementation<TrainStep> = Implementation {
+    name: "cuda/best",
+    about: "fused with all layers of the forward pass behind the pooling in one launch",
+    supports: |problem| prepare_train_step(problem, best::check_compiled),
+    prepare: Prepare::Program(
+        |problem| fused_train::merged_launches(&problem.shape),
+        Capture::Graph,
+    ),
+};
 
 /// Rows of a training step over several GPUs.
 pub const DATA_PARALLEL: &[Implementation<DataParallel>] = &[Implementation {

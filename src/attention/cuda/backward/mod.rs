@@ -87,7 +87,13 @@ pub const BACKWARD_LADDER: &[Implementation<AttentionBackward>] = &[
                 FORWARD,
             ])
         },
-        prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: prepare_flash_mma },
+        prepare: Prepare::CudaWithin {
+            device_bytes: flash_mma_bytes,
+            prepare: |problem, inputs, device| {
+                let (technique, order) = (AttentionTechnique::FlashMma, QueryGradientSumOrder::Any);
+                prepare_flash(technique, order, problem, inputs, device)
+            },
+        },
     },
 ];
 
@@ -112,7 +118,13 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
             flash_mma_bytes(problem) + most_bytes_to_zero(&Extents::from(&problem.attention))
         },
         prepare: |problem, inputs, device| {
-            prepare_flash_wgmma(QueryGradientSumOrder::Any, problem, inputs, device)
+            prepare_flash(
+                AttentionTechnique::FlashWgmma,
+                QueryGradientSumOrder::Any,
+                problem,
+                inputs,
+                device,
+            )
         },
     },
 };
@@ -125,7 +137,13 @@ pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin {
         device_bytes: flash_mma_bytes,
         prepare: |problem, inputs, device| {
-            prepare_flash_wgmma(QueryGradientSumOrder::Fixed, problem, inputs, device)
+            prepare_flash(
+                AttentionTechnique::FlashWgmma,
+                QueryGradientSumOrder::Fixed,
+                problem,
+                inputs,
+                device,
+            )
         },
     },
     ..WGMMA_ROW
@@ -187,24 +205,8 @@ fn prepare_naive_backward(
     ))
 }
 
-fn prepare_flash_mma(
-    problem: &AttentionBackward,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-) -> Result<CudaTask, BackendError> {
-    let shape = AttentionShape::from(&problem.attention);
-    let layout = BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-    let backward = BackwardCall::new(
-        device,
-        &shape,
-        &layout,
-        AttentionTechnique::FlashMma,
-        QueryGradientSumOrder::Any,
-    )?;
-    dense_backward_task(&backward, problem, inputs, device)
-}
-
-fn prepare_flash_wgmma(
+fn prepare_flash(
+    technique: AttentionTechnique,
     order: QueryGradientSumOrder,
     problem: &AttentionBackward,
     inputs: &Tensors,
@@ -212,8 +214,7 @@ fn prepare_flash_wgmma(
 ) -> Result<CudaTask, BackendError> {
     let shape = AttentionShape::from(&problem.attention);
     let layout = BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-    let backward =
-        BackwardCall::new(device, &shape, &layout, AttentionTechnique::FlashWgmma, order)?;
+    let backward = BackwardCall::new(device, &shape, &layout, technique, order)?;
     dense_backward_task(&backward, problem, inputs, device)
 }
 

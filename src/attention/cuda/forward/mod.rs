@@ -86,7 +86,11 @@ pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
             ])
         },
         prepare: Prepare::CudaWithin {
-            device_bytes: naive_device_bytes,
+            // Scores in fp32 and probabilities of 16 bits.
+            device_bytes: |problem| {
+                fused_device_bytes(problem)
+                    + (4 + 2) * Extents::from(&problem.attention).query_key_pairs()
+            },
             prepare: prepare_naive_forward,
         },
     },
@@ -101,7 +105,11 @@ pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
             ])
         },
         prepare: Prepare::CudaWithin {
-            device_bytes: tiled_device_bytes,
+            // Scores in fp32, which the probabilities overwrite.
+            device_bytes: |problem| {
+                fused_device_bytes(problem)
+                    + 4 * Extents::from(&problem.attention).query_key_pairs()
+            },
             prepare: prepare_tiled_forward,
         },
     },
@@ -122,7 +130,9 @@ pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
         supports: |problem| Extents::from(&problem.attention).check_support(&[FLASH_MMA_KERNEL]),
         prepare: Prepare::CudaWithin {
             device_bytes: fused_device_bytes,
-            prepare: prepare_flash_mma,
+            prepare: |problem, inputs, device| {
+                dense_forward_task(AttentionTechnique::FlashMma, problem, inputs, device)
+            },
         },
     },
 ];
@@ -148,16 +158,6 @@ const NULL_ADDRESS: KernelArgument = KernelArgument::Address(0);
 pub fn fused_device_bytes(problem: &AttentionForward) -> u64 {
     let extents = Extents::from(&problem.attention);
     2 * extents.vector_bytes() + 2 * extents.key_bytes()
-}
-
-/// Device memory of `naive`: fp32 scores, 16-bit probabilities, inputs and output.
-fn naive_device_bytes(problem: &AttentionForward) -> u64 {
-    fused_device_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).query_key_pairs()
-}
-
-/// Device memory of `tiled`: fp32 scores, which the probabilities overwrite.
-fn tiled_device_bytes(problem: &AttentionForward) -> u64 {
-    fused_device_bytes(problem) + 4 * Extents::from(&problem.attention).query_key_pairs()
 }
 
 fn prepare_naive_forward(
@@ -235,14 +235,6 @@ fn prepare_flash_forward(
             within_range("forward", || step.launch_with(&arguments))
         },
     ))
-}
-
-fn prepare_flash_mma(
-    problem: &AttentionForward,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-) -> Result<CudaTask, BackendError> {
-    dense_forward_task(AttentionTechnique::FlashMma, problem, inputs, device)
 }
 
 /// Task that times one forward row over dense tensors, computed by `technique`.
