@@ -91,14 +91,16 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[
         name: "cuda/fused",
         about: "one launch, a thread a neuron looping over time",
         supports: requires_int8_spikes,
-        prepare: Prepare::Cuda(prepare_fused),
+        prepare: Prepare::Cuda(|problem, inputs, device| {
+            prepare_one_launch(problem, inputs, device, FUSED_KERNEL, &[NULL_POINTER; 3])
+        }),
     },
     Implementation {
         name: "cuda/vectorized",
         about: "16-byte loads, several neurons a thread and several loads in flight, int8 spikes",
         supports: requires_int8_spikes,
         prepare: Prepare::Cuda(|problem, inputs, device| {
-            prepare_streaming(problem, inputs, device, VECTORIZED_KERNEL)
+            prepare_one_launch(problem, inputs, device, VECTORIZED_KERNEL, &[NULL_POINTER])
         }),
     },
     Implementation {
@@ -108,7 +110,7 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[
             if problem.packed { Ok(()) } else { Err("writes packed spikes only".to_owned()) }
         },
         prepare: Prepare::Cuda(|problem, inputs, device| {
-            prepare_streaming(problem, inputs, device, PACKED_KERNEL)
+            prepare_one_launch(problem, inputs, device, PACKED_KERNEL, &[NULL_POINTER])
         }),
     },
 ];
@@ -146,40 +148,14 @@ fn prepare_per_step(
     ))
 }
 
-fn prepare_fused(
-    problem: &StBifForward,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-) -> Result<CudaTask, BackendError> {
-    let neurons = &problem.neurons;
-    let kernel = FUSED_KERNEL.compile_and_load(device, neurons)?;
-    let x = device.upload(inputs.tensor("x").as_bytes())?;
-    let (sizes, parameters) =
-        (neuron_and_step_counts::<KernelArgument>(neurons), arguments::<KernelArgument>(neurons));
-    Ok(CudaTask::new(
-        device,
-        cuda::named_inputs([("x", &x)]),
-        vec![spike_output(device, neurons, false)?],
-        move |outputs| {
-            let pointers = [
-                KernelArgument::from(&x),
-                outputs[0].argument(),
-                NULL_POINTER,
-                NULL_POINTER,
-                NULL_POINTER,
-            ];
-            let arguments = [&pointers[..], &sizes, &parameters].concat();
-            within_range("forward", || kernel.launch_with(&arguments))
-        },
-    ))
-}
-
-/// Prepares the kernel `forward_vectorized` or `forward_packed`, which have the same arguments.
-fn prepare_streaming(
+/// Prepares a kernel that computes all time steps in one launch. Its pointers are the input, the
+/// spikes, and those of `unsaved`, to memory for values that it need not save.
+fn prepare_one_launch(
     problem: &StBifForward,
     inputs: &Tensors,
     device: &Arc<Device>,
     kernel: KernelSpec<NeuronShape>,
+    unsaved: &'static [KernelArgument],
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let kernel = kernel.compile_and_load(device, neurons)?;
@@ -191,8 +167,8 @@ fn prepare_streaming(
         cuda::named_inputs([("x", &x)]),
         vec![spike_output(device, neurons, problem.packed)?],
         move |outputs| {
-            let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL_POINTER];
-            let arguments = [&pointers[..], &sizes, &parameters].concat();
+            let pointers = [KernelArgument::from(&x), outputs[0].argument()];
+            let arguments = [&pointers[..], unsaved, &sizes, &parameters].concat();
             within_range("forward", || kernel.launch_with(&arguments))
         },
     ))
