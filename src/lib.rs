@@ -14,6 +14,7 @@ pub mod collective;
 #[cfg(test)]
 mod cpu_tests;
 pub mod denoise;
+mod draw;
 #[cfg(test)]
 mod driver_tests;
 mod e4m3;

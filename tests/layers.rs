@@ -185,13 +185,14 @@ const CRATE_RULES: &[CrateRules] = &[
             ("math", &[]),
             ("parallel", &[]),
             ("e4m3", &[]),
+            ("draw", &[]),
             ("family", &[]),
             ("kernel_files", &[]),
             ("resnet18", &["collective", "family", "kernel_files", "math", "parallel", "st_bif"]),
-            ("transformer", &["attention", "family", "kernel_files", "math", "parallel"]),
+            ("transformer", &["attention", "draw", "family", "kernel_files", "math", "parallel"]),
         ],
         // Families.
-        others: Some(&["e4m3", "family", "kernel_files", "math", "parallel"]),
+        others: Some(&["draw", "e4m3", "family", "kernel_files", "math", "parallel"]),
         confined: &[],
     },
 ];

@@ -5,8 +5,9 @@
 //! Chaining the three steps is excluded on purpose. Each step has inputs of its own, drawn with the
 //! distribution that the chain would give.
 
-use super::definition::{DTYPE, check_operation_count, draw_tensor, tolerance};
+use super::definition::{DTYPE, check_operation_count, tolerance};
 use super::reference::{BLOCK_ROWS, HeadParameters, softmax};
+use crate::draw::draw_tensor;
 use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensors, Tolerance, Work,
@@ -129,7 +130,7 @@ impl Problem for ScoresProblem {
         for name in ["q", "k"] {
             inputs.insert(
                 name,
-                draw_tensor(seed, name, &self.shape.vector_shape(), self.shape.dtype, |x| x),
+                draw_tensor(seed, name, self.shape.vector_shape(), self.shape.dtype, |x| x),
             );
         }
         inputs
@@ -187,7 +188,7 @@ impl Problem for SoftmaxProblem {
         let mut inputs = Tensors::new();
         inputs.insert(
             "scores",
-            draw_tensor(seed, "scores", &self.shape.score_shape(), Dtype::F32, |x| x),
+            draw_tensor(seed, "scores", self.shape.score_shape(), Dtype::F32, |x| x),
         );
         inputs
     }
@@ -248,9 +249,9 @@ impl Problem for ValuesProblem {
         let mut inputs = Tensors::new();
         inputs.insert(
             "probabilities",
-            draw_tensor(seed, "probabilities", &self.shape.score_shape(), dtype, probability),
+            draw_tensor(seed, "probabilities", self.shape.score_shape(), dtype, probability),
         );
-        inputs.insert("v", draw_tensor(seed, "v", &self.shape.vector_shape(), dtype, |x| x));
+        inputs.insert("v", draw_tensor(seed, "v", self.shape.vector_shape(), dtype, |x| x));
         inputs
     }
 

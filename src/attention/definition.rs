@@ -15,6 +15,7 @@ use rayon::prelude::*;
 use super::quantised::quantise_to_e4m3;
 use super::reference::{BLOCK_ROWS, HeadParameters};
 use super::sample::HeadRows;
+use crate::draw::draw_tensor;
 use crate::e4m3::decode_e4m3;
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
@@ -258,7 +259,7 @@ impl Attention {
             let tensor = if self.outliers {
                 self.normal_with_outliers(seed, name)
             } else {
-                draw_tensor(seed, name, &self.shape_of_input(name), self.output_dtype_of(), |x| x)
+                draw_tensor(seed, name, self.shape_of_input(name), self.output_dtype_of(), |x| x)
             };
             if let (Dtype::Fp8, TensorData::Bf16(values)) = (self.dtype, tensor.tensor_data()) {
                 let [b, heads, rows, d] = self.shape_of_input(name);
@@ -340,27 +341,6 @@ pub(super) fn check_operation_count([b, h, s, d]: [usize; 4]) -> Result<(), Axis
     operations.map(|_| ()).ok_or_else(|| {
         AxisError::Combination("more operations than a 64-bit count holds".to_owned())
     })
-}
-
-/// Draws a tensor of `f(N(0, 1))` in the dtype.
-pub(super) fn draw_tensor(
-    seed: u64,
-    name: &str,
-    shape: &[usize],
-    dtype: Dtype,
-    f: impl Fn(f32) -> f32 + Sync,
-) -> Tensor {
-    let len = shape.iter().product();
-    let data = match dtype {
-        Dtype::F16 => {
-            TensorData::F16(random::map_normal_values(seed, name, len, |x| f16::from_f32(f(x))))
-        }
-        Dtype::Bf16 => {
-            TensorData::Bf16(random::map_normal_values(seed, name, len, |x| bf16::from_f32(f(x))))
-        }
-        _ => TensorData::F32(random::map_normal_values(seed, name, len, f)),
-    };
-    Tensor::new(shape, data)
 }
 
 /// Tolerance of attention outputs. With 16 bits it is about three times the error of rounding the

@@ -10,7 +10,8 @@
 
 use std::ops::Range;
 
-use super::definition::{Attention, AttentionForward, DTYPE, draw_tensor, tolerance};
+use super::definition::{Attention, AttentionForward, DTYPE, tolerance};
+use crate::draw::draw_tensor;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, GpuLinkWork, Point, Problem, Symmetry, Tensor, TensorData,
     Tensors, Tolerance, Work, Workload,
@@ -244,7 +245,7 @@ impl Problem for RingProblem {
         let mut inputs = Tensors::new();
         for rank in 0..self.gpus {
             for name in [Q[rank], K[rank], V[rank]] {
-                let drawn = draw_tensor(seed, name, &self.shape(), self.attention.dtype, |x| x);
+                let drawn = draw_tensor(seed, name, self.shape(), self.attention.dtype, |x| x);
                 inputs.insert(name, drawn);
             }
         }

@@ -1,12 +1,11 @@
 //! Exchanges between GPUs: sums and copies of messages. The transport of the messages is excluded
 //! on purpose.
 
-use half::bf16;
-
+use crate::draw::draw_tensor;
 use crate::parallel;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, GpuLinkWork, Point, Problem, Symmetry, Tensor, TensorData,
-    Tensors, Tolerance, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, GpuLinkWork, Point, Problem, Symmetry, Tensors, Tolerance,
+    Work, Workload,
 };
 
 /// Maximum number of GPUs in a problem.
@@ -139,16 +138,6 @@ impl ExchangeProblem {
         &INPUT_NAMES[..(0..self.gpus).filter(|&rank| self.input_elements(rank).is_some()).count()]
     }
 
-    fn draw_message(&self, seed: u64, name: &str, len: usize) -> Tensor {
-        let data = match self.dtype {
-            Dtype::Bf16 => {
-                TensorData::Bf16(random::map_normal_values(seed, name, len, bf16::from_f32))
-            }
-            _ => TensorData::F32(random::normal_values(seed, name, len)),
-        };
-        Tensor::new([len], data)
-    }
-
     /// Computes the elementwise sum of all input messages.
     fn sum_messages(&self, inputs: &Tensors) -> Vec<f64> {
         const ELEMENTS_PER_CHUNK: usize = 1 << 16;
@@ -182,7 +171,7 @@ impl Problem for ExchangeProblem {
         let mut inputs = Tensors::new();
         for (rank, name) in INPUT_NAMES.iter().enumerate().take(self.gpus) {
             if let Some(len) = self.input_elements(rank) {
-                inputs.insert(name, self.draw_message(seed, name, len));
+                inputs.insert(name, draw_tensor(seed, name, [len], self.dtype, |x| x));
             }
         }
         inputs
@@ -246,7 +235,7 @@ impl Problem for ExchangeProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::workload::{DefaultScale, Effort, symmetry};
+    use kernelgate::workload::{DefaultScale, Effort, TensorData, symmetry};
 
     const EXCHANGE_WORKLOADS: [Workload<ExchangeProblem>; 5] =
         [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND];

@@ -1,9 +1,8 @@
 //! Dimensions of the action expert and, derived from them, every input tensor: its name, shape,
 //! dtype and distribution.
 
-use half::bf16;
-
-use kernelgate::workload::{Dtype, Tensor, TensorData, random};
+use crate::draw::draw_tensor;
+use kernelgate::workload::{Dtype, Tensor};
 
 /// Number of columns of an action.
 pub const ACTION_COLUMNS: usize = 32;
@@ -69,16 +68,7 @@ impl TensorSpec {
 
     /// Draws the tensor from a seed.
     pub(super) fn draw_tensor(&self, seed: u64) -> Tensor {
-        let (len, deviation) = (self.shape.iter().product(), self.deviation);
-        let data = match self.dtype {
-            Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, self.name, len, |x| {
-                bf16::from_f32(deviation * x)
-            })),
-            _ => {
-                TensorData::F32(random::map_normal_values(seed, self.name, len, |x| deviation * x))
-            }
-        };
-        Tensor::new(self.shape.clone(), data)
+        draw_tensor(seed, self.name, self.shape.clone(), self.dtype, |x| self.deviation * x)
     }
 }
 

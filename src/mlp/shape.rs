@@ -1,10 +1,7 @@
 //! Extents of the perceptron, with its inputs and its work.
 
-use half::bf16;
-
-use kernelgate::workload::{
-    AxisError, Dtype, Point, Tensor, TensorData, Tensors, Tolerance, random,
-};
+use crate::draw::draw_tensor;
+use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Tolerance};
 
 /// Extents and dtype of the perceptron.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,16 +43,8 @@ impl MlpShape {
     pub fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for (name, shape) in self.named_operands() {
-            let [rows, columns] = shape;
-            let factor = if name == "x" { 1.0 } else { 1.0 / (rows as f32).sqrt() };
-            let len = rows * columns;
-            let data = match self.dtype {
-                Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
-                    bf16::from_f32(x * factor)
-                })),
-                _ => TensorData::F32(random::map_normal_values(seed, name, len, |x| x * factor)),
-            };
-            inputs.insert(name, Tensor::new(shape, data));
+            let factor = if name == "x" { 1.0 } else { 1.0 / (shape[0] as f32).sqrt() };
+            inputs.insert(name, draw_tensor(seed, name, shape, self.dtype, |x| x * factor));
         }
         inputs
     }

@@ -9,15 +9,14 @@
 //! which are the next layer's input, and the gradient for the previous layer; the saved state
 //! between forward and backward is an implementation's choice.
 
-use half::{bf16, f16};
-
 use super::neuron::{self, NeuronForwardTrace, NeuronParameters};
+use crate::draw::draw_tensor;
 use crate::parallel;
 use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensor, TensorData,
-    Tensors, Tolerance, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensor, Tensors,
+    Tolerance, Work, Workload,
 };
 
 /// Number of neurons of one image in each neuron layer of ResNet-18 on 32x32 images, with the
@@ -204,17 +203,7 @@ impl NeuronShape {
     }
 
     fn drawn_tensor(&self, seed: u64, name: &str, f: impl Fn(f32) -> f32 + Sync) -> Tensor {
-        let len = self.input_elements();
-        let data = match self.dtype {
-            Dtype::F16 => {
-                TensorData::F16(random::map_normal_values(seed, name, len, |x| f16::from_f32(f(x))))
-            }
-            Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
-                bf16::from_f32(f(x))
-            })),
-            _ => TensorData::F32(random::map_normal_values(seed, name, len, f)),
-        };
-        Tensor::new([self.t, self.n], data)
+        draw_tensor(seed, name, [self.t, self.n], self.dtype, f)
     }
 }
 

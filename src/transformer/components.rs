@@ -7,11 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use half::bf16;
-
 use super::gradients::{WeightGradient, adamw_update};
 use super::reference::{sigmoid, softmax};
 use super::shape::{ArenaRows, LmShape, MODEL_SIZES, NORM_EPSILON, ROPE_BASE, Weight};
+use crate::draw::draw_tensor;
 use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Tensor, TensorData, Tensors,
@@ -314,20 +313,15 @@ impl Problem for ComponentProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for ComponentTensor { name, extents, dtype } in self.input_tensors() {
-            let spread = self.sample_to_input_value(name);
-            let len = extents.iter().product();
-            let data = match (name, dtype) {
-                ("tokens" | "targets", _) => {
-                    TensorData::F32(self.shape.draw_tokens_and_targets(seed).f32(name).to_vec())
+            let tensor = match name {
+                "tokens" | "targets" => {
+                    let tokens = self.shape.draw_tokens_and_targets(seed).f32(name).to_vec();
+                    Tensor::new(extents, TensorData::F32(tokens))
                 }
-                ("steps", _) => TensorData::F32(vec![3.0]),
-                (_, Dtype::Bf16) => {
-                    let rounded = |x| bf16::from_f32(spread(x));
-                    TensorData::Bf16(random::map_normal_values(seed, name, len, rounded))
-                }
-                _ => TensorData::F32(random::map_normal_values(seed, name, len, spread)),
+                "steps" => Tensor::new(extents, TensorData::F32(vec![3.0])),
+                _ => draw_tensor(seed, name, extents, dtype, self.sample_to_input_value(name)),
             };
-            inputs.insert(name, Tensor::new(extents, data));
+            inputs.insert(name, tensor);
         }
         inputs
     }

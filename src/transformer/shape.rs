@@ -12,11 +12,8 @@
 //! - residual stream: f32 `[T, d]`. Operands and results of GEMMs have the dtype of the problem:
 //!   `qkv [T, 3, heads, head_dim]`, gate and up `[T, 2, ff]`, logits `[T, padded]`.
 
-use half::bf16;
-
-use kernelgate::workload::{
-    AxisError, Dtype, FlopUnit, Point, Tensor, TensorData, Tensors, Work, random,
-};
+use crate::draw::draw_tensor;
+use kernelgate::workload::{AxisError, Dtype, FlopUnit, Point, Tensor, Tensors, Work, random};
 
 /// Epsilon that RMSNorm adds to the mean square before the root.
 pub const NORM_EPSILON: f64 = 1e-5;
@@ -230,24 +227,17 @@ impl LmShape {
     /// Draws the parameter arena in a dtype: N(0, 1) in the embedding, gains around 1, matrices
     /// that keep the variance of a row.
     pub fn draw_weights(&self, seed: u64, dtype: Dtype) -> Tensor {
-        let draw = |name: &str, len, spread: f32, mean: f32| match dtype {
-            Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
-                bf16::from_f32(x.mul_add(spread, mean))
-            })),
-            _ => TensorData::F32(random::map_normal_values(seed, name, len, |x| {
-                x.mul_add(spread, mean)
-            })),
-        };
         let mut arena = Tensor::zeroed([self.arena_rows(), self.d], dtype);
         for ArenaRows { weight, first, rows } in self.arena_tensors() {
-            let (spread, mean) = match weight {
+            let (spread, mean): (f32, f32) = match weight {
                 Weight::Embedding => (1.0, 0.0),
                 Weight::Gains => (0.1, 1.0),
                 Weight::Down(_) => (1.0 / (self.ff as f32).sqrt(), 0.0),
                 _ => (1.0 / (self.d as f32).sqrt(), 0.0),
             };
             let len = rows * self.d;
-            let tensor = Tensor::new([len], draw(&format!("{weight:?}"), len, spread, mean));
+            let value = |x: f32| x.mul_add(spread, mean);
+            let tensor = draw_tensor(seed, &format!("{weight:?}"), [len], dtype, value);
             let from = first * self.d * dtype.bytes();
             arena.as_bytes_mut()[from..][..tensor.bytes()].copy_from_slice(tensor.as_bytes());
         }
