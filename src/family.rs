@@ -1,9 +1,10 @@
-//! Parts of a family of workloads that its bench executable needs.
+//! Families of workloads, and parts that rows of several families share.
 
 use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::Suite;
+use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// A family of workloads: a folder in `src/` and one in `kernels/`, and a bench of that name.
@@ -30,6 +31,11 @@ pub const fn per_op_and_graph<P>(
         Implementation { name: "cuda/per_op", about, supports, prepare: stream },
         Implementation { name: "cuda/graph", about: replayed, supports, prepare: graph },
     ]
+}
+
+/// Whether a row that computes one dtype supports another.
+pub fn check_dtype(dtype: Dtype, computed: Dtype) -> Result<(), String> {
+    if dtype == computed { Ok(()) } else { Err(format!("computes {} only", computed.name())) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Exchanges between GPUs, computed on the CPU: the ranks are tensors in one memory.
 
 use super::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
+use crate::family::check_dtype;
 use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
@@ -13,10 +14,7 @@ const ELEMENTS_PER_TASK: usize = 1 << 14;
 pub const EXCHANGE_ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
     name: "cpu",
     about: "sums and copies on all threads",
-    supports: |problem| match problem.dtype {
-        Dtype::F32 => Ok(()),
-        _ => Err("computes f32 only".to_owned()),
-    },
+    supports: |problem| check_dtype(problem.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let problem = *problem;
         let outputs = (0..problem.gpus).fold(Tensors::new(), |outputs, rank| {

@@ -1,6 +1,7 @@
 //! The multilayer perceptron on the CPU in f32: the GEMMs run on all threads, with elementwise
 //! steps between the GEMMs.
 
+use crate::family::check_dtype;
 use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
 
 use super::definition::{MlpBackward, MlpForward};
@@ -15,7 +16,7 @@ use kernelgate::workload::{Dtype, Tensors};
 pub const FORWARD: &[Implementation<MlpForward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, SiLU and softmax between them",
-    supports: |problem| check_is_f32(&problem.shape),
+    supports: |problem| check_dtype(problem.shape.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let mut layers = LayerActivations::new(&problem.shape);
         let outputs =
@@ -30,7 +31,7 @@ pub const FORWARD: &[Implementation<MlpForward>] = &[Implementation {
 pub const BACKWARD: &[Implementation<MlpBackward>] = &[Implementation {
     name: "cpu",
     about: "the forward pass, then GEMMs with transposed operands on all threads",
-    supports: |problem| check_is_f32(&problem.shape),
+    supports: |problem| check_dtype(problem.shape.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let mut layers = LayerActivations::new(&problem.shape);
         let mut p = vec![0.0; problem.shape.b * problem.shape.c];
@@ -46,10 +47,6 @@ pub const BACKWARD: &[Implementation<MlpBackward>] = &[Implementation {
         })
     }),
 }];
-
-fn check_is_f32(shape: &MlpShape) -> Result<(), String> {
-    if shape.dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
-}
 
 /// Number of elements that a task computes between two GEMMs.
 const ELEMENTS_PER_TASK: usize = 1 << 12;

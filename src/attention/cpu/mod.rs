@@ -11,6 +11,7 @@ mod forward;
 mod ring;
 mod rows;
 
+use crate::family::check_dtype;
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
@@ -29,7 +30,7 @@ pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
     name: "cpu",
     about: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are \
             skipped",
-    supports: |problem| check_is_f32(problem.attention.dtype),
+    supports: |problem| check_dtype(problem.attention.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let outputs = Tensors::new().with_output("out", attention.shape(), Dtype::F32);
@@ -45,7 +46,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
     name: "cpu",
     about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a \
             head of keys a task",
-    supports: |problem| check_is_f32(problem.attention.dtype),
+    supports: |problem| check_dtype(problem.attention.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let mut outputs = Tensors::new();
@@ -66,7 +67,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
 pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",
-    supports: |problem| check_is_f32(problem.shape.dtype),
+    supports: |problem| check_dtype(problem.shape.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let scale = 1.0 / (shape.d as f32).sqrt();
@@ -94,7 +95,7 @@ pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
 pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementation {
     name: "cpu",
     about: "three passes over a row in L1, SIMD over keys",
-    supports: |problem| check_is_f32(problem.shape.dtype),
+    supports: |problem| check_dtype(problem.shape.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         CpuTask::new(
@@ -118,7 +119,7 @@ pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementat
 pub const VALUES: &[Implementation<ValuesProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",
-    supports: |problem| check_is_f32(problem.shape.dtype),
+    supports: |problem| check_dtype(problem.shape.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         CpuTask::new(
@@ -134,10 +135,6 @@ pub const VALUES: &[Implementation<ValuesProblem>] = &[Implementation {
         )
     }),
 }];
-
-fn check_is_f32(dtype: Dtype) -> Result<(), String> {
-    if dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
-}
 
 #[cfg(test)]
 mod tests;

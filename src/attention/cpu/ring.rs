@@ -5,9 +5,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{check_is_f32, forward};
+use super::forward;
 use crate::attention::definition::Attention;
 use crate::attention::ring::{K, OUT, Q, RingProblem, RingStep, V};
+use crate::family::check_dtype;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
@@ -16,7 +17,7 @@ use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 pub const RING_ROWS: &[Implementation<RingProblem>] = &[Implementation {
     name: "cpu",
     about: "each GPU's steps in their order, merged by the rows' sums of exponentials",
-    supports: |problem| check_is_f32(problem.attention.dtype),
+    supports: |problem| check_dtype(problem.attention.dtype, Dtype::F32),
     prepare: Prepare::Cpu(prepare_ring_attention),
 }];
 

@@ -5,6 +5,7 @@ use kernelgate::workload::Dtype;
 use super::row::fused_model_macro;
 use crate::denoise::definition::{ActionExpertShape, DenoiseLoop, DenoiseStep, WeightFormat};
 use crate::denoise::model::ACTION_COLUMNS;
+use crate::family::check_dtype;
 
 /// Maximum number of steps of a captured loop: a graph with one node for each operation has 400
 /// nodes a step.
@@ -51,7 +52,7 @@ impl ExpertRun {
     }
 
     pub fn check_is_bf16(&self) -> Result<(), String> {
-        if self.shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
+        check_dtype(self.shape.dtype, Dtype::Bf16)
     }
 
     /// Returns this run if its loop is short enough to be captured.

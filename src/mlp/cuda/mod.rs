@@ -4,8 +4,7 @@
 mod per_op;
 
 use super::definition::{MlpBackward, MlpForward};
-use super::shape::MlpShape;
-use crate::family::per_op_and_graph;
+use crate::family::{check_dtype, per_op_and_graph};
 use kernelgate::backend::Implementation;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
@@ -18,20 +17,16 @@ pub fn kernels() -> Vec<ListedKernel> {
 /// Ladder of the perceptron's forward pass.
 pub const FORWARD: &[Implementation<MlpForward>] = &per_op_and_graph(
     "a launch an operation from the host, GEMMs by cuBLASLt",
-    |problem: &MlpForward| check_is_bf16(&problem.shape),
+    |problem: &MlpForward| check_dtype(problem.shape.dtype, Dtype::Bf16),
     |problem: &MlpForward| per_op::forward_program(&problem.shape),
 );
 
 /// Ladder of the perceptron's backward pass.
 pub const BACKWARD: &[Implementation<MlpBackward>] = &per_op_and_graph(
     "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
-    |problem: &MlpBackward| check_is_bf16(&problem.shape),
+    |problem: &MlpBackward| check_dtype(problem.shape.dtype, Dtype::Bf16),
     |problem: &MlpBackward| per_op::backward_program(&problem.shape),
 );
-
-fn check_is_bf16(shape: &MlpShape) -> Result<(), String> {
-    if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
-}
 
 #[cfg(test)]
 mod tests {
@@ -40,6 +35,7 @@ mod tests {
 
     use crate::gpu_tests::{lock_first_gpu, prepare_row};
     use crate::kernel_tests::check_program_launches;
+    use crate::mlp::shape::MlpShape;
     use kernelgate::verify::launch_and_verify;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::Device;

@@ -17,7 +17,7 @@ mod per_op;
 mod tiles;
 mod train;
 
-use crate::family::per_op_and_graph;
+use crate::family::{check_dtype, per_op_and_graph};
 use crate::resnet18::data_parallel::DataParallel;
 use crate::resnet18::definition::{Inference, NetworkShape, TrainStep};
 use kernelgate::backend::program::Capture;
@@ -43,7 +43,7 @@ pub const INFERENCE: &[Implementation<Inference>] = &{
     let [per_op, graph] = per_op_and_graph(
         "a launch an operation from the host, neurons a launch a time step: bound by launches, as \
          eager frameworks are",
-        |problem: &Inference| requires_bf16_network(&problem.shape),
+        |problem: &Inference| check_dtype(problem.shape.dtype, Dtype::Bf16),
         |problem: &Inference| per_op::inference_program(&problem.shape),
     );
     [per_op, graph, FUSED_INFERENCE, BEST_INFERENCE]
@@ -54,7 +54,8 @@ const FUSED_INFERENCE: Implementation<Inference> = Implementation {
     about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
                 and neurons of all steps behind it; the stem once an image",
     supports: |problem| {
-        requires_bf16_network(&problem.shape).and_then(|()| tiles::check_compiled(&problem.shape))
+        check_dtype(problem.shape.dtype, Dtype::Bf16)
+            .and_then(|()| tiles::check_compiled(&problem.shape))
     },
     prepare: Prepare::Program(|problem| fused::inference_program(&problem.shape), Capture::Graph),
 };
@@ -64,21 +65,18 @@ const BEST_INFERENCE: Implementation<Inference> = Implementation {
     about: "the network in one launch, in groups of eight blocks that hand packed spikes on; \
                 their weights are on the way ahead of them",
     supports: |problem| {
-        requires_bf16_network(&problem.shape).and_then(|()| best::check_compiled(&problem.shape))
+        check_dtype(problem.shape.dtype, Dtype::Bf16)
+            .and_then(|()| best::check_compiled(&problem.shape))
     },
     prepare: Prepare::Program(|problem| best::inference_program(&problem.shape), Capture::Graph),
 };
-
-fn requires_bf16_network(shape: &NetworkShape) -> Result<(), String> {
-    if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
-}
 
 fn prepare_train_step(
     problem: &TrainStep,
     supported: fn(&NetworkShape) -> Result<(), String>,
 ) -> Result<(), String> {
     problem.is_comparable_with_reference()?;
-    requires_bf16_network(&problem.shape)?;
+    check_dtype(problem.shape.dtype, Dtype::Bf16)?;
     supported(&problem.shape)
 }
 
