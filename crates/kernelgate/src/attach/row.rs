@@ -1,6 +1,7 @@
 //! Interface of an attached row, whose closure launches kernels of other code: `At`, which it gets
 //! while it is prepared, and `Launches`, which it returns.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -105,16 +106,20 @@ pub struct RowLaunches {
 
 pub(super) type EnqueueLaunch = Box<dyn FnMut() -> Result<(), BackendError>>;
 
-/// Wraps a closure so that its error keeps the text of the row's own code.
-fn box_enqueue_closure<E: fmt::Display>(
+/// Wraps a closure: a `BackendError` stays as it is, an error of the row's own code keeps its text.
+fn box_enqueue_closure<E: fmt::Display + 'static>(
     mut enqueue: impl FnMut() -> Result<(), E> + 'static,
 ) -> EnqueueLaunch {
-    Box::new(move || enqueue().map_err(|error| BackendError::Launch(error.to_string())))
+    let backend_error = |error: E| match (&error as &dyn Any).downcast_ref::<BackendError>() {
+        Some(error) => error.clone(),
+        None => BackendError::Launch(error.to_string()),
+    };
+    Box::new(move || enqueue().map_err(backend_error))
 }
 
 impl RowLaunches {
     /// `launch` enqueues everything that overwrites the outputs, and returns without waiting.
-    pub fn new<E: fmt::Display>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
+    pub fn new<E: fmt::Display + 'static>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
         Self { launch: box_enqueue_closure(launch), reset: None, reads: None }
     }
 
@@ -130,10 +135,27 @@ impl RowLaunches {
     /// reset is called before each launch, outside of the measured time. The reset must not read an
     /// input that launches read ([`Self::reading`]): after timing these inputs are replaced between
     /// the reset and the launch.
-    pub fn with_reset<E: fmt::Display>(
+    pub fn with_reset<E: fmt::Display + 'static>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,
     ) -> RowLaunches {
         Self { reset: Some(box_enqueue_closure(reset)), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_a_row_are_named_once_and_keep_their_kind() {
+        let error = |mut row: RowLaunches| (row.launch)().unwrap_err();
+        let own = error(RowLaunches::new(|| Err("no such stream")));
+        assert_eq!(own.to_string(), "launch failed: no such stream");
+        let failed = error(RowLaunches::new(|| Err(BackendError::Launch("bad size".to_owned()))));
+        assert_eq!(failed.to_string(), "launch failed: bad size");
+        let lost = BackendError::Lost("it fell off the bus".to_owned());
+        let returned = lost.clone();
+        assert_eq!(error(RowLaunches::new(move || Err(returned.clone()))), lost);
     }
 }
