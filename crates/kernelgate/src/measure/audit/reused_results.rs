@@ -172,15 +172,20 @@ mod tests {
     use crate::backend::cpu::CpuTask;
     use crate::measure::{LaunchSample, SampleConditions};
 
-    /// A simulated replay that takes these times one after the other, nanoseconds; `None` is an
-    /// unmeasured replay.
-    struct SimulatedReplays(Vec<Option<f64>>);
+    /// A simulated row. Long launches take the times of `replays_ns` one after the other, `None`
+    /// for an unmeasured one; `short_ns` gives the time of a short launch from its number, and from
+    /// whether its inputs are new. Times are in nanoseconds.
+    struct SimulatedRow<F> {
+        replays_ns: Vec<Option<f64>>,
+        short_ns: F,
+        launches: usize,
+    }
 
     fn replay_taking(elapsed_ns: f64) -> ReplayResult {
         ReplayResult { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 }
     }
 
-    impl Stopwatch for SimulatedReplays {
+    impl<F: Fn(usize, bool) -> f64> Stopwatch for SimulatedRow<F> {
         fn time_launches(
             &mut self,
             _: &mut dyn Executable,
@@ -193,7 +198,14 @@ mod tests {
             &mut self,
             _: &mut dyn Executable,
         ) -> Result<Option<ReplayResult>, BackendError> {
-            Ok(self.0.remove(0).map(replay_taking))
+            Ok(self.replays_ns.remove(0).map(replay_taking))
+        }
+
+        fn replay_short(&mut self, _: &mut dyn Executable) -> Result<Option<f64>, BackendError> {
+            let launch = self.launches;
+            self.launches += 1;
+            // One launch before the rounds asks whether this one is short.
+            Ok(Some((self.short_ns)(launch, launch % 3 == 1)))
         }
 
         fn conditions(&self) -> SampleConditions {
@@ -210,53 +222,23 @@ mod tests {
         let drawn = Cell::new(0);
         let x = || Tensors::new().with("x", [1], vec![drawn.get() as f32]);
         let mut task = CpuTask::new(Arc::new(x()), Tensors::new(), |_, _| {});
-        let mut takes = SimulatedReplays(then_ns.to_vec());
+        let short_ns = |_: usize, _: bool| -> f64 { unreachable!("launches are long") };
+        let mut takes = SimulatedRow { replays_ns: then_ns.to_vec(), short_ns, launches: 0 };
         let draw = |_| {
             drawn.set(drawn.get() + 1);
             x()
         };
         let found =
             check_result_reuse(first_ns.into().map(replay_taking), &mut task, &mut takes, &draw);
-        assert!(takes.0.is_empty(), "{:?} are left", takes.0);
+        assert!(takes.replays_ns.is_empty(), "{:?} are left", takes.replays_ns);
         (found, drawn.get())
     }
 
-    /// A simulated row: the closure gives the time of a launch from its number, and from whether
-    /// its inputs are new.
-    struct ShortRow<F>(F, Cell<usize>);
-
-    impl<F: Fn(usize, bool) -> f64> Stopwatch for ShortRow<F> {
-        fn time_launches(
-            &mut self,
-            _: &mut dyn Executable,
-            _: u64,
-        ) -> Result<LaunchSample, BackendError> {
-            unreachable!("nothing is timed here")
-        }
-
-        fn replay_timed(
-            &mut self,
-            _: &mut dyn Executable,
-        ) -> Result<Option<ReplayResult>, BackendError> {
-            unreachable!("launches are short")
-        }
-
-        fn replay_short(&mut self, _: &mut dyn Executable) -> Result<Option<f64>, BackendError> {
-            let launch = self.1.replace(self.1.get() + 1);
-            // One launch before the rounds asks whether this one is short.
-            Ok(Some((self.0)(launch, launch % 3 == 1)))
-        }
-
-        fn conditions(&self) -> SampleConditions {
-            SampleConditions::default()
-        }
-    }
-
-    fn check_short_row(launch_ns: impl Fn(usize, bool) -> f64) -> Result<bool, BackendError> {
+    fn check_short_row(short_ns: impl Fn(usize, bool) -> f64) -> Result<bool, BackendError> {
         let x = |value: f32| Tensors::new().with("x", [1], vec![value]);
         let (original, new) = (x(1.0), x(2.0));
         let mut task = CpuTask::new(Arc::new(x(1.0)), Tensors::new(), |_, _| {});
-        let mut takes = ShortRow(launch_ns, Cell::new(0));
+        let mut takes = SimulatedRow { replays_ns: Vec::new(), short_ns, launches: 0 };
         let inputs = [&[("x", original.tensor("x"))][..], &[("x", new.tensor("x"))]];
         check_short_reuse(&mut task, &mut takes, inputs)
     }
