@@ -364,7 +364,7 @@ impl PowerRecord {
     ) -> PowerRecord {
         let reading = meter.reading().unwrap_or_default();
         let precise = *settled == SettlingEnd::BelowCap
-            || (samples.idle <= MAX_IDLE_SHARE && precision::median_is_precise(samples.windows_ns));
+            || (samples.idle <= MAX_IDLE_SHARE && settling.median_is_precise(samples.windows_ns));
         let at_cap = names_power_cap(&reading)
             || (*settled != SettlingEnd::BelowCap && !reading.is_slowed_by_hardware());
         let limitation = meter.limitation();
@@ -517,22 +517,27 @@ impl SettlingWindows {
     }
 
     /// Range in which another run's median may lie, relative to the samples' median: the windows of
-    /// a load and of the samples behind it, and the 99 % interval of the samples' mean. The first
-    /// window, which is a burst, does not count. A card that does not idle is slower, at most by
+    /// a load, and the samples' [`precision::range_of_medians`]. The first window, which is a burst,
+    /// does not count. A card that does not idle is slower, at most by
     /// the share that it idled.
     pub fn relative_window_range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
-        let around_ns = precision::mean_interval(samples.windows_ns).into_iter().flatten();
-        let windows_ns = self.windows_ns.iter().skip(1).chain(samples.windows_ns).copied();
+        let around_ns = precision::range_of_medians(samples.windows_ns).into_iter().flatten();
+        let of_load_ns = self.windows_ns.iter().skip(1).copied();
         let relative: Vec<f64> =
-            windows_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
+            of_load_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
         let low = relative.iter().copied().reduce(f64::min)?;
         let high = relative.iter().copied().reduce(f64::max)?;
         Some([low, high * (1.0 + samples.idle)])
     }
 
-    /// Whether the median of the samples so far is precise enough for a settled case.
-    pub fn median_is_precise(&self) -> bool {
-        precision::median_is_precise(&self.windows_ns)
+    /// Whether the samples behind this load have a median that is precise enough for a settled case,
+    /// by their windows and those of the load: without its first, which is a burst, and its last,
+    /// which holds samples.
+    pub fn median_is_precise(&self, windows_ns: &[f64]) -> bool {
+        let [_, of_load_ns @ .., _] = &self.windows_ns[..] else {
+            return precision::median_is_precise(windows_ns);
+        };
+        precision::median_is_precise(&[of_load_ns, windows_ns].concat())
     }
 }
 
@@ -641,10 +646,10 @@ mod tests {
             settling.add(SETTLING_WINDOW, 1, window_ns, None);
         }
         let samples = SamplesBehindLoad { windows_ns: &[1.2], median_ns: 1.0, idle: 0.0 };
-        assert_eq!(settling.relative_window_range(&samples), Some([0.99, 1.2]));
+        assert_eq!(settling.relative_window_range(&samples), Some([0.99, 1.2 * 1.0075]));
         let [low, high] =
             settling.relative_window_range(&SamplesBehindLoad { idle: 0.1, ..samples }).unwrap();
-        assert!(low == 0.99 && (high - 1.32).abs() < 1e-12, "{low} {high}");
+        assert!(low == 0.99 && (high - 1.32 * 1.0075).abs() < 1e-12, "{low} {high}");
     }
 
     #[test]
@@ -705,8 +710,27 @@ mod tests {
             }
             windows
         };
-        assert!(windows(SettlingWindows::default()).median_is_precise());
-        assert!(!windows(SettlingWindows::while_sampling()).median_is_precise());
+        let (long, short) =
+            (windows(SettlingWindows::default()), windows(SettlingWindows::while_sampling()));
+        let settled_load = SettlingWindows::default();
+        assert!(settled_load.median_is_precise(long.windows_ns()));
+        assert!(!settled_load.median_is_precise(short.windows_ns()));
+    }
+
+    /// Two windows of a load agree at the turn of a clock that wandered for half a second.
+    #[test]
+    fn a_load_that_wandered_shows_in_its_samples() {
+        let load = |windows_ns: &[f64]| {
+            let mut load = SettlingWindows::default();
+            for &window_ns in windows_ns {
+                load.add(SETTLING_WINDOW, 1, window_ns, None);
+            }
+            load
+        };
+        let samples = [1.0, 1.002, 1.0, 0.999];
+        assert!(load(&[0.9, 1.0]).median_is_precise(&samples), "the first window is a burst");
+        assert!(load(&[0.9, 1.004, 1.0]).median_is_precise(&samples));
+        assert!(!load(&[0.9, 0.97, 1.0, 1.0]).median_is_precise(&samples));
     }
 
     #[test]

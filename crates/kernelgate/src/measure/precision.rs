@@ -10,15 +10,11 @@
 
 use crate::stats::binomial::median_interval;
 
-/// Smallest number of windows that show whether a time is precise.
-const LEAST_WINDOWS: usize = 4;
 /// Probability that the interval of a settled case's median misses it. Windows too few for that
 /// must all lie as close together.
-const MEDIAN_ERROR: f64 = 0.01;
+const MEDIAN_ERROR: f64 = 0.05;
 /// Largest width of that interval, relative to its lower end.
 const MAX_MEDIAN_WIDTH: f64 = 0.015;
-/// Largest relative difference of any two windows of a settled case that has fewer than four.
-const WINDOW_AGREEMENT: f64 = 0.02;
 /// Numbers of equal parts into which the windows are divided, and the 99.5 % quantile of Student's
 /// distribution for as many means. Parts of different lengths show a clock that wanders at different
 /// speeds.
@@ -26,26 +22,29 @@ const PARTS_OF_SAMPLES: [(usize, f64); 2] = [(4, 5.84), (8, 3.50)];
 /// Largest distance of an end of [`mean_interval`] from the mean, relative to the mean.
 const MAX_DISTANCE: f64 = 0.5;
 
-/// Whether the windows give a median that another run would repeat: its 99 % interval is at most
-/// 1.5 % wide. All windows must lie as close together if they are too few for that interval, and
-/// within 2 % if they are fewer than four.
+/// Whether the windows give a median that another run would repeat: its 95 % interval is at most
+/// 1.5 % wide. All windows must lie as close together if they are too few for that interval.
 pub fn median_is_precise(windows_ns: &[f64]) -> bool {
-    let (interval, most) = match windows_ns.len() {
-        0 => return true,
-        count if count < LEAST_WINDOWS => (None, WINDOW_AGREEMENT),
-        _ => (median_interval(windows_ns, MEDIAN_ERROR), MAX_MEDIAN_WIDTH),
-    };
-    let [low, high] = interval.unwrap_or_else(|| range(windows_ns));
-    high - low <= most * low
+    let interval = median_interval(windows_ns, MEDIAN_ERROR).or_else(|| range(windows_ns));
+    interval.is_none_or(|[low, high]| high - low <= MAX_MEDIAN_WIDTH * low)
 }
 
-fn range(windows_ns: &[f64]) -> [f64; 2] {
-    let low = windows_ns.iter().copied().fold(f64::INFINITY, f64::min);
-    [low, windows_ns.iter().copied().fold(0.0, f64::max)]
+/// Range in which the median of another run may lie: that of the windows and of the mean's interval,
+/// and around it half the width that the interval of a settled median may have. Absent without
+/// windows.
+pub fn range_of_medians(windows_ns: &[f64]) -> Option<[f64; 2]> {
+    let around_ns = mean_interval(windows_ns).into_iter().flatten();
+    let [low, high] = range(&windows_ns.iter().copied().chain(around_ns).collect::<Vec<_>>())?;
+    Some([low * (1.0 - 0.5 * MAX_MEDIAN_WIDTH), high * (1.0 + 0.5 * MAX_MEDIAN_WIDTH)])
+}
+
+fn range(values: &[f64]) -> Option<[f64; 2]> {
+    let low = values.iter().copied().reduce(f64::min)?;
+    Some([low, values.iter().copied().reduce(f64::max)?])
 }
 
 /// The 99 % interval of the mean; absent for fewer than four windows.
-pub fn mean_interval(windows_ns: &[f64]) -> Option<[f64; 2]> {
+fn mean_interval(windows_ns: &[f64]) -> Option<[f64; 2]> {
     let distance = relative_half_width(windows_ns)?.min(MAX_DISTANCE);
     let mean_ns = mean(windows_ns);
     Some([mean_ns * (1.0 - distance), mean_ns * (1.0 + distance)])
@@ -86,12 +85,13 @@ mod tests {
     #[test]
     fn windows_that_drift_apart_are_not_precise() {
         assert!(median_is_precise(&[]) && median_is_precise(&[1.0, 1.01]));
-        assert!(!median_is_precise(&[1.0, 1.01, 1.025]));
+        assert!(!median_is_precise(&[1.0, 1.01, 1.016]));
         assert!(median_is_precise(&[1.0, 1.002, 0.998, 1.001]));
-        assert!(!median_is_precise(&[1.0, 1.005, 1.01, 1.016]));
+        assert!(!median_is_precise(&[1.0, 1.005, 1.01, 1.005, 1.016]));
         let alternating = [1.0, 1.03].repeat(8);
         assert!(!median_is_precise(&alternating), "no value lies in the middle");
-        assert_eq!(mean_interval(&[1.0, 2.0, 1.0]), None);
+        assert_eq!((mean_interval(&[1.0, 2.0, 1.0]), range_of_medians(&[])), (None, None));
+        assert_eq!(range_of_medians(&[1.0, 2.0]), Some([0.9925, 2.015]));
     }
 
     /// Some cards lower the clock of a capped case by a sixth for two tenths of a second.
@@ -103,17 +103,17 @@ mod tests {
             windows_ns
         };
         assert!(!median_is_precise(&with_dip(6, 1)), "six windows are too few for a dip");
-        assert!(median_is_precise(&with_dip(16, 2)) && !median_is_precise(&with_dip(16, 3)));
-        assert!(mean_interval(&with_dip(16, 2)).is_some_and(|[low, high]| high > 1.02 * low));
+        assert!(median_is_precise(&with_dip(12, 2)) && !median_is_precise(&with_dip(12, 3)));
+        assert!(mean_interval(&with_dip(12, 2)).is_some_and(|[low, high]| high > 1.02 * low));
     }
 
-    /// How runs of at most 16 windows end on a card whose clock wanders by `deviation` around its
+    /// How runs of 4 to 12 windows end on a card whose clock wanders by `deviation` around its
     /// mean, with this correlation between successive windows: shares of runs whose median is
     /// precise, whose median is called precise and is wrong by more than 1 %, and whose range misses
     /// the truth.
     fn outcomes_on_wandering_clock(deviation: f64, correlation: f64) -> [f64; 3] {
         const RUNS: usize = 2000;
-        const MOST_WINDOWS: usize = 16;
+        const MOST_WINDOWS: usize = 12;
         let normals = normal_values(47, "wandering clock", RUNS * (MOST_WINDOWS + 1));
         let (mut precise, mut wrong, mut missed) = (0.0, 0.0, 0.0);
         for normals in normals.chunks_exact(MOST_WINDOWS + 1) {
@@ -121,18 +121,17 @@ mod tests {
             let mut windows = Vec::new();
             for &normal in &normals[1..] {
                 windows.push(1.0 + away);
-                if windows.len() >= LEAST_WINDOWS && median_is_precise(&windows) {
+                if windows.len() >= 4 && median_is_precise(&windows) {
                     break;
                 }
                 let fresh = (1.0 - correlation * correlation).sqrt() * f64::from(normal);
                 away = correlation * away + deviation * fresh;
             }
-            let [low, high] = range(&windows);
-            let [mean_low, mean_high] = mean_interval(&windows).unwrap();
+            let [low, high] = range_of_medians(&windows).unwrap();
             if median_is_precise(&windows) {
                 precise += 1.0;
                 wrong += f64::from(u8::from((stats::median(&windows) - 1.0).abs() > 0.01));
-            } else if !(low.min(mean_low)..=high.max(mean_high)).contains(&1.0) {
+            } else if !(low..=high).contains(&1.0) {
                 missed += 1.0;
             }
         }
@@ -143,9 +142,9 @@ mod tests {
     fn a_wandering_clock_is_settled_only_where_its_median_is_known() {
         for (deviation, correlation, least_precise, most_wrong) in [
             (0.003, 0.5, 0.99, 0.001),
-            (0.005, 0.5, 0.98, 0.01),
-            (0.01, 0.5, 0.5, 0.1),
-            (0.03, 0.6, 0.0, 0.04),
+            (0.005, 0.5, 0.99, 0.01),
+            (0.01, 0.5, 0.7, 0.1),
+            (0.03, 0.6, 0.0, 0.05),
         ] {
             let [precise, wrong, missed] = outcomes_on_wandering_clock(deviation, correlation);
             println!(
@@ -162,6 +161,6 @@ mod tests {
     fn a_clock_that_wanders_slowly_is_seen_in_part() {
         let [precise, wrong, missed] = outcomes_on_wandering_clock(0.03, 0.9);
         println!("{precise} precise, {wrong} wrong, {missed} missed");
-        assert!(precise < 0.3 && missed < 0.15);
+        assert!(precise < 0.35 && missed < 0.1);
     }
 }
