@@ -114,10 +114,7 @@ impl Package {
     }
 
     pub fn bench_command(&self, session: &str, line: &str) -> Command {
-        let line = format!(
-            "--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10 {line}"
-        );
-        let mut command = self.command(&fixture_path(), &line);
+        let mut command = self.command(&fixture_path(), &format!("--bench {BRIEF} {line}"));
         command.env("KERNELGATE_SESSION", session);
         command
     }
@@ -204,6 +201,11 @@ impl Package {
         serde_json::from_str(&text).unwrap()
     }
 }
+
+/// Flags of a run that spends as little time as possible on each case. A development build takes
+/// longer for Criterion's usual number of resamples than for the samples.
+pub const BRIEF: &str = "--noplot --warm-up-time 0.005 --measurement-time 0.01 --sample-size 10 \
+                         --nresamples 100";
 
 /// A case that the fixture measures by default.
 pub const CASE: &str = "fixture/spin/n64_none/cpu/hot";
