@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use kernelgate::attach::{
-    AxisError, ProblemDefinition, Dtype, Expected, Point, OutputReference, TensorSpec, Tolerances,
+    AxisError, Dtype, Expected, OutputReference, Point, ProblemDefinition, TensorSpec, Tolerances,
 };
 
 pub const A: f32 = 2.5;
@@ -28,6 +28,7 @@ pub fn axpy(point: &Point) -> Result<ProblemDefinition, AxisError> {
         let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
         vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
     });
-    let (work, tolerance) = (ProblemDefinition::traffic_work(&inputs, &outputs), Tolerances::by_dtype());
+    let (work, tolerance) =
+        (ProblemDefinition::traffic_work(&inputs, &outputs), Tolerances::by_dtype());
     Ok(ProblemDefinition { inputs, outputs, reference, work, tolerance })
 }
