@@ -109,8 +109,8 @@ impl<'a> SideBuilder<'a> {
             let named = name.map(|name| repository.resolve(name)).transpose()?;
             let side = folder.side_folder_path(arm);
             let surroundings = PackageSurroundings::new(&repository.top);
-            let checkout =
-                SnapshotCheckout::open_or_create(&repository, &surroundings.folder_of_copy(&side))?;
+            let copy = surroundings.make_folder_of_copy(&side)?;
+            let checkout = SnapshotCheckout::open_or_create(&repository, &copy)?;
             surroundings.update_links(&side)?;
             let revision = match named {
                 Some(revision) => revision,

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use super::leftover_files;
 use crate::compare::CompareError;
 
 /// Folder of a side that holds the copy of the repository and the links.
@@ -38,6 +39,19 @@ impl PackageSurroundings {
 
     pub fn folder_of_copy(&self, side: &Path) -> PathBuf {
         side.join(SIDE_SOURCES_FOLDER).join(self.names.iter().collect::<PathBuf>())
+    }
+
+    /// Makes the folder of the copy. A link on the way there is removed: an earlier comparison of a
+    /// repository beside this one, with the same target folder, made it, and it leads to the user's
+    /// files.
+    pub fn make_folder_of_copy(&self, side: &Path) -> Result<PathBuf, CompareError> {
+        let mut folder = side.join(SIDE_SOURCES_FOLDER);
+        for name in [None].into_iter().chain(self.names.iter().map(Some)) {
+            folder.extend(name);
+            leftover_files::make_folder(&folder)
+                .map_err(|cause| CompareError::io("make", &folder, cause))?;
+        }
+        Ok(folder)
     }
 
     /// Makes the links of a side, and removes those whose files are gone.
@@ -95,7 +109,8 @@ fn link_folder(files: &Path, links: &Path, own: &Path, side: &Path) -> std::io::
             if std::fs::read_link(&link).is_ok_and(|target| target == file) {
                 continue;
             }
-            let _ = std::fs::remove_file(&link);
+            // A folder here is the copy of another repository that has the same target folder.
+            leftover_files::remove_path(&link)?;
             std::os::unix::fs::symlink(file, link)?;
         }
     }
@@ -146,6 +161,30 @@ mod tests {
         std::fs::remove_file(root.path().join("a/b/text")).unwrap();
         surroundings.update_links(&side).unwrap();
         assert!(std::fs::symlink_metadata(copy.join("../text")).is_err(), "a link to nothing");
+    }
+
+    #[test]
+    fn repositories_with_one_target_folder_are_never_written_to() {
+        let root = tempfile::tempdir().unwrap();
+        let side = root.path().join("target/base");
+        let text = |path: PathBuf| std::fs::read_to_string(path.join("text")).unwrap();
+        let beside = [("a/b/one", "../two"), ("a/b/two", "../one"), ("a/far/three", "../../b/one")];
+        let tops = beside.map(|(path, _)| root.path().join(path));
+        for top in &tops {
+            std::fs::create_dir_all(top).unwrap();
+            std::fs::write(top.join("text"), "the user's").unwrap();
+        }
+        for _ in 0..2 {
+            for (top, (_, other)) in tops.iter().zip(beside) {
+                let surroundings = PackageSurroundings::new(top);
+                let copy = surroundings.make_folder_of_copy(&side).unwrap();
+                assert_eq!(copy, surroundings.folder_of_copy(&side));
+                std::fs::write(copy.join("text"), "a copy").unwrap();
+                surroundings.update_links(&side).unwrap();
+                assert_eq!(tops.clone().map(text), ["the user's"; 3]);
+                assert_eq!(text(copy.join(other)), "the user's");
+            }
+        }
     }
 
     #[test]
