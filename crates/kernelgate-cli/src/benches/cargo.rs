@@ -88,6 +88,8 @@ pub struct BuildTargets<'a> {
     pub package: Option<&'a str>,
     /// Cargo's profile.
     pub profile: &'a str,
+    /// Cargo features of the package.
+    pub features: &'a [String],
 }
 
 /// Path of the cargo program, which the variable `CARGO` may name.
@@ -109,6 +111,9 @@ pub fn cargo_bench_command(wanted: BuildTargets<'_>) -> Command {
     if let Some(package) = wanted.package {
         command.args(["--package", package]);
     }
+    wanted.features.iter().for_each(|features| {
+        command.args(["--features", features]);
+    });
     if wanted.benches.is_empty() {
         command.arg("--benches");
     }
@@ -254,6 +259,18 @@ mod tests {
         ] {
             assert_eq!(noted(&other).benches, []);
         }
+    }
+
+    #[test]
+    fn features_reach_cargo() {
+        let (benches, features) = (["a".to_owned()], ["x".to_owned(), "y,z".to_owned()]);
+        let targets =
+            BuildTargets { benches: &benches, package: None, profile: "dev", features: &features };
+        let command = cargo_bench_command(targets);
+        let arguments: Vec<_> = command.get_args().filter_map(|it| it.to_str()).collect();
+        let line = "bench --no-run --message-format=json-render-diagnostics --profile dev \
+                    --features x --features y,z --bench a";
+        assert_eq!(arguments.join(" "), line);
     }
 
     #[test]

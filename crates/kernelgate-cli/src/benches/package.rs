@@ -75,8 +75,8 @@ pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
         target.kind.iter().any(|kind| kind == "bench") && !target.required_features.is_empty()
     });
     let why = |target: MetadataTarget| {
-        let features = target.required_features.join(", ");
-        (target.name, format!("Cargo does not build it without the features {features}"))
+        let features = target.required_features.join(",");
+        (target.name, format!("Cargo builds it only with `--features {features}`"))
     };
     benches.map(why).collect()
 }

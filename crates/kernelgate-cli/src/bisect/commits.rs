@@ -165,6 +165,7 @@ impl<'a> CommitComparer<'a> {
                 ("the bad commit", commits[commits.len() - 1].clone()),
                 ("the case", request.case.clone()),
                 ("the profile", request.comparison.profile.clone()),
+                ("a feature", request.comparison.features.join(" ")),
                 ("a threshold", {
                     let PlanRequest { asked, max_blocks, .. } = &request.comparison.plan;
                     format!("{asked:?}, {max_blocks:?} blocks")

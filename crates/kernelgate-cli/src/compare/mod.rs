@@ -99,6 +99,8 @@ pub struct ComparisonRequest {
     pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
+    /// Cargo features of the package.
+    pub features: Vec<String>,
     /// Whether an interrupted comparison is continued.
     pub resume: bool,
     /// Root of the package.

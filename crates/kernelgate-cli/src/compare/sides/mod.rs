@@ -335,6 +335,7 @@ impl<'a> SideBuilder<'a> {
             benches: &request.benches,
             package: request.member.as_deref(),
             profile: &request.profile,
+            features: &request.features,
         };
         let build = |targets: BuildTargets<'_>| {
             folder.run_in_slot(arm, |slot| {

@@ -19,6 +19,9 @@ pub struct BenchFlags {
     /// Cargo profile of the build
     #[arg(long, value_name = "NAME", default_value = "bench", conflicts_with = "dir")]
     profile: String,
+    /// Cargo features of the build (repeatable)
+    #[arg(long, value_name = "NAMES", conflicts_with = "dir")]
+    features: Vec<String>,
     /// Folder with bench executables, in place of a build
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -26,8 +29,9 @@ pub struct BenchFlags {
 
 impl BenchFlags {
     pub fn choice(&self) -> BenchChoice<'_> {
-        let Self { bench, package, profile, dir } = self;
-        let targets = BuildTargets { benches: bench, package: package.as_deref(), profile };
+        let Self { bench, package, profile, features, dir } = self;
+        let package = package.as_deref();
+        let targets = BuildTargets { benches: bench, package, profile, features };
         BenchChoice { targets, folder: dir.as_deref() }
     }
 

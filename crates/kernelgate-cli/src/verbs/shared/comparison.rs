@@ -22,6 +22,9 @@ pub struct ComparisonFlags {
     /// Cargo profile of the builds
     #[arg(long, value_name = "NAME", default_value = "bench")]
     profile: String,
+    /// Cargo features of the builds (repeatable)
+    #[arg(long, value_name = "NAMES")]
+    features: Vec<String>,
     #[command(flatten)]
     pub settings: BenchProcessSettings,
 }
@@ -54,6 +57,7 @@ impl ComparisonFlags {
             sampling: self.limits.sampling(),
             budget,
             profile: self.profile.clone(),
+            features: self.features.clone(),
             resume: false,
             package: store.root.clone(),
             leave_out: Vec::new(),
