@@ -318,7 +318,7 @@ mod tests {
     fn write_example_database(path: &Path) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(path).expect("it opens");
         connection
-            .execute_batch("CREATE TABLE t (a INTEGER, b TEXT, c REAL, d BLOB)")
+            .execute_batch("CREATE TABLE t (a INTEGER, b TEXT, c REAL, d BLOB); BEGIN")
             .expect("sql");
         let mut insert = connection.prepare("INSERT INTO t VALUES (?1, ?2, ?3, ?4)").expect("sql");
         for row in 0..3000i64 {
@@ -331,6 +331,7 @@ mod tests {
                 .expect("it is inserted");
         }
         drop(insert);
+        connection.execute_batch("COMMIT").expect("sql");
         connection
     }
 
