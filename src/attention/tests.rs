@@ -360,14 +360,14 @@ impl RoundedComputation {
         (p, out)
     }
 
-    /// Computes the gradients of q, k and v, rounded as on tensor cores.
-    fn rounded_gradients(
+    /// Computes the output and the gradients of q, k and v, rounded as on tensor cores.
+    fn rounded_output_and_gradients(
         &self,
         q: &[f64],
         k: &[f64],
         v: &[f64],
         grad_out: &[f64],
-    ) -> [Vec<f64>; 3] {
+    ) -> [Vec<f64>; 4] {
         let (d, s) = (self.head.d, q.len() / self.head.d);
         let (p, out) = self.rounded_forward(q, k, v);
         let transposed =
@@ -384,6 +384,7 @@ impl RoundedComputation {
             |x: Vec<f64>| self.round(x.into_iter().map(|x| x * self.head.scale()).collect());
         let grad_v = self.round(self.head.weighted_values(&transposed(&self.round(p)), grad_out));
         [
+            out,
             scaled(self.head.weighted_values(&grad, k)),
             scaled(self.head.weighted_values(&transposed(&grad), q)),
             grad_v,
@@ -407,8 +408,7 @@ fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
         .map(|head| {
             let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"]
                 .map(|name| inputs.tensor(name).to_f64(head * s * d, s * d));
-            let [grad_q, grad_k, grad_v] = rounded.rounded_gradients(&q, &k, &v, &grad_out);
-            [rounded.rounded_forward(&q, &k, &v).1, grad_q, grad_k, grad_v]
+            rounded.rounded_output_and_gradients(&q, &k, &v, &grad_out)
         })
         .collect();
     let outputs = |names: &[&'static str], first: usize| {
