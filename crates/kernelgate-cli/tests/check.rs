@@ -3,9 +3,12 @@
 
 #![cfg(unix)]
 
+use regex::Regex;
+
 use crate::outputs::snapshot;
-use crate::package::Outcome;
+use crate::package::outcome::normalized;
 use crate::package::scratch::{CASE, Scratch};
+use crate::package::{Outcome, lines_with};
 
 /// Runs the check in the scratch repository, with the environment of a comparison.
 fn check(scratch: &Scratch, flags: &str) -> Outcome {
@@ -18,26 +21,51 @@ fn check(scratch: &Scratch, flags: &str) -> Outcome {
 fn save_baseline(scratch: &Scratch) {
     let mut save = scratch.kernelgate("baseline save main --runs 2 -- -- --quick --noplot");
     let saved: Outcome = save.env("KERNELGATE_BACKEND", "cpu").output().unwrap().into();
-    saved.expect(0, &["1 case, 2 runs each"]);
+    saved.exits(0);
     scratch.write("kernelgate.toml", "[[threshold]]\ncases = 'sum'\nrelative = 100");
+}
+
+/// The comment of a check without its table, its plot, explanations and measured numbers.
+fn comment(outcome: &Outcome) -> String {
+    let measured = Regex::new(r"^(\||\s|-?\d|<-+o|.*: changed: )").unwrap();
+    let lines = outcome.stdout.lines().filter(|line| !measured.is_match(line));
+    let text = normalized(lines.collect::<Vec<_>>().join("\n").trim());
+    Regex::new(r"\b\d+(\.\d+)?%?").unwrap().replace_all(&text, "N").into_owned()
+}
+
+/// Number of cases in the result file of a check.
+fn judged_cases(scratch: &Scratch) -> usize {
+    let text = std::fs::read_to_string(scratch.folder.path().join("out/result.json")).unwrap();
+    let result: serde_json::Value = serde_json::from_str(&text).unwrap();
+    result["judged"].as_array().unwrap().len()
 }
 
 #[test]
 fn usage_errors_of_a_check_name_the_flag() {
     let scratch = Scratch::new();
-    check(&scratch, "--mode never").expect(2, &["invalid value 'never' for '--mode"]);
-    check(&scratch, "--base").expect(2, &["a value is required for '--base"]);
-    check(&scratch, "--runs 0").expect(2, &["--runs"]);
-    check(&scratch, "--arch x").expect(2, &["--arch takes a real architecture"]);
+    let refusals = ["--mode never", "--base", "--runs 0", "--arch x"]
+        .map(|flags| format!("{}\n", check(&scratch, flags).refusal(2)));
+    insta::assert_snapshot!(refusals.concat(), @r"
+    error: invalid value 'never' for '--mode <MODE>'
+      [possible values: auto, compare, gate]
+
+    For more information, try '--help'.
+    error: a value is required for '--base <REV>' but none was supplied
+
+    For more information, try '--help'.
+    error: invalid value '0' for '--runs <COUNT>': 0 is not in 1..=100
+
+    For more information, try '--help'.
+    error: --arch takes a real architecture such as sm_90a, not `x`
+    ");
 }
 
 #[test]
 fn a_check_that_can_judge_by_nothing_says_what_is_missing() {
     let scratch = Scratch::new();
-    check(&scratch, "--base nowhere --mode compare")
-        .expect(2, &["compare is not possible: no revision `nowhere`"]);
-    let words = ["No comparison: no revision", "No gate: ", "no baseline `main` for"];
-    check(&scratch, "--base nowhere").expect(2, &words).expect(2, &["baseline save main"]);
+    let compare = check(&scratch, "--base nowhere --mode compare");
+    insta::assert_snapshot!(compare.refusal(2), @"error: compare is not possible: no revision `nowhere` in FOLDER; its branches are main");
+    insta::assert_snapshot!(check(&scratch, "--base nowhere").error(2), @"error: nothing to judge by. No comparison: no revision `nowhere` in FOLDER; its branches are main. No gate:error: no baseline `main` for DEVICE in FOLDER/baselines (found none); record a baseline on this machine (kernelgate baseline save main --runs 5) and commit baselines/, or fetch the whole history");
 }
 
 #[test]
@@ -46,15 +74,12 @@ fn a_dry_run_prints_its_commands_and_runs_none() {
     let commit = scratch.git("rev-parse --short=12 main");
     let shown = |flags: &str| {
         let outcome = check(&scratch, &format!("--dry-run {flags}"));
-        outcome.expect(0, &[]);
+        outcome.exits(0);
         let folder = scratch.folder.path().canonicalize().unwrap();
         let text = outcome.stderr.replace(&folder.display().to_string(), "FOLDER");
         let text = text.replace(&scratch.folder.path().display().to_string(), "FOLDER");
         let text = text.replace(commit.trim(), "COMMIT");
-        regex::Regex::new(r"check-\d+T\d+Z-\d+")
-            .unwrap()
-            .replace_all(&text, "check-TIME")
-            .into_owned()
+        Regex::new(r"check-\d+T\d+Z-\d+").unwrap().replace_all(&text, "check-TIME").into_owned()
     };
     let compared = shown("--base main --case-time 0.1s --bench spin --filter n");
     snapshot("slower", "check_compare", &compared);
@@ -67,7 +92,7 @@ fn a_verbose_check_prints_each_command_once() {
     let scratch = Scratch::new();
     for flags in ["--mode gate", "--mode gate --verbose"] {
         let outcome = check(&scratch, flags);
-        outcome.expect(2, &["No gate: "]);
+        outcome.exits(2);
         let finds = |line: &&str| line.contains("baseline") && line.contains("find");
         assert_eq!(outcome.stderr.lines().filter(finds).count(), 1, "{}", outcome.stderr);
     }
@@ -79,14 +104,51 @@ fn a_slower_head_fails_the_check_with_a_comment_and_files() {
     // The head is sixteen times as slow, which noise cannot hide.
     scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
     let outcome = check(&scratch, "--base main --out out --budget 5m --case-time 0.1s");
-    let words = ["**1 regressed", "- base: ", "noise floor", "Kernel resources"];
-    outcome.expect(1, &words).expect(1, &["kernelgate compare --base", "nothing is recorded for"]);
+    insta::assert_snapshot!(comment(outcome.exits(1)), @r#"
+    **N regressed, N improved, N unchanged, N inconclusive of N (threshold N)**
+
+    - base: COMMIT (COMMIT)
+    - head: working tree (COMMIT)
+    - on:DEVICE
+    - noise floor: a build against itself is within ±N% in the median case, ±N% in the worst (scratch/sum/n1024/cpu/hot)
+    - took: N blocks of four processes, N s of N s a round
+
+
+    ```
+    ```
+
+    - warning: built without optimisation; times mean nothing
+
+    <details><summary>Details, and how to repeat this</summary>
+
+    - change: of the time, above N is slower; detectable: the smallest slow-down that would have been found
+    - interval: N %; p: of "not slower than the threshold", over all cases and interim analyses; pairs: of the first round + of the second, which must agree before anything is called slower
+    - change: the median over pairs of processes that ran one after the other, not of the two times; a block is four processes, two pairs
+    - round N: N blocks, N processes, N s
+    - round N: N blocks, N processes, N s
+
+    ```
+    kernelgate compare --base COMMIT --budget Nm --case-time Ns
+    ```
+
+    </details>
+
+    <details><summary>Kernel resources (sm_90a)</summary>
+
+    ```
+    not checked: nothing is recorded for sm_90a
+    ```
+
+    </details>
+    "#);
     let read =
         |name: &str| std::fs::read_to_string(scratch.folder.path().join("out").join(name)).unwrap();
     assert_eq!(read("comment.md"), outcome.stdout);
     assert!(read("report.html").contains("<svg") && read("change.svg").starts_with("<svg"));
     assert!(read("junit.xml").contains("type=\"regressed\"") && read("bmf.json").contains(CASE));
-    assert!(read("result.json").contains(CASE));
+    let result: serde_json::Value = serde_json::from_str(&read("result.json")).unwrap();
+    assert_eq!(result["judged"][0]["decision"]["case"], CASE);
+    assert_eq!(result["judged"][0]["verdict"], "regressed");
 }
 
 #[test]
@@ -95,11 +157,32 @@ fn a_base_that_does_not_build_leaves_the_committed_baseline() {
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.commit("broken");
     scratch.bench("fn main()", "fn main()");
-    check(&scratch, "--base main --out out").expect(2, &["does not build", "nothing was judged"]);
+    let broken = check(&scratch, "--base main --out out");
+    insta::assert_snapshot!(comment(broken.exits(2)), @r"
+    **check: nothing was judged** (exit N of `compare`): the log says why.
+
+    <details><summary>Kernel resources (sm_90a)</summary>
+
+    ```
+    not checked: nothing is recorded for sm_90a
+    ```
+
+    </details>
+    ");
     save_baseline(&scratch);
     let outcome = check(&scratch, "--base main --out out --runs 2 --allow-inconclusive");
-    let words = ["the committed baseline is the second best", "- base: baseline `main` of"];
-    outcome.expect(0, &words).expect(0, &["run 2 of 2", "of 1 (threshold 5%)"]);
+    let steps = lines_with(&outcome.exits(0).stderr, "check: ");
+    let steps = steps.lines().filter(|line| !line.starts_with("check: inconclusive"));
+    insta::assert_snapshot!(normalized(&steps.collect::<Vec<_>>().join("\n")), @r"
+    check: kernelgate compare --base COMMIT --budget 10m --out out
+    check: kernelgate baseline find main
+    check: compare was not possible (above): the committed baseline is the second best
+    check: cargo bench --no-fail-fast -- --quick --noplot (run 1 of 2)
+    check: cargo bench --no-fail-fast -- --quick --noplot (run 2 of 2)
+    check: kernelgate report --session FOLDER/target/kernelgate/runs/check-SESSION-1 --session FOLDER/target/kernelgate/runs/check-SESSION-2 --out out/report
+    check: kernelgate gate --baseline main --session FOLDER/target/kernelgate/runs/check-SESSION-1 --session FOLDER/target/kernelgate/runs/check-SESSION-2 --out out
+    ");
+    assert_eq!(judged_cases(&scratch), 1);
     assert!(scratch.folder.path().join("out/report/index.html").is_file());
 }
 
@@ -112,6 +195,6 @@ fn a_bench_that_dies_is_not_judged() {
     scratch.write("Cargo.toml", &format!("{manifest}{dies}"));
     scratch.write("benches/dies.rs", "fn main() { std::process::abort() }");
     let outcome = check(&scratch, "--mode gate --out out --runs 1 --allow-inconclusive");
-    let died = "**`cargo bench` ended with 101 (run 1 of 1)**: a bench that died is not judged";
-    outcome.expect(2, &["of 1 (threshold", died]);
+    insta::assert_snapshot!(lines_with(&outcome.exits(2).stdout, "died"), @"**`cargo bench` ended with 101 (run 1 of 1)**: a bench that died is not judged; the log has more.");
+    assert_eq!(judged_cases(&scratch), 1);
 }

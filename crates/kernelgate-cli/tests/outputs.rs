@@ -45,7 +45,7 @@ fn slower() -> Package {
     for session in ["b1", "b2"] {
         let mut bench = package.bench_command(session, "");
         assert!(bench.env("KERNELGATE_COMMIT", "aaaa1111").output().unwrap().status.success());
-        package.kernelgate("baseline add a").expect(0, &[]);
+        package.kernelgate("baseline add a").exits(0);
     }
     for record in [package.baseline("a"), package.record("b1"), package.record("b2")] {
         package.set_times(&record, 200_000.0);
@@ -154,7 +154,7 @@ fn resources_of_kernels_as_a_table() {
 fn two_shards_as_one_measurement() {
     let package = Package::new();
     for shard in ["1-of-2", "2-of-2"] {
-        package.bench(shard, &format!("--shard {}", shard.replace("-of-", "/"))).expect(0, &[]);
+        package.bench(shard, &format!("--shard {}", shard.replace("-of-", "/"))).exits(0);
     }
     let runs = "target/kernelgate/runs/1-of-2 target/kernelgate/runs/2-of-2";
     let merged = package.kernelgate(&format!("merge {runs} --anchor-tolerance 100"));

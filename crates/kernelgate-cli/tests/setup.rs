@@ -1,4 +1,4 @@
-//! Verbs for the first minutes: `init`, `completions`, `diff`, `--version`.
+//! Verbs for the first minutes: `init`, `completions`, `--version`.
 
 use std::path::Path;
 
@@ -45,42 +45,39 @@ fn init_writes_bench_manifest_and_workflow_once() {
     assert_eq!(read("mine/Cargo.toml"), before);
     assert!(!package.path("mine/benches").exists());
 
-    init(&package, "").expect(0, &["next: cargo bench --bench kernels", "--path CLONE/crates"]);
+    init(&package, "").exits(0);
     assert!(read("mine/benches/kernels.rs").contains("Harness::new(\"kernels\""));
     assert!(read("mine/Cargo.toml").contains("[dev-dependencies]\nkernelgate = "));
     assert!(read(".github/workflows/perf.yml").contains("working-directory: mine"));
 
     let written = read("mine/Cargo.toml");
-    init(&package, "").expect(2, &["kernels.rs exists: nothing was written"]);
+    insta::assert_snapshot!(init(&package, "").refusal(2), @"error: FOLDER/mine/benches/kernels.rs exists: nothing was written");
     assert_eq!(read("mine/Cargo.toml"), written);
 }
 
 #[test]
 fn init_in_a_workspace_of_several_packages_asks_for_one() {
     let package = workspace(&["one", "two"]);
-    init(&package, "").expect(2, &["pass --package with one of one, two"]);
-    init(&package, "--package three").expect(2, &["no such package"]);
-    init(&package, "--package two --no-workflow").expect(0, &["two/benches/kernels.rs"]);
+    insta::assert_snapshot!(init(&package, "").refusal(2), @"error: the workspace has several packages: pass --package with one of one, two");
+    insta::assert_snapshot!(init(&package, "--package three").refusal(2), @"error: --package three: the workspace has no such package");
+    init(&package, "--package two --no-workflow").exits(0);
+    assert!(package.path("two/benches/kernels.rs").is_file());
     assert!(!package.path(".github").exists());
-}
-
-#[test]
-fn a_diff_of_two_runs_has_changes_and_no_verdict() {
-    let package = Package::new();
-    for session in ["before", "after"] {
-        assert!(package.bench_command(session, "").output().unwrap().status.success());
-        package.set_times(&package.record(session), 200_000.0);
-    }
-    package.set_case_times(&package.record("after"), "n64", 300_000.0);
-    let outcome = package.kernelgate("diff before after");
-    outcome.expect(0, &["+50.0%", "+0.0%", "not a verdict"]);
-    package.kernelgate("diff before nothing").expect(2, &["nothing"]);
 }
 
 #[test]
 fn completions_and_version_name_the_program() {
     let package = Package::new();
-    package.kernelgate("completions bash").expect(0, &["_kernelgate()", "completions"]);
-    package.kernelgate("completions none").expect(2, &["invalid value 'none'"]);
-    package.kernelgate("--version").expect(0, &["kernelgate 0.1.0 ("]);
+    let bash = package.kernelgate("completions bash");
+    assert!(bash.exits(0).stdout.contains("_kernelgate()"), "{}", bash.stdout);
+    insta::assert_snapshot!(package.kernelgate("completions none").refusal(2), @r"
+    error: invalid value 'none' for '<SHELL>'
+      [possible values: bash, elvish, fish, powershell, zsh]
+
+    For more information, try '--help'.
+    ");
+    let version = package.kernelgate("--version");
+    let (name, commit) = version.exits(0).stdout.split_once(" (").unwrap();
+    assert_eq!(name, concat!("kernelgate ", env!("CARGO_PKG_VERSION")));
+    assert!(commit.ends_with(")\n"), "{commit}");
 }

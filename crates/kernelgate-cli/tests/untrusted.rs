@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use crate::outputs::snapshot;
+use crate::package::outcome::normalized;
 use crate::package::{CASE, Outcome, Package, copy_executable, fixture_path, lines_with};
 
 /// The character with which every terminal sequence begins.
@@ -22,8 +24,8 @@ fn harmless(outcome: &Outcome) {
 /// A package whose baseline `a` and last run have the same cases; the baseline is not sealed.
 fn package() -> (Package, String) {
     let package = Package::new();
-    package.bench("s1", "n64 --save-baseline a").expect(0, &[]);
-    package.bench("s2", "n64").expect(0, &[]);
+    package.bench("s1", "n64 --save-baseline a").exits(0);
+    package.bench("s2", "n64").exits(0);
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&package.record("s2"), 200_000.0);
     let text = std::fs::read_to_string(package.baseline("a")).unwrap();
@@ -53,7 +55,7 @@ fn the_commit_of_a_baseline_is_no_option_of_git() {
     runs.values_mut().for_each(|run| run["provenance"]["commit"] = option.clone().into());
     std::fs::write(package.baseline("a"), baseline.to_string()).unwrap();
     let outcome = package.kernelgate("gate --baseline a");
-    outcome.expect(outcome.code.unwrap(), &[CASE, "recorded 20"]);
+    assert!(outcome.code < Some(4), "{}", outcome.all());
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 
@@ -61,6 +63,7 @@ fn the_commit_of_a_baseline_is_no_option_of_git() {
 fn names_in_files_are_refused_when_they_are_read() {
     let (package, text) = package();
     let path = package.baseline("a");
+    let mut refusals = String::new();
     for (from, to) in [
         (CASE, "fixture/spin/n64\\n=cmd/cpu/hot"),
         ("\"device_name\": \"", "\"device_name\": \"\\u001b[2J"),
@@ -72,55 +75,79 @@ fn names_in_files_are_refused_when_they_are_read() {
         let edited = text.replace(&from, &to.replace(": ", ":"));
         assert_ne!(edited, text, "{from}");
         std::fs::write(&path, edited).unwrap();
-        for (line, code) in [
-            ("gate --baseline a", 2),
-            ("baseline list", 2),
-            ("baseline show a", 2),
-            ("baseline export a a.csv", 2),
-            ("baseline add a", 2),
-        ] {
+        let outcome = package.kernelgate("gate --baseline a");
+        harmless(&outcome);
+        let refusal = outcome.refusal(2);
+        let seal = format!("baseline seal {}", path.display());
+        for line in ["baseline show a", "baseline export a a.csv", "baseline add a", &seal] {
             let outcome = package.kernelgate(line);
-            outcome.expect(code, &["a.json: invalid baseline: ", "holds a control character"]);
             harmless(&outcome);
+            assert_eq!(outcome.refusal(2), refusal, "{line}");
         }
-        package
-            .kernelgate(&format!("baseline seal {}", path.display()))
-            .expect(2, &["holds a control character"]);
+        harmless(package.kernelgate("baseline list").exits(2));
         assert!(!package.path("a.csv").exists());
+        refusals += &format!("{refusal}\n");
     }
+    insta::assert_snapshot!(refusals, @r"
+    error: failed to read FOLDER/baselines/DEVICE/a.json: invalid baseline: the name `fixture/spin/n64\n=cmd/cpu/hot` holds a control character
+    error: failed to read FOLDER/baselines/DEVICE/a.json: invalid baseline: device_name: `\u{1b}[2JAMD EPYC` holds a control character
+    error: failed to read FOLDER/baselines/DEVICE/a.json: invalid baseline: keys: `s1\u{9b}31m/fixture` holds a control character
+    error: failed to read FOLDER/baselines/DEVICE/a.json: invalid baseline: workload: `\rfixture/spin` holds a control character
+    error: failed to read FOLDER/baselines/DEVICE/a.json: invalid baseline: commit: `\u{202e}` holds a control character
+    ");
 }
 
 #[test]
 fn messages_of_benches_are_cleaned_where_they_are_printed() {
     let package = Package::new();
-    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    package.bench("s1", "--save-baseline a").exits(0);
     let loud = package.bench("s2", "--axis n=64 --axis fault=none,loud");
-    let words = ["loud\\u{1b}]0;title\\u{7} [link](http://x)", "second line"];
-    loud.expect(1, &words);
+    insta::assert_snapshot!(loud.error(1), @r#"
+    error: fixture/spin/n64_loud/cpu/hot: panicked: assertion `left != right` failed: loud\u{1b}]0;title\u{7} [link](http://x)
+    second line
+      left: "loud"
+     right: "loud" (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)
+    recorded in FOLDER/target/kernelgate/runs/s2/fixture.json
+    `kernelgate report` draws it in FOLDER/target/kernelgate/report/index.html
+    "#);
     assert!(!loud.stderr.contains(ESCAPE) && !loud.stdout.contains('\u{7}'), "{:?}", loud.all());
     let record = std::fs::read_to_string(package.record("s2")).unwrap();
     assert!(record.contains("\\u001b[31mloud"), "the record has the message as it was: {record}");
-    for line in ["runs", "gate --baseline a"] {
+    let mut texts = String::new();
+    for line in ["runs", "gate --baseline a", "gate --baseline a --format markdown"] {
         let outcome = package.kernelgate(line);
-        outcome.expect(outcome.code.unwrap(), &words);
         harmless(&outcome);
+        let (before, message) = outcome.stdout.split_at(outcome.stdout.find("loud").unwrap());
+        let start = before.rfind('\n').map_or(0, |at| at + 1);
+        // Markdown has the message in one line.
+        let count = if line.ends_with("markdown") { 1 } else { 2 };
+        let lines = message.lines().take(count).collect::<Vec<_>>().join("\n");
+        texts += &format!("{line}:\n{}{lines}\n", &before[start..]);
     }
-    let comment = package.kernelgate("gate --baseline a --format markdown");
-    comment.expect(1, &["loud\\\\u{1b}]0;title\\\\u{7} \\[link](http:&#8203;//x) second line"]);
-    harmless(&comment);
-    let junit = package.kernelgate("gate --baseline a --format junit");
-    harmless(junit.expect(1, &["second line"]));
+    insta::assert_snapshot!(normalized(texts.trim()), @r#"
+    runs:
+    FAILED fixture/spin/n64_loud/cpu/hot: panicked: assertion `left != right` failed: loud\u{1b}]0;title\u{7} [link](http://x)
+        second line
+    gate --baseline a:
+    failed: fixture/spin/n64_loud/cpu/hot: panicked: assertion `left != right` failed: loud\u{1b}]0;title\u{7} [link](http://x)
+        second line
+    gate --baseline a --format markdown:
+    - failed: fixture/spin/n64_loud/cpu/hot: panicked: assertion `left != right` failed: loud\\u{1b}]0;title\\u{7} \[link](http:&#8203;//x) second line left: "loud" right: "loud" (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)
+    "#);
+    harmless(package.kernelgate("gate --baseline a --format junit").exits(1));
 }
 
 #[test]
 fn a_tensor_without_a_plain_name_fails_its_case() {
     let package = Package::new();
     let outcome = package.bench("s1", "--axis n=64 --axis fault=none,input,output");
-    let input =
-        "error: fixture/spin/n64_input/cpu/hot: the input `\\u{1b}` holds a control character";
-    outcome
-        .expect(1, &[CASE, input, "n64_output/cpu/hot: the output `out\\u{1b}` holds a control"]);
-    assert_eq!(package.run("s1")["failed"].as_object().unwrap().len(), 2);
+    insta::assert_snapshot!(lines_with(&outcome.exits(1).stderr, "error: "), @r"
+    error: fixture/spin/n64_input/cpu/hot: the input `\u{1b}` holds a control character
+    error: fixture/spin/n64_output/cpu/hot: the output `out\u{1b}` holds a control character
+    ");
+    let run = package.run("s1");
+    assert_eq!(run["failed"].as_object().unwrap().len(), 2);
+    assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
 }
 
 #[test]
@@ -130,10 +157,9 @@ fn messages_of_a_broken_bench_process_are_cleaned() {
     copy_executable(fixture_path(), package.path("bin/fixture"));
     let line = "compare --base-dir bin --head-dir bin --time-identical --backend cpu --axis n=64 \
                 --axis fault=crash --max-blocks 1";
-    let outcome = package.kernelgate(line);
-    harmless(
-        outcome.expect(outcome.code.unwrap(), &["exit status: 7: \\u{1b}]0;title\\u{7}crashed"]),
-    );
+    let outcome = package.kernelgate(&format!("{line} --format json"));
+    harmless(&outcome);
+    insta::assert_snapshot!(outcome.json()["broken"][0]["reason"].as_str().unwrap(), @r#"exit status: 7: \u{1b}]0;title\u{7}crashed"#);
 }
 
 /// The name of a committed folder, or of an artifact of CI, can be anything.
@@ -144,15 +170,22 @@ fn names_of_files_are_cleaned_where_they_are_printed() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("b.json"), "{").unwrap();
     std::fs::write(package.path("kept\u{7}.json"), "{").unwrap();
-    let messages = [
-        ("baseline list", "baselines/a/b.json: broken or cut short"),
-        ("history import . --store s\u{1b}[2J", "kept\\u{7}.json: failed to read ./kept"),
-    ];
-    for (verb, message) in messages {
+    let mut messages = String::new();
+    for verb in ["baseline list", "history import . --store s\u{1b}[2J"] {
         let outcome = package.kernelgate(verb);
-        outcome.expect(2, &[message]);
-        harmless(&outcome);
+        harmless(outcome.exits(2));
+        messages += &format!("{}\n", outcome.text());
     }
+    insta::assert_snapshot!(messages, @r"
+    exit 2
+    baseline  cases  runs  newest  commit
+    broken: failed to read FOLDER/baselines/DEVICE/b.json: broken or cut short (EOF while parsing an object at line 1 column 1)
+    exit 2
+    0 new records, 0 known, in s
+    -- stderr
+    skipped ./baselines/DEVICE/b.json: failed to read ./baselines/DEVICE/b.json: broken or cut short (EOF while parsing an object at line 1 column 1)
+    skipped ./kept\u{7}.json: failed to read ./kept\u{7}.json: broken or cut short (EOF while parsing an object at line 1 column 1)
+    ");
     let trace = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 1, "ts": 1}]}"#;
     std::fs::write(package.path("t\u{1b}[2J.json"), trace).unwrap();
     let mut stats = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "stats");
@@ -167,16 +200,60 @@ fn a_device_or_a_pipe_is_refused_by_name() {
     let fifo = Command::new("mkfifo").arg(package.path("pipe.json")).status();
     assert!(fifo.unwrap().success());
     std::os::unix::fs::symlink("/dev/zero", package.path("zero.json")).unwrap();
+    let mut refusals = String::new();
     for name in ["pipe.json", "zero.json"] {
-        let expected = format!("{name}: it is no file but a device, a pipe or a socket");
-        for verb in ["stats", "diagnose", "export"] {
-            package.kernelgate(&format!("{verb} {name}")).expect(2, &[&expected]);
+        for line in [
+            format!("stats {name}"),
+            format!("diagnose {name}"),
+            format!("export {name}"),
+            format!("history import {name} --store s"),
+            format!("report --runs {name} --peers {name}"),
+        ] {
+            refusals += &format!("{line}: {}\n", package.kernelgate(&line).text());
         }
-        package.kernelgate(&format!("history import {name} --store s")).expect(2, &[&expected]);
-        package
-            .kernelgate(&format!("report --runs {name} --peers {name}"))
-            .expect(2, &[name, "it is no file"]);
     }
+    insta::assert_snapshot!(refusals, @r"
+    stats pipe.json: exit 2
+
+    -- stderr
+    error: failed to read pipe.json: it is no file but a device, a pipe or a socket
+    diagnose pipe.json: exit 2
+
+    -- stderr
+    error: failed to read pipe.json: it is no file but a device, a pipe or a socket
+    export pipe.json: exit 2
+
+    -- stderr
+    error: failed to read pipe.json: it is no file but a device, a pipe or a socket
+    history import pipe.json --store s: exit 2
+    0 new records, 0 known, in s
+    -- stderr
+    skipped pipe.json: failed to read pipe.json: it is no file but a device, a pipe or a socket
+    report --runs pipe.json --peers pipe.json: exit 2
+
+    -- stderr
+    error: --runs: failed to read pipe.json: it is no file but a device, a pipe or a socket
+    stats zero.json: exit 2
+
+    -- stderr
+    error: failed to read zero.json: it is no file but a device, a pipe or a socket
+    diagnose zero.json: exit 2
+
+    -- stderr
+    error: failed to read zero.json: it is no file but a device, a pipe or a socket
+    export zero.json: exit 2
+
+    -- stderr
+    error: failed to read zero.json: it is no file but a device, a pipe or a socket
+    history import zero.json --store s: exit 2
+    0 new records, 0 known, in s
+    -- stderr
+    skipped zero.json: failed to read zero.json: it is no file but a device, a pipe or a socket
+    report --runs zero.json --peers zero.json: exit 2
+
+    -- stderr
+    error: --runs: failed to read zero.json: it is no file but a device, a pipe or a socket
+    ");
 }
 
 // Neither a broken pipe nor a failing case.
@@ -188,7 +265,10 @@ fn a_full_disk_is_reported_as_an_error() {
         let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let outcome = Outcome::from(command.stdout(full).output().unwrap());
-        outcome.expect(2, &["error: failed to write to standard output: No space left"]);
+        let errors = lines_with(&outcome.exits(2).stderr, "error: ");
+        insta::allow_duplicates!(
+            insta::assert_snapshot!(errors, @"error: failed to write to standard output: No space left on device (os error 28)")
+        );
     }
     let program = env!("CARGO_BIN_EXE_kernelgate");
     let dir = package.dir();
@@ -197,8 +277,18 @@ fn a_full_disk_is_reported_as_an_error() {
          --dump dumped {dir}"
     );
     let mut shell = package.command(Path::new("sh"), "-c");
-    let words = ["1 ok, 0 failed", "File too large", "--dump: the tensors of fixture/spin/n65536"];
-    Outcome::from(shell.arg(line).output().unwrap()).expect(2, &words);
+    let outcome = Outcome::from(shell.arg(line).output().unwrap());
+    insta::assert_snapshot!(outcome.exits(2).text(), @r#"
+    exit 2
+    case  status  checked  max error  relative L2  same bits again
+    fixture/spin/n65536_none/cpu/hot  ok  100.0000%  N  N  yes
+    skipped 1: cpu/never supports nothing: fixture/spin/n65536_none/cpu/never/hot
+    1 ok, 0 failed, 1 skipped
+    -- stderr
+    verifying fixture/spin/n65536_none/cpu/hot
+    failed to write FOLDER/dumped/.kernelgate-TEMPORARY/fixture_spin_n65536_none_cpu_hot.tensors: File too large (os error 27) at path "FOLDER/dumped/.kernelgate-TEMPORARY/.kernelgate-TEMPORARY"
+    error: --dump: the tensors of fixture/spin/n65536_none/cpu/hot were not written to dumped
+    "#);
 }
 
 /// Commands that write into the folder OUT, each with a file that it writes.
@@ -224,16 +314,17 @@ fn leftovers_at_output_paths_are_replaced_or_named() {
         |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
     std::fs::write(&victim, "precious").unwrap();
     std::fs::create_dir(package.path("out")).unwrap();
+    let mut refusals = String::new();
     for (verb, file) in OUTPUTS {
         let at = package.path("out").join(file);
         for plant in [&plant_link as &dyn Fn(&Path), &plant_pipe] {
             plant(&at);
-            run(verb, "out").expect(0, &[]);
+            run(verb, "out").exits(0);
             assert!(std::fs::symlink_metadata(&at).unwrap().is_file(), "{verb}");
             std::fs::remove_file(&at).unwrap();
         }
         std::fs::create_dir(&at).unwrap();
-        run(verb, "out").expect(2, &[file, "irectory"]);
+        refusals += &format!("{verb}: {}\n", run(verb, "out").error(2));
         std::fs::remove_dir(&at).unwrap();
     }
     plant_pipe(&package.path("pipe"));
@@ -241,9 +332,11 @@ fn leftovers_at_output_paths_are_replaced_or_named() {
     for folder in ["victim", "pipe", "dangling"] {
         for verb in OUTPUTS.map(|(verb, _)| verb).into_iter().chain(["check --mode gate --out OUT"])
         {
-            run(verb, folder).expect(2, &[folder]);
+            let refusal = run(verb, folder).error(2);
+            refusals += &format!("{verb}, to {folder}: {refusal}\n");
         }
     }
+    snapshot("mistakes", "output_paths", &refusals);
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 
@@ -257,7 +350,8 @@ fn a_timeline_that_does_not_fit_on_the_disk_leaves_the_earlier_one() {
     let program = env!("CARGO_BIN_EXE_kernelgate");
     let mut shell = package.command(Path::new("sh"), "-c");
     let line = format!("trap '' XFSZ; ulimit -f 0; exec {program} export t.json --out out/x.json");
-    Outcome::from(shell.arg(line).output().unwrap()).expect(2, &["File too large"]);
+    let outcome = Outcome::from(shell.arg(line).output().unwrap());
+    insta::assert_snapshot!(outcome.refusal(2), @r#"error: --out: failed to write out/x.json: File too large (os error 27) at path "FOLDER/out/.kernelgate-TEMPORARY""#);
     assert_eq!(std::fs::read_to_string(package.path("out/x.json")).unwrap(), "earlier");
     assert_eq!(std::fs::read_dir(package.path("out")).unwrap().count(), 1);
 }
@@ -270,27 +364,33 @@ fn a_wrong_lock_file_is_named_at_once() {
     let lock = baseline.with_file_name(".a.json.lock");
     let victim = package.path("victim");
     let seal = format!("baseline seal {}", baseline.display());
-    let refused = |what: &str| {
-        let expected = format!(".a.json.lock is no lock file but {what}: remove it");
-        for line in ["baseline add a", &seal] {
-            package.kernelgate(line).expect(2, &["failed to lock", &expected]);
-        }
-        package.bench("s3", "n64 --save-baseline a").expect(2, &[&expected]);
+    let refusal = || {
+        let refusal = package.kernelgate("baseline add a").refusal(2);
+        assert_eq!(package.kernelgate(&seal).refusal(2), refusal);
+        let bench = package.bench("s3", "n64 --save-baseline a");
+        let error = bench.error(2);
         std::fs::remove_dir_all(package.path("target/kernelgate/runs/s3")).unwrap();
         std::fs::remove_file(&lock).unwrap();
+        format!("{refusal}\n{error}")
     };
     assert!(Command::new("mkfifo").arg(&lock).status().unwrap().success());
-    refused("a device, a pipe or a socket");
+    insta::assert_snapshot!(refusal(), @r"
+    error: failed to lock FOLDER/baselines/DEVICE/a.json: FOLDER/baselines/DEVICE/.a.json.lock is no lock file but a device, a pipe or a socket: remove it
+    error: failed to lock FOLDER/baselines/DEVICE/a.json: FOLDER/baselines/DEVICE/.a.json.lock is no lock file but a device, a pipe or a socket: remove it: the run is kept, and `kernelgate baseline add a --session FOLDER/target/kernelgate/runs/s3` adds it
+    ");
     std::os::unix::fs::symlink(&victim, &lock).unwrap();
-    refused("a link");
+    insta::assert_snapshot!(refusal(), @r"
+    error: failed to lock FOLDER/baselines/DEVICE/a.json: FOLDER/baselines/DEVICE/.a.json.lock is no lock file but a link: remove it
+    error: failed to lock FOLDER/baselines/DEVICE/a.json: FOLDER/baselines/DEVICE/.a.json.lock is no lock file but a link: remove it: the run is kept, and `kernelgate baseline add a --session FOLDER/target/kernelgate/runs/s3` adds it
+    ");
     assert!(!victim.exists());
-    package.kernelgate("baseline add a").expect(0, &[]);
+    package.kernelgate("baseline add a").exits(0);
     let folder = package.path("target/kernelgate/compare");
     std::fs::create_dir_all(&folder).unwrap();
     std::os::unix::fs::symlink(&victim, folder.join("lock")).unwrap();
     package.dir();
     let line = "compare --base-dir executables --head-dir executables";
-    package.kernelgate(line).expect(2, &["compare/lock is no lock file but a link"]);
+    insta::assert_snapshot!(package.kernelgate(line).refusal(2), @"error: failed to open FOLDER/target/kernelgate/compare/lock: FOLDER/target/kernelgate/compare/lock is no lock file but a link: remove it");
     assert!(!victim.exists());
 }
 
@@ -299,24 +399,34 @@ fn a_wrong_lock_file_is_named_at_once() {
 fn a_run_that_names_a_path_is_refused() {
     let (package, _) = package();
     let run = package.run("s2");
-    for (field, value, said) in [
-        ("bench", "../../../x".into(), "bench `../../../x` holds `/`"),
-        ("bench", "".into(), "bench `` is empty"),
-        ("session", "../../q".into(), "session `../../q` is no plain name"),
-        ("started", "yesterday".into(), "started: `yesterday` is no time"),
-        ("seed", serde_json::Value::from("9".repeat(100_000)), "invalid type: string \"999"),
+    let mut refusals = String::new();
+    for (field, value) in [
+        ("bench", "../../../x".into()),
+        ("bench", "".into()),
+        ("session", "../../q".into()),
+        ("started", "yesterday".into()),
+        ("seed", serde_json::Value::from("9".repeat(100_000))),
     ] {
         let mut run = run.clone();
         run[field] = value;
         std::fs::write(package.record("s2"), run.to_string()).unwrap();
-        let outcome = package.kernelgate("gate --baseline a");
-        outcome.expect(2, &["fixture.json: invalid run: ", said]);
-        assert!(outcome.stderr.len() < 1000, "{}", outcome.stderr.len());
+        let refusal = package.kernelgate("gate --baseline a").refusal(2);
+        // The length of the line depends on times.
+        let refusal = refusal.split(" at line").next().unwrap();
+        refusals += &format!("{field}: {refusal}\n");
     }
     let mut run = run;
     run["cases"][CASE]["verification"]["max_error"] = (-1).into();
     std::fs::write(package.record("s2"), run.to_string()).unwrap();
-    package.kernelgate("gate --baseline a").expect(2, &[CASE, "an error of -1"]);
+    refusals += &format!("max_error: {}\n", package.kernelgate("gate --baseline a").refusal(2));
+    insta::assert_snapshot!(refusals, @r#"
+    bench: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: bench `../../../x` holds `/`, which separates the parts of an id
+    bench: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: bench `` is empty
+    session: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: session `../../q` is no plain name
+    started: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: started: `yesterday` is no time
+    seed: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: invalid type: string "9999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999999… HASH", expected u64
+    max_error: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: case fixture/spin/n64_none/cpu/hot: an error of -1
+    "#);
 }
 
 #[test]
@@ -333,17 +443,23 @@ fn other_files_beside_the_benches_are_not_run() {
     let compare = |flags: &str| {
         let line = format!(
             "compare --base-dir bin --head-dir bin --time-identical --backend cpu --max-blocks 1 \
-             --case-time 0.03s {flags}"
+             --case-time 0.03s --format json {flags}"
         );
         package.kernelgate(&line)
     };
     let outcome = compare("n64");
-    let why =
-        "left alone: script of the base: its file has no mark of this harness, so it was not run";
-    outcome.expect(outcome.code.unwrap(), &[CASE, why, "`--bench script`", "of 1 (threshold"]);
-    insta::assert_snapshot!(lines_with(&outcome.stdout, "script"), @"bench left alone: script: its file has no mark of this harness, so it was not run; `--bench script` runs it all the same");
+    assert_eq!(outcome.verdicts().len(), 1, "{}", outcome.all());
+    insta::assert_snapshot!(lines_with(&outcome.stderr, "script"), @r"
+    left alone: script of the base: its file has no mark of this harness, so it was not run; `--bench script` runs it all the same
+    left alone: script of the head: its file has no mark of this harness, so it was not run; `--bench script` runs it all the same
+    ");
     assert!(!package.path("ran").exists());
-    compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
+    let script = compare("--bench script");
+    insta::assert_snapshot!(script.refusal(2), @r"
+    left alone: script of the base: asked by --bench, it did not answer as a bench of this harness does
+    left alone: script of the head: asked by --bench, it did not answer as a bench of this harness does
+    error: no bench that can be driven has a case that was asked for
+    ");
     assert!(package.path("ran").exists());
     let mark = kernelgate::protocol::BENCH_MARK.as_bytes();
     let fixture = std::fs::read(fixture_path()).unwrap();
@@ -357,16 +473,25 @@ fn a_commit_that_is_given_is_one_and_is_recorded_as_stated() {
         let mut bench = package.bench_command("s1", line);
         bench.env("KERNELGATE_COMMIT", commit).output().unwrap().into()
     };
+    let mut refusals = String::new();
     for bad in ["v1\u{1b}[31m\n", "main", "--output=x", "1a2b3c", "1a2b+changes+changes"] {
         let refused = bench(bad, "n64 --save-baseline a");
-        harmless(refused.expect(2, &["KERNELGATE_COMMIT=`", "is no commit: 7 to 64 hexadecimal"]));
+        harmless(&refused);
+        refusals += &format!("{}\n", refused.error(2));
     }
-    bench("1a2b3c4d5e+changes", "n64").expect(0, &[]);
+    insta::assert_snapshot!(refusals, @r"
+    error: KERNELGATE_COMMIT=`v1` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
+    error: KERNELGATE_COMMIT=`main` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
+    error: KERNELGATE_COMMIT=`--output=x` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
+    error: KERNELGATE_COMMIT=`1a2b3c` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
+    error: KERNELGATE_COMMIT=`1a2b+changes+changes` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
+    ");
+    bench("1a2b3c4d5e+changes", "n64").exits(0);
     assert_eq!(package.run("s1")["stated_commit"], true);
-    let expected =
-        "the commit 1a2b3c4d+changes of the run s1/fixture is as KERNELGATE_COMMIT stated";
-    package.kernelgate("baseline add a").expect(0, &[expected]);
-    package.kernelgate("baseline show a").expect(0, &["1a2b3c4d+changes (as stated)"]);
+    let added = package.kernelgate("baseline add a");
+    insta::assert_snapshot!(lines_with(&added.exits(0).all(), "1a2b3c4d"), @"the commit 1a2b3c4d+changes of the run s1/fixture is as KERNELGATE_COMMIT stated it");
+    let shown = package.kernelgate("baseline show a");
+    insta::assert_snapshot!(normalized(&lines_with(&shown.exits(0).all(), "1a2b3c4d")), @"run s1/fixture: INSTANT, DEVICE, COMMIT+changes (as stated)");
 }
 
 #[test]
@@ -377,13 +502,14 @@ fn an_executable_that_was_copied_here_is_not_of_this_checkout() {
             Command::new("git").arg("-C").arg(package.folder.path()).args(line.split(' ')).status();
         assert!(git.unwrap().success());
     }
-    package.bench("cargo", "n64").expect(0, &[]);
+    package.bench("cargo", "n64").exits(0);
     assert!(package.run("cargo")["provenance"]["commit"].is_string());
     let folder = package.dir();
     let copied = Path::new(folder.strip_prefix("--dir ").unwrap()).join("fixture");
     let mut bench = package.command(&copied, "--bench --noplot --sample-size 10 n64");
     bench.env_remove("CARGO_MANIFEST_DIR").env("KERNELGATE_SESSION", "copied");
-    Outcome::from(bench.output().unwrap()).expect(0, &["no commit is recorded"]);
+    let outcome = Outcome::from(bench.output().unwrap());
+    insta::assert_snapshot!(normalized(&lines_with(&outcome.exits(0).all(), "commit")), @"no commit is recorded: there is no git checkout, or this executable neither was started by cargo nor lies where cargo built it; KERNELGATE_COMMIT=HEX states one");
     assert!(package.run("copied")["provenance"]["commit"].is_null());
 }
 
@@ -394,11 +520,17 @@ fn a_revision_that_looks_like_an_option_is_not_found() {
         Command::new("git").arg("-C").arg(package.folder.path()).args(["init", "--quiet"]).status();
     assert!(git.unwrap().success());
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let mut refusals = String::new();
     for revision in ["--output=victim", "--all", "-n1"] {
         let mut compare = package.command(program, "compare");
         let outcome = Outcome::from(compare.arg(format!("--base={revision}")).output().unwrap());
-        outcome.expect(2, &[&format!("no revision `{revision}`")]);
+        refusals += &format!("{}\n", outcome.refusal(2));
     }
+    insta::assert_snapshot!(refusals, @r"
+    error: no revision `--output=victim` in FOLDER
+    error: no revision `--all` in FOLDER
+    error: no revision `-n1` in FOLDER
+    ");
     assert!(!package.path("victim").exists());
 }
 
@@ -415,9 +547,10 @@ fn paths_that_are_not_utf8_are_errors() {
         command.current_dir(&odd).env("TMPDIR", temporary).env("KERNELGATE_BACKEND", "cpu");
         command.output().unwrap().into()
     };
-    run("list", &std::env::temp_dir()).expect(0, &[CASE]);
-    run("verify n64 --dump dumped", &std::env::temp_dir()).expect(2, &["--dump: ", "is not UTF-8"]);
-    run("list", &odd).expect(2, &["request.json: invalid request: path contains invalid UTF-8"]);
+    assert_eq!(run("list n64 --format json", &std::env::temp_dir()).exits(0).cases()[0], CASE);
+    let dumped = run("verify n64 --dump dumped", &std::env::temp_dir());
+    insta::assert_snapshot!(dumped.refusal(2), @"error: --dump: FOLDER/odd�/dumped/.kernelgate-TEMPORARY is not UTF-8, which a request cannot name");
+    insta::assert_snapshot!(run("list", &odd).refusal(2), @"error: failed to write FOLDER/request.json: invalid request: path contains invalid UTF-8 characters");
     let mut compare = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "compare");
     let compare = compare.arg("--base-dir").arg(&odd).arg("--head-dir").arg(&odd);
     let outcome = Outcome::from(compare.output().unwrap());
@@ -427,8 +560,9 @@ fn paths_that_are_not_utf8_are_errors() {
 #[test]
 fn broken_results_of_criterion_are_named() {
     let package = Package::new();
-    package.bench("s1", "n64 --save-baseline x").expect(0, &[]);
+    package.bench("s1", "n64 --save-baseline x").exits(0);
     let folder = package.path("target/criterion/fixture_spin_n64_none/cpu_hot/x");
+    let mut refusals = std::collections::BTreeSet::new();
     for (name, text) in [
         ("sample.json", "{"),
         ("sample.json", r#"{"sampling_mode":"Flat","iters":[1],"times":[1]}"#),
@@ -437,14 +571,17 @@ fn broken_results_of_criterion_are_named() {
         let before = std::fs::read(folder.join(name)).unwrap();
         std::fs::write(folder.join(name), text).unwrap();
         for line in ["--load-baseline x --baseline x", "--baseline x", "--baseline-lenient x"] {
-            package.bench("s2", &format!("n64 {line}")).expect(
-                2,
-                &["Criterion's baseline `x` of fixture/spin/n64_none/cpu/hot is broken"],
-            );
+            let refusal = package.bench("s2", &format!("n64 {line}")).error(2);
+            refusals.insert(refusal);
         }
         std::fs::write(folder.join(name), before).unwrap();
     }
-    package.bench("s2", "n64 --baseline-lenient absent").expect(0, &[]);
+    insta::assert_snapshot!(refusals.into_iter().collect::<Vec<_>>().join("\n"), @r"
+    error: Criterion's baseline `x` of fixture/spin/n64_none/cpu/hot is broken (FOLDER/target/criterion/fixture_spin_n64_none/cpu_hot/x/estimates.json: no estimate `mean`): remove it, or save it again
+    error: Criterion's baseline `x` of fixture/spin/n64_none/cpu/hot is broken (FOLDER/target/criterion/fixture_spin_n64_none/cpu_hot/x/sample.json: 1 iteration counts and 1 times): remove it, or save it again
+    error: Criterion's baseline `x` of fixture/spin/n64_none/cpu/hot is broken (FOLDER/target/criterion/fixture_spin_n64_none/cpu_hot/x/sample.json: EOF while parsing an object at line 1 column 1): remove it, or save it again
+    ");
+    package.bench("s2", "n64 --baseline-lenient absent").exits(0);
 }
 
 #[test]
@@ -472,18 +609,26 @@ fn wrong_variables_are_named_and_empty_ones_count_as_unset() {
         ("CRITERION_HOME", ""),
     ];
     for outcome in both(&empty, "n64") {
-        outcome.expect(0, &[CASE]);
-        assert!(!outcome.stderr.contains("nothing reads"), "{}", outcome.stderr);
+        assert_eq!(normalized(&outcome.exits(0).stderr), "");
     }
-    for outcome in both(&[("KERNELGATE_EFFORT", "much")], "n64") {
-        outcome.expect(2, &["invalid value 'much' in the variable KERNELGATE_EFFORT"]);
-    }
-    for outcome in both(&[("KERNELGATE_EFFORT", "much")], "--effort more") {
-        outcome.expect(2, &["invalid value 'more' for '--effort <EFFORT>'"]);
-    }
-    for outcome in both(&[("KERNELGATE_EFORT", "quick")], "n64") {
-        let words = "nothing reads the variable KERNELGATE_EFORT: did you mean KERNELGATE_EFFORT?";
-        outcome.expect(0, &[words]);
-        assert_eq!(outcome.stderr.matches("nothing reads").count(), 1, "{}", outcome.stderr);
-    }
+    let errors = |set: &[(&str, &str)], flags: &str, code: i32| {
+        let [list, bench] =
+            both(set, flags).map(|it| normalized(&it.exits(code).stderr).trim().to_owned());
+        assert_eq!(list, bench);
+        bench
+    };
+    insta::assert_snapshot!(errors(&[("KERNELGATE_EFFORT", "much")], "n64", 2), @r"
+    error: invalid value 'much' in the variable KERNELGATE_EFFORT
+      [possible values: quick, default, thorough]
+
+    For more information, try '--help'.
+    ");
+    let flag = errors(&[("KERNELGATE_EFFORT", "much")], "--effort more", 2);
+    insta::assert_snapshot!(flag, @r"
+    error: invalid value 'more' for '--effort <EFFORT>'
+      [possible values: quick, default, thorough]
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(errors(&[("KERNELGATE_EFORT", "quick")], "n64", 0), @"warning: nothing reads the variable KERNELGATE_EFORT: did you mean KERNELGATE_EFFORT?");
 }

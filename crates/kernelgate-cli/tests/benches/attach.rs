@@ -7,8 +7,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::package::outcome::normalized;
 use crate::package::outside::Outside;
-use crate::package::{Outcome, linked_with};
+use crate::package::{Outcome, lines_with, linked_with};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/attached");
 
@@ -54,7 +55,11 @@ fn examples_are_short() {
 fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     let outside = package(&["c_library", "cubin"]);
     let list = run(&outside, env!("CARGO_BIN_EXE_kernelgate"), "list");
-    list.expect(0, &["attached/axpy", "cuda/c_library", "cuda/cubin"]);
+    insta::assert_snapshot!(lines_with(&list.exits(0).stdout, "cuda/c"), @r"
+    cuda/c_library attached
+    cuda/cubin     attached
+    attached/axpy/n16777216/cuda/c_library/hot, and 3 more
+    ");
     let (on_gpu, arch) = match kernelgate_cuda::testing::lock_first_gpu() {
         Some((device, _alone)) => (true, device.facts().arch.clone()),
         None => (false, String::new()),
@@ -68,10 +73,12 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     };
     let timed = bench("c_library");
     eprintln!("{}", timed.stdout);
-    timed.expect(0, &["attached/axpy/n16777216/cuda/c_library/hot"]);
+    timed.exits(0);
     let cubin = bench("cubin");
-    let words = if arch.starts_with("sm_90") { "cuda/cubin/hot" } else { "a cubin for sm_90, on" };
-    cubin.expect(0, &[words]);
+    cubin.exits(0);
+    // The cubin is for sm_90; on another card the case is skipped.
+    let shown = cubin.stdout.contains("attached/axpy/n16777216/cuda/cubin/hot");
+    assert_eq!(shown, arch.starts_with("sm_90"), "{}", cubin.all());
 }
 
 /// The first example of the README, and a copy with a tensor that its definition lacks.
@@ -84,10 +91,13 @@ fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
         let line = format!("bench --offline --bench {name} -- --quick --noplot");
         outside.command(env!("CARGO"), &line).output().unwrap().into()
     };
-    let skipped = "no GPU";
-    let timed = kernelgate_cuda::testing::lock_first_gpu().is_some();
-    bench("own_kernel").expect(0, &[if timed { "cuda/saxpy/hot" } else { skipped }]);
-    bench("unknown").expect(2, &["takes a tensor `z`, the definition has `x`, `y`, `out`"]);
+    let on_gpu = kernelgate_cuda::testing::lock_first_gpu();
+    let complete = bench("own_kernel");
+    let skipped =
+        complete.exits(0).stdout.lines().any(|line| line.starts_with("skipped 3: no GPU"));
+    assert_eq!(skipped, on_gpu.is_none(), "{}", complete.all());
+    let unknown = bench("unknown");
+    insta::assert_snapshot!(unknown.error(2), @"error: example/own_kernel/n1048576: the row `cuda/saxpy` takes a tensor `z`, the definition has `x`, `y`, `out`");
 }
 
 /// A workload without a reference, on the host.
@@ -137,7 +147,14 @@ fn a_filter_for_one_bench_is_not_an_error_in_another() {
     let outside = Outside::new(&[("first", UNKNOWN), ("second", &other)]);
     let line = "bench --offline -- --quick --noplot --backend cpu other/scale";
     let both: Outcome = outside.command(env!("CARGO"), line).output().unwrap().into();
-    both.expect(0, &["no case matches `other/scale`", "other/scale/n4096"]);
+    let messages = format!("{}{}", both.exits(0).stdout, both.stderr);
+    insta::assert_snapshot!(lines_with(&messages, "other/scale"), @r"
+    other/scale/n4096
+    unverified, nothing says whether the outputs are right: other/scale/n4096/cpu/hot
+    computed from inputs that were read before timing: a remembered result would pass: other/scale/n4096/cpu/hot
+    unknown: no case matches `other/scale`; `--list` shows the cases
+    [1/1] other/scale/n4096/cpu/hot
+    ");
 }
 
 #[test]
@@ -146,19 +163,44 @@ fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
     outside.write(".gitignore", "target\n");
     outside.commit();
     let kernelgate = |line: &str| outside.kernelgate(line);
-    kernelgate("verify --backend cpu").expect(0, &["unknown/scale/n4096/cpu", "unverified"]);
+    insta::assert_snapshot!(kernelgate("verify --backend cpu").text(), @r"
+    exit 0
+    case  status  checked  max error  relative L2  same bits again
+    unknown/scale/n4096/cpu/hot  unverified  0%  -  -  yes
+    1 ok, 0 failed, 0 skipped
+    -- stderr
+    verifying unknown/scale/n4096/cpu/hot
+    ");
     let bench = "bench --offline --bench unknown -- --quick --noplot --backend cpu";
     let timed: Outcome = outside.command(env!("CARGO"), bench).output().unwrap().into();
-    timed.expect(0, &["unverified, nothing says whether the outputs are right: unknown/scale"]);
+    insta::assert_snapshot!(lines_with(&timed.exits(0).stdout, "unverified"), @"unverified, nothing says whether the outputs are right: unknown/scale/n4096/cpu/hot");
 
     let compare = "compare --base HEAD --backend cpu --relative 1 --tolerated 2 --max-blocks 1 \
                    --case-time 0.02s --format json";
     // The outputs are within the tolerance of the base's outputs, so the case is verified.
     outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.0001"));
-    let close = kernelgate(compare);
-    let json: serde_json::Value = serde_json::from_str(&close.stdout).unwrap();
+    let json = kernelgate(compare).json();
     assert_eq!(json["unverified"], serde_json::json!([]), "{json}");
     outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.1"));
-    let wrong = kernelgate(compare);
-    wrong.expect(1, &["against the outputs of the base's build: output `y`: max error"]);
+    let wrong = kernelgate(compare).exits(1).json();
+    insta::assert_snapshot!(normalized(&format!("{:#}", wrong["failed"])), @r#"
+    {
+      "unknown/scale/n4096/cpu/hot": {
+        "kind": "too_far",
+        "names": {
+          "output": "y"
+        },
+        "numbers": {
+          "actual": N,
+          "expected": N,
+          "max_error": N,
+          "max_error_allowed": 0.001,
+          "relative_l2": N,
+          "relative_l2_allowed": 0.001,
+          "worst": 2241.0
+        },
+        "text": "against the outputs of the base's build: output `y`: max error N (allowed 1e-3), relative L2 N (allowed 1e-3); worst at PLACE"
+      }
+    }
+    "#);
 }

@@ -9,8 +9,9 @@
 
 use std::process::Command;
 
-use crate::package::Outcome;
+use crate::package::outcome::normalized;
 use crate::package::outside::{Outside, is_alive};
+use crate::package::{Outcome, lines_with};
 
 /// A bench with ids of every kind, of which one takes a time that ROUNDS sets.
 const PLAIN: &str = r#"
@@ -154,6 +155,16 @@ fn main() {
 }
 "#;
 
+/// Messages of a comparison, without those about its progress.
+fn messages(outcome: &Outcome) -> String {
+    const PROGRESS: [&str; 5] = ["building ", "built ", "verifying ", "trying ", "round "];
+    let is_progress = |line: &str| PROGRESS.iter().any(|word| line.starts_with(word));
+    let lines: Vec<&str> = outcome.stderr.lines().filter(|line| !is_progress(line)).collect();
+    // On a machine with load, measurements of further cases seem long.
+    let further = regex::Regex::new(r", and the like in \d+ more cases?").unwrap();
+    normalized(&further.replace_all(lines.join("\n").trim(), ""))
+}
+
 const COMPARE: &str = "compare --relative 1 --tolerated 2 --case-time 0.06s --backend cpu";
 
 #[test]
@@ -173,16 +184,15 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     );
     let compare = format!("{COMPARE} --base HEAD");
     let outcome = outside.kernelgate(&format!("{compare} --max-blocks 16 --format json"));
-    outcome.expect(
-        1,
-        &[
-            "left alone: libtest of the base: it uses libtest, neither kernelgate nor Criterion",
-            "left alone: custom of the head: its file has no mark",
-            "bench plain: Criterion alone, 6 unverified cases; a process takes",
-            "its source sets 12 samples and a measurement of about 0.",
-        ],
-    );
-    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let json = outcome.exits(1).json();
+    insta::assert_snapshot!(messages(&outcome), @r"
+    left alone: custom of the base: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
+    left alone: libtest of the base: it uses libtest, neither kernelgate nor Criterion, so it cannot be driven; if it is one of Criterion, `harness = false` is missing under its [[bench]]
+    left alone: custom of the head: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
+    left alone: libtest of the head: it uses libtest, neither kernelgate nor Criterion, so it cannot be driven; if it is one of Criterion, `harness = false` is missing under its [[bench]]
+    bench plain: Criterion alone, 6 unverified cases; a process takes N s, a block of four N s; its source sets 12 samples and a measurement of about N s for fixed/long
+    without effect on benches that use Criterion alone (plain): --backend (KERNELGATE_BACKEND)
+    ");
     let verdict = |case: &str| {
         let judged = json["judged"].as_array().unwrap().iter();
         let found = judged.filter(|row| row["decision"]["case"] == case).collect::<Vec<_>>();
@@ -209,15 +219,54 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     // The same command continues; a filter is Criterion's and applies to all benches.
     let again =
         outside.kernelgate(&format!("{compare} --max-blocks 16 --resume --format markdown"));
-    again.expect(1, &["resuming with", "more than one case of its bench has this id"]);
+    assert_eq!(lines_with(&again.exits(1).stderr, "resuming with").lines().count(), 1);
+    insta::assert_snapshot!(lines_with(&again.stdout, "- inconclusive: skipped"), @"- inconclusive: skipped in the head: more than one case of its bench has this id: again");
     assert!(!outside.path("target/criterion").exists(), "the user's own store is left alone");
-    let narrow = outside.kernelgate(&format!("{compare} --max-blocks 1 --bench plain ^a.few$"));
-    narrow.expect(narrow.code.unwrap(), &["a few", "1 unverified case", "of 1 (threshold"]);
-    assert!(!narrow.stdout.contains("fixed/long"), "{}", narrow.stdout);
-    outside.kernelgate(&format!("{compare} nothing")).expect(2, &["no case matches `nothing`"]);
-    outside
-        .kernelgate(&format!("{compare} --bench custom"))
-        .expect(2, &["custom", "did not answer as a bench of this harness does"]);
+    let narrow = format!("{compare} --max-blocks 1 --bench plain ^a.few$ --format json");
+    let narrow = outside.kernelgate(&narrow).json();
+    assert_eq!(narrow["unverified"], serde_json::json!(["a few"]));
+    assert_eq!(narrow["judged"].as_array().unwrap().len(), 1, "{narrow}");
+    let custom = outside.kernelgate(&format!("{compare} --bench custom"));
+    insta::assert_snapshot!(messages(custom.exits(2)), @r"
+    left alone: custom of the base: asked by --bench, it did not answer as a bench of this harness does
+    left alone: custom of the head: asked by --bench, it did not answer as a bench of this harness does
+    error: no bench that can be driven has a case that was asked for
+    ");
+}
+
+/// A case that the base can measure and the head cannot is still listed.
+fn check_benches_that_cannot_be_driven(run: &dyn Fn(&str, &str) -> Outcome) {
+    let mut reasons = String::new();
+    for how in ["ignores flags", "has flags of its own", "floods when listing", "stores elsewhere"]
+    {
+        let both = run(how, "");
+        reasons += &format!("{how}:\n{}\n", messages(both.exits(2)));
+        let head = run(&format!("{how}!"), "--format json");
+        assert_eq!(head.exits(3).verdicts(), ["inconclusive"; 2], "{how}");
+        reasons += &format!("{how} in the head: {}\n", head.json()["judged"][0]["reasons"]);
+    }
+    insta::assert_snapshot!(reasons, @r#"
+    ignores flags:
+    left alone: evil of the base: it ignores Criterion's flags: asked to list its cases it measured them
+    left alone: evil of the head: it ignores Criterion's flags: asked to list its cases it measured them
+    error: bench `evil`: it ignores Criterion's flags: asked to list its cases it measured them
+    ignores flags in the head: [{"kind":"undrivable","side":"head","why":"it ignores Criterion's flags: asked to list its cases it measured them"}]
+    has flags of its own:
+    left alone: evil of the base: asked to list its cases it ended with exit status: 2: unexpected argument --list
+    left alone: evil of the head: asked to list its cases it ended with exit status: 2: unexpected argument --list
+    error: bench `evil`: asked to list its cases it ended with exit status: 2: unexpected argument --list
+    has flags of its own in the head: [{"kind":"undrivable","side":"head","why":"asked to list its cases it ended with exit status: 2: unexpected argument --list"}]
+    floods when listing:
+    left alone: evil of the base: asked to list its cases it printed more than 8388608 bytes, the limit
+    left alone: evil of the head: asked to list its cases it printed more than 8388608 bytes, the limit
+    error: bench `evil`: asked to list its cases it printed more than 8388608 bytes, the limit
+    floods when listing in the head: [{"kind":"undrivable","side":"head","why":"asked to list its cases it printed more than 8388608 bytes, the limit"}]
+    stores elsewhere:
+    left alone: evil of the base: asked to measure, it left no samples in Criterion's store (CRITERION_HOME)
+    left alone: evil of the head: asked to measure, it left no samples in Criterion's store (CRITERION_HOME)
+    error: bench `evil`: asked to measure, it left no samples in Criterion's store (CRITERION_HOME)
+    stores elsewhere in the head: [{"kind":"undrivable","side":"head","why":"asked to measure, it left no samples in Criterion's store (CRITERION_HOME)"}]
+    "#);
 }
 
 #[test]
@@ -234,51 +283,76 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
         command(how, &format!("--bench evil {flags}")).output().unwrap().into()
     };
     // The executable was not built here, so it runs only if it is named.
-    Outcome::from(command("", "").output().unwrap()).expect(
-        2,
-        &["left alone: evil of the base: it uses Criterion alone and was not built here"],
-    );
-    let sound = run("", "--effort quick --axis n=5");
-    let idle = "without effect on benches that use Criterion alone (evil): --axis \
-                (KERNELGATE_AXIS), --backend (KERNELGATE_BACKEND), --effort (KERNELGATE_EFFORT)";
-    sound.expect(sound.code.unwrap(), &["second", "of 2 (threshold", idle]);
+    let unnamed = Outcome::from(command("", "").output().unwrap());
+    insta::assert_snapshot!(messages(unnamed.exits(2)), @r"
+    left alone: evil of the base: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
+    left alone: evil of the head: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
+    error: no bench that can be driven has a case that was asked for
+    ");
+    let nothing = run("", "nothing");
+    insta::assert_snapshot!(nothing.error(2), @"error: no case matches `nothing`");
+    let sound = run("", "--effort quick --axis n=5 --format json");
+    assert_eq!(sound.verdicts().len(), 2);
+    insta::assert_snapshot!(lines_with(&sound.stderr, "effect"), @"without effect on benches that use Criterion alone (evil): --axis (KERNELGATE_AXIS), --backend (KERNELGATE_BACKEND), --effort (KERNELGATE_EFFORT)");
 
-    for (how, words) in [
-        ("ignores flags", "it ignores Criterion's flags: asked to list its cases it measured"),
-        (
-            "has flags of its own",
-            "asked to list its cases it ended with exit status: 2: unexpected",
-        ),
-        ("floods when listing", "asked to list its cases it printed more than 8388608 bytes"),
-        ("stores elsewhere", "asked to measure, it left no samples in Criterion's store"),
+    check_benches_that_cannot_be_driven(&run);
+    let mut broke = String::new();
+    for (how, flags) in [
+        ("panics when listing!", ""),
+        ("panics!", ""),
+        ("hangs when listing!", "--wait 1s"),
+        ("hangs!", "--wait 1s"),
     ] {
-        run(how, "").expect(2, &["left alone: evil of the base", words]);
-        // A case that the base can measure and the head cannot is still listed.
-        let words = format!("its bench cannot be driven in the head: {words}");
-        run(&format!("{how}!"), "").expect(3, &["2 inconclusive of 2", &words]);
-    }
-    for (how, words) in [
-        ("panics when listing!", "asked to list its cases it ended with exit status: 101"),
-        ("panics!", "on purpose"),
-    ] {
-        let outcome = run(how, "");
-        let all = outcome.all();
-        assert_eq!(outcome.code, Some(1), "{all}");
-        for words in ["broke: evil of the head", words, "2 inconclusive of 2"] {
-            assert!(all.contains(words), "{words}: {all}");
+        let outcome = run(how, &format!("{flags} --format json"));
+        assert_eq!(outcome.code, Some(1), "{how}: {}", outcome.all());
+        assert_eq!(outcome.verdicts(), ["inconclusive"; 2], "{how}");
+        broke += &format!("{how}: {:#}\n", outcome.json()["broken"]);
+        if !flags.is_empty() {
+            assert!(!is_alive(&outside), "what it started still runs");
         }
     }
-    let timeless = run("takes no time!", "");
-    timeless.expect(3, &["skipped in the head", "second: it left no samples in Criterion's store"]);
-    assert!(timeless.stdout.contains("of 1 (threshold"), "{}", timeless.stdout);
-
-    for (how, words) in [
-        ("hangs when listing!", "asked to list its cases it was treated as hung: killed after 1 s"),
-        ("hangs!", "broke: evil of the head: treated as hung: killed after 1 s (--wait sets this)"),
-    ] {
-        run(how, "--wait 1s").expect(1, &[words, "--wait sets this"]);
-        assert!(!is_alive(&outside), "what it started still runs");
+    insta::assert_snapshot!(normalized(&broke), @r#"
+    panics when listing!: [
+      {
+        "abandoned": true,
+        "bench": "evil",
+        "reason": "asked to list its cases it ended with exit status: 101: thread 'main' panicked at benches/evil.rs:LINE:; no data",
+        "side": "head"
+      }
+    ]
+    panics!: [
+      {
+        "abandoned": true,
+        "bench": "evil",
+        "reason": "measuring `second`, exit status: 101: thread 'main' panicked at benches/evil.rs:LINE:; on purpose",
+        "side": "head"
+      }
+    ]
+    hangs when listing!: [
+      {
+        "abandoned": true,
+        "bench": "evil",
+        "reason": "asked to list its cases it was treated as hung: killed after 1 s (--wait sets this)",
+        "side": "head"
+      }
+    ]
+    hangs!: [
+      {
+        "abandoned": true,
+        "bench": "evil",
+        "reason": "treated as hung: killed after 1 s (--wait sets this)",
+        "side": "head"
+      }
+    ]
+    "#);
+    let timeless = run("takes no time!", "--format json");
+    let timeless = timeless.exits(3).json();
+    assert_eq!(timeless["judged"].as_array().unwrap().len(), 1, "{timeless}");
+    insta::assert_snapshot!(format!("{:#}", timeless["skipped"]), @r#"
+    {
+      "second": "it left no samples in Criterion's store (CRITERION_HOME)"
     }
+    "#);
 }
 
 #[test]
@@ -286,17 +360,9 @@ fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
     let outside = Outside::new(&[("evil", HOSTILE)]);
     outside.build("evil");
     let line = "calibrate --dir base --bench evil second --relative 0.3 --tolerated 0.6 \
-                --case-time 0.1s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
+                --case-time 0.04s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
                 --max-blocks 32 --output calibration.json";
-    let outcome = outside.kernelgate(line);
-    outcome.expect(
-        0,
-        &[
-            "1 case: second",
-            "slow-downs are added to the recorded times of these, in which nothing can be delayed: \
-             second",
-        ],
-    );
+    outside.kernelgate(line).exits(0);
     let text = std::fs::read_to_string(outside.path("calibration.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["simulated"], serde_json::json!(["second"]));

@@ -5,150 +5,175 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::package::{CASE, Outcome, Package, fixture_path};
+use crate::outputs::{both_streams, snapshot};
+use crate::package::outcome::normalized;
+use crate::package::{CASE, Outcome, Package, fixture_path, lines_with};
 
 #[test]
 fn bench_baseline_and_gate() {
     let package = Package::new();
     let first = package.bench("s1", "--save-baseline a");
-    first.expect(
-        0,
-        &[
-            CASE,
-            "fixture/spin/n128_none/cpu/hot",
-            "2 unsupported combinations of problem and implementation skipped",
-            "saved as baseline `a`",
-        ],
-    );
+    snapshot("correct", "bench", &both_streams(&first));
     let run = package.run("s1");
     assert_eq!(run["complete"], true);
     assert_eq!(run["cases"][CASE]["samples"]["launches"].as_array().unwrap().len(), 10);
     assert_eq!(run["cases"][CASE]["verification"]["checked"], 64);
-    package.bench("s2", "--save-baseline b").expect(0, &[]);
-    package.kernelgate("baseline list").expect(0, &["/a", "/b"]);
-    package.kernelgate("baseline show b").expect(0, &[CASE, "±"]);
-
+    package.bench("s2", "").exits(0);
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&package.record("s2"), 204_000.0);
-    package
-        .kernelgate("gate --baseline a")
-        .expect(0, &["unchanged", "+2.0%", "2 unchanged, 0 inconclusive of 2"]);
+    assert_eq!(package.gate("a").exits(0).verdicts(), ["unchanged", "unchanged"]);
 
-    package.bench("s3", "").expect(0, &[]);
+    package.bench("s3", "").exits(0);
     package.set_times(&package.record("s3"), 200_000.0);
     package.set_case_times(&package.record("s3"), "n64", 240_000.0);
-    let one_run = [
-        "inconclusive",
-        "+20.0%",
-        "the baseline has one process run",
-        "kernelgate baseline save a --runs 5",
-    ];
-    package.kernelgate("gate --baseline a").expect(3, &one_run);
+    // The text has advice: the baseline has one process run.
+    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    exit 3
+    baseline `a` of no commit, recorded DAY, 0 days ago,DEVICE
+
+    case  verdict  baseline  now  change  interval  detectable  runs
+    fixture/spin/n64_none/cpu/hot  inconclusive  N µs  N µs  +20.0%  -1.8% … +46.7%  28.3%  1:1
+    fixture/spin/n128_none/cpu/hot  unchanged  N µs  N µs  +0.0%  -18.2% … +22.2%  28.3%  1:1
+    interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged
+
+    the file of the baseline `a` has no checksum: an edit of it is not noticed; `kernelgate baseline seal FILE` takes it as it is
+    the baseline has one process run of a case: how its runs differ is unknown, and a difference of more than 5.0% that the allowance for that could explain is inconclusive: `kernelgate baseline save a --runs 5` on the old code records enough, `kernelgate baseline add` adds the last run
+    one process run is judged: ±N% is assumed for the difference between runs; after more of `cargo bench`, `kernelgate gate --last COUNT` shows it
+
+    0 regressed, 0 improved, 1 unchanged, 1 inconclusive of 2 (threshold 5%)
+    ");
     package.set_case_times(&package.record("s3"), "n64", 300_000.0);
-    package
-        .kernelgate("gate --baseline a")
-        .expect(1, &["regressed", CASE, "+50.0%", "1 regressed, 0 improved, 1 unchanged"]);
-    let session = package.path("target/kernelgate/runs/s2");
-    package
-        .kernelgate(&format!("baseline add a --session {}", session.display()))
-        .expect(0, &["up to 2 runs"]);
-    package
-        .kernelgate("gate --baseline a")
-        .expect(1, &["regressed", CASE, "+48.5%", "1 regressed, 0 improved, 1 unchanged"]);
-    let json = package.kernelgate("gate --baseline a --format json");
-    let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
-    assert_eq!(
-        (&report["judged"][0]["verdict"], &report["judged"][0]["case"]),
-        (&"regressed".into(), &CASE.into())
-    );
-    assert_eq!(report["judged"][1]["verdict"], "unchanged");
-    package
-        .kernelgate("gate --baseline a --format markdown")
-        .expect(1, &["**1 regressed", "| fixture/spin/n64_none/cpu/hot"]);
-    package
-        .kernelgate(&format!("gate --baseline a --session {}", session.display()))
-        .expect(0, &["unchanged"]);
+    assert_eq!(package.gate("a").exits(1).verdicts(), ["regressed", "unchanged"]);
+    let session = package.path("target/kernelgate/runs/s2").display().to_string();
+    package.kernelgate(&format!("baseline add a --session {session}")).exits(0);
+    let gate = package.gate("a").exits(1).json();
+    let judged = &gate["judged"][0];
+    assert_eq!((&judged["case"], &judged["base_runs"]), (&CASE.into(), &2.into()));
+    let ratio = judged["ratio"]["center"].as_f64().unwrap();
+    assert!((ratio - 1.485).abs() < 0.001, "300 µs by a median of 200 and 204 µs: {ratio}");
+    let named = package.gate(&format!("a --session {session}"));
+    assert_eq!(named.exits(0).verdicts(), ["unchanged", "unchanged"]);
 
     // Saving fewer cases keeps the others.
-    package.bench("s4", "n64 --save-baseline a").expect(0, &[]);
+    package.bench("s4", "n64 --save-baseline a").exits(0);
     let text = std::fs::read_to_string(package.baseline("a")).unwrap();
-    assert!(
-        text.contains(CASE)
-            && text.contains("n128_none")
-            && text.contains("s1/fixture")
-            && text.contains("s4/fixture")
-    );
+    for kept in [CASE, "n128_none", "s1/fixture", "s4/fixture"] {
+        assert!(text.contains(kept), "{kept}: {text}");
+    }
 }
 
 #[test]
 fn several_runs_on_a_side_find_a_smaller_slow_down() {
     let package = Package::new();
-    package.bench("b1", "--save-baseline a").expect(0, &[]);
+    package.bench("b1", "--save-baseline a").exits(0);
     for (session, time_ns) in
         [("b2", 201_000.0), ("b3", 199_000.0), ("h1", 220_000.0), ("h2", 221_000.0)]
     {
-        package.bench(session, "").expect(0, &[]);
+        package.bench(session, "").exits(0);
         package.set_times(&package.record(session), time_ns);
     }
     package.set_times(&package.baseline("a"), 200_000.0);
     let folder = |session: &str| package.record(session).parent().unwrap().display().to_string();
     let (two, three) = (folder("b2"), folder("b3"));
-    package
-        .kernelgate("gate --baseline a --last 2")
-        .expect(3, &["2 inconclusive", "1:2", "kernelgate baseline save a --runs 5"]);
-    package
-        .kernelgate(&format!("baseline add a --session {two} --session {three}"))
-        .expect(0, &["2 cases, up to 3 runs each"]);
-    package.kernelgate("gate --baseline a --last 2").expect(1, &["2 regressed", "3:2", "+10.3%"]);
-    package.kernelgate("gate --baseline a --last 99").expect(2, &["5 sessions in", "not 99"]);
-    package.kernelgate("gate --baseline a --last 0").expect(2, &["--last"]);
-    package
-        .kernelgate(&format!("gate --baseline a --session {two} --session {two}"))
-        .expect(2, &["hold the same run, which counts once"]);
-    package
-        .kernelgate(&format!("gate --baseline a --session {two}"))
-        .expect(0, &["compared with itself"]);
+    let runs = |gate: &Outcome| {
+        let judged = &gate.json()["judged"][0];
+        (judged["base_runs"].as_u64().unwrap(), judged["head_runs"].as_u64().unwrap())
+    };
+    let gate = package.gate("a --last 2");
+    assert_eq!(gate.exits(3).verdicts(), ["inconclusive", "inconclusive"]);
+    assert_eq!(runs(&gate), (1, 2));
+    let added = package.kernelgate(&format!("baseline add a --session {two} --session {three}"));
+    insta::assert_snapshot!(added.text(), @r"
+    exit 0
+    2 cases, up to 3 runs each, in FOLDER/baselines/DEVICE/a.json
+    ");
+    let gate = package.gate("a --last 2");
+    assert_eq!(gate.exits(1).verdicts(), ["regressed", "regressed"]);
+    assert_eq!(runs(&gate), (3, 2));
+    let last = |count: &str| package.gate(&format!("a --last {count}")).refusal(2);
+    insta::assert_snapshot!(last("99"), @"error: 5 sessions in FOLDER/target/kernelgate/runs, not 99: run `cargo bench` again");
+    insta::assert_snapshot!(last("0"), @r"
+    error: invalid value '0' for '--last <COUNT>': 0 is not in 1..=65535
+
+    For more information, try '--help'.
+    ");
+    let twice = package.gate(&format!("a --session {two} --session {two}"));
+    insta::assert_snapshot!(twice.refusal(2), @"error: FOLDER/target/kernelgate/runs/b2/fixture.json and FOLDER/target/kernelgate/runs/b2/fixture.json hold the same run, which counts once: remove one");
+    let itself = package.kernelgate(&format!("gate --baseline a --session {two}"));
+    insta::assert_snapshot!(lines_with(&itself.exits(0).stdout, "itself"), @"compared with itself, the baseline was saved from it: b2/fixture");
+}
+
+#[test]
+fn a_run_with_another_seed_is_neither_judged_nor_kept() {
+    let package = Package::new();
+    package.bench("b1", "--save-baseline a").exits(0);
+    package.set_times(&package.baseline("a"), 200_000.0);
     let before = std::fs::read_to_string(package.baseline("a")).unwrap();
-    package.bench("seed", "--seed 2").expect(0, &[]);
-    package
-        .kernelgate("baseline add a")
-        .expect(4, &["refused: seed is `1` in the baseline and `2` in the run"]);
-    package.kernelgate("gate --baseline a").expect(4, &["refused: seed is `1`"]);
+    package.bench("seed", "--seed 2").exits(0);
+    insta::assert_snapshot!(package.kernelgate("baseline add a").text(), @r"
+    exit 4
+    refused: seed is `1` in the baseline and `2` in the run seed/fixture
+    ");
+    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    exit 4
+    baseline `a`,DEVICE
+
+    refused: seed is `1` in the baseline and `2` in the run: fixture/spin/n128_none/cpu/hot and 1 more
+    the file of the baseline `a` has no checksum: an edit of it is not noticed; `kernelgate baseline seal FILE` takes it as it is
+
+    Refused: not comparable with the baseline (differing: seed)
+    ");
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
     // The last session is the one that started last, whatever its name and the times of files.
-    package.bench("0", "").expect(0, &[]);
+    package.bench("0", "").exits(0);
     package.set_times(&package.record("0"), 200_000.0);
     let before = std::fs::read_to_string(package.record("seed")).unwrap();
     std::fs::write(package.record("seed"), &before).unwrap();
-    package.kernelgate("gate --baseline a").expect(0, &["2 unchanged", "3:1"]);
+    assert_eq!(package.gate("a").exits(0).verdicts(), ["unchanged", "unchanged"]);
     // The name of an existing run is refused before anything is measured.
-    package
-        .bench("seed", "")
-        .expect(2, &["KERNELGATE_SESSION=seed: an earlier run of that name is in", "seed/fixture"]);
+    insta::assert_snapshot!(package.bench("seed", "").error(2), @"error: KERNELGATE_SESSION=seed: an earlier run of that name is in FOLDER/target/kernelgate/runs/seed/fixture.json: choose another name, or remove it");
     assert_eq!(std::fs::read_to_string(package.record("seed")).unwrap(), before);
 }
 
 #[test]
 fn a_delayed_run_says_so_and_is_neither_judged_nor_kept() {
     let package = Package::new();
-    package.bench("s1", "--save-baseline a").expect(0, &[]);
-    let delay = format!("--delay {CASE}=3000000");
-    package
-        .bench("s2", &delay)
-        .expect(0, &["delayed on purpose", "DELAYED on purpose", &format!("{CASE}=3000000")]);
+    package.bench("s1", "n64 --save-baseline a").exits(0);
+    let delay = format!("n64 --delay {CASE}=3000000");
+    let delayed = package.bench("s2", &delay);
+    insta::assert_snapshot!(lines_with(&delayed.exits(0).all(), "on purpose"), @r"
+    DELAYED on purpose, nanoseconds a launch: fixture/spin/n64_none/cpu/hot=3000000
+    warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: fixture/spin/n64_none/cpu/hot=3000000
+    ");
     let run = package.run("s2");
     assert_eq!(run["delays"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
     let samples = &run["cases"][CASE]["samples"];
     let first =
         samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap();
     assert!(first >= 3e6, "{first}");
-    package.kernelgate("gate --baseline a").expect(4, &["refused: delays is `none`"]);
-    package.kernelgate("baseline add a").expect(4, &["refused: delays is `none`"]);
-    package.kernelgate("baseline add fresh").expect(4, &["refused: delays is `none`"]);
-    package
-        .bench("s3", &format!("{delay} --save-baseline b"))
-        .expect(2, &["--save-baseline takes no run with --delay"]);
-    package.bench("s4", "--delay nonsense").expect(2, &["CASE=NANOSECONDS"]);
+    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    exit 4
+    baseline `a`,DEVICE
+
+    refused: delays is `none` in the baseline and `fixture/spin/n64_none/cpu/hot=3000000` in the run: fixture/spin/n64_none/cpu/hot
+
+    Refused: not comparable with the baseline (differing: delays)
+    ");
+    insta::assert_snapshot!(package.kernelgate("baseline add a").text(), @r"
+    exit 4
+    refused: delays is `none` in the baseline and `fixture/spin/n64_none/cpu/hot=3000000` in the run s2/fixture
+    ");
+    insta::assert_snapshot!(package.kernelgate("baseline add fresh").text(), @r"
+    exit 4
+    refused: delays is `none` in the baseline and `fixture/spin/n64_none/cpu/hot=3000000` in the run s2/fixture
+    ");
+    let saved = package.bench("s3", &format!("{delay} --save-baseline b"));
+    insta::assert_snapshot!(saved.error(2), @"error: --save-baseline takes no run with --delay (KERNELGATE_DELAY)");
+    insta::assert_snapshot!(package.bench("s4", "--delay nonsense").error(2), @r"
+    error: invalid value 'nonsense' for '--delay <CASE=NS[:work][@SIZE][,CASE=NS]>': `nonsense`: a delay is CASE=NANOSECONDS or CASE=NANOSECONDS:work, with 1 to 1000000000 of them, and @SIZE behind it where it was fitted before
+
+    For more information, try '--help'.
+    ");
 }
 
 #[test]
@@ -157,23 +182,26 @@ fn bench_binaries_of_one_session_share_a_baseline_and_a_gate() {
     let saxpy = fixture_path().with_file_name(format!("saxpy{}", std::env::consts::EXE_SUFFIX));
     let line = "--bench --quick --noplot --axis n=4096 --save-baseline a";
     let other = package.command(&saxpy, line).env("KERNELGATE_SESSION", "s1").output().unwrap();
-    Outcome::from(other).expect(0, &["example/saxpy/n4096/cpu/hot"]);
-    package.bench("s1", "n64 --save-baseline a").expect(0, &[]);
-    package.kernelgate("baseline list").expect(0, &["/a", "  2     2  "]);
+    Outcome::from(other).exits(0);
+    package.bench("s1", "n64 --save-baseline a").exits(0);
     package.set_times(&package.baseline("a"), 200_000.0);
     for bench in ["fixture", "saxpy"] {
         package.set_times(&package.record("s1").with_file_name(format!("{bench}.json")), 200_000.0);
     }
-    package
-        .kernelgate("gate --baseline a")
-        .expect(0, &["example/saxpy/n4096/cpu/hot", CASE, "2 unchanged"]);
+    let gate = package.gate("a").exits(0).json();
+    let judged = gate["judged"].as_array().unwrap();
+    let cases = judged.iter().map(|row| (row["case"].as_str(), row["verdict"].as_str()));
+    assert_eq!(
+        cases.collect::<Vec<_>>(),
+        [(Some("example/saxpy/n4096/cpu/hot"), Some("unchanged")), (Some(CASE), Some("unchanged"))]
+    );
 }
 
 #[test]
 fn a_run_records_how_much_of_the_processor_others_took() {
     let package = Package::new();
-    let mut command = package.bench_command("s1", "--save-baseline a");
-    Outcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).expect(0, &[]);
+    let mut command = package.bench_command("s1", "n64 --save-baseline a");
+    Outcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).exits(0);
     // Absent where the system does not report it (some sandboxes).
     if let Some(share) =
         package.run("s1")["cases"][CASE]["samples"]["conditions"]["contention"].as_f64()
@@ -187,113 +215,99 @@ fn a_run_records_how_much_of_the_processor_others_took() {
         case["samples"]["conditions"]["contention"] = 0.4.into();
     }
     std::fs::write(package.record("s1"), run.to_string()).unwrap();
-    package
-        .kernelgate("gate --baseline a")
-        .expect(3, &["2 inconclusive", "co-running processes took up to 40% of the CPU time"]);
+    let judged = package.gate("a").exits(3).json()["judged"].take();
+    assert_eq!(judged[0]["verdict"], "inconclusive");
+    assert_eq!(judged[0]["head_contention"], 0.4);
 }
 
 #[test]
-fn broken_and_foreign_baselines_are_refused_and_kept() {
+fn broken_baselines_are_refused_before_anything_is_measured() {
     let package = Package::new();
-    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    package.bench("s1", "n64 --save-baseline a").exits(0);
     let path = package.baseline("a");
     let sealed = std::fs::read_to_string(&path).unwrap();
-    let whole: String = sealed
-        .lines()
-        .filter(|line| !line.contains("\"checksum\""))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    let device = &whole[whole.find("\"device_name\":").unwrap()..];
-    let device = &device[..device.find("\",").unwrap() + 2];
-    let edits = [
-        (sealed.replace("\"revision\": 1", "\"revision\": 2"), 2, "kernelgate baseline seal"),
-        (whole[..whole.len() / 2].to_owned(), 2, "broken or cut short"),
-        ("{}".to_owned(), 2, "not a kernelgate baseline"),
-        (
-            whole.replace("\"schema_version\": 3", "\"schema_version\": 7"),
-            2,
-            "newer kernelgate (schema 7",
-        ),
-        (
-            whole.replace(device, "\"device_name\":\"Another CPU\","),
-            4,
-            "device_name is `Another CPU`",
-        ),
-        (whole.replace("\"revision\": 1", "\"revision\": 2"), 4, "revision is `2`"),
-        (whole.replace("\"samples\":10", "\"samples\":0"), 2, "0 samples of"),
-    ];
-    for (text, code, words) in edits {
-        assert_ne!(text, whole);
+    for text in [
+        sealed.replace("\"revision\": 1", "\"revision\": 2"),
+        sealed[..sealed.len() / 2].to_owned(),
+    ] {
+        assert_ne!(text, sealed);
         std::fs::write(&path, &text).unwrap();
-        package.kernelgate("gate --baseline a").expect(code, &[words]);
-        if code == 2 {
-            let outcome = package.bench("s2", "--save-baseline a");
-            outcome.expect(2, &[words, "a.json"]);
-            assert!(
-                !outcome.stderr.contains("verified"),
-                "found before anything was measured: {}",
-                outcome.stderr
-            );
-            package.kernelgate("baseline list").expect(2, &["broken: failed to read"]);
-        }
-        assert_eq!(
-            std::fs::read_to_string(&path).unwrap(),
-            text,
-            "a broken file is never overwritten"
-        );
+        let bench = package.bench("s2", "--save-baseline a");
+        assert_eq!(bench.error(2), package.kernelgate("gate --baseline a").refusal(2));
+        assert!(!package.record("s2").exists(), "{}", bench.all());
+        let list = package.kernelgate("baseline list");
+        assert_eq!(list.exits(2).stdout.matches("broken: ").count(), 1, "{}", list.stdout);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "it is never overwritten");
     }
+}
+
+#[test]
+fn a_baseline_of_another_revision_or_device_is_refused() {
+    let package = Package::new();
+    package.bench("s1", "n64 --save-baseline a").exits(0);
+    let path = package.baseline("a");
+    let sealed = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, sealed.replace("\"revision\": 1", "\"revision\": 2")).unwrap();
-    package
-        .kernelgate(&format!("baseline seal {}", path.display()))
-        .expect(0, &["sealed without change"]);
-    package.kernelgate("gate --baseline a").expect(4, &["revision is `2`"]);
+    let seal = package.kernelgate(&format!("baseline seal {}", path.display()));
+    insta::assert_snapshot!(seal.text(), @r"
+    exit 0
+    sealed without change: 1 case in FOLDER/baselines/DEVICE/a.json
+    ");
+    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    exit 4
+    baseline `a`,DEVICE
+
+    refused: revision is `2` in the baseline and `1` in the run: fixture/spin/n64_none/cpu/hot
+    compared with itself, the baseline was saved from it: s1/fixture
+
+    Refused: not comparable with the baseline (differing: revision)
+    ");
+    let device = &sealed[sealed.find("\"device_name\":").unwrap()..];
+    let device = &device[..device.find("\",").unwrap() + 2];
+    let checksum = sealed.lines().find(|line| line.contains("\"checksum\"")).unwrap();
+    let foreign = sealed.replace(device, "\"device_name\":\"Another CPU\",");
     let elsewhere = package.path("baselines/another-cpu");
     std::fs::rename(path.parent().unwrap(), &elsewhere).unwrap();
-    std::fs::write(
-        elsewhere.join("a.json"),
-        whole.replace(device, "\"device_name\":\"Another CPU\","),
-    )
-    .unwrap();
-    package.kernelgate("gate --baseline a").expect(4, &["device_name is `Another CPU`"]);
-    package.kernelgate("gate --baseline none").expect(2, &["no baseline `none`", "another-cpu/a"]);
-    package.kernelgate("gate --baseline ../a").expect(2, &["baseline name `../a`"]);
-    package.bench("s3", "--save-baseline ../../evil").expect(2, &["baseline name `../../evil`"]);
-    Package::new().kernelgate("gate --baseline a").expect(2, &["no run in", "cargo bench"]);
+    std::fs::write(elsewhere.join("a.json"), foreign.replace(checksum, "")).unwrap();
+    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    exit 4
+    baseline `a`,DEVICE
+
+    refused: device_name is `Another CPU` in the baseline and `AMD EPYC` in the run: fixture/spin/n64_none/cpu/hot
+    compared with itself, the baseline was saved from it: s1/fixture
+
+    Refused: not comparable with the baseline (differing: device_name)
+    ");
+    insta::assert_snapshot!(package.kernelgate("gate --baseline none").refusal(2), @"error: no baseline `none` for DEVICE in FOLDER/baselines (found: DEVICE/a)");
+    insta::assert_snapshot!(package.bench("s3", "--save-baseline ../../evil").error(2), @"error: baseline name `../../evil`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit, at most 64 of them");
 }
 
 #[test]
 fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
     let package = Package::new();
     let outcome = package.bench("s1", "--effort thorough --axis n=64");
-    outcome.expect(
-        1,
-        &[
-            "n64_wrong/cpu/hot: output `out`: max error",
-            "n64_nan/cpu/hot: output `out`: 1 of 64 elements are not finite, first at 5",
-            "n64_panic/cpu/hot: panicked: the kernel is broken",
-            "n64_reference/cpu/hot: inputs or reference: panicked",
-            "n64_late/cpu/hot: panicked: the kernel is broken",
-            "n64_idle/cpu/hot: output `out`: 64 of 64 elements are not finite",
-            "n64_empty/cpu/hot: the reference holds no element",
-        ],
-    );
+    outcome.exits(1);
     let run = package.run("s1");
     assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
-    assert_eq!(run["failed"].as_object().unwrap().len(), 7);
-    package.bench("s2", "--save-baseline a").expect(0, &[]);
+    let failed = run["failed"].as_object().unwrap().iter();
+    let reasons = failed.map(|(case, why)| format!("{case}: {}: {}\n", why["kind"], why["text"]));
+    insta::assert_snapshot!(normalized(&reasons.collect::<String>()), @r#"
+    fixture/spin/n64_empty/cpu/hot: "nothing_compared": "the reference holds no element: nothing was compared"
+    fixture/spin/n64_idle/cpu/hot: "not_finite": "output `out`: 64 of 64 elements are not finite, first at 0: not written, or overflowed"
+    fixture/spin/n64_late/cpu/hot: "panicked": "panicked: the kernel is broken (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)"
+    fixture/spin/n64_nan/cpu/hot: "not_finite": "output `out`: 1 of 64 elements are not finite, first at 5: not written, or overflowed"
+    fixture/spin/n64_panic/cpu/hot: "panicked": "panicked: the kernel is broken (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)"
+    fixture/spin/n64_reference/cpu/hot: "panicked": "inputs or reference: panicked: assertion `left != right` failed: the reference is broken\n  left: \"reference\"\n right: \"reference\" (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)"
+    fixture/spin/n64_wrong/cpu/hot: "too_far": "output `out`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"
+    "#);
+    package.bench("s3", "--effort thorough --save-baseline none n64_idle").exits(1);
+    let mut devices = std::fs::read_dir(package.path("baselines")).unwrap();
+    assert!(devices.all(|device| !device.unwrap().path().join("none.json").exists()));
+    package.bench("s2", "--save-baseline a").exits(0);
     let session = package.path("target/kernelgate/runs/s1");
-    package.kernelgate(&format!("gate --baseline a --session {}", session.display())).expect(
-        1,
-        &["failed: fixture/spin/n64_wrong", "in the baseline, not run: fixture/spin/n128_none"],
-    );
-    package.bench("s3", "--effort thorough --save-baseline none n64_idle").expect(1, &[]);
-    assert!(
-        std::fs::read_dir(package.path("baselines")).unwrap().all(|device| !device
-            .unwrap()
-            .path()
-            .join("none.json")
-            .exists())
-    );
+    let gate = package.gate(&format!("a --session {}", session.display())).exits(1).json();
+    assert_eq!(gate["failed"].as_object().unwrap().len(), 7);
+    assert_eq!(gate["not_run"], serde_json::json!([CASE.replace("n64", "n128")]));
 }
 
 fn fixture(package: &Package, line: &str) -> Outcome {
@@ -303,87 +317,91 @@ fn fixture(package: &Package, line: &str) -> Outcome {
 #[test]
 fn axes_and_filters_select_cases() {
     let package = Package::new();
-    let listed = |line: &str| {
-        let outcome = fixture(&package, line);
-        let lines = outcome.expect(0, &[]).stdout.lines().filter(|line| !line.is_empty());
+    let listed = |variables: &[(&str, &str)], line: &str| {
+        let mut command = package.command(&fixture_path(), &format!("--list {line}"));
+        let outcome = Outcome::from(command.envs(variables.iter().copied()).output().unwrap());
+        let lines = outcome.exits(0).stdout.lines().filter(|line| !line.is_empty());
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(
-        listed("--list"),
-        ["fixture/spin/n64_none/cpu/hot: benchmark", "fixture/spin/n128_none/cpu/hot: benchmark"]
-    );
-    let seven = "fixture/spin/n7_none/cpu/hot: benchmark";
-    assert_eq!(listed("--list --axis n=7"), [seven]);
-    let both = [seven, "fixture/spin/n9_none/cpu/hot: benchmark"];
-    assert_eq!(listed("--list --axis n=7 --axis n=9"), both, "values of one axis add up");
-    let mut named = package.command(&fixture_path(), "--list");
-    let named = Outcome::from(named.env("KERNELGATE_AXIS", "n=7 fault=wrong").output().unwrap());
-    named.expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
-    fixture(&package, "--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot")
-        .expect(0, &["of limit", "quick effort"]);
+    let case = |name: &str| format!("fixture/spin/{name}/cpu/hot: benchmark");
+    assert_eq!(listed(&[], ""), [case("n64_none"), case("n128_none")]);
+    assert_eq!(listed(&[], "--axis n=7"), [case("n7_none")]);
+    let both = [case("n7_none"), case("n9_none")];
+    assert_eq!(listed(&[], "--axis n=7 --axis n=9"), both, "values of one axis add up");
+    assert_eq!(listed(&[], &format!("--exact {CASE}")), [case("n64_none")]);
+    let named = listed(&[("KERNELGATE_AXIS", "n=7 fault=wrong")], "");
+    assert_eq!(named, [case("n7_wrong")]);
 }
 
 #[test]
 fn without_bench_every_case_is_verified_alone() {
     let package = Package::new();
     let tested = fixture(&package, "--test");
-    tested.expect(0, &["Testing fixture/spin/n64_none/cpu/hot", "Success"]);
-    fixture(&package, "").expect(0, &["Success"]);
+    insta::assert_snapshot!(tested.exits(0).stdout.trim(), @r"
+    Testing fixture/spin/n64_none/cpu/hot
+    Success
+
+    Testing fixture/spin/n128_none/cpu/hot
+    Success
+    ");
+    assert_eq!(fixture(&package, "").exits(0).stdout, tested.stdout);
 }
 
 #[test]
 fn mistakes_in_flags_and_variables_name_the_flag() {
     let package = Package::new();
-    for (line, words) in [
-        ("fixtur/spin", "no case matches `fixtur/spin`; did you mean fixture/spin"),
-        ("zzzzzzzzzzzzz", "no case matches"),
-        ("a(", "filter `a(` is not a regular expression: unclosed group"),
-        ("--axis fault=odd", "axis `fault` takes one of none, wrong"),
-        ("--axis depth=3", "no workload has an axis `depth`; axes are fault, n"),
-        ("--axis fault=work", "fixture/spin/n64_work: declared work: panicked"),
-        ("--axis n", "`n` is not of the form axis=value"),
-        ("--sample-size 3", "--sample-size takes a number from 10"),
-        ("--baseline none", "Criterion has no baseline `none`"),
-        ("--load-baseline none --baseline none", "Criterion has no baseline `none`"),
-        ("--load-baseline none", "--baseline"),
-        ("--frobnicate", "--frobnicate"),
-        ("--effort", "a value is required for '--effort"),
-        ("--effort=slow", "invalid value 'slow' for '--effort"),
-        ("cpu/never", "nothing of what was asked for can run here"),
-        ("--axis n=18446744073709551615", "nothing of what was asked for can run here"),
-        ("--axis n=99999999999", "needs 1600 GB of memory"),
+    let mut messages = String::new();
+    for line in [
+        "fixtur/spin",
+        "zzzzzzzzzzzzz",
+        "a(",
+        "--axis fault=odd",
+        "--axis depth=3",
+        "--axis fault=work",
+        "--axis n",
+        "--sample-size 3",
+        "--baseline none",
+        "--load-baseline none --baseline none",
+        "--load-baseline none",
+        "--frobnicate",
+        "--effort",
+        "--effort=slow",
+        "cpu/never",
+        "--axis n=18446744073709551615",
+        "--axis n=99999999999",
     ] {
-        fixture(&package, &format!("--bench {line}")).expect(2, &[words]);
+        let error = fixture(&package, &format!("--bench {line}")).error(2);
+        messages += &format!("{line}: {error}\n");
     }
-    for (name, value, words) in [
-        ("KERNELGATE_EFFORT", "slow", "invalid value 'slow' in the variable KERNELGATE_EFFORT"),
-        ("KERNELGATE_AXIS", "n", "`n` is not of the form axis=value"),
-        ("KERNELGATE_SEED", "one", "invalid value 'one' in the variable KERNELGATE_SEED"),
-        ("KERNELGATE_SESSION", "../x", "KERNELGATE_SESSION=`../x` is no plain file name"),
+    for (name, value) in [
+        ("KERNELGATE_EFFORT", "slow"),
+        ("KERNELGATE_AXIS", "n"),
+        ("KERNELGATE_SEED", "one"),
+        ("KERNELGATE_SESSION", "../x"),
     ] {
         let mut bench = package.bench_command("s", "");
-        Outcome::from(bench.env(name, value).output().unwrap()).expect(2, &[words]);
+        let error = Outcome::from(bench.env(name, value).output().unwrap()).error(2);
+        messages += &format!("{name}={value}: {error}\n");
     }
+    snapshot("mistakes", "bench", &messages);
 }
 
 #[test]
 fn lines_of_criterion_are_printed_on_request() {
     let package = Package::new();
     let ours = package.bench("s2", "n64");
-    ours.expect(0, &[CASE, "of limit"]);
-    for words in ["time:", "Benchmarking", "Gnuplot", "bench:"] {
-        assert!(!ours.all().contains(words), "{}", ours.all());
+    let prints = |outcome: &Outcome, word: &str| outcome.exits(0).all().contains(word);
+    for word in ["time:", "Benchmarking", "Gnuplot", "bench:"] {
+        assert!(!prints(&ours, word), "{}", ours.all());
     }
-    package.bench("s2v", "n64 --verbose").expect(0, &["time:", "of limit"]);
+    assert!(prints(&package.bench("s2v", "n64 --verbose"), "time:"));
     // A launch takes as long as a sample should: Criterion then advises a longer time.
     let briefly =
         "--bench --noplot --sample-size 10 --warm-up-time 0.01 --measurement-time 0.000001 n64";
-    let quiet = fixture(&package, briefly);
-    quiet.expect(0, &["of limit"]);
-    assert!(!quiet.all().contains("Unable"), "{}", quiet.all());
-    fixture(&package, &format!("{briefly} --verbose")).expect(0, &["Unable to complete"]);
+    assert!(!prints(&fixture(&package, briefly), "Unable"));
+    assert!(prints(&fixture(&package, &format!("{briefly} --verbose")), "Unable"));
     let bencher = package.bench("s6", "n64 --output-format bencher");
-    let stdout = &bencher.expect(0, &[]).stdout;
+    let stdout = &bencher.exits(0).stdout;
     assert!(stdout.starts_with(&format!("test {CASE} ... bench:")), "{stdout}");
     assert_eq!(stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{stdout}");
 }
@@ -391,30 +409,33 @@ fn lines_of_criterion_are_printed_on_request() {
 #[test]
 fn baselines_of_criterion_are_saved_and_compared() {
     let package = Package::new();
-    package.bench("s2", "n64 --save-baseline x").expect(0, &["of limit"]);
-    package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
-    package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
-    for line in ["-s y", "--save-baseline=y"] {
-        let session = line.replace(['=', ' '], "");
-        let saved = package.bench(session.trim_matches('-'), &format!("n64 {line}"));
-        saved.expect(0, &["saved as baseline `y`"]);
+    let bench = |line: &str| {
+        let session: String = line.chars().filter(|c| c.is_alphanumeric()).collect();
+        package.bench(&session, &format!("n64 {line}"))
+    };
+    for line in ["--save-baseline x", "-s y", "--save-baseline=y"] {
+        bench(line).exits(0);
     }
-    for line in [
-        "-b y",
-        "--baseline=y",
-        "--baseline-lenient=y",
-        "--load-baseline=y --baseline=x",
-        "--baseline-lenient=absent",
+    for (line, has_change) in [
+        ("--baseline x", true),
+        ("--load-baseline x --baseline x", true),
+        ("-b y", true),
+        ("--baseline=y", true),
+        ("--baseline-lenient=y", true),
+        ("--load-baseline=y --baseline=x", true),
+        ("--baseline-lenient=absent", false),
     ] {
-        let session = line.replace(['=', ' '], "");
-        package.bench(session.trim_matches('-'), &format!("n64 {line}")).expect(0, &["time:"]);
+        let outcome = bench(line);
+        let stdout = &outcome.exits(0).stdout;
+        assert_eq!(stdout.contains(" change:"), has_change, "{line}: {stdout}");
+        assert!(stdout.contains(" time:"), "{line}: {stdout}");
     }
 }
 
 #[test]
 fn profiling_by_criterion_records_nothing() {
     let package = Package::new();
-    package.bench("s7", "n64 --profile-time 1").expect(0, &[]);
+    package.bench("s7", "n64 --profile-time 1").exits(0);
     assert!(!package.path("target/kernelgate/runs/s7").exists());
 }
 
@@ -422,12 +443,10 @@ fn profiling_by_criterion_records_nothing() {
 fn a_blocked_folder_is_found_before_measuring() {
     let package = Package::new();
     std::fs::write(package.path("baselines"), "in the way").unwrap();
-    let outcome = package.bench("s1", "--save-baseline a");
-    outcome.expect(2, &["failed to ", "baselines"]);
-    assert!(!outcome.stderr.contains("verified"));
+    insta::assert_snapshot!(package.bench("s1", "--save-baseline a").error(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: Not a directory (os error 20)");
     std::fs::create_dir_all(package.path("target")).unwrap();
     std::fs::write(package.path("target/kernelgate"), "in the way").unwrap();
-    package.bench("s2", "").expect(2, &["failed to write", "kernelgate"]);
+    insta::assert_snapshot!(package.bench("s2", "").error(2), @"error: failed to write FOLDER/target/kernelgate/runs/s2/fixture.json: Not a directory (os error 20)");
 }
 
 #[cfg(unix)]
@@ -442,7 +461,7 @@ fn a_broken_pipe_is_not_an_error() {
         drop(reader);
         let outcome =
             Outcome::from(command.stdout(writer).stderr(Stdio::piped()).output().unwrap());
-        outcome.expect(141, &[]);
+        outcome.exits(141);
         assert!(!outcome.stderr.contains("error:"), "{}", outcome.stderr);
     }
 }
@@ -451,7 +470,7 @@ fn a_broken_pipe_is_not_an_error() {
 #[test]
 fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     let package = Package::new();
-    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    package.bench("s1", "--save-baseline a").exits(0);
     let before = std::fs::read_to_string(package.baseline("a")).unwrap();
     let mut command = package.bench_command("s2", "--save-baseline a");
     command.args(["--axis", "n=64,96,128"]).env("FIXTURE_NS", "20000000");
@@ -465,8 +484,9 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     assert!(
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success()
     );
-    Outcome::from(child.wait_with_output().unwrap())
-        .expect(130, &["interrupted: ", "baseline `a` is as it was"]);
+    let interrupted = Outcome::from(child.wait_with_output().unwrap());
+    let message = normalized(interrupted.exits(130).stderr.lines().last().unwrap());
+    insta::assert_snapshot!(message, @"interrupted: 1 finished cases are in FOLDER/target/kernelgate/runs/s2/fixture.json; baseline `a` is as it was");
     let run = package.run("s2");
     assert_eq!(run["complete"], false);
     assert!(run["cases"][CASE].is_object());
@@ -478,29 +498,42 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     );
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&record, 200_000.0);
-    package
-        .kernelgate("gate --baseline a")
-        .expect(3, &["interrupted: bench `fixture`", "; the run was interrupted"]);
+    assert_eq!(package.gate("a").exits(3).json()["interrupted"], serde_json::json!(["fixture"]));
 }
 
 #[test]
 fn baselines_are_exported_and_imported() {
     let package = Package::new();
-    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    package.bench("s1", "--save-baseline a").exits(0);
     let original = std::fs::read_to_string(package.baseline("a")).unwrap();
-    package.kernelgate("baseline export a out.json").expect(0, &["2 cases"]);
+    insta::assert_snapshot!(package.kernelgate("baseline export a out.json").text(), @r"
+    exit 0
+    2 cases to out.json
+    ");
     assert_eq!(std::fs::read_to_string(package.path("out.json")).unwrap(), original);
-    package.kernelgate("baseline export a out.csv").expect(0, &[]);
+    package.kernelgate("baseline export a out.csv").exits(0);
     assert_eq!(std::fs::read_to_string(package.path("out.csv")).unwrap().lines().count(), 1 + 2);
     let onto = format!("baseline export a {}", package.baseline("a").display());
-    package.kernelgate(&onto).expect(2, &["the export ", "a.json, which is read"]);
-    package.kernelgate("baseline export a out.txt").expect(2, &[".json or .csv"]);
-    package.kernelgate("baseline import out.json").expect(2, &["exists", "--force"]);
-    package.kernelgate("baseline import out.json --name c").expect(0, &[]);
-    package.kernelgate("baseline import out.csv").expect(2, &["broken or cut short"]);
-    package.kernelgate("baseline import missing.json").expect(2, &["missing.json"]);
+    let mut refusals = String::new();
+    for line in [
+        &*onto,
+        "baseline export a out.txt",
+        "baseline import out.json",
+        "baseline import out.csv",
+        "baseline import missing.json",
+    ] {
+        refusals += &format!("{}\n", package.kernelgate(line).refusal(2));
+    }
+    insta::assert_snapshot!(refusals, @r"
+    error: the export FOLDER/baselines/DEVICE/a.json: it is FOLDER/baselines/DEVICE/a.json, which is read: give it another name
+    error: out.txt: the ending says the format: .json or .csv
+    error: FOLDER/baselines/DEVICE/a.json exists: --force replaces it
+    error: failed to read out.csv: broken or cut short (expected value at line 1 column 1)
+    error: failed to read missing.json: No such file or directory (os error 2)
+    ");
+    package.kernelgate("baseline import out.json --name c").exits(0);
     for record in [package.baseline("c"), package.record("s1")] {
         package.set_times(&record, 200_000.0);
     }
-    package.kernelgate("gate --baseline c").expect(0, &["2 unchanged"]);
+    assert_eq!(package.gate("c").exits(0).verdicts(), ["unchanged", "unchanged"]);
 }

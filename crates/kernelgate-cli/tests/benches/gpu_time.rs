@@ -7,8 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::package::Outcome;
+use crate::package::outcome::normalized;
 use crate::package::outside::Outside;
+use crate::package::{Outcome, lines_with};
 
 const QUICK: &str = "--noplot --warm-up-time 0.02 --measurement-time 0.05 --sample-size 10 \
                      --nresamples 10";
@@ -105,14 +106,13 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     let outside = package(&example("after.rs"));
     outside.commit();
     let first = bench(&outside, "--save-baseline main");
-    first.expect(
-        0,
-        &[
-            "fill/67108864",
-            "unverified, nothing says whether the outputs are right: ",
-            "baseline `main` saved in ",
-        ],
-    );
+    first.exits(0);
+    insta::assert_snapshot!(lines_with(&first.stdout, "fill/1048576 and"), @r"
+    unverified, nothing says whether the outputs are right: copy/1048576, copy/67108864, fill/1048576 and 3 more
+    without a record of a launch: short work on another stream may pass: copy/1048576, copy/67108864, fill/1048576 and 3 more
+    ");
+    let saved = first.stderr.trim().lines().last().unwrap();
+    insta::assert_snapshot!(normalized(saved), @"baseline `main` saved in FOLDER/baselines/DEVICE/main.json");
     let saved = json(&record(&outside));
     let cases = saved["cases"].as_object().unwrap();
     let ids: Vec<&str> = cases.keys().map(String::as_str).collect();
@@ -133,23 +133,24 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     // Criterion's own store and flags work as before.
     assert!(outside.path("target/criterion/fill/67108864/main/sample.json").is_file());
 
-    bench(&outside, "--baseline main copy/6").expect(0, &["copy/67108864"]);
-    kernelgate(&outside, "gate --baseline main --relative 5")
-        .expect(0, &["copy/67108864", "unchanged"]);
+    bench(&outside, "--baseline main copy/6").exits(0);
+    let gate = kernelgate(&outside, "gate --baseline main --relative 5 --format json");
+    assert_eq!(gate.exits(0).verdicts(), ["unchanged"]);
+    assert_eq!(gate.cases(), ["copy/67108864"]);
     let mut slower = with_driver(
         &outside,
         outside.command(env!("CARGO"), &format!("bench --offline --bench drop_in -- {QUICK} /6")),
     );
-    Outcome::from(slower.env("FAKE_SLOWER", "40").output().unwrap()).expect(0, &["scale/67108864"]);
-    kernelgate(&outside, "gate --baseline main").expect(1, &["fill/67108864", "regressed"]);
+    Outcome::from(slower.env("FAKE_SLOWER", "40").output().unwrap()).exits(0);
+    let gate = kernelgate(&outside, "gate --baseline main --format json");
+    assert_eq!(gate.exits(1).verdicts(), ["regressed"; 3]);
     for line in ["--list", "--test fill", "--quick fill/1048576", "--profile-time 1 fill/1"] {
-        bench_plain(&outside, line).expect(0, &["fill/1048576"]);
+        let outcome = bench_plain(&outside, line);
+        assert!(outcome.exits(0).stdout.contains("fill/1048576"), "{line}: {}", outcome.all());
     }
-    kernelgate(
-        &outside,
-        "baseline save again --runs 2 -- --bench drop_in -- --quick --nresamples 9 copy",
-    )
-    .expect(0, &["2 cases, 2 runs each"]);
+    let save = "baseline save again --runs 2 -- --bench drop_in -- --quick --nresamples 9 copy";
+    let saved = kernelgate(&outside, save);
+    insta::assert_snapshot!(normalized(saved.exits(0).stdout.lines().last().unwrap()), @"2 cases, 2 runs each, in FOLDER/baselines/DEVICE/again.json");
 }
 
 fn bench_plain(outside: &Outside, line: &str) -> Outcome {
@@ -221,36 +222,53 @@ fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
         let mut command = with_driver(&outside, outside.command(env!("CARGO"), &line));
         command.env("HOW", how).output().unwrap().into()
     };
-    let nothing = "enqueues nothing on the stream that is timed";
-    for kind in ["nothing", "elsewhere"] {
-        how(kind, "").expect(1, &["error: the first case: has no time: ", nothing]);
+    let nothing = ["nothing", "elsewhere"].map(|kind| {
+        let outcome = how(kind, "");
         let record = json(&record(&outside));
         assert_eq!(record["complete"], false);
-        assert!(record["failed"]["the first case"]["text"].as_str().unwrap().contains(nothing));
         assert!(record["cases"].as_object().unwrap().is_empty(), "{record}");
-    }
+        let text = record["failed"]["the first case"]["text"].as_str().unwrap();
+        let message = outcome.error(1);
+        assert_eq!(message.lines().next(), Some(&*format!("error: the first case: {text}")));
+        message
+    });
+    assert_eq!(nothing[0], nothing[1]);
+    insta::assert_snapshot!(nothing[0], @r"
+    error: the first case: has no time: the routine enqueues nothing on the stream that is timed; what runs on another stream, or on the host, has no time here
+    run recorded in FOLDER/target/kernelgate/runs/SESSION/drop_in.json
+    `kernelgate report` draws it in FOLDER/target/kernelgate/report/index.html
+    ");
     // The cases that were measured before are kept, and the next one is named after them.
-    how("copies nothing", "").expect(1, &["error: the case after `fill/67108864`: has no time"]);
+    let copies = how("copies nothing", "");
+    insta::assert_snapshot!(copies.error(1), @r"
+    error: the case after `fill/67108864`: has no time: the routine enqueues nothing on the stream that is timed; what runs on another stream, or on the host, has no time here
+    run recorded in FOLDER/target/kernelgate/runs/SESSION/drop_in.json
+    `kernelgate report` draws it in FOLDER/target/kernelgate/report/index.html
+    ");
     assert_eq!(json(&record(&outside))["cases"].as_object().unwrap().len(), 2);
 
-    how("null", "").expect(2, &["error: failed to time a stream: the stream's handle is null"]);
-    how("no stream", "").expect(2, &["is no stream that lives: CUDA_ERROR_INVALID_HANDLE"]);
+    insta::assert_snapshot!(how("null", "").error(2), @"error: failed to time a stream: the stream's handle is null; where the legacy default stream is meant, say so: it has a handle of its own");
+    insta::assert_snapshot!(how("no stream", "").error(2), @"error: failed to time a stream: ADDRESS is no stream that lives: CUDA_ERROR_INVALID_HANDLE (invalid resource handle)");
 
-    let waits = "host-bound, the host's launches are in the time: fill/1048576, fill/67108864";
     // If the host is delayed in the verification pass, the launches look as if they ran elsewhere:
     // the bench is refused.
     let mut timed = how("waits", "fill");
     for _ in 0..2 {
         if timed.code != Some(0) {
-            timed.expect(1, &["did nothing in it while the host waited"]);
+            timed.exits(1);
             timed = how("waits", "fill");
         }
     }
-    timed.expect(0, &[waits]);
-    how("its own time", "^(fill|copy)/1048576$").expect(0, &["copy/1048576"]);
+    insta::assert_snapshot!(lines_with(&timed.exits(0).all(), "host-bound"), @"host-bound, the host's launches are in the time: fill/1048576, fill/67108864");
+    how("its own time", "^(fill|copy)/1048576$").exits(0);
     let record = json(&record(&outside));
-    assert!(record["skipped"]["fill/1048576"].as_str().unwrap().contains("iter_custom"));
-    assert_eq!(record["cases"].as_object().unwrap().len(), 1);
+    insta::assert_snapshot!(format!("{:#}", record["skipped"]), @r#"
+    {
+      "fill/1048576": "its routine measures the time itself (iter_custom)"
+    }
+    "#);
+    let cases = record["cases"].as_object().unwrap();
+    assert_eq!(cases.keys().collect::<Vec<_>>(), ["copy/1048576"]);
 }
 
 #[test]
@@ -262,8 +280,8 @@ fn two_builds_are_compared_by_gpu_time() {
     let line = "compare --base HEAD --relative 1 --tolerated 2 --case-time 0.02s --max-blocks 12 \
                 --format json fill/67108864";
     let outcome = kernelgate(&outside, line);
-    outcome.expect(1, &["1 unverified case"]);
-    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let json = outcome.exits(1).json();
+    assert_eq!(json["unverified"], serde_json::json!(["fill/67108864"]));
     assert!(json["device"].as_str().unwrap().starts_with("Fake GPU"), "{}", json["device"]);
     let judged = &json["judged"][0];
     assert_eq!(judged["decision"]["case"], "fill/67108864");
@@ -281,7 +299,7 @@ fn the_example_runs_on_a_gpu() {
     command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustflags());
     let outcome = Outcome::from(command.output().unwrap());
     eprintln!("{}", outcome.stdout);
-    outcome.expect(0, &["copy/67108864", "unverified"]);
+    outcome.exits(0);
     let record = json(&record(&outside));
     let cases = record["cases"].as_object().unwrap();
     assert_eq!(cases.len(), 6);

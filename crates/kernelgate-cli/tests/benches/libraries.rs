@@ -6,7 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::package::fixture_path;
+use regex::Regex;
+
+use crate::package::outcome::normalized;
+use crate::package::{Outcome, fixture_path};
 
 /// Folders with stand-ins, named after their contents.
 struct Stubs {
@@ -171,14 +174,14 @@ fn an_nccl_that_is_missing_old_or_not_whole_is_named() {
         "NCCL (libnccl) is missing | pip install nvidia-nccl-cu13 (only rows that call it need it)",
     ]
     "#);
-    for (folder, number, version, reason) in [
-        ("old", 21_003, "2.10.3: ", "needs NCCL 2.18 or later, here is 2.10"),
-        ("parts", 22_809, "2.28.9: ", "this NCCL has no ncclGetErrorString"),
-    ] {
+    let unusable = [("old", 21_003), ("parts", 22_809)].map(|(folder, number)| {
         stubs.build(folder, "libnccl.so.2", &[format!("NCCL={number}")]);
-        let lines = stubs.doctor(&["13.0", folder], &[]).lines("library", name);
-        assert!(lines[0].contains(version) && lines[0].contains(reason), "{lines:?}");
-    }
+        stubs.doctor(&["13.0", folder], &[]).lines("library", name).join("\n")
+    });
+    insta::assert_snapshot!(normalized(&unusable.join("\n")), @r"
+    NCCL (libnccl) 2.10.3: FOLDER/old/libnccl.so.2 | needs NCCL 2.18 or later, here is 2.10
+    NCCL (libnccl) 2.28.9: FOLDER/parts/libnccl.so.2 | this NCCL has no ncclGetErrorString
+    ");
 }
 
 /// The loader would map missing bytes of the file, and the process would end by a signal.
@@ -190,34 +193,44 @@ fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {
     std::fs::create_dir(stubs.at("odd")).unwrap();
     let named = [("KERNELGATE_CUDA_LIBS", &*stubs.list(&["odd"]))];
     let found = format!("NVRTC (libnvrtc): found {}, which cannot be loaded", file.display());
-    let expect_reason = |on_loader_path: &[&str], variables: &[(&str, &str)], why: &str| {
+    let reason = |on_loader_path: &[&str], variables: &[(&str, &str)]| {
         let checks = stubs.doctor(on_loader_path, variables);
         let found = checks.lines("library", &found);
-        assert!(found.len() == 1 && found[0].contains(why), "{why}: {:?}", checks.0);
-        checks
+        let [line] = &found[..] else { panic!("{:?}", checks.0) };
+        (normalized(line), checks)
     };
+    let mut reasons = String::new();
     let whole = std::fs::read(stubs.at("13.0").join(name)).unwrap();
     std::fs::write(&file, &whole[..5000]).unwrap();
-    let cut = "cannot be loaded: it is cut: it ends after 5000 bytes of at least ";
-    let missing = expect_reason(&[], &named, cut).lines("library", "NVRTC (libnvrtc) is missing");
-    assert_eq!(missing.len(), 1);
+    let (cut, checks) = reason(&[], &named);
+    assert_eq!(checks.lines("library", "NVRTC (libnvrtc) is missing").len(), 1);
+    reasons += &format!("{}\n", Regex::new("least \\d+").unwrap().replace(&cut, "least SIZE"));
     // Another file is used.
-    assert!(expect_reason(&["13.0"], &named, cut).uses(&stubs, "13.0"));
+    let (same, checks) = reason(&["13.0"], &named);
+    assert!(same == cut && checks.uses(&stubs, "13.0"), "{same}");
     // The loader finds it by itself.
-    expect_reason(&["odd"], &[], cut);
+    assert_eq!(reason(&["odd"], &[]).0, cut);
     std::fs::write(&file, "garbage").unwrap();
-    expect_reason(&[], &named, "loaded: ");
+    // This reason is a text of the loader.
+    reason(&[], &named);
     std::fs::copy(stubs.at("13.0/libcublasLt.so.13"), &file).unwrap();
-    expect_reason(&[], &named, "it is another library, without nvrtcVersion");
+    reasons += &format!("{}\n", reason(&[], &named).0);
     std::fs::remove_file(&file).unwrap();
     assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
-    expect_reason(&[], &named, "it is no file but a device, a pipe or a socket");
+    reasons += &format!("{}\n", reason(&[], &named).0);
     std::fs::remove_file(&file).unwrap();
     std::os::unix::fs::symlink("nothing", &file).unwrap();
-    expect_reason(&[], &named, "it is a link that leads nowhere");
+    reasons += &format!("{}\n", reason(&[], &named).0);
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
-    expect_reason(&[], &named, "it is a folder");
+    reasons += &format!("{}\n", reason(&[], &named).0);
+    insta::assert_snapshot!(reasons, @r"
+    NVRTC (libnvrtc): found FOLDER/odd/libnvrtc.so.13, which cannot be loaded: it is cut: it ends after 5000 bytes of at least SIZE | put a whole one there, or remove it
+    NVRTC (libnvrtc): found FOLDER/odd/libnvrtc.so.13, which cannot be loaded: it is another library, without nvrtcVersion | put a whole one there, or remove it
+    NVRTC (libnvrtc): found FOLDER/odd/libnvrtc.so.13, which cannot be loaded: it is no file but a device, a pipe or a socket | put a whole one there, or remove it
+    NVRTC (libnvrtc): found FOLDER/odd/libnvrtc.so.13, which cannot be loaded: it is a link that leads nowhere | put a whole one there, or remove it
+    NVRTC (libnvrtc): found FOLDER/odd/libnvrtc.so.13, which cannot be loaded: it is a folder | put a whole one there, or remove it
+    ");
     let escape = [("KERNELGATE_CUDA_LIBS", "/no\u{1b}[2Jwhere")];
     let lines = stubs.doctor(&[], &escape).lines("setting", "KERNELGATE_CUDA_LIBS");
     insta::assert_debug_snapshot!(lines, @r#"
@@ -246,11 +259,14 @@ fn a_verb_that_needs_a_gpu_fails_before_it_builds_and_a_wrong_architecture_is_na
         ("KERNELGATE_COMMIT", "main"),
     ];
     let settings = stubs.doctor(&["13.0"], &wrong).lines("setting", "");
-    assert_eq!(settings.len(), wrong.len(), "{settings:?}");
-    for (name, value) in wrong {
-        let named = |line: &&String| line.contains(name) && line.contains(value);
-        assert_eq!(settings.iter().filter(named).count(), 1, "{name}: {settings:?}");
-    }
+    insta::assert_snapshot!(settings.join("\n"), @r"
+    invalid value 'n' in the variable KERNELGATE_AXIS: `n` is not of the form axis=value[,value] | correct the variable, or unset it: benches end with this error
+    invalid value 'gpu' in the variable KERNELGATE_BACKEND [possible values: auto, cpu, cuda] | correct the variable, or unset it: benches end with this error
+    invalid value '-1' in the variable KERNELGATE_DEVICE: invalid digit found in string | correct the variable, or unset it: benches end with this error
+    invalid value 'soon' in the variable KERNELGATE_TIMEOUT: invalid digit found in string | correct the variable, or unset it: benches end with this error
+    invalid value '5/4' in the variable KERNELGATE_SHARD: `5/4`: a shard is 1/4 to 4/4; shards are counted from 1 | correct the variable, or unset it: benches end with this error
+    KERNELGATE_COMMIT=`main` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it | correct the variable, or unset it: benches end with this error
+    ");
     let right = [
         ("KERNELGATE_BACKEND", "cpu"),
         ("KERNELGATE_TIMEOUT", "9"),
@@ -268,16 +284,12 @@ fn a_verb_that_needs_a_gpu_fails_before_it_builds_and_a_wrong_architecture_is_na
         .current_dir(stubs.folder.path())
         .output()
         .unwrap();
-    let messages = String::from_utf8_lossy(&bench.stderr);
-    let expected = "KERNELGATE_ARCH: kernels are compiled for sm_80 or later, not for sm_75";
-    assert!(bench.status.code() == Some(2) && messages.contains(expected), "{messages}");
+    insta::assert_snapshot!(Outcome::from(bench).error(2), @"error: no GPU to run on: KERNELGATE_ARCH: kernels are compiled for sm_80 or later, not for sm_75");
     let mut timing = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
     timing.args(["timing", "--part", "cases"]).current_dir(stubs.folder.path());
     // The stand-in driver has no GPU, and the folder has no package.
-    let output = timing.env("LD_LIBRARY_PATH", stubs.at("driver")).output().unwrap();
-    let messages = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{messages}");
-    insta::assert_snapshot!(messages.replace(&stubs.real_path(), "FOLDER"), @"error: timing needs a GPU: the NVIDIA driver finds no GPU");
+    let timing = Outcome::from(timing.env("LD_LIBRARY_PATH", stubs.at("driver")).output().unwrap());
+    insta::assert_snapshot!(timing.refusal(2), @"error: timing needs a GPU: the NVIDIA driver finds no GPU");
 }
 
 #[test]

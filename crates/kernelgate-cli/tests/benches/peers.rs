@@ -6,11 +6,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use crate::package::Outcome;
+use crate::package::outcome::normalized;
+
 const FORWARD: &str = "st_bif/forward/n33554432_t8_level8_f32_int8";
 
-/// Runs `kernelgate peers` on the recorded run, with a "Python" that prints these lines, and
-/// returns its exit code and text.
-fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
+/// Runs `kernelgate peers` on the recorded run, with a "Python" that prints these lines.
+fn peers(run: &str, answer: &str, line: &str) -> Outcome {
+    peers_with_request(run, answer, line).0
+}
+
+/// Also returns the request that the "Python" got, and below it the GPUs that it may use.
+fn peers_with_request(run: &str, answer: &str, line: &str) -> (Outcome, String) {
     let folder = tempfile::tempdir().unwrap();
     let session = folder.path().join("runs/s");
     std::fs::create_dir_all(&session).unwrap();
@@ -36,13 +43,7 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
         .output()
         .unwrap();
     let requested = std::fs::read_to_string(folder.path().join("asked")).unwrap_or_default();
-    let text = format!(
-        "{}\n{}\n{requested}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(!text.contains("panicked at"), "{text}");
-    (output.status.code().unwrap(), text)
+    (output.into(), requested)
 }
 
 fn recorded() -> String {
@@ -61,12 +62,6 @@ fn line(id: &str, peer: &str, rest: &str) -> String {
     format!(r#"echo '{{"id": "{id}", "peer": "{peer}", {rest}}}'"#)
 }
 
-#[track_caller]
-fn expect((code, text): &(i32, String), expected: i32, words: &[&str]) {
-    assert_eq!(*code, expected, "{text}");
-    words.iter().for_each(|word| assert!(text.contains(word), "`{word}` is not in:\n{text}"));
-}
-
 #[test]
 fn peers_are_shown_beside_our_fastest_row() {
     let result = line(
@@ -76,24 +71,23 @@ fn peers_are_shown_beside_our_fastest_row() {
     );
     let failed = line(FORWARD, "spikingjelly", r#""about": "b", "error": "not installed""#);
     let answer = [environment("NVIDIA H200"), result, failed].join("\n");
-    let outcome = peers(&recorded(), &answer, "forward");
+    let (outcome, request) = peers_with_request(&recorded(), &answer, "forward");
     // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was
     // filtered out.
-    expect(
-        &outcome,
-        0,
-        &[
-            "torch/compile",
-            "cuda/vectorized",
-            "2.00x",
-            "steady",
-            "97.",
-            "not installed",
-            r#""spikes":"int8""#,
-            "GPU-b0e5e641",
-        ],
-    );
-    assert!(!outcome.1.contains("cuda/fused") && !outcome.1.contains("backward"), "{}", outcome.1);
+    insta::assert_snapshot!(outcome.text(), @r"
+    exit 0
+    NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
+
+    problem  peer  its time  power  ours  our time  ratio  of limit
+    st_bif/forward/n33554432_t8_level8_f32_int8  torch/compile  N µs  steady  cuda/vectorized  N µs  2.00x  97.3%
+    st_bif/forward/n33554432_t8_level8_f32_int8  spikingjelly  -  -  cuda/vectorized  N µs  -  97.3%
+
+    ratio: the peer's time over ours; above 1 ours is faster
+    no time for spikingjelly on st_bif/forward/n33554432_t8_level8_f32_int8: not installed
+    -- stderr
+    timing the peers of 1 st_bif problems
+    ");
+    insta::assert_snapshot!(request, @r#"[{"id":"st_bif/forward/n33554432_t8_level8_f32_int8","workload":"st_bif/forward","axes":{"dtype":"f32","level":"8","n":"33554432","spikes":"int8","t":"8"}}]GPU-b0e5e641-f958-7f88-4d2c-be86c83f9897"#);
 }
 
 #[test]
@@ -107,9 +101,22 @@ fn peers_of_a_run_over_two_gpus_see_both_and_stand_beside_the_library() {
     run["cases"][format!("{FORWARD}/cuda/nccl/hot")] = case;
     let result = line(FORWARD, "torch", r#""about": "a", "median_ns": 614200.0"#);
     let answer = [environment("NVIDIA H200"), result].join("\n");
-    let outcome = peers(&run.to_string(), &answer, "forward");
-    let cards = ["GPU-b0e5e641", ",GPU-ffffffff-0000"];
-    expect(&outcome, 0, &["cuda/vectorized", "cuda/nccl", cards[0], cards[1]]);
+    let (outcome, request) = peers_with_request(&run.to_string(), &answer, "forward");
+    insta::assert_snapshot!(outcome.text(), @r"
+    exit 0
+    NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
+
+    problem  peer  its time  power  ours  our time  ratio  of limit
+    st_bif/forward/n33554432_t8_level8_f32_int8  torch  N µs  -  cuda/vectorized  N µs  2.00x  97.3%
+    st_bif/forward/n33554432_t8_level8_f32_int8  torch  N µs  -  cuda/nccl  N µs  1.27x  61.6%
+
+    ratio: the peer's time over ours; above 1 ours is faster
+    -- stderr
+    timing the peers of 1 st_bif problems
+    ");
+    let first = run["environment"]["gpus"][0]["uuid"].as_str().unwrap();
+    let both = format!("{first},GPU-ffffffff-0000-0000-0000-000000000000");
+    assert_eq!(request.rsplit(']').next().unwrap().trim(), both);
 }
 
 #[test]
@@ -124,70 +131,109 @@ fn every_family_has_its_program() {
     run["cases"][format!("{id}/cuda/fused_overlap/hot")] = case;
     let result = line(id, "torch/cuda_graph", r#""about": "a", "median_ns": 30600000.0"#);
     let answer = [environment("NVIDIA H200"), result].join("\n");
-    expect(
-        &peers(&run.to_string(), &answer, "denoise"),
-        0,
-        &["torch/cuda_graph", "cuda/fused_overlap", r#""steps":"10""#],
-    );
-    expect(
-        &peers(&run.to_string(), "echo nonsense", "denoise"),
-        2,
-        &["peers/denoise.py", "nonsense"],
-    );
+    let (outcome, request) = peers_with_request(&run.to_string(), &answer, "denoise");
+    insta::assert_snapshot!(outcome.text(), @r"
+    exit 0
+    NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
+
+    problem  peer  its time  power  ours  our time  ratio  of limit
+    denoise/loop/pi05_s50_p968_steps10_bf16  torch/cuda_graph  N ms  -  cuda/fused_overlap  N µs  63.27x  61.6%
+
+    ratio: the peer's time over ours; above 1 ours is faster
+    -- stderr
+    timing the peers of 1 denoise problems
+    ");
+    insta::assert_snapshot!(request.lines().next().unwrap(), @r#"[{"id":"denoise/loop/pi05_s50_p968_steps10_bf16","workload":"denoise/loop","axes":{"dtype":"bf16","model":"pi05","p":"968","s":"50","steps":"10"}}]GPU-b0e5e641-f958-7f88-4d2c-be86c83f9897"#);
+    let wrong = peers(&run.to_string(), "echo nonsense", "denoise");
+    insta::assert_snapshot!(wrong.refusal(2), @r"
+    timing the peers of 1 denoise problems
+    error: peers/denoise.py printed what is no result: nonsense: expected ident at line 1 column 2
+    ");
 }
 
 #[test]
 fn a_peer_on_another_device_is_refused() {
-    expect(
-        &peers(&recorded(), &environment("NVIDIA A100"), ""),
-        4,
-        &["NVIDIA H200", "NVIDIA A100"],
-    );
+    let outcome = peers(&recorded(), &environment("NVIDIA A100"), "");
+    insta::assert_snapshot!(outcome.refusal(4), @r"
+    timing the peers of 2 st_bif problems
+    refused: the run was on NVIDIA H200, the peers on NVIDIA A100
+    ");
 }
 
 #[test]
 fn errors_of_peer_programs_are_named() {
-    expect(&peers(&recorded(), "echo nonsense", ""), 2, &["peers/st_bif.py", "nonsense"]);
-    expect(
-        &peers(&recorded(), "echo 'No module named torch' >&2; exit 1", ""),
-        2,
-        &["No module named torch"],
-    );
-    expect(
-        &peers(&recorded(), "", "--python /nowhere/python"),
-        2,
-        &["/nowhere/python", "--python"],
-    );
-    expect(&peers(&recorded(), "", "nothing_like_this"), 2, &["cargo bench"]);
-    expect(&peers(&recorded(), "", "("), 2, &["regular expression"]);
     let stranger = environment("NVIDIA H200")
         + "\necho '{\"id\": \"x\", \"peer\": \"p\", \"about\": \"a\", \"median_ns\": 1.0}'";
-    expect(&peers(&recorded(), &stranger, ""), 2, &["was not asked"]);
+    let mut refusals = String::new();
+    for (answer, line) in [
+        ("echo nonsense", ""),
+        ("echo 'No module named torch' >&2; exit 1", ""),
+        ("", "--python /nowhere/python"),
+        ("", "nothing_like_this"),
+        ("", "("),
+        (&*stranger, ""),
+        ("head -c 10000000 /dev/zero", ""),
+    ] {
+        refusals += &format!("{}\n", peers(&recorded(), answer, line).refusal(2));
+    }
+    insta::assert_snapshot!(refusals, @r"
+    timing the peers of 2 st_bif problems
+    error: peers/st_bif.py printed what is no result: nonsense: expected ident at line 1 column 2
+    timing the peers of 2 st_bif problems
+    error: peers/st_bif.py under FOLDER/python: No module named torch
+    timing the peers of 2 st_bif problems
+    error: failed to start /nowhere/python: --python names the one that has PyTorch: No such file or directory (os error 2)
+    error: no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter
+    error: the filter is not a regular expression: regex parse error:
+        (
+        ^
+    error: unclosed group
+    timing the peers of 2 st_bif problems
+    error: peers/st_bif.py answers for x, which it was not asked
+    timing the peers of 2 st_bif problems
+    error: peers/st_bif.py printed more than 8388608 bytes, the limit
+    ");
 }
 
 #[test]
 fn timed_peers_are_shown_even_if_the_rest_fails() {
     let result = line(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
     let begun = [environment("NVIDIA H200"), result, "printf '{\"id\": \"st'".to_owned()];
-    let stuck = [&begun[..], &["sleep 600".to_owned()]].concat().join("\n");
-    let shown = ["torch/compile", "2.00x", "not all: ", "gave no answer within 1 s (--wait"];
-    expect(&peers(&recorded(), &stuck, "forward --wait 1s"), 2, &shown);
-    let json = peers(&recorded(), &stuck, "forward --wait 1s --format json");
-    expect(&json, 2, &["\"ended_early\": \"peers/st_bif.py", "\"peer_ns\": 614200.0"]);
-    let dies = [&begun[..], &["echo CUDA error >&2; exit 1".to_owned()]].concat().join("\n");
-    expect(&peers(&recorded(), &dies, "forward"), 2, &["2.00x", "not all: ", "CUDA error"]);
-    // The peer program sends Ctrl-C to the program.
-    let signal = "kill -INT $PPID; sleep 600".to_owned();
-    let interrupted = [&begun[..], &[signal]].concat().join("\n");
-    let shown = ["2.00x", "not all: interrupted, with peers/st_bif.py at work"];
-    expect(&peers(&recorded(), &interrupted, "forward"), 130, &shown);
+    let then = |last: &str| [&begun[..], &[last.to_owned()]].concat().join("\n");
+    let stuck = peers(&recorded(), &then("sleep 600"), "forward --wait 1s");
+    insta::assert_snapshot!(stuck.text(), @r"
+    exit 2
+    NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
+
+    problem  peer  its time  power  ours  our time  ratio  of limit
+    st_bif/forward/n33554432_t8_level8_f32_int8  torch/compile  N µs  -  cuda/vectorized  N µs  2.00x  97.3%
+
+    ratio: the peer's time over ours; above 1 ours is faster
+    not all: peers/st_bif.py under FOLDER/python gave no answer within 1 s (--wait sets this)
+    -- stderr
+    timing the peers of 1 st_bif problems
+    error: peers/st_bif.py under FOLDER/python gave no answer within 1 s (--wait sets this)
+    ");
+    for (last, code, why) in [
+        ("echo CUDA error >&2; exit 1", 2, "peers/st_bif.py under FOLDER/python: CUDA error"),
+        // The peer program sends Ctrl-C to the program.
+        ("kill -INT $PPID; sleep 600", 130, "interrupted, with peers/st_bif.py at work"),
+    ] {
+        let json = peers(&recorded(), &then(last), "forward --format json").exits(code).json();
+        assert_eq!(json["rows"][0]["peer_ns"], 614_200.0, "{json}");
+        let ended_early = json["ended_early"].as_str().unwrap();
+        assert_eq!(normalized(ended_early), why);
+    }
 }
 
 #[test]
 fn a_peer_program_that_hangs_is_ended_with_what_it_started() {
     let pid = tempfile::NamedTempFile::new().unwrap();
     let hangs = format!("sleep 600 &\necho $! > {}\nwait", pid.path().display());
-    expect(&peers(&recorded(), &hangs, "--wait 1s"), 2, &["gave no answer within 1 s (--wait"]);
+    insta::assert_snapshot!(peers(&recorded(), &hangs, "--wait 1s").refusal(2), @r"
+    timing the peers of 2 st_bif problems
+    error: peers/st_bif.py under FOLDER/python gave no answer within 1 s (--wait sets this)
+    ");
     let pid = std::fs::read_to_string(pid.path()).unwrap();
     let alive = || {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
@@ -198,15 +244,13 @@ fn a_peer_program_that_hangs_is_ended_with_what_it_started() {
         pause();
         !alive()
     }));
-    let flood = "head -c 10000000 /dev/zero";
-    expect(&peers(&recorded(), flood, ""), 2, &["printed more than 8388608 bytes, the limit"]);
 }
 
 #[test]
 fn a_run_on_the_cpu_has_no_peers() {
     let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
     run["environment"]["gpus"][0]["uuid"] = "0,1 --all".into();
-    expect(&peers(&run.to_string(), "", ""), 2, &["the run's GPU `0,1 --all` is no id of one"]);
+    insta::assert_snapshot!(peers(&run.to_string(), "", "").refusal(2), @"error: the run's GPU `0,1 --all` is no id of one");
     run["environment"].as_object_mut().unwrap().remove("gpus");
-    expect(&peers(&run.to_string(), "", ""), 2, &["no hot GPU case"]);
+    insta::assert_snapshot!(peers(&run.to_string(), "", "").refusal(2), @"error: no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter");
 }

@@ -50,12 +50,32 @@ fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
 #[test]
 fn a_kernel_that_no_run_reached_fails_unless_it_is_an_exception() {
     let all = ["a/b X=1", "a/b X=1: a_b_finish"];
-    coverage(&all, true).expect(0, &["3 of 4 kernels of sm_90a reached, 1 excepted, 0 not"]);
-    coverage(&all[..1], true).expect(1, &["    not reached: a/b X=1: a_b_finish"]);
-    coverage(&all, false).expect(1, &["    not reached: measure/spin"]);
-    coverage(&["a/b X=1;a/b X=1: a_b_finish;a/c X=2"], true)
-        .expect(1, &["an exception, and reached: a/c X=2"]);
-    coverage(&[], true).expect(1, &["1 of 4 kernels", "not reached: a/b X=1\n"]);
+    insta::assert_snapshot!(coverage(&all, true).text(), @r"
+    exit 0
+    memcheck  3 of 4 kernels of sm_90a reached, 1 excepted, 0 not reached
+    ");
+    insta::assert_snapshot!(coverage(&all[..1], true).text(), @r"
+    exit 1
+    memcheck  2 of 4 kernels of sm_90a reached, 1 excepted, 1 not reached
+        not reached: a/b X=1: a_b_finish
+    ");
+    insta::assert_snapshot!(coverage(&all, false).text(), @r"
+    exit 1
+    memcheck  2 of 4 kernels of sm_90a reached, 1 excepted, 1 not reached
+        not reached: measure/spin
+    ");
+    let excepted = coverage(&["a/b X=1;a/b X=1: a_b_finish;a/c X=2"], true);
+    insta::assert_snapshot!(excepted.text(), @r"
+    exit 1
+    memcheck  4 of 4 kernels of sm_90a reached, 1 excepted, 0 not reached
+        an exception, and reached: a/c X=2
+    ");
+    insta::assert_snapshot!(coverage(&[], true).text(), @r"
+    exit 1
+    memcheck  1 of 4 kernels of sm_90a reached, 1 excepted, 2 not reached
+        not reached: a/b X=1
+        not reached: a/b X=1: a_b_finish
+    ");
 }
 
 #[test]

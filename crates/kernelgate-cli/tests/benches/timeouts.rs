@@ -5,8 +5,9 @@
 
 use std::process::Command;
 
+use crate::package::outcome::normalized;
 use crate::package::outside::{Outside, is_alive};
-use crate::package::{CASE, Outcome, Package};
+use crate::package::{CASE, Outcome, Package, lines_with};
 
 /// A bench that looks like one of this harness, and hangs or fails in the head if the variable
 /// HOSTILE says so.
@@ -54,23 +55,55 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
         command
     };
     let run = |how: &str, wait: &str| -> Outcome { command(how, wait).output().unwrap().into() };
-    let prefix = "head: bench `evil` cannot be asked for the protocol that it speaks:";
-    run("hangs when asked", "--wait 1s")
-        .expect(2, &[&format!("{prefix} no answer within 1 s (--wait sets this)")]);
+    insta::assert_snapshot!(run("hangs when asked", "--wait 1s").refusal(2), @"error: head: bench `evil` cannot be asked for the protocol that it speaks: no answer within 1 s (--wait sets this)");
     assert!(!is_alive(&outside), "what it started still runs");
-    run("breaks when asked", "")
-        .expect(2, &[&format!("{prefix} asked for its version it ended with exit status: 127")]);
+    insta::assert_snapshot!(run("breaks when asked", "").refusal(2), @"error: head: bench `evil` cannot be asked for the protocol that it speaks: asked for its version it ended with exit status: 127");
+    insta::assert_snapshot!(run("", "--wait never").refusal(2), @r"
+    error: invalid value 'never' for '--wait <TIME>': `never`: a time is 500ms, 90s, 5m or 1h
+
+    For more information, try '--help'.
+    ");
     // The head is named as the reason, instead of a case that both sides lack.
-    let hangs = run("hangs when running", "--wait 1s");
-    hangs.expect(1, &["broke: evil of the head: treated as hung: killed after 1 s (--wait sets"]);
+    let mut broken = String::new();
+    for (how, wait) in [
+        ("hangs when running", "--wait 1s"),
+        ("breaks when running", ""),
+        ("floods when running", ""),
+    ] {
+        let outcome = run(how, &format!("{wait} --format json"));
+        broken += &format!("{how}: {:#}\n", outcome.exits(1).json()["broken"]);
+        broken += &format!("{}\n", lines_with(&outcome.stderr, "prints"));
+    }
+    insta::assert_snapshot!(broken, @r#"
+    hangs when running: [
+      {
+        "abandoned": true,
+        "bench": "evil",
+        "reason": "treated as hung: killed after 1 s (--wait sets this)",
+        "side": "head"
+      }
+    ]
+
+    breaks when running: [
+      {
+        "abandoned": true,
+        "bench": "evil",
+        "reason": "exit status: 127: a library is missing",
+        "side": "head"
+      }
+    ]
+
+    floods when running: [
+      {
+        "abandoned": true,
+        "bench": "evil",
+        "reason": "exit status: 127: a line of some thirty characters; a line of some thirty characters; a line of some thirty characters; a line of some thirty characters",
+        "side": "head"
+      }
+    ]
+    bench `evil` prints more than 1048576 bytes in a process: only the end is kept, here and where it does so again
+    "#);
     assert!(!is_alive(&outside), "what it started still runs");
-    run("breaks when running", "")
-        .expect(1, &["broke: evil of the head: exit status: 127: a library is missing"]);
-    let floods = run("floods when running", "");
-    floods.expect(1, &["broke: evil of the head: exit status: 127: a line of some thirty"]);
-    let limit = "bench `evil` prints more than 1048576 bytes in a process: only the end is kept";
-    assert_eq!(floods.stderr.matches(limit).count(), 1, "{}", floods.all());
-    run("", "--wait never").expect(2, &["--wait", "a time is 500ms, 90s, 5m or 1h"]);
 }
 
 #[test]
@@ -114,8 +147,8 @@ fn a_build_that_hangs_is_ended_with_what_it_started() {
     let program = env!("CARGO_BIN_EXE_kernelgate");
     let mut compare = outside.command(program, "compare --base HEAD --build-wait 8s");
     let started = std::time::Instant::now();
-    Outcome::from(compare.output().unwrap())
-        .expect(2, &["base HEAD", "was not built within 8 s (--build-wait sets this)"]);
+    let outcome = Outcome::from(compare.output().unwrap());
+    insta::assert_snapshot!(outcome.error(2), @"error: base HEAD (COMMIT) was not built within 8 s (--build-wait sets this)");
     assert!(started.elapsed().as_secs() < 300);
     assert!(!is_alive(&outside), "what the build started still runs");
 }
@@ -126,14 +159,10 @@ fn a_launch_on_the_host_without_end_ends_the_process_and_is_named() {
     let mut command = package.bench_command("s1", "--timeout 2");
     command.args(["--axis", "n=64", "--axis", "fault=none,endless"]);
     let endless = CASE.replace("none", "endless");
-    let why = "a launch had not ended after 2 s (--timeout sets this)";
     let outcome = Outcome::from(command.output().unwrap());
-    outcome.expect(1, &[&format!("failed: {endless}: {why}"), "1 finished cases are in"]);
+    let message = normalized(outcome.exits(1).stderr.trim().lines().last().unwrap());
+    insta::assert_snapshot!(message, @"failed: fixture/spin/n64_endless/cpu/hot: a launch had not ended after 2 s (--timeout sets this): nothing ends it but the end of the process; 1 finished cases are in FOLDER/target/kernelgate/runs/s1/fixture.json");
     let run = package.run("s1");
     assert!(run["cases"][CASE].is_object() && run["complete"] == false);
-    assert!(
-        run["failed"][&endless]["text"].as_str().unwrap().starts_with(why),
-        "{}",
-        run["failed"]
-    );
+    insta::assert_snapshot!(run["failed"][&endless]["text"].as_str().unwrap(), @"a launch had not ended after 2 s (--timeout sets this): nothing ends it but the end of the process");
 }

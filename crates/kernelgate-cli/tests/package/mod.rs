@@ -127,6 +127,11 @@ impl Package {
         self.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line).output().unwrap().into()
     }
 
+    /// Judges the last run by the baseline that the line begins with. The report is JSON.
+    pub fn gate(&self, line: &str) -> Outcome {
+        self.kernelgate(&format!("gate --format json --baseline {line}"))
+    }
+
     /// Flags that name a folder with the fixture's bench binary alone.
     pub fn dir(&self) -> String {
         let folder = self.path("executables");

@@ -415,8 +415,8 @@ fn a_page_has_a_stacked_bar_for_each_iteration() {
     let section = page.split("<section id=\"account\">").nth(1).unwrap();
     let section = section.split("</section>").next().unwrap();
     insta::assert_snapshot!(element_with(section, "found by"), @"by iteration, found by range step");
-    for words in ["iteration 1", "iteration 4", "exposed communication", "600"] {
-        assert!(section.contains(words), "{words}: {section}");
+    for element in ["iteration 1", "iteration 4", "exposed communication", "600"] {
+        assert!(section.contains(element), "{element}: {section}");
     }
     assert!(page.contains("; replayed: "), "{page}");
 }
