@@ -43,6 +43,9 @@ const MAX_SAMPLES_PER_CASE: f64 = 50.0;
 /// precise.
 const MAX_EXTRA_SAMPLING: Duration = Duration::from_millis(400);
 
+/// Samples whose wall times are added to find out whether the card waited for the host.
+const SAMPLES_PER_GROUP: usize = 8;
+
 /// Number of launches whose host time is measured.
 const LAUNCHES_WITH_HOST_TIME: usize = 5;
 
@@ -479,15 +482,19 @@ impl LoadBeforeSamples {
     }
 }
 
-/// Share of the samples' wall time that the card waited for the host, beyond what a sample that was
-/// not held up takes besides its launches (such as the flush of a cold one).
+/// Share of the samples' wall time that the card waited for the host, beyond what samples that were
+/// not held up take besides their launches (such as the flush of a cold one). A host that is late for
+/// one sample reads the next one early, because its launches were in the queue: only groups of
+/// samples show whether the card waited.
 fn idle_share(timed: &[SampleWithWallTime]) -> f64 {
-    let wall_ns = |one: &SampleWithWallTime| one.wall.as_nanos() as f64;
-    let ratios: Vec<f64> =
-        timed.iter().map(|one| wall_ns(one) / one.sample.elapsed_ns.max(1.0)).collect();
-    let busy_ns: f64 = timed.iter().map(|one| one.sample.elapsed_ns).sum();
-    let all_ns: f64 = timed.iter().map(wall_ns).sum();
-    (1.0 - stats::quantile(&ratios, 0.1) * busy_ns / all_ns.max(1.0)).max(0.0)
+    let wall_per_launch_time = |group: &[SampleWithWallTime]| {
+        let wall_ns: f64 = group.iter().map(|one| one.wall.as_nanos() as f64).sum();
+        let busy_ns: f64 = group.iter().map(|one| one.sample.elapsed_ns).sum();
+        wall_ns / busy_ns.max(1.0)
+    };
+    let of_groups: Vec<f64> = timed.chunks(SAMPLES_PER_GROUP).map(wall_per_launch_time).collect();
+    let without_wait = stats::quantile(&of_groups, 0.1).max(1.0);
+    (1.0 - without_wait / wall_per_launch_time(timed)).max(0.0)
 }
 
 /// Samples of the last window of a load. A load begins with shorter samples, until the number of
@@ -734,11 +741,14 @@ mod tests {
             SampleWithWallTime { sample, wall: Duration::from_micros(wall_us) }
         };
         // A cold sample has a flush each time, and one in five waits for the host.
-        let flushed = vec![sample(5000); 20];
+        let flushed = vec![sample(5000); 32];
         assert!(idle_share(&flushed).abs() < 1e-9);
         let mut held_up = flushed;
-        held_up.extend([sample(10_000); 5]);
-        assert!((idle_share(&held_up) - 25.0 / 150.0).abs() < 1e-9);
+        held_up.extend([sample(10_000); 8]);
+        assert!((idle_share(&held_up) - 40.0 / 240.0).abs() < 1e-9);
+        // The host is late for every other sample, for less than the launches in the queue take.
+        let late = [sample(6000), sample(2000)].repeat(20);
+        assert!(idle_share(&late).abs() < 1e-9);
     }
 
     #[test]
