@@ -56,6 +56,11 @@ impl<'a> AllOperations<'a> {
         0..self.bounds[3]
     }
 
+    /// The numbers of the kernels, each of which is also the row of the kernel.
+    pub fn kernel_ids(&self) -> std::ops::Range<OperationId> {
+        0..self.bounds[0]
+    }
+
     /// Kind of an operation, and its index in the columns of that kind.
     pub fn kind_and_row(&self, id: OperationId) -> (OperationKind, usize) {
         let [kernels, copies, sets, _] = self.bounds;

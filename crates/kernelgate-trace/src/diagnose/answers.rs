@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::trace_facts::DiagnosisContext;
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
+use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::interned_names::NameId;
 use crate::stats::{GroupedSamples, ValueSummary};
@@ -82,13 +82,12 @@ impl TraceAnswers {
     #[allow(clippy::cast_precision_loss)]
     pub(super) fn new(context: &DiagnosisContext<'_>) -> Self {
         let kernels = &context.trace.kernels;
-        let length = |row: usize| kernels.on_gpu.length(row);
-        let kernel_ns: i64 = (0..kernels.on_gpu.len()).map(length).sum();
+        let kernel_ns = kernels.on_gpu.total_duration_ns();
         let share = |ns: i64| ns as f64 / kernel_ns.max(1) as f64;
         let mut samples = GroupedSamples::default();
         for (row, function) in kernels.function.iter().enumerate() {
             let name = context.trace.functions[function as usize].demangled;
-            samples.push(name.0, length(row));
+            samples.push(name.0, kernels.on_gpu.length(row));
         }
         let lengths = samples.into_counted_values();
         let mut all: Vec<KernelTimeShare> = lengths
@@ -119,30 +118,28 @@ impl TraceAnswers {
     }
 }
 
+/// Number and nanoseconds of the kernels launched in each range path, ranges inside it included.
+pub(super) fn kernels_by_path(context: &DiagnosisContext<'_>) -> Vec<(usize, i64)> {
+    let paths = &context.host.paths;
+    let mut kernels = vec![(0, 0); paths.len()];
+    for id in context.all.kernel_ids() {
+        for path in paths.path_and_parents(context.path_id_of_operation(id)) {
+            let (count, ns) = &mut kernels[path as usize];
+            *count += 1;
+            *ns += context.all.length(id);
+        }
+    }
+    kernels
+}
+
 /// The outermost ranges and the ranges directly inside them.
 fn run_components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<RunComponent> {
     let paths = &context.host.paths;
     // Kernels count for every path around their launch.
-    let mut kernels: Vec<(usize, i64)> = vec![(0, 0); paths.len()];
-    let on_gpu = &context.trace.kernels.on_gpu;
-    for row in 0..on_gpu.len() {
-        let mut path = context.path_id_of_operation(u32::try_from(row).unwrap_or(u32::MAX));
-        while path != ROOT_PATH {
-            let (count, ns) = &mut kernels[path as usize];
-            *count += 1;
-            *ns += on_gpu.length(row);
-            path = paths.parent_path(path);
-        }
-    }
-    let depth = |mut path: RangePathId| {
-        let mut depth = 0;
-        while paths.parent_path(path) != ROOT_PATH && depth < 3 {
-            path = paths.parent_path(path);
-            depth += 1;
-        }
-        depth
-    };
-    let mut order: Vec<RangePathId> = (1..u32::try_from(paths.len()).unwrap_or(u32::MAX))
+    let kernels = kernels_by_path(context);
+    let depth = |path: RangePathId| paths.path_and_parents(path).skip(1).take(3).count();
+    let mut order: Vec<RangePathId> = (1..)
+        .take(paths.len() - 1)
         .filter(|&path| kernels[path as usize].0 > 0 && depth(path) < 2)
         .collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernels[path as usize].1), path));

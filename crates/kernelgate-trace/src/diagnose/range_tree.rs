@@ -7,6 +7,7 @@ use super::trace_facts::DiagnosisContext;
 use crate::analyze::operations::OperationId;
 use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
 use crate::analyze::timeline::idle_time::exclusive_busy_times;
+use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::model::gpu::DeclaredRangeWork;
 use crate::model::interned_names::without_numbers_in_name;
 
@@ -125,7 +126,7 @@ pub(super) fn build_range_tree(
     let chains: Vec<Vec<RangeInstance>> =
         all.ids().map(|id| tree.ranges_around_operation(context, id)).collect();
     for id in all.ids() {
-        let span = (all.start(id), all.end(id));
+        let span = all.span(id);
         for &(node, instance) in &chains[id as usize] {
             let node = &mut tree.nodes[node];
             node.operations += 1;
@@ -216,7 +217,8 @@ impl RangeTree<'_> {
         order
             .into_iter()
             .map(|index| {
-                let own_busy_ns = union_of_spans_ns(&mut self.nodes[index].spans);
+                let spans = std::mem::take(&mut self.nodes[index].spans);
+                let own_busy_ns = UnitedSpans::new(spans).covered_ns();
                 let node = &self.nodes[index];
                 let span_ns = node.instances.values().map(|(start, end)| end - start).sum();
                 let of_limits =
@@ -296,17 +298,6 @@ fn time_bound_of_node(node: &TreeNode, span_ns: i64, of_limits: &[(String, f64)]
         () if compute - memory >= DECISIVE_LIMIT_DIFFERENCE => TimeBound::Compute,
         () => TimeBound::Mixed,
     }
-}
-
-/// Nanoseconds in at least one of the spans, which are sorted.
-fn union_of_spans_ns(spans: &mut [(i64, i64)]) -> i64 {
-    spans.sort_unstable();
-    let (mut total, mut until) = (0, i64::MIN);
-    for &(start, end) in &*spans {
-        total += (end - start.max(until)).max(0);
-        until = until.max(end);
-    }
-    total
 }
 
 #[allow(clippy::cast_precision_loss)]

@@ -59,9 +59,7 @@ impl TraceDiagnosis {
             .records
             .iter()
             .filter(|(_, count)| *count > 0)
-            .map(|(what, count)| {
-                format!("{what} {}", with_thousands_separators(&count.to_string()))
-            })
+            .map(|(what, count)| format!("{what} {}", with_thousands_separators(count)))
             .collect();
         let records = if records.is_empty() { "no records".to_owned() } else { records.join(", ") };
         wrap_line(text, &format!("{}: {records}", self.recorder), "", "  ");
@@ -74,7 +72,7 @@ impl TraceDiagnosis {
                 device.pid,
                 percent(device.busy_ns, span),
                 time(span),
-                with_thousands_separators(&device.operations.to_string())
+                with_thousands_separators(device.operations)
             );
             wrap_line(text, &line, "  ", "    ");
         }
@@ -143,11 +141,7 @@ impl TraceDiagnosis {
         for device in &self.devices {
             let gaps = &device.gaps;
             let class = |class: GapLengthClass| {
-                format!(
-                    "{} / {}",
-                    with_thousands_separators(&class.count.to_string()),
-                    time(class.total_ns)
-                )
+                format!("{} / {}", with_thousands_separators(class.count), time(class.total_ns))
             };
             #[allow(clippy::cast_possible_truncation)]
             let mean = time(gaps.mean_gap_ns() as i64);
@@ -170,7 +164,7 @@ impl TraceDiagnosis {
                     text,
                     "    {:<56}{:>10} ×{:>14}{:>10.1} %",
                     shorten(&cause.label(), 55),
-                    with_thousands_separators(&cause.count.to_string()),
+                    with_thousands_separators(cause.count),
                     time(cause.total_ns),
                     percent(cause.total_ns, device.gaps.total_ns())
                 );
@@ -187,7 +181,7 @@ impl TraceDiagnosis {
                     .range
                     .as_ref()
                     .map_or(String::new(), |range| format!(", in {}", shorten(range, 50)));
-                let count = with_thousands_separators(&transition.count.to_string());
+                let count = with_thousands_separators(transition.count);
                 let _ =
                     writeln!(text, "      {count} ×, {} in all{range}", time(transition.total_ns));
             }
@@ -247,7 +241,7 @@ impl TraceDiagnosis {
                     "  {:>5.1} %{:>12}{:>10} × {:<10}{:<15}{}",
                     kernel.share * 100.0,
                     time(kernel.summary.total),
-                    with_thousands_separators(&kernel.summary.count.to_string()),
+                    with_thousands_separators(kernel.summary.count),
                     median_time_text(kernel.summary.median),
                     kernel.class.label(),
                     shorten(&readable_name(&kernel.name), 41)
@@ -260,7 +254,7 @@ impl TraceDiagnosis {
                     "  {:>5.1} %{:>12}{:>10} launches  {}",
                     percent(*ns, answers.kernel_ns),
                     time(*ns),
-                    with_thousands_separators(&count.to_string()),
+                    with_thousands_separators(count),
                     class.label()
                 );
             }
@@ -282,11 +276,11 @@ impl TraceDiagnosis {
                 text,
                 "  {:<38}{:>8}{:>12}{:>12}{:>6.1} %{:>9}{:>10}",
                 shorten(&name, 37),
-                with_thousands_separators(&component.host.count.to_string()),
+                with_thousands_separators(component.host.count),
                 time(component.host.total),
                 time(component.kernel_ns),
                 component.share * 100.0,
-                with_thousands_separators(&component.kernels.to_string()),
+                with_thousands_separators(component.kernels),
                 component
                     .host_time_variation()
                     .map_or("-".to_owned(), |v| format!("{:.1} %", v * 100.0))
@@ -340,8 +334,8 @@ impl TraceDiagnosis {
                 of.device,
                 format_bytes(peak),
                 format_bytes(of.bytes_at_end()),
-                with_thousands_separators(&of.taken.to_string()),
-                with_thousands_separators(&of.given_back.to_string()),
+                with_thousands_separators(of.taken),
+                with_thousands_separators(of.given_back),
             );
             wrap_line(text, &line, "  ", "    ");
             let header = ["phase", "times", "at most", "change"];
@@ -353,7 +347,7 @@ impl TraceDiagnosis {
                     text,
                     "    {:<50}{:>8}{:>12}{:>13}",
                     shorten(&phase.name, 49),
-                    with_thousands_separators(&phase.times.to_string()),
+                    with_thousands_separators(phase.times),
                     format_bytes(phase.peak_bytes),
                     format!("{sign}{}", format_bytes(phase.change_bytes.unsigned_abs()))
                 );
@@ -416,8 +410,7 @@ impl fmt::Display for InspectedShare {
             let share = self.inspected_share() * 100.0;
             return write!(formatter, "{share:.1} % of {} of {label}", time(self.whole));
         }
-        let [seen, whole] =
-            [self.seen, self.whole].map(|count| with_thousands_separators(&count.to_string()));
+        let [seen, whole] = [self.seen, self.whole].map(with_thousands_separators);
         write!(formatter, "{seen} of {whole} {label}")
     }
 }
@@ -465,7 +458,7 @@ impl FindingEvidence {
     fn write_evidence(&self, text: &mut String, origin_ns: i64, width: usize) {
         let mut line = shorten(&self.what, width);
         if self.count > 1 {
-            let _ = write!(line, ", {} times", with_thousands_separators(&self.count.to_string()));
+            let _ = write!(line, ", {} times", with_thousands_separators(self.count));
         }
         if let Some(ns) = self.total_ns {
             let _ = write!(line, ", {}", time(ns));
@@ -549,7 +542,7 @@ fn seconds_text(ns: i64) -> String {
 
 fn short_number_text(value: f64) -> String {
     if value.fract() == 0.0 {
-        with_thousands_separators(&format!("{value:.0}"))
+        with_thousands_separators(format!("{value:.0}"))
     } else {
         format!("{value:.1}")
     }

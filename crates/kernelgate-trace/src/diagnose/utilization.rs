@@ -8,6 +8,7 @@ use std::hash::Hash;
 use hashbrown::{HashMap, HashSet};
 use serde_json::{Value, json};
 
+use super::answers::kernels_by_path;
 use super::labels::readable_name;
 use super::text::{percent, time, wrap_line};
 use super::trace_facts::DiagnosisContext;
@@ -66,10 +67,8 @@ struct KnownOperatorCalls<'a> {
 /// Computes how much of the devices' peaks a trace uses.
 pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtilization {
     let trace = context.trace;
-    let on_gpu = &trace.kernels.on_gpu;
-    let length = |row: usize| on_gpu.length(row);
     let mut found = DeviceUtilization {
-        kernel_ns: (0..on_gpu.len()).map(length).sum(),
+        kernel_ns: trace.kernels.on_gpu.total_duration_ns(),
         ..DeviceUtilization::default()
     };
     let KnownOperatorCalls { operators: calls, whole } = known_operator_calls(context);
@@ -95,10 +94,8 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
     let whole = whole.as_ref().map(|calls| calls.iter().collect()).unwrap_or(possible);
     for call in whole {
         call.add_to_sum(&mut found.all, peaks_of(call));
-        let mut path = call.path;
-        while path != ROOT_PATH {
+        for path in context.host.paths.path_and_parents(call.path) {
             call.add_to_sum(ranges.entry(path).or_default(), peaks_of(call));
-            path = context.host.paths.parent_path(path);
         }
     }
     if let Some(first) = impossible.first() {
@@ -209,14 +206,13 @@ impl<'a> DeclaredPaths<'a> {
         }
         let Self { name, times, work } = self;
         let mut found: Option<OperatorCall<'a>> = None;
-        for (row, function) in trace.kernels.function.iter().enumerate() {
-            let id = u32::try_from(row).unwrap_or(u32::MAX);
+        for id in context.all.kernel_ids() {
             let Some(path) = inside[context.path_id_of_operation(id) as usize] else { continue };
-            let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
+            let (_, device) = context.process_and_device_of(id);
             let call =
                 found.get_or_insert(OperatorCall { name, times, work, kernel_ns: 0, path, device });
             call.kernel_ns += context.all.length(id);
-            let kernel = trace.names.text(trace.functions[function as usize].demangled);
+            let kernel = trace.kernel_name(id as usize);
             call.work.precision = tensor_core_precision(call.work.precision, kernel);
         }
         found
@@ -234,10 +230,9 @@ fn gemms_in_named_ranges<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall
         sized[path as usize] = own.or(sized[paths.parent_path(path) as usize]);
     }
     let mut calls: HashMap<(RangePathId, u32), OperatorCall<'a>> = HashMap::new();
-    for (row, function) in trace.kernels.function.iter().enumerate() {
-        let id = u32::try_from(row).unwrap_or(u32::MAX);
+    for id in context.all.kernel_ids() {
         let Some((path, work)) = sized[context.path_id_of_operation(id) as usize] else { continue };
-        let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
+        let (_, device) = context.process_and_device_of(id);
         let call = calls.entry((path, device)).or_insert_with(|| OperatorCall {
             name: trace.names.text(paths.name(path)),
             times: context.host.of_path[path as usize].count,
@@ -247,7 +242,7 @@ fn gemms_in_named_ranges<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall
             device,
         });
         call.kernel_ns += context.all.length(id);
-        let kernel = trace.names.text(trace.functions[function as usize].demangled);
+        let kernel = trace.kernel_name(id as usize);
         call.work.precision = tensor_core_precision(call.work.precision, kernel);
     }
     let around = |(path, device)| {
@@ -273,42 +268,33 @@ fn gemms_by_kernel_name<'a>(
     }
     let paths = &context.host.paths;
     let in_range = |id: u32| {
-        let mut path = context.path_id_of_operation(id);
-        while path != ROOT_PATH && ranges.iter().all(|range| range.path != path) {
-            path = paths.parent_path(path);
-        }
-        path != ROOT_PATH
+        let mut around = paths.path_and_parents(context.path_id_of_operation(id));
+        around.any(|path| ranges.iter().any(|range| range.path == path))
     };
-    let call = |(row, function): (usize, u32)| {
-        let id = u32::try_from(row).unwrap_or(u32::MAX);
-        let work = works[function as usize]?;
-        let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
-        let kernel_ns = context.all.length(id);
-        let name = trace.names.text(trace.functions[function as usize].demangled);
+    let call = |id: u32| {
+        let work = works[trace.kernels.function.at(id as usize) as usize]?;
+        let (_, device) = context.process_and_device_of(id);
+        let (name, kernel_ns) = (trace.kernel_name(id as usize), context.all.length(id));
         let path = context.path_id_of_operation(id);
         (!in_range(id)).then_some(OperatorCall { name, times: 1, work, kernel_ns, path, device })
     };
-    trace.kernels.function.iter().enumerate().filter_map(call).collect()
+    context.all.kernel_ids().filter_map(call).collect()
 }
 
 /// Operators by the shapes of their inputs, where ranges were kept.
 fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
     let trace = context.trace;
     let kept = &context.host.kept;
-    let on_gpu = &trace.kernels.on_gpu;
     // For each range, the innermost range with known work: the range itself, or an enclosing range.
     let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
     let mut works: HashMap<(u32, NameId), Option<OperatorWork>> = HashMap::new();
     let mut by_range: HashMap<u32, OperatorCall<'a>> = HashMap::new();
     let mut calls = Vec::new();
     let mut by_name: HashMap<u32, Option<OperatorWork>> = HashMap::new();
-    for row in 0..on_gpu.len() {
-        let id = u32::try_from(row).unwrap_or(u32::MAX);
-        let kernel_ns = on_gpu.length(row);
-        let (path, device) = (
-            context.path_id_of_operation(id),
-            trace.places[on_gpu.place.at(row).0 as usize].device,
-        );
+    for id in context.all.kernel_ids() {
+        let (row, kernel_ns) = (id as usize, context.all.length(id));
+        let path = context.path_id_of_operation(id);
+        let (_, device) = context.process_and_device_of(id);
         let kernel = trace.functions[trace.kernels.function.at(row) as usize].demangled;
         let mut work_of = |number: u32| {
             let range = kept.ranges[number as usize];
@@ -445,32 +431,18 @@ fn outer_two_range_levels(
     sums: HashMap<RangePathId, WorkAndTimeSum>,
 ) -> Vec<RangeUtilization> {
     let paths = &context.host.paths;
-    let depth = |mut path: RangePathId| {
-        let mut depth = 0;
-        while path != ROOT_PATH {
-            path = paths.parent_path(path);
-            depth += 1;
-        }
-        depth
-    };
-    let mut kernel_ns = vec![0; paths.len()];
-    let on_gpu = &context.trace.kernels.on_gpu;
-    for row in 0..on_gpu.len() {
-        let mut path = context.path_id_of_operation(u32::try_from(row).unwrap_or(u32::MAX));
-        while path != ROOT_PATH {
-            kernel_ns[path as usize] += on_gpu.length(row);
-            path = paths.parent_path(path);
-        }
-    }
+    let kernels = kernels_by_path(context);
+    let kernel_ns = |path: RangePathId| kernels[path as usize].1;
+    let depth = |path: RangePathId| paths.path_and_parents(path).count();
     let mut order: Vec<RangePathId> =
         sums.keys().copied().filter(|&path| depth(path) <= MAX_LISTED_DEPTH).collect();
-    order.sort_by_key(|&path| (std::cmp::Reverse(kernel_ns[path as usize]), path));
+    order.sort_by_key(|&path| (std::cmp::Reverse(kernel_ns(path)), path));
     order.truncate(MAX_LISTED);
     order
         .into_iter()
         .map(|path| RangeUtilization {
             path: paths.text(context.trace, path),
-            kernel_ns: kernel_ns[path as usize],
+            kernel_ns: kernel_ns(path),
             host_ns: context.host.of_path[path as usize].host_ns,
             sum: sums[&path],
         })
@@ -543,7 +515,7 @@ impl DeviceUtilization {
             let _ = writeln!(
                 text,
                 "  {name:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  {}",
-                with_thousands_separators(&sum.count.to_string()),
+                with_thousands_separators(sum.count),
                 time(sum.kernel_ns),
                 number(sum.achieved_teraflops()),
                 number(sum.flops_per_byte()),

@@ -25,10 +25,6 @@ impl TableCell {
         }
     }
 
-    fn is_text_cell(&self) -> bool {
-        matches!(self, Self::Text(_))
-    }
-
     fn cell_to_json(&self) -> serde_json::Value {
         match self {
             Self::Text(text) => text.as_str().into(),
@@ -116,7 +112,7 @@ impl StatsTable {
         let before: usize = widths[..last].iter().map(|width| width + 2).sum();
         widths[last] = widths[last].min(TABLE_WIDTH.saturating_sub(before).max(40));
         let right: Vec<bool> = (0..self.columns.len())
-            .map(|column| !self.rows.iter().any(|row| row[column].is_text_cell()))
+            .map(|column| !self.rows.iter().any(|row| matches!(row[column], TableCell::Text(_))))
             .collect();
         let mut text = String::new();
         let titles: Vec<String> = self.columns.iter().map(|&title| title.to_owned()).collect();
@@ -139,15 +135,17 @@ impl StatsTable {
 
 fn cell_text(cell: &TableCell) -> String {
     match cell {
-        TableCell::Integer(value) => with_thousands_separators(&value.to_string()),
-        TableCell::Decimal(..) => with_thousands_separators(&cell.csv_text()),
+        TableCell::Integer(value) => with_thousands_separators(value),
+        TableCell::Decimal(..) => with_thousands_separators(cell.csv_text()),
         _ => cell.csv_text(),
     }
 }
 
 /// `1234567.8` as `1,234,567.8`.
-pub fn with_thousands_separators(number: &str) -> String {
-    let (whole, fraction) = number.split_once('.').map_or((number, None), |(w, f)| (w, Some(f)));
+pub fn with_thousands_separators(number: impl ToString) -> String {
+    let number = number.to_string();
+    let (whole, fraction) =
+        number.split_once('.').map_or((number.as_str(), None), |(w, f)| (w, Some(f)));
     let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
     let mut text = sign.to_owned();
     for (index, digit) in digits.chars().enumerate() {

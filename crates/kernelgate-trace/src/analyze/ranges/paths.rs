@@ -102,6 +102,12 @@ impl RangePathTree {
         self.nodes[path as usize].0
     }
 
+    /// A path and the paths around it, without the root.
+    pub fn path_and_parents(&self, path: RangePathId) -> impl Iterator<Item = RangePathId> {
+        let below_root = |path: RangePathId| (path != ROOT_PATH).then_some(path);
+        std::iter::successors(below_root(path), move |&path| below_root(self.parent_path(path)))
+    }
+
     /// The last name of a path.
     pub fn name(&self, path: RangePathId) -> NameId {
         self.nodes[path as usize].1
@@ -109,13 +115,9 @@ impl RangePathTree {
 
     /// The names from the outermost to the innermost, with `/` between them; empty for
     /// [`ROOT_PATH`].
-    pub fn text(&self, trace: &Trace, mut path: RangePathId) -> String {
-        let mut names = Vec::new();
-        while path != ROOT_PATH {
-            let (parent, name) = self.nodes[path as usize];
-            names.push(trace.names.text(name));
-            path = parent;
-        }
+    pub fn text(&self, trace: &Trace, path: RangePathId) -> String {
+        let names = self.path_and_parents(path).map(|path| trace.names.text(self.name(path)));
+        let mut names: Vec<&str> = names.collect();
         names.reverse();
         names.join("/")
     }

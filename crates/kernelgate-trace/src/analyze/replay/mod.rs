@@ -90,15 +90,6 @@ impl ReplayedHostTime<'_> {
     }
 }
 
-impl ReplayChange<'_> {
-    pub const NO_CHANGE: ReplayChange<'static> = ReplayChange {
-        length: &|_, ns| ns,
-        launches: true,
-        waits: true,
-        host: ReplayedHostTime::Recorded,
-    };
-}
-
 /// Kind of one segment of the critical path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CriticalPathSegment {

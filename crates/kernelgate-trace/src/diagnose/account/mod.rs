@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use super::host::gap_cause::IdleCauseKind;
 use super::labels::readable_name;
 use super::trace_facts::DiagnosisContext;
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
+use crate::analyze::ranges::paths::ROOT_PATH;
 use crate::analyze::time_order::SortedOperations;
 use crate::analyze::timeline::idle_time::{self, DeviceActivity, IdleGap};
 use crate::analyze::timeline::iterations::{self, IterationEvidence};
@@ -186,7 +186,7 @@ fn account_of_device(
             TimelinePiece::Idle(gap) => (gap.start, gap.after),
         };
         cut.end_ranges_until(start);
-        let groups = groups.groups_around_path(context.path_id_of_operation(operation));
+        let groups = groups.of_path[context.path_id_of_operation(operation) as usize];
         let mut add = |part: &AccountPart| {
             cut.now.add(part);
             groups.iter().filter(|&&group| group != NO_PATH_GROUP).for_each(|&group| {
@@ -350,10 +350,6 @@ impl RangePathGroups {
             });
         }
         Self { names, of_path }
-    }
-
-    fn groups_around_path(&self, path: RangePathId) -> [u32; 2] {
-        self.of_path[path as usize]
     }
 
     fn range_time_accounts(&self, accounts: Vec<TimeAccount>) -> Vec<RangeTimeAccount> {

@@ -86,7 +86,7 @@ impl DeviceTimeAccount {
                 text,
                 "  {:<36}{:>9}{:>12}{:>12}{:>11}{:>16}",
                 shorten(&format!("{} {}", of.class.label(), of.label), 36),
-                with_thousands_separators(&of.count.to_string()),
+                with_thousands_separators(of.count),
                 time(of.total_ns),
                 time(of.exposed_ns),
                 size,
@@ -166,7 +166,7 @@ impl DeviceIterations {
         let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
         let mut line = format!(
             "iterations: {} by {}; first {}, then median {} ({} to {})",
-            with_thousands_separators(&self.lengths.len().to_string()),
+            with_thousands_separators(self.lengths.len()),
             shorten(&self.sign.label(), 60),
             time(self.lengths[0]),
             time(lengths[lengths.len() / 2]),

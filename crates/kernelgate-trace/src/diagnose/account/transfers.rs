@@ -88,7 +88,7 @@ impl<'a> DeviceTransfers<'a> {
     fn add(&mut self, id: OperationId) {
         let Some(key) = self.transfer_key(id) else { return };
         let (trace, all) = (self.context.trace, &self.context.all);
-        let span = (all.start(id), all.end(id));
+        let span = all.span(id);
         let sum = self
             .sums
             .entry(key)

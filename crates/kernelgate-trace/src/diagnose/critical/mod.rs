@@ -73,10 +73,7 @@ fn time_with_migrations(context: &DiagnosisContext<'_>) -> HashMap<OperationId, 
     let all = &context.all;
     let [mut migrations, mut faulted] = [(); 2].map(|()| HashMap::<_, Vec<(i64, i64)>>::new());
     for id in all.ids().filter(|&id| context.is_page_migration(id)) {
-        migrations
-            .entry(context.process_and_device_of(id))
-            .or_default()
-            .push((all.start(id), all.end(id)));
+        migrations.entry(context.process_and_device_of(id)).or_default().push(all.span(id));
     }
     let faults = &context.trace.page_faults;
     for row in (0..faults.start.len()).filter(|_| migrations.is_empty()) {
@@ -92,7 +89,7 @@ fn time_with_migrations(context: &DiagnosisContext<'_>) -> HashMap<OperationId, 
         if let (OperationKind::Kernel, Some(union)) =
             (all.kind_and_row(id).0, unions.get(&context.process_and_device_of(id)))
         {
-            match union.extent_inside((all.start(id), all.end(id))) {
+            match union.extent_inside(all.span(id)) {
                 0 => {}
                 ns => _ = beside_ns.insert(id, ns),
             }

@@ -56,7 +56,7 @@ impl TraceDifference {
             let line = format!(
                 "{letter}: {name} ({}): {} kernels, busy {:.1} % of {}",
                 whole.recorder,
-                with_thousands_separators(&whole.kernels.to_string()),
+                with_thousands_separators(whole.kernels),
                 percent(whole.busy_ns, whole.whole_ns),
                 time(whole.whole_ns)
             );
@@ -261,7 +261,7 @@ fn change_details_text(change: &TracePartChange) -> String {
 
 /// `5 -> 10 launches`, or `5 launches`.
 fn count_change_text([base, head]: [usize; 2], what: &str) -> String {
-    let count = |count: usize| with_thousands_separators(&count.to_string());
+    let count = |count: usize| with_thousands_separators(count);
     if base == head {
         format!("{} {what}", count(base))
     } else {

@@ -184,7 +184,7 @@ impl TraceSums {
         sums.add_operation_times(context, &mut places);
         sums.add_idle_times(context, &mut places);
         sums.add_call_times(context, &places);
-        sums.places = places.sums_by_path_text();
+        sums.places = places.texts.into_iter().zip(places.sums).collect();
         sums
     }
 
@@ -354,9 +354,5 @@ impl SumsByRangePath {
     fn at(&mut self, context: &DiagnosisContext<'_>, id: OperationId) -> &mut RangePathSums {
         let path = context.host.launched_in.at(id as usize);
         &mut self.sums[self.of_path[path as usize] as usize]
-    }
-
-    fn sums_by_path_text(self) -> BTreeMap<String, RangePathSums> {
-        self.texts.into_iter().zip(self.sums).collect()
     }
 }

@@ -181,11 +181,6 @@ impl RankTrace {
     pub(super) fn is_same_trace(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.recorded, &other.recorded)
     }
-
-    /// Collectives of all communicators.
-    pub fn collective_count(&self) -> usize {
-        self.communicators.iter().map(|of| of.entries.len()).sum()
-    }
 }
 
 fn rank_trace_of_owner(

@@ -23,7 +23,7 @@ impl JoinedJob {
         let head = format!(
             "{} ranks, {} collectives joined over {}; clocks aligned to ± {}",
             self.ranks.len(),
-            with_thousands_separators(&self.joined.to_string()),
+            with_thousands_separators(self.joined),
             time(self.span_ns),
             time(self.precision_ns)
         );
@@ -92,8 +92,8 @@ impl JoinedJob {
             "{} came last to {} of {} collectives and delayed them by {} ({:.1} % of the time); {}. \
              As fast as the median rank, the job gains {} (replayed)",
             rank.name,
-            with_thousands_separators(&rank.last.to_string()),
-            with_thousands_separators(&self.joined.to_string()),
+            with_thousands_separators(rank.last),
+            with_thousands_separators(self.joined),
             time(rank.delayed_ns),
             percent(rank.delayed_ns, self.span_ns),
             self.cause_of_lateness(rank),
@@ -134,7 +134,7 @@ impl JoinedJob {
                 time(rank.times.idle_ns),
                 time(rank.waited_ns),
                 time(rank.delayed_ns),
-                with_thousands_separators(&rank.last.to_string())
+                with_thousands_separators(rank.last)
             );
         }
     }
@@ -203,7 +203,7 @@ impl JoinedJob {
                 of.collective.label(),
                 size,
                 of.ranks,
-                with_thousands_separators(&of.count.to_string()),
+                with_thousands_separators(of.count),
                 time(of.transfer_ns),
                 time(of.skew_ns),
             );

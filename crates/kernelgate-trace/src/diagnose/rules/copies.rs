@@ -8,9 +8,9 @@ use super::super::finding::{
 };
 use super::super::text::format_bytes as shown_bytes;
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::missing_gpu_work;
+use super::launches::check_gpu_work;
 use super::rule_outcome::{
-    MissingData, RuleOutcome, inspected_some, most_expensive_evidence, number,
+    MissingData, RuleResult, inspected_some, most_expensive_evidence, number, operation_evidence,
 };
 use crate::analyze::operations::{OperationId, OperationKind};
 use crate::analyze::timeline::BusyTimeLine;
@@ -45,21 +45,17 @@ fn group_copies(
     let mut groups: HashMap<(String, Option<String>), FindingEvidence> = HashMap::new();
     let mut all = CopyGroup::default();
     for CopyOfGroup { id, bytes, what } in operations {
-        let (start, end) = (context.all.start(id), context.all.end(id));
+        let (start, end) = context.all.span(id);
         all.count += 1;
         all.total_ns += end - start;
         all.bytes += bytes;
         all.ids.push(id);
         let range = context.path_of_operation(id);
-        let evidence =
-            groups.entry((what.clone(), range.clone())).or_insert_with(|| FindingEvidence {
-                what,
-                count: 0,
-                total_ns: Some(0),
-                range,
-                span: Some((start, end)),
-                place: Some(context.process_and_device_of(id)),
-            });
+        let evidence = groups.entry((what.clone(), range)).or_insert_with(|| FindingEvidence {
+            count: 0,
+            total_ns: Some(0),
+            ..operation_evidence(context, id, what)
+        });
         evidence.count += 1;
         evidence.total_ns = evidence.total_ns.map(|ns| ns + end - start);
         if evidence.span.is_some_and(|(from, to)| end - start > to - from) {
@@ -82,9 +78,7 @@ fn operations_with_calls<'a>(
     context: &'a DiagnosisContext<'a>,
     (kind, unit): (OperationKind, InspectedUnit),
 ) -> Result<(Vec<OperationWithCall<'a>>, InspectedShare), MissingData> {
-    if context.all.is_empty() {
-        return Err(missing_gpu_work(context));
-    }
+    check_gpu_work(context)?;
     let of_kind =
         |&id: &u32| context.all.kind_and_row(id).0 == kind && !context.is_page_migration(id);
     let ids: Vec<u32> = context.all.ids().filter(of_kind).collect();
@@ -140,20 +134,19 @@ pub(super) fn synchronous_sets_rule_text() -> String {
 pub(super) fn pageable_copies_rule(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
-) -> RuleOutcome {
+) -> RuleResult {
     let copies = &context.trace.copies;
     let (called, mut inspected) =
-        match operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies)) {
-            Ok(called) => called,
-            Err(lack) => return lack.into(),
-        };
+        operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies))?;
     let memory = |row: usize| [copies.source[row], copies.target[row]];
     let recorded =
         called.iter().filter(|of| !memory(of.row).contains(&MemoryKind::Unknown)).count();
     if recorded == 0 {
         let record = context.platform.record_launches_advice();
-        return MissingData::new("the kinds of memory of the copies are not in the trace", record)
-            .into();
+        return Err(MissingData::new(
+            "the kinds of memory of the copies are not in the trace",
+            record,
+        ));
     }
     if recorded < called.len() {
         inspected.seen = i64::try_from(recorded).unwrap_or(i64::MAX);
@@ -170,7 +163,7 @@ pub(super) fn pageable_copies_rule(
         });
     let group = group_copies(context, found);
     if group.count == 0 {
-        return RuleOutcome::Checked(Vec::new(), inspected);
+        return Ok((Vec::new(), inspected));
     }
     let saved = limit_to_one_line(devices, BusyTimeLine::Copy, group.total_ns);
     #[allow(clippy::cast_precision_loss)]
@@ -198,19 +191,16 @@ pub(super) fn pageable_copies_rule(
         ),
         false_positive: "copies at start-up, such as loading a model once",
     };
-    RuleOutcome::Checked(vec![found], inspected)
+    Ok((vec![found], inspected))
 }
 
 pub(super) fn synchronous_copies_rule(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
-) -> RuleOutcome {
+) -> RuleResult {
     let copies = &context.trace.copies;
     let (called, inspected) =
-        match operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies)) {
-            Ok(called) => called,
-            Err(lack) => return lack.into(),
-        };
+        operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies))?;
     let found = called
         .iter()
         .filter(|of| {
@@ -225,18 +215,15 @@ pub(super) fn synchronous_copies_rule(
     let group = group_copies(context, found);
     let saved = limit_to_one_line(devices, BusyTimeLine::Copy, group.total_ns);
     let kind = ("synchronous-copy", InspectedUnit::Copies);
-    RuleOutcome::Checked(synchronous_finding(context, devices, kind, (group, saved)), inspected)
+    Ok((synchronous_finding(context, devices, kind, (group, saved)), inspected))
 }
 
 pub(super) fn synchronous_sets_rule(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
-) -> RuleOutcome {
+) -> RuleResult {
     let (called, inspected) =
-        match operations_with_calls(context, (OperationKind::Set, InspectedUnit::Sets)) {
-            Ok(called) => called,
-            Err(lack) => return lack.into(),
-        };
+        operations_with_calls(context, (OperationKind::Set, InspectedUnit::Sets))?;
     let found = called
         .iter()
         .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
@@ -248,7 +235,7 @@ pub(super) fn synchronous_sets_rule(
     let group = group_copies(context, found);
     let saved = limit_to_one_line(devices, BusyTimeLine::Set, group.total_ns);
     let kind = ("synchronous-set", InspectedUnit::Sets);
-    RuleOutcome::Checked(synchronous_finding(context, devices, kind, (group, saved)), inspected)
+    Ok((synchronous_finding(context, devices, kind, (group, saved)), inspected))
 }
 
 /// A finding of a group with its exposed time. The asynchronous form hides the exposed time behind

@@ -9,9 +9,9 @@ use super::super::finding::{
 use super::super::labels::readable_name;
 use super::super::text::{format_bytes, time};
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::missing_gpu_work;
+use super::launches::check_gpu_work;
 use super::rule_outcome::{
-    MissingData, RuleOutcome, inspected_all, most_expensive_evidence, percent,
+    MissingData, RuleResult, inspected_all, most_expensive_evidence, percent,
 };
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
@@ -54,7 +54,7 @@ fn count_of_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usiz
 }
 
 fn united_spans(context: &DiagnosisContext<'_>, ids: &[OperationId]) -> UnitedSpans {
-    UnitedSpans::new(ids.iter().map(|&id| (context.all.start(id), context.all.end(id))).collect())
+    UnitedSpans::new(ids.iter().map(|&id| context.all.span(id)).collect())
 }
 
 /// Operations of one name as a line, the most expensive first.
@@ -66,7 +66,7 @@ fn exposed_evidence(
     let all = &context.all;
     let mut by_name: BTreeMap<String, (FindingEvidence, u64)> = BTreeMap::new();
     for &id in ids {
-        let (start, end) = (all.start(id), all.end(id));
+        let (start, end) = all.span(id);
         let name = shorten(&readable_name(&all.name(id)), EXPOSED_NAME_WIDTH);
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
             let first = FindingEvidence {
@@ -110,13 +110,11 @@ pub(super) fn exposed_communication_rule_text() -> String {
 pub(super) fn find_exposed_copies(
     context: &DiagnosisContext<'_>,
     used: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if context.all.is_empty() {
-        return missing_gpu_work(context).into();
-    }
+) -> RuleResult {
+    check_gpu_work(context)?;
     let count = count_of_class(context, OperationClass::Copy);
     if count == 0 {
-        return MissingData::no_work("the trace holds no copies").into();
+        return Err(MissingData::no_work("the trace holds no copies"));
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
@@ -152,20 +150,18 @@ pub(super) fn find_exposed_copies(
             false_positive: "a trace that is mostly loading: restrict it with --range",
         })
     });
-    RuleOutcome::Checked(found.collect(), inspected_all(count, InspectedUnit::Copies))
+    Ok((found.collect(), inspected_all(count, InspectedUnit::Copies)))
 }
 
 /// Finds communication during which nothing computes.
 pub(super) fn find_exposed_communication(
     context: &DiagnosisContext<'_>,
     used: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if context.all.is_empty() {
-        return missing_gpu_work(context).into();
-    }
+) -> RuleResult {
+    check_gpu_work(context)?;
     let count = count_of_class(context, OperationClass::Communication);
     if count == 0 {
-        return MissingData::no_work("the trace holds no communication kernels").into();
+        return Err(MissingData::no_work("the trace holds no communication kernels"));
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
@@ -210,5 +206,5 @@ pub(super) fn find_exposed_communication(
             false_positive: "a rank that waits for a slower one: compare the traces of all ranks",
         })
     });
-    RuleOutcome::Checked(found.collect(), inspected_all(count, InspectedUnit::Operations))
+    Ok((found.collect(), inspected_all(count, InspectedUnit::Operations)))
 }

@@ -5,11 +5,13 @@ use hashbrown::{HashMap, HashSet};
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
+    FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit,
 };
 use super::super::labels::readable_name;
 use super::super::trace_facts::DiagnosisContext;
-use super::rule_outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
+use super::rule_outcome::{
+    MissingData, RuleResult, most_expensive_evidence, operation_evidence, percent,
+};
 use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::time_order::SortedOperations;
 use crate::analyze::work::kernel_kinds::KernelClass;
@@ -95,13 +97,10 @@ pub(super) fn fusion_finding_text() -> String {
     )
 }
 
-pub(super) fn find_fusible_kernels(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> RuleResult {
     let kernels = &context.trace.kernels;
     if kernels.on_gpu.is_empty() {
-        return MissingData::no_work("the trace holds no kernels").into();
+        return Err(MissingData::no_work("the trace holds no kernels"));
     }
     let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
     let length = |row: usize| kernels.on_gpu.length(row);
@@ -170,9 +169,9 @@ pub(super) fn find_fusible_kernels(
     let chains = chains_of_pairs(&pairs, |name| sums[&name].total_ns);
     let share = percent(chains.fused_ns, total);
     if share < MIN_TIME_SHARE {
-        return RuleOutcome::Checked(Vec::new(), inspected);
+        return Ok((Vec::new(), inspected));
     }
-    RuleOutcome::Checked(vec![fusion_finding(context, &pairs, &chains, share)], inspected)
+    Ok((vec![fusion_finding(context, &pairs, &chains, share)], inspected))
 }
 
 fn fusion_finding(
@@ -192,12 +191,10 @@ fn fusion_finding(
         .map(|(&(a, b), pair)| {
             let [a, b] = [a, b].map(label);
             FindingEvidence {
-                what: format!("{a} → {b}"),
                 count: pair.count,
                 total_ns: Some(pair.kernels_ns),
                 range: context.range_path_text(pair.path),
-                span: Some((context.all.start(pair.first), context.all.end(pair.first))),
-                place: Some(context.process_and_device_of(pair.first)),
+                ..operation_evidence(context, pair.first, format!("{a} → {b}"))
             }
         })
         .collect();

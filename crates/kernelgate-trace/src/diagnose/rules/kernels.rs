@@ -6,13 +6,15 @@ use hashbrown::HashMap;
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse, ShortenedKernels,
+    InspectedShare, InspectedUnit, NumberWithUnit, ShortenedKernels,
 };
 use super::super::labels::readable_name;
 use super::super::trace_facts::DiagnosisContext;
 use super::super::vendor_names::GpuVendor;
-use super::launches::missing_gpu_work;
-use super::rule_outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
+use super::launches::check_gpu_work;
+use super::rule_outcome::{
+    MissingData, RuleResult, most_expensive_evidence, operation_evidence, percent,
+};
 use crate::analyze::classes::OperationClass;
 use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::timeline::idle_time::DeviceActivity;
@@ -145,10 +147,7 @@ impl CommunicationTimes {
         let is =
             |id: &u32| context.classes.class_of_operation(*id) == OperationClass::Communication;
         for id in all.ids().filter(is) {
-            spans
-                .entry(context.process_and_device_of(id))
-                .or_default()
-                .push((all.start(id), all.end(id)));
+            spans.entry(context.process_and_device_of(id)).or_default().push(all.span(id));
         }
         Self(spans.into_iter().map(|(place, spans)| (place, UnitedSpans::new(spans))).collect())
     }
@@ -159,7 +158,7 @@ impl CommunicationTimes {
             return 0;
         }
         let union = self.0.get(&context.process_and_device_of(id));
-        union.map_or(0, |union| union.covered_within((context.all.start(id), context.all.end(id))))
+        union.map_or(0, |union| union.covered_within(context.all.span(id)))
     }
 }
 
@@ -170,9 +169,7 @@ impl<'a> KernelShapes<'a> {
     ) -> Result<KernelShapes<'a>, MissingData> {
         let trace = context.trace;
         let kernels = &trace.kernels;
-        if context.all.is_empty() {
-            return Err(missing_gpu_work(context));
-        }
+        check_gpu_work(context)?;
         let graphs = &trace.graphs.on_gpu;
         let in_graphs = graphs.total_duration_ns();
         let mut shapes = Self { groups: vec![], whole_ns: in_graphs, missing: BTreeMap::new() };
@@ -300,13 +297,13 @@ fn shape_evidence(
 ) -> FindingEvidence {
     let [x, y, z] = of.shape.grid;
     let threads = of.shape.threads_per_block();
+    let name = readable_name(of.name);
+    let what = format!("{words}: grid {x}×{y}×{z} of {threads} threads, {name}");
     FindingEvidence {
-        what: format!("{words}: grid {x}×{y}×{z} of {threads} threads, {}", readable_name(of.name)),
         count: of.count,
         total_ns: Some(of.total_ns),
         range: context.range_path_text(of.path),
-        span: Some((context.all.start(of.first), context.all.end(of.first))),
-        place: Some(context.process_and_device_of(of.first)),
+        ..operation_evidence(context, of.first, what)
     }
 }
 
@@ -332,11 +329,8 @@ fn check_launch_shapes(
     shapes: Result<KernelShapes<'_>, MissingData>,
     words: ShapeFindingText,
     loss: impl Fn(&LaunchShapeGroup<'_>) -> Option<ShapeTimeLoss>,
-) -> RuleOutcome {
-    let shapes = match shapes {
-        Ok(shapes) => shapes,
-        Err(lack) => return lack.into(),
-    };
+) -> RuleResult {
+    let shapes = shapes?;
     let (keys, losses): (Vec<(u32, u32)>, Vec<ShapeTimeLoss>) =
         shapes.groups.iter().filter_map(|of| Some((of.key, loss(of)?))).unzip();
     let shorter = |(&(function, shape), loss): (&(u32, u32), &ShapeTimeLoss)| {
@@ -347,7 +341,7 @@ fn check_launch_shapes(
     let share = percent(time, shapes.whole_ns);
     let inspected = shapes.inspected_share(context);
     if share < MIN_KERNEL_TIME_PERCENT {
-        return RuleOutcome::Checked(Vec::new(), inspected);
+        return Ok((Vec::new(), inspected));
     }
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     let saved = |loss: &ShapeTimeLoss| {
@@ -374,7 +368,7 @@ fn check_launch_shapes(
         advice: words.advice,
         false_positive: words.false_positive,
     };
-    RuleOutcome::Checked(vec![found], inspected)
+    Ok((vec![found], inspected))
 }
 
 pub(super) fn small_grids_rule_text() -> String {
@@ -416,13 +410,10 @@ pub(super) fn fp32_gemms_rule_text() -> String {
     )
 }
 
-pub(super) fn fp32_gemms_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn fp32_gemms_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     if context.platform.vendor == GpuVendor::Amd {
         let reason = "names of AMD's kernels do not show which unit multiplies";
-        return MissingData::no_work(reason).into();
+        return Err(MissingData::no_work(reason));
     }
     let words = ShapeFindingText {
         id: "fp32-matmul",
@@ -459,10 +450,7 @@ pub(super) fn low_occupancy_rule_text() -> String {
     )
 }
 
-pub(super) fn small_grids_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn small_grids_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     let unit = context.platform.multiprocessor_term();
     let words = ShapeFindingText {
         id: "small-grid",
@@ -487,10 +475,7 @@ pub(super) fn small_grids_rule(
     })
 }
 
-pub(super) fn block_sizes_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn block_sizes_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     let platform = context.platform;
     let vendor = platform.vendor;
     let shapes = KernelShapes::group_compute_kernels(context).and_then(|shapes| {
@@ -526,10 +511,7 @@ pub(super) fn block_sizes_rule(
     })
 }
 
-pub(super) fn tail_waves_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn tail_waves_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     let words = ShapeFindingText {
         id: "tail",
         worst: FindingSeverity::Warning,
@@ -554,10 +536,7 @@ pub(super) fn tail_waves_rule(
     })
 }
 
-pub(super) fn low_occupancy_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn low_occupancy_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     let profiler = context.platform.kernel_profiler_name();
     let words = ShapeFindingText {
         id: "occupancy",

@@ -13,7 +13,7 @@ use super::super::labels::readable_name;
 use super::super::trace_facts::DiagnosisContext;
 use super::super::vendor_names::TracePlatform;
 use super::rule_outcome::{
-    MissingData, RuleOutcome, count_with_noun, inspected_all, inspected_some, percent,
+    MissingData, RuleResult, count_with_noun, inspected_all, inspected_some, percent,
 };
 use crate::analyze::timeline::idle_time::{DeviceActivity, IdleGap};
 use crate::model::Trace;
@@ -68,21 +68,16 @@ fn launch_sums_of_activity(
 }
 
 /// Rules that need launches state it if the trace has no launches.
-pub(super) fn missing_launch_calls(context: &DiagnosisContext<'_>) -> Option<MissingData> {
-    if context.all.is_empty() {
-        return Some(missing_gpu_work(context));
-    }
-    let record = || context.platform.record_launches_advice();
-    (context.host.calls == 0)
-        .then(|| MissingData::new("calls of the host were not recorded", record()))
+pub(super) fn check_launch_calls(context: &DiagnosisContext<'_>) -> Result<(), MissingData> {
+    check_gpu_work(context)?;
+    let record = context.platform.record_launches_advice();
+    MissingData::unless(context.host.calls > 0, "calls of the host were not recorded", record)
 }
 
-/// The reason to skip a rule where the trace has no work of a GPU.
-pub(super) fn missing_gpu_work(context: &DiagnosisContext<'_>) -> MissingData {
-    MissingData::new(
-        "the trace holds no operation of a GPU",
-        context.platform.record_launches_advice(),
-    )
+/// Rules about operations state it if the trace has no work of a GPU.
+pub(super) fn check_gpu_work(context: &DiagnosisContext<'_>) -> Result<(), MissingData> {
+    let record = context.platform.record_launches_advice();
+    MissingData::unless(!context.all.is_empty(), "the trace holds no operation of a GPU", record)
 }
 
 pub(super) fn launch_bound_rule_text() -> String {
@@ -98,19 +93,19 @@ pub(super) fn launch_bound_rule_text() -> String {
 pub(super) fn launch_bound_rule(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
-) -> RuleOutcome {
+) -> RuleResult {
     let kernels = context.trace.kernels.on_gpu.len();
-    if let Some(lack) = missing_launch_calls(context) {
-        return lack.into();
-    }
+    check_launch_calls(context)?;
     if kernels == 0 {
-        return MissingData::no_work("the trace holds no kernels").into();
+        return Err(MissingData::no_work("the trace holds no kernels"));
     }
     let joined: usize = context.host.launched_kernels.iter().sum();
     let record = context.platform.record_launches_advice();
     if joined == 0 {
-        return MissingData::new("no kernel can be joined with the call that launched it", record)
-            .into();
+        return Err(MissingData::new(
+            "no kernel can be joined with the call that launched it",
+            record,
+        ));
     }
     let missing = "the calls that launched the other kernels are not in the trace";
     let inspected = InspectedShare {
@@ -163,7 +158,7 @@ pub(super) fn launch_bound_rule(
             false_positive: "a trace that is mostly start-up or loading: restrict it with --range",
         });
     }
-    RuleOutcome::Checked(found, inspected)
+    Ok((found, inspected))
 }
 
 fn transition_evidence(
@@ -196,10 +191,8 @@ pub(super) fn gaps_rule_text() -> String {
 pub(super) fn find_idle_classes(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if context.all.is_empty() {
-        return missing_gpu_work(context).into();
-    }
+) -> RuleResult {
+    check_gpu_work(context)?;
     let mut found = Vec::new();
     for (device, activity) in devices.iter().zip(&context.activities) {
         let gaps = &device.gaps;
@@ -256,7 +249,7 @@ pub(super) fn find_idle_classes(
             false_positive: "work that other processes did on the device is not in the trace",
         });
     }
-    RuleOutcome::Checked(found, inspected_all(context.all.len(), InspectedUnit::Operations))
+    Ok((found, inspected_all(context.all.len(), InspectedUnit::Operations)))
 }
 
 /// The parts of gaps in which a call loaded the kernel that it launched.

@@ -2,12 +2,12 @@
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedUnit, NumberWithUnit, ProcessDeviceUse,
+    InspectedUnit, NumberWithUnit,
 };
 use super::super::text::format_bytes as shown_bytes;
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::missing_gpu_work;
-use super::rule_outcome::{MissingData, RuleOutcome, inspected_all};
+use super::launches::check_gpu_work;
+use super::rule_outcome::{MissingData, RuleResult, inspected_all, operation_evidence};
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
 use crate::analyze::time_order::SortedOperations;
@@ -43,12 +43,10 @@ impl PageMigrations {
     ) -> Option<FindingEvidence> {
         let longest = self.longest?;
         Some(FindingEvidence {
-            what: format!("{what}: {}", shown_bytes(self.bytes)),
             count: self.count,
             total_ns: Some(self.total_ns),
             range: None,
-            span: Some((context.all.start(longest), context.all.end(longest))),
-            place: Some(context.process_and_device_of(longest)),
+            ..operation_evidence(context, longest, format!("{what}: {}", shown_bytes(self.bytes)))
         })
     }
 }
@@ -119,13 +117,8 @@ pub(super) fn managed_finding_text() -> String {
     "pages of managed memory migrate, or the device faults on them".to_owned()
 }
 
-pub(super) fn page_migrations_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if context.all.is_empty() {
-        return missing_gpu_work(context).into();
-    }
+pub(super) fn page_migrations_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+    check_gpu_work(context)?;
     let mut migrations: Vec<OperationId> =
         context.all.ids().filter(|&id| context.is_page_migration(id)).collect();
     if migrations.is_empty() {
@@ -139,16 +132,16 @@ pub(super) fn page_migrations_rule(
             .collect();
         if !faulted.is_empty() {
             let groups = context.trace.page_faults.start.len();
-            return RuleOutcome::Checked(faulted, inspected_all(groups, InspectedUnit::Operations));
+            return Ok((faulted, inspected_all(groups, InspectedUnit::Operations)));
         }
         if let Some(reason) = migrations_not_recorded_reason(context.trace) {
-            return MissingData::new(reason, context.platform.record_migrations_advice()).into();
+            return Err(MissingData::new(reason, context.platform.record_migrations_advice()));
         }
         let copies = context.trace.copies.on_gpu.len();
         if copies == 0 {
-            return MissingData::no_work("the trace holds no copies and no page migrations").into();
+            return Err(MissingData::no_work("the trace holds no copies and no page migrations"));
         }
-        return RuleOutcome::Checked(Vec::new(), inspected_all(copies, InspectedUnit::Copies));
+        return Ok((Vec::new(), inspected_all(copies, InspectedUnit::Copies)));
     }
     let owner = |id: OperationId| context.process_and_device_of(id);
     migrations.sort_by_key(|&id| (owner(id), context.all.start(id)));
@@ -156,7 +149,7 @@ pub(super) fn page_migrations_rule(
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
         found.push(migration_finding(context, owner(device[0]), device));
     }
-    RuleOutcome::Checked(found, inspected_all(migrations.len(), InspectedUnit::Copies))
+    Ok((found, inspected_all(migrations.len(), InspectedUnit::Copies)))
 }
 
 fn migration_finding(
@@ -169,16 +162,16 @@ fn migration_finding(
     let kernels = context.trace.kernels.on_gpu.len();
     let own = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
         .filter(|&id| context.process_and_device_of(id) == place);
-    let kernels = SortedOperations::operations_by_key(own, |id| (all.start(id), all.end(id)));
+    let kernels = SortedOperations::operations_by_key(own, |id| all.span(id));
     let (mut during, mut between) = (PageMigrations::default(), PageMigrations::default());
     // The time in each kernel during which pages migrated.
     let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));
     let mut pages: Option<(i64, i64)> = None;
     for &id in migrations {
-        let (start, end) = (all.start(id), all.end(id));
+        let (start, end) = all.span(id);
         while let Some(kernel) = kernels.get(next).filter(|&kernel| all.start(kernel) <= start) {
             if all.end(kernel) > until.1 {
-                until = (all.start(kernel), all.end(kernel));
+                until = all.span(kernel);
             }
             next += 1;
         }

@@ -3,14 +3,11 @@
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingRemedy, FindingSeverity, NumberWithUnit,
-    ProcessDeviceUse,
 };
-use super::super::ncu_launches::{
-    group_by_title, launch_evidence, launch_metric, shortened_kernel_name,
-};
+use super::super::ncu_launches::{launch_evidence, launch_metric, shortened_kernel_name};
 use super::super::trace_facts::DiagnosisContext;
-use super::metrics::{inspected_launches, missing_profiled_launches};
-use super::rule_outcome::{MissingData, RuleOutcome};
+use super::metrics::check_each_launch;
+use super::rule_outcome::RuleResult;
 use crate::model::kernel_metrics::ProfiledLaunch;
 
 /// Bytes of a sector, all of which a coalesced access uses.
@@ -45,23 +42,14 @@ struct LaunchFindingText {
 }
 
 /// Applies to each launch; `held` gives nothing where metrics lack, and whether it is a fault.
-fn check_each_launch(
+fn check_launch_values(
     context: &DiagnosisContext<'_>,
     words: &LaunchFindingText,
     held: impl Fn(&ProfiledLaunch) -> Option<(bool, LaunchMetricValue)>,
-) -> RuleOutcome {
-    if context.trace.profiled.is_empty() {
-        return missing_profiled_launches(context).into();
-    }
-    let mut known = 0;
-    let mut found = Vec::new();
-    for launch in &context.trace.profiled {
-        let Some((fault, held)) = held(launch) else { continue };
-        known += 1;
-        if !fault {
-            continue;
-        }
-        found.push(DiagnosisFinding {
+) -> RuleResult {
+    check_each_launch(context, "the metrics", words.option, |launch| {
+        let (fault, held) = held(launch)?;
+        Some(fault.then(|| DiagnosisFinding {
             id: words.id,
             severity: FindingSeverity::Warning,
             confidence: FindingConfidence::High,
@@ -74,13 +62,8 @@ fn check_each_launch(
             evidence: launch_evidence(context.trace, launch, held.words),
             advice: words.advice.to_owned(),
             false_positive: words.false_positive,
-        });
-    }
-    if known == 0 {
-        return MissingData::new("the report lacks the metrics", format!("add {}", words.option))
-            .into();
-    }
-    RuleOutcome::Checked(group_by_title(found), inspected_launches(known, context, words.option))
+        }))
+    })
 }
 
 pub(super) fn coalescing_rule_text() -> String {
@@ -101,10 +84,7 @@ pub(super) fn divergence_rule_text() -> String {
     format!("fewer than {MIN_ACTIVE_THREADS_PER_WARP} threads of a warp active on average")
 }
 
-pub(super) fn find_uncoalesced_access(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn find_uncoalesced_access(context: &DiagnosisContext<'_>) -> RuleResult {
     const COALESCING_TEXT: LaunchFindingText = LaunchFindingText {
         id: "coalescing",
         title: "accesses to global memory are not coalesced",
@@ -154,7 +134,7 @@ pub(super) fn find_uncoalesced_access(
         let own = if access == "ld" { loads } else { stores };
         own >= IGNORED_SECTOR_SHARE * (loads + stores)
     };
-    check_each_launch(context, &COALESCING_TEXT, |launch| {
+    check_launch_values(context, &COALESCING_TEXT, |launch| {
         let both = ["ld", "st"].into_iter().filter_map(|access| {
             let (fault, held) = efficiency(launch, access)?;
             Some((fault && counts(launch, access), held))
@@ -164,10 +144,7 @@ pub(super) fn find_uncoalesced_access(
     })
 }
 
-pub(super) fn bank_conflicts_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn bank_conflicts_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     const FINDING_TEXT: LaunchFindingText = LaunchFindingText {
         id: "bank-conflicts",
         title: "accesses to shared memory conflict",
@@ -175,7 +152,7 @@ pub(super) fn bank_conflicts_rule(
         false_positive: "kernels that shared memory does not bound",
         option: "--page raw, or --section MemoryWorkloadAnalysis_Tables",
     };
-    check_each_launch(context, &FINDING_TEXT, |launch| {
+    check_launch_values(context, &FINDING_TEXT, |launch| {
         let value = |name| launch_metric(context.trace, launch, name);
         let conflicts = value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")?;
         let wavefronts = value("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")?;
@@ -194,10 +171,7 @@ pub(super) fn bank_conflicts_rule(
     })
 }
 
-pub(super) fn find_divergence(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn find_divergence(context: &DiagnosisContext<'_>) -> RuleResult {
     const FINDING_TEXT: LaunchFindingText = LaunchFindingText {
         id: "divergence",
         title: "threads of a warp take different branches",
@@ -206,7 +180,7 @@ pub(super) fn find_divergence(
         false_positive: "kernels with few threads on purpose, and the last block of a grid",
         option: "--section WarpStateStats",
     };
-    check_each_launch(context, &FINDING_TEXT, |launch| {
+    check_launch_values(context, &FINDING_TEXT, |launch| {
         let value = |name| launch_metric(context.trace, launch, name);
         let active = value("Avg. Active Threads Per Warp")
             .or_else(|| value("smsp__thread_inst_executed_per_inst_executed.ratio"))?;

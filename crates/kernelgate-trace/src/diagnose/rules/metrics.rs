@@ -3,7 +3,7 @@
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
+    InspectedShare, InspectedUnit, NumberWithUnit,
 };
 use super::super::ncu_launches::{
     group_by_title, launch_evidence, launch_metric, shortened_kernel_name,
@@ -11,7 +11,7 @@ use super::super::ncu_launches::{
 use super::super::trace_facts::DiagnosisContext;
 use super::kernels::LOW_OCCUPANCY_PERCENT;
 use super::rule_outcome::{
-    MAX_EVIDENCE_LINES, MissingData, RuleOutcome, inspected_all, inspected_some,
+    MAX_EVIDENCE_LINES, MissingData, RuleResult, inspected_all, inspected_some,
 };
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
@@ -30,24 +30,27 @@ const DOMINANT_STALL_PERCENT: f64 = 30.0;
 /// Number of warp samples below which nothing is concluded.
 const MIN_WARP_SAMPLES: usize = 100;
 
-/// Why rules about single launches cannot answer.
-pub(super) fn missing_profiled_launches(context: &DiagnosisContext<'_>) -> MissingData {
-    let reason = format!("no launch was measured by {}", context.platform.kernel_profiler_name());
-    MissingData::new(reason, context.platform.profile_single_launches_advice())
-}
-
-/// The launches that hold what a rule needs.
-pub(super) fn inspected_launches(
-    seen: usize,
+/// Checks each launch that a profiler measured. `check` gives nothing where `lack` is missing, which
+/// this `option` of `ncu` records, and no finding where a launch has no fault.
+pub(super) fn check_each_launch(
     context: &DiagnosisContext<'_>,
+    lack: &str,
     option: &str,
-) -> InspectedShare {
-    let whole = context.trace.profiled.len();
+    check: impl Fn(&ProfiledLaunch) -> Option<Option<DiagnosisFinding>>,
+) -> RuleResult {
+    let profiled = &context.trace.profiled;
+    let reason = format!("no launch was measured by {}", context.platform.kernel_profiler_name());
+    let record = context.platform.profile_single_launches_advice();
+    MissingData::unless(!profiled.is_empty(), reason, record)?;
+    let checked: Vec<Option<DiagnosisFinding>> = profiled.iter().filter_map(check).collect();
+    let record = format!("add {option}");
+    MissingData::unless(!checked.is_empty(), format!("the report lacks {lack}"), &record)?;
     let missing = format!("the other launches lack its metrics; record them with {option}");
-    InspectedShare {
-        missing: (seen < whole).then_some(missing),
-        ..inspected_some(seen, whole, InspectedUnit::ProfiledLaunches)
-    }
+    let inspected = InspectedShare {
+        missing: (checked.len() < profiled.len()).then_some(missing),
+        ..inspected_some(checked.len(), profiled.len(), InspectedUnit::ProfiledLaunches)
+    };
+    Ok((group_by_title(checked.into_iter().flatten().collect()), inspected))
 }
 
 /// Name of what bounds a kernel: memory, compute or latency.
@@ -113,29 +116,17 @@ pub(super) fn stalls_rule_text() -> String {
     )
 }
 
-pub(super) fn kernel_bound_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if context.trace.profiled.is_empty() {
-        return missing_profiled_launches(context).into();
-    }
-    let (mut known, mut found) = (0, Vec::new());
-    for launch in &context.trace.profiled {
-        let (Some(compute), Some(memory)) = (
-            launch_metric(context.trace, launch, "Compute (SM) Throughput"),
-            launch_metric(context.trace, launch, "Memory Throughput"),
-        ) else {
-            continue;
-        };
+pub(super) fn kernel_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+    let (lack, option) = ("compute and memory throughput", "--section SpeedOfLight");
+    check_each_launch(context, lack, option, |launch| {
+        let metric = |name| launch_metric(context.trace, launch, name);
+        let (compute, memory) = (metric("Compute (SM) Throughput")?, metric("Memory Throughput")?);
         let bound = bound_name(compute, memory);
-        known += 1;
-        let waves = launch_metric(context.trace, launch, "Waves Per SM");
-        let small = waves.filter(|&waves| waves < 1.0 && bound == "latency-bound");
+        let small = metric("Waves Per SM").filter(|&waves| waves < 1.0 && bound == "latency-bound");
         let because = if small.is_some() { ": its grid does not fill the GPU" } else { "" };
         let waves = small.map_or(String::new(), |waves| format!(", {waves:.2} waves"));
         let words = format!("compute {compute:.1} %, memory {memory:.1} % of their peaks{waves}");
-        found.push(DiagnosisFinding {
+        Some(Some(DiagnosisFinding {
             id: "kernel-bound",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
@@ -148,46 +139,30 @@ pub(super) fn kernel_bound_rule(
             evidence: launch_evidence(context.trace, launch, words),
             advice: bound_advice(bound).to_owned(),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
-        });
-    }
-    const NCU_SECTION_OPTION: &str = "--section SpeedOfLight";
-    if found.is_empty() {
-        let reason = "the report lacks compute and memory throughput";
-        return MissingData::new(reason, format!("add {NCU_SECTION_OPTION}")).into();
-    }
-    RuleOutcome::Checked(
-        group_by_title(found),
-        inspected_launches(known, context, NCU_SECTION_OPTION),
-    )
+        }))
+    })
 }
 
-pub(super) fn achieved_occupancy_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if context.trace.profiled.is_empty() {
-        return missing_profiled_launches(context).into();
-    }
-    let mut known = 0;
-    let mut found = Vec::new();
-    for launch in &context.trace.profiled {
-        let Some(theoretical) = launch_metric(context.trace, launch, "Theoretical Occupancy")
-        else {
-            continue;
-        };
-        known += 1;
-        let achieved = launch_metric(context.trace, launch, "Achieved Occupancy");
+pub(super) fn achieved_occupancy_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+    check_each_launch(context, "occupancy", "--section Occupancy", |launch| {
+        let metric = |name: &str| launch_metric(context.trace, launch, name);
+        let theoretical = metric("Theoretical Occupancy")?;
+        let achieved = metric("Achieved Occupancy");
         let far =
             achieved.is_some_and(|achieved| achieved < theoretical - DECISIVE_PERCENTAGE_POINTS);
+        let (low, threshold) = match far {
+            true => {
+                let threshold = theoretical - DECISIVE_PERCENTAGE_POINTS;
+                ("achieved occupancy is below the theoretical one", threshold)
+            }
+            false => ("theoretical occupancy is low", LOW_OCCUPANCY_PERCENT),
+        };
         if theoretical >= LOW_OCCUPANCY_PERCENT && !far {
-            continue;
+            return Some(None);
         }
-        let limits = ["Registers", "Shared Mem", "Warps", "SM", "Barriers"];
-        let limit = limits
+        let limit = ["Registers", "Shared Mem", "Warps", "SM", "Barriers"]
             .iter()
-            .filter_map(|of| {
-                Some((launch_metric(context.trace, launch, &format!("Block Limit {of}"))?, *of))
-            })
+            .filter_map(|of| Some((metric(&format!("Block Limit {of}"))?, *of)))
             .min_by(|a, b| a.0.total_cmp(&b.0));
         let limiter = limit.map_or(String::new(), |(blocks, of)| {
             format!(", limited by {} ({blocks:.0} blocks)", of.to_lowercase())
@@ -195,80 +170,42 @@ pub(super) fn achieved_occupancy_rule(
         let achieved_words =
             achieved.map_or(String::new(), |achieved| format!(", achieved {achieved:.1} %"));
         let words = format!("theoretical {theoretical:.1} %{achieved_words}{limiter}");
-        found.push(DiagnosisFinding {
+        Some(Some(DiagnosisFinding {
             id: "achieved-occupancy",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
-            title: format!(
-                "{}: the {}",
-                shortened_kernel_name(context.trace, launch),
-                match far {
-                    true => "achieved occupancy is below the theoretical one",
-                    false => "theoretical occupancy is low",
-                }
-            ),
+            title: format!("{}: the {low}", shortened_kernel_name(context.trace, launch)),
             measured: NumberWithUnit { value: achieved.unwrap_or(theoretical), unit: "%" },
-            threshold: NumberWithUnit {
-                value: if far {
-                    theoretical - DECISIVE_PERCENTAGE_POINTS
-                } else {
-                    LOW_OCCUPANCY_PERCENT
-                },
-                unit: "%",
-            },
+            threshold: NumberWithUnit { value: threshold, unit: "%" },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: launch_evidence(context.trace, launch, words),
-            advice:
-                "fewer registers, less shared memory or another block size; if achieved is far \
-                     below theoretical, balance the blocks and enlarge the grid"
-                    .to_owned(),
+            advice: "fewer registers, less shared memory or another block size; if achieved is \
+                     far below theoretical, balance the blocks and enlarge the grid"
+                .to_owned(),
             false_positive: "GEMM and attention kernels that hide latency in other ways",
-        });
-    }
-    const NCU_SECTION_OPTION: &str = "--section Occupancy";
-    if known == 0 {
-        return MissingData::new("the report lacks occupancy", format!("add {NCU_SECTION_OPTION}"))
-            .into();
-    }
-    RuleOutcome::Checked(
-        group_by_title(found),
-        inspected_launches(known, context, NCU_SECTION_OPTION),
-    )
+        }))
+    })
 }
 
-pub(super) fn find_warp_stalls(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if context.trace.profiled.is_empty() {
-        return missing_profiled_launches(context).into();
-    }
-    let mut known = 0;
-    let mut found = Vec::new();
-    for launch in &context.trace.profiled {
+pub(super) fn find_warp_stalls(context: &DiagnosisContext<'_>) -> RuleResult {
+    let (lack, option) = ("warp states", "--section WarpStateStats --section SchedulerStats");
+    check_each_launch(context, lack, option, |launch| {
         let all = stall_reasons_of_launch(context.trace, launch);
         let sum: f64 = all.iter().map(|(_, value)| value).sum();
-        let issue = launch_metric(context.trace, launch, "Issued Warp Per Scheduler");
-        let (Some((reason, most)), Some(issue)) =
-            (all.iter().max_by(|a, b| a.1.total_cmp(&b.1)), issue)
-        else {
-            continue;
-        };
-        known += 1;
+        let (reason, most) = all.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let issue = launch_metric(context.trace, launch, "Issued Warp Per Scheduler")?;
         let share = if sum > 0.0 { most / sum * 100.0 } else { 0.0 };
         if issue >= STALLS_HIDDEN_ISSUE_RATE || share <= DOMINANT_STALL_PERCENT {
-            continue;
+            return Some(None);
         }
-        found.push(DiagnosisFinding {
+        let kernel = shortened_kernel_name(context.trace, launch);
+        Some(Some(DiagnosisFinding {
             id: "stalls",
             severity: FindingSeverity::Warning,
             confidence: FindingConfidence::High,
-            title: format!(
-                "{}: warps wait mostly for one reason: {reason}",
-                shortened_kernel_name(context.trace, launch)
-            ),
+            title: format!("{kernel}: warps wait mostly for one reason: {reason}"),
             measured: NumberWithUnit { value: share, unit: "% of stalls" },
             threshold: NumberWithUnit { value: DOMINANT_STALL_PERCENT, unit: "% of stalls" },
             recoverable_ns: None,
@@ -281,20 +218,8 @@ pub(super) fn find_warp_stalls(
             ),
             advice: advice_for_stall(reason).to_owned(),
             false_positive: "stalls that other warps hide: the scheduler still issues",
-        });
-    }
-    const NCU_SECTION_OPTION: &str = "--section WarpStateStats --section SchedulerStats";
-    if known == 0 {
-        return MissingData::new(
-            "the report lacks warp states",
-            format!("add {NCU_SECTION_OPTION}"),
-        )
-        .into();
-    }
-    RuleOutcome::Checked(
-        group_by_title(found),
-        inspected_launches(known, context, NCU_SECTION_OPTION),
-    )
+        }))
+    })
 }
 
 /// Metrics of stalls by their begin and end: warps by cycle, then samples. A report may hold both,
@@ -351,14 +276,11 @@ fn advice_for_stall(reason: &str) -> &'static str {
 }
 
 /// The bound of the whole trace from sampled counters: issue, not activity, of multiprocessors.
-pub(super) fn sampled_bound_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn sampled_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     let counters = &context.trace.counters;
     if counters.time.is_empty() {
         let record = context.platform.sample_counters_advice();
-        return MissingData::new("no hardware counters were sampled", record).into();
+        return Err(MissingData::new("no hardware counters were sampled", record));
     }
     let mut gpus = counters.gpu.clone();
     gpus.sort_unstable();
@@ -404,9 +326,9 @@ pub(super) fn sampled_bound_rule(
         let reason = format!(
             "fewer than {MIN_WARP_SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
         );
-        return MissingData::new(reason, "sample for longer, or more often").into();
+        return Err(MissingData::new(reason, "sample for longer, or more often"));
     }
-    RuleOutcome::Checked(found, inspected_all(counters.time.len(), InspectedUnit::Samples))
+    Ok((found, inspected_all(counters.time.len(), InspectedUnit::Samples)))
 }
 
 #[cfg(test)]

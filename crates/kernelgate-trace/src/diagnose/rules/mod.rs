@@ -28,9 +28,9 @@ use super::trace_facts::DiagnosisContext;
 use super::utilization::trace_utilization;
 use crate::model::TraceRecorder;
 use rule_list::{RequiredRecords, RuleEntry};
-use rule_outcome::{MissingData, RuleOutcome, inspected_all};
+use rule_outcome::{MissingData, RuleResult, inspected_all};
 
-type RuleFunction = fn(&DiagnosisContext<'_>, &[ProcessDeviceUse]) -> RuleOutcome;
+type RuleFunction = fn(&DiagnosisContext<'_>, &[ProcessDeviceUse]) -> RuleResult;
 
 /// A rule, the question that it answers, and its line of the reference.
 struct RuleQuestion {
@@ -72,7 +72,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "sync-in-loop",
         question: "Does the host wait for the GPU in a loop?",
-        rule: waits::waits_in_loops_rule,
+        rule: |context, _| waits::waits_in_loops_rule(context),
         finds: waits::waits_finding_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Launches,
@@ -104,7 +104,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "page-migration",
         question: "Do pages of managed memory migrate?",
-        rule: managed_memory::page_migrations_rule,
+        rule: |context, _| managed_memory::page_migrations_rule(context),
         finds: managed_memory::managed_finding_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Migrations,
@@ -128,7 +128,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "block-size",
         question: "Do block sizes leave lanes of a warp idle?",
-        rule: kernels::block_sizes_rule,
+        rule: |context, _| kernels::block_sizes_rule(context),
         finds: kernels::block_sizes_rule_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Shapes,
@@ -136,7 +136,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "small-grid",
         question: "Do grids leave multiprocessors idle?",
-        rule: kernels::small_grids_rule,
+        rule: |context, _| kernels::small_grids_rule(context),
         finds: kernels::small_grids_rule_text,
         worst: FindingSeverity::Severe,
         records: RequiredRecords::Shapes,
@@ -144,7 +144,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "tail",
         question: "Does the last wave leave multiprocessors idle?",
-        rule: kernels::tail_waves_rule,
+        rule: |context, _| kernels::tail_waves_rule(context),
         finds: kernels::tail_waves_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Shapes,
@@ -152,7 +152,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "fp32-matmul",
         question: "Do matrix products run without tensor cores?",
-        rule: kernels::fp32_gemms_rule,
+        rule: |context, _| kernels::fp32_gemms_rule(context),
         finds: kernels::fp32_gemms_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Shapes,
@@ -160,7 +160,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "occupancy",
         question: "Is the theoretical occupancy low?",
-        rule: kernels::low_occupancy_rule,
+        rule: |context, _| kernels::low_occupancy_rule(context),
         finds: kernels::low_occupancy_rule_text,
         worst: FindingSeverity::Information,
         records: RequiredRecords::Shapes,
@@ -168,7 +168,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "fusion",
         question: "Could short kernels be fused?",
-        rule: fusion::find_fusible_kernels,
+        rule: |context, _| fusion::find_fusible_kernels(context),
         finds: fusion::fusion_finding_text,
         worst: FindingSeverity::Information,
         records: RequiredRecords::Launches,
@@ -176,7 +176,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "sampled-bound",
         question: "Which unit bounds the GPU, by samples?",
-        rule: metrics::sampled_bound_rule,
+        rule: |context, _| metrics::sampled_bound_rule(context),
         finds: metrics::sampled_bound_rule_text,
         worst: FindingSeverity::Information,
         records: RequiredRecords::Samples,
@@ -184,7 +184,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "kernel-bound",
         question: "Which unit bounds each kernel?",
-        rule: metrics::kernel_bound_rule,
+        rule: |context, _| metrics::kernel_bound_rule(context),
         finds: metrics::kernel_bound_rule_text,
         worst: FindingSeverity::Information,
         records: RequiredRecords::Metrics("--section SpeedOfLight"),
@@ -192,7 +192,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "work-bound",
         question: "Which limit bounds each range with declared work?",
-        rule: work::work_bound_rule,
+        rule: |context, _| work::work_bound_rule(context),
         finds: work::work_bound_rule_text,
         worst: FindingSeverity::Information,
         records: RequiredRecords::DeclaredWork,
@@ -200,7 +200,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "achieved-occupancy",
         question: "Is the achieved occupancy low?",
-        rule: metrics::achieved_occupancy_rule,
+        rule: |context, _| metrics::achieved_occupancy_rule(context),
         finds: metrics::achieved_occupancy_rule_text,
         worst: FindingSeverity::Information,
         records: RequiredRecords::Metrics("--section Occupancy"),
@@ -208,7 +208,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "stalls",
         question: "Do warps stall mostly for one reason?",
-        rule: metrics::find_warp_stalls,
+        rule: |context, _| metrics::find_warp_stalls(context),
         finds: metrics::stalls_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Metrics("--section WarpStateStats --section SchedulerStats"),
@@ -216,7 +216,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "coalescing",
         question: "Are accesses to global memory uncoalesced?",
-        rule: memory::find_uncoalesced_access,
+        rule: |context, _| memory::find_uncoalesced_access(context),
         finds: memory::coalescing_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Metrics("--metrics group:memory__first_level_cache_table"),
@@ -224,7 +224,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "bank-conflicts",
         question: "Do accesses to shared memory conflict?",
-        rule: memory::bank_conflicts_rule,
+        rule: |context, _| memory::bank_conflicts_rule(context),
         finds: memory::bank_conflicts_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Metrics("--section MemoryWorkloadAnalysis_Tables"),
@@ -232,7 +232,7 @@ const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
         id: "divergence",
         question: "Do threads of a warp diverge?",
-        rule: memory::find_divergence,
+        rule: |context, _| memory::find_divergence(context),
         finds: memory::divergence_rule_text,
         worst: FindingSeverity::Warning,
         records: RequiredRecords::Metrics("--section WarpStateStats"),
@@ -252,23 +252,21 @@ pub fn rule_entries() -> Vec<RuleEntry> {
 }
 
 /// Turns the result of a rule into an answer; its findings are added to the list.
-fn answer_of_outcome(outcome: RuleOutcome, findings: &mut Vec<DiagnosisFinding>) -> QuestionAnswer {
+fn answer_of_outcome(outcome: RuleResult, findings: &mut Vec<DiagnosisFinding>) -> QuestionAnswer {
     match outcome {
-        RuleOutcome::Checked(found, inspected) if found.is_empty() => {
-            match inspected.is_enough_for_no() {
-                true => QuestionAnswer::No { inspected },
-                false => {
-                    let (reason, record) = partly_inspected_reason(&inspected);
-                    QuestionAnswer::CannotAnswer { reason, record, inspected: Some(inspected) }
-                }
+        Ok((found, inspected)) if found.is_empty() => match inspected.is_enough_for_no() {
+            true => QuestionAnswer::No { inspected },
+            false => {
+                let (reason, record) = partly_inspected_reason(&inspected);
+                QuestionAnswer::CannotAnswer { reason, record, inspected: Some(inspected) }
             }
-        }
-        RuleOutcome::Checked(found, inspected) => {
+        },
+        Ok((found, inspected)) => {
             let answer = QuestionAnswer::Yes { findings: found.len(), inspected };
             findings.extend(found);
             answer
         }
-        RuleOutcome::Lacks(MissingData { reason, record }) => {
+        Err(MissingData { reason, record }) => {
             QuestionAnswer::CannotAnswer { reason, record, inspected: None }
         }
     }

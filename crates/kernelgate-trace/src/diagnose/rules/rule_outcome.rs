@@ -4,14 +4,11 @@ use super::super::finding::{
     DATA_QUALITY_ID, DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy,
     FindingSeverity, InspectedShare, InspectedUnit, NumberWithUnit,
 };
+use super::super::trace_facts::DiagnosisContext;
+use crate::analyze::operations::OperationId;
 
-/// The result of applying a rule: its findings, or the data that it lacks.
-pub(super) enum RuleOutcome {
-    /// The findings, and how much the rule could inspect.
-    Checked(Vec<DiagnosisFinding>, InspectedShare),
-    /// The rule could not inspect any record.
-    Lacks(MissingData),
-}
+/// The findings of a rule and how much it could inspect, or the data that it lacks.
+pub(super) type RuleResult = Result<(Vec<DiagnosisFinding>, InspectedShare), MissingData>;
 
 /// Data that a rule needs and the trace lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,15 +23,14 @@ impl MissingData {
         Self { reason: reason.into(), record: record.into() }
     }
 
+    /// An error unless the data was recorded.
+    pub fn unless(recorded: bool, reason: impl Into<String>, record: &str) -> Result<(), Self> {
+        if recorded { Ok(()) } else { Err(Self::new(reason, record)) }
+    }
+
     /// A reason to skip a rule that no recording can change, because the program has no such work.
     pub fn no_work(reason: impl Into<String>) -> MissingData {
         Self::new(reason, "")
-    }
-}
-
-impl From<MissingData> for RuleOutcome {
-    fn from(lack: MissingData) -> Self {
-        Self::Lacks(lack)
     }
 }
 
@@ -47,6 +43,22 @@ pub(super) fn inspected_all(count: usize, unit: InspectedUnit) -> InspectedShare
 pub(super) fn inspected_some(seen: usize, whole: usize, unit: InspectedUnit) -> InspectedShare {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     InspectedShare { seen: number(seen), whole: number(whole), unit, missing: None }
+}
+
+/// Evidence of a single operation.
+pub(super) fn operation_evidence(
+    context: &DiagnosisContext<'_>,
+    id: OperationId,
+    what: String,
+) -> FindingEvidence {
+    FindingEvidence {
+        what,
+        count: 1,
+        total_ns: Some(context.all.length(id)),
+        range: context.path_of_operation(id),
+        span: Some(context.all.span(id)),
+        place: Some(context.process_and_device_of(id)),
+    }
 }
 
 /// Makes a finding that doubts the trace itself.

@@ -7,13 +7,13 @@ use hashbrown::HashMap;
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedUnit, ProcessDeviceUse,
+    InspectedUnit,
 };
 use super::super::host::host_waits::{HostWaitSum, RegularWaits};
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::missing_launch_calls;
+use super::launches::check_launch_calls;
 use super::rule_outcome::{
-    RuleOutcome, in_milliseconds, inspected_all, most_expensive_evidence, number,
+    RuleResult, in_milliseconds, inspected_all, most_expensive_evidence, number,
 };
 use crate::analyze::timeline::idle_time::DeviceActivity;
 use crate::model::interned_names::without_numbers_in_name;
@@ -51,13 +51,8 @@ pub(super) fn waits_finding_text() -> String {
     )
 }
 
-pub(super) fn waits_in_loops_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
-    if let Some(lack) = missing_launch_calls(context) {
-        return lack.into();
-    }
+pub(super) fn waits_in_loops_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+    check_launch_calls(context)?;
     let inspected = inspected_all(context.host.calls, InspectedUnit::Calls);
     let mut loops: Vec<WaitingLoop> = loops_by_ranges(context);
     let in_ranges: usize = loops.iter().map(|of| of.sum.count).sum();
@@ -66,7 +61,7 @@ pub(super) fn waits_in_loops_rule(
     }
     loops.retain(|of| of.sum.count >= 2);
     if loops.is_empty() {
-        return RuleOutcome::Checked(Vec::new(), inspected);
+        return Ok((Vec::new(), inspected));
     }
     let sum =
         |of: fn(&HostWaitSum) -> i64| loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>();
@@ -110,7 +105,7 @@ pub(super) fn waits_in_loops_rule(
                 .to_owned(),
         false_positive: "a benchmark that times each iteration waits on purpose",
     };
-    RuleOutcome::Checked(vec![found], inspected)
+    Ok((vec![found], inspected))
 }
 
 /// Waits inside ranges that repeat: of one path, or of siblings whose names differ in a number.

@@ -3,11 +3,11 @@
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedUnit, NumberWithUnit, ProcessDeviceUse,
+    InspectedUnit, NumberWithUnit,
 };
 use super::super::range_tree::{self, MIN_BOUNDING_LIMIT_SHARE, TimeBound};
 use super::super::trace_facts::DiagnosisContext;
-use super::rule_outcome::{MissingData, RuleOutcome, inspected_some};
+use super::rule_outcome::{MissingData, RuleResult, inspected_some};
 
 pub(super) fn work_bound_rule_text() -> String {
     format!(
@@ -16,13 +16,10 @@ pub(super) fn work_bound_rule_text() -> String {
     )
 }
 
-pub(super) fn work_bound_rule(
-    context: &DiagnosisContext<'_>,
-    _: &[ProcessDeviceUse],
-) -> RuleOutcome {
+pub(super) fn work_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     if context.trace.work.iter().all(|declared| declared.limits.is_empty()) {
         let record = "kernelgate profile CASE records the declared work of a case";
-        return MissingData::new("no range declares its work", record).into();
+        return Err(MissingData::new("no range declares its work", record));
     }
     let declared = range_tree::build_range_tree(context, &[])
         .into_iter()
@@ -62,12 +59,9 @@ pub(super) fn work_bound_rule(
     let found: Vec<DiagnosisFinding> = found.collect();
     let (count, declared) = (found.len(), context.trace.work.len());
     if count == 0 {
-        return MissingData::no_work("no range with declared work launched anything").into();
+        return Err(MissingData::no_work("no range with declared work launched anything"));
     }
-    RuleOutcome::Checked(
-        found,
-        inspected_some(count.min(declared), declared, InspectedUnit::Ranges),
-    )
+    Ok((found, inspected_some(count.min(declared), declared, InspectedUnit::Ranges)))
 }
 
 fn advice_for_bound(bound: TimeBound, graph: &str) -> String {

@@ -7,7 +7,7 @@ use super::super::super::finding::{
 use super::super::super::text::time;
 use super::super::super::trace_facts::DiagnosisContext;
 use super::super::rule_outcome::{
-    doubtful_trace_finding, most_expensive_evidence, number, percent,
+    doubtful_trace_finding, most_expensive_evidence, number, operation_evidence, percent,
 };
 use crate::analyze::operations::{OperationId, OperationKind};
 use crate::analyze::time_order::SortedOperations;
@@ -88,13 +88,10 @@ pub(super) fn find_stream_overlaps(
     finding.evidence = most_expensive_evidence(
         overlaps
             .iter()
-            .map(|of| FindingEvidence {
-                what: format!("{} overlaps {} that follow", all.name(of.id), of.followers),
-                count: 1,
-                total_ns: Some(of.ns),
-                range: context.path_of_operation(of.id),
-                span: Some((all.start(of.id), all.end(of.id))),
-                place: Some(context.process_and_device_of(of.id)),
+            .map(|of| {
+                let what = format!("{} overlaps {} that follow", all.name(of.id), of.followers);
+                let total_ns = Some(of.ns);
+                FindingEvidence { total_ns, ..operation_evidence(context, of.id, what) }
             })
             .collect(),
     );

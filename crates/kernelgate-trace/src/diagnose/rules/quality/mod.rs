@@ -9,8 +9,9 @@ use super::super::finding::{
 };
 use super::super::host::gap_cause::IdleCauseKind;
 use super::super::trace_facts::DiagnosisContext;
-use super::rule_outcome::{RuleOutcome, doubtful_trace_finding, inspected_all, number, percent};
+use super::rule_outcome::{RuleResult, doubtful_trace_finding, inspected_all, number, percent};
 use crate::analyze::timeline::idle_time::IdleGap;
+use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::model::TraceRecorder;
 use impossible_times::MAX_HARMLESS_OVERLAP_NS;
 
@@ -34,7 +35,7 @@ pub(super) fn quality_finding_text() -> String {
 pub(super) fn data_quality_rule(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
-) -> RuleOutcome {
+) -> RuleResult {
     let (trace, quality) = (context.trace, &context.trace.quality);
     let mut found = Vec::new();
     let count = |count: u64| number(usize::try_from(count).unwrap_or(usize::MAX), "records");
@@ -118,10 +119,10 @@ pub(super) fn data_quality_rule(
     find_profiler_overhead(context, devices, &mut found);
     find_clock_jump(context, devices, &mut found);
     find_profiler_messages(context, &mut found);
-    RuleOutcome::Checked(
+    Ok((
         found,
         inspected_all(context.all.len().max(trace.profiled.len()), InspectedUnit::Operations),
-    )
+    ))
 }
 
 /// Adds the warnings and errors of the profiler.
@@ -255,21 +256,9 @@ fn find_profiler_overhead(
     ) else {
         return;
     };
-    let mut spans: Vec<(i64, i64)> = context
-        .trace
-        .quality
-        .overhead
-        .iter()
-        .map(|&(start, end)| (start.max(first), end.min(last)))
-        .filter(|(start, end)| start < end)
-        .collect();
-    spans.sort_unstable();
-    let (mut total, mut until) = (0, i64::MIN);
-    for (start, end) in spans {
-        total += (end - start.max(until)).max(0);
-        until = until.max(end);
-    }
-    let share = percent(total, last - first);
+    let overhead = context.trace.quality.overhead.iter().copied();
+    let overhead = UnitedSpans::new(overhead.filter(|(start, end)| start < end).collect());
+    let share = percent(overhead.covered_within((first, last)), last - first);
     if share > MAX_PROFILER_OVERHEAD_PERCENT {
         let mut finding = doubtful_trace_finding(
             FindingSeverity::Warning,
