@@ -51,18 +51,13 @@ mod tests {
             read_regular_file(folder.path()).is_err()
                 && read_regular_file(&folder.path().join("none")).is_err()
         );
-        #[cfg(unix)]
-        {
-            let link = folder.path().join("link");
-            std::os::unix::fs::symlink("nowhere", &link).unwrap();
-            assert_eq!(
-                read_regular_file(&link).unwrap_err().to_string(),
-                "a link to nothing (nowhere)"
-            );
-        }
-        if cfg!(unix) {
-            let why = read_regular_file(Path::new("/dev/zero")).unwrap_err().to_string();
-            assert_eq!(why, "it is no file but a device, a pipe or a socket");
-        }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        assert_eq!(
+            read_regular_file(&link).unwrap_err().to_string(),
+            "a link to nothing (nowhere)"
+        );
+        let why = read_regular_file(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert_eq!(why, "it is no file but a device, a pipe or a socket");
     }
 }

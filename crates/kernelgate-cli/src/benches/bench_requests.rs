@@ -261,12 +261,10 @@ mod tests {
     use super::*;
 
     /// Copies the file `answer` to where the request wants the response.
-    #[cfg(unix)]
     const COPY_ANSWER: &str =
         r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
 
     /// A bench executable that is a shell script.
-    #[cfg(unix)]
     fn shell_bench(folder: &Path, name: &str, script: &str) -> BenchExecutable {
         use std::os::unix::fs::PermissionsExt;
 
@@ -276,7 +274,6 @@ mod tests {
         BenchExecutable { bench: name.to_owned(), path, root: folder.to_owned() }
     }
 
-    #[cfg(unix)]
     fn settings_without_filter(running: &ChildProcess) -> RequestSettings<'_> {
         RequestSettings {
             settings: BTreeMap::new(),
@@ -287,7 +284,6 @@ mod tests {
     }
 
     /// Two benches of two lines of shell: the first answers, the second fails.
-    #[cfg(unix)]
     #[test]
     fn answers_are_kept_if_the_next_bench_fails() {
         let folder = tempfile::tempdir().unwrap();
@@ -309,7 +305,6 @@ mod tests {
         assert_eq!(answered, [("first".to_owned(), answer)]);
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_bench_that_dies_after_its_answer_is_named() {
         let folder = tempfile::tempdir().unwrap();

@@ -45,7 +45,6 @@ impl ChildProcess {
         command: &mut Command,
     ) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
         let mut held = self.lock();
-        #[cfg(unix)]
         if self.groups {
             std::os::unix::process::CommandExt::process_group(command, 0);
         }
@@ -99,15 +98,12 @@ impl ChildProcess {
 
     /// Asks the child process to end, as Ctrl-C does.
     pub fn interrupt(&self) {
-        #[cfg(unix)]
         if let Some(child) = self.lock().as_ref()
             && let Some(process) =
                 i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
         {
             let _ = rustix::process::kill_process(process, rustix::process::Signal::INT);
         }
-        #[cfg(not(unix))]
-        self.end();
     }
 
     /// Kills the child process and waits for its end; returns whether it was still running.
@@ -126,15 +122,12 @@ impl ChildProcess {
 
     /// Ends the group of a process that was not waited for yet.
     fn end_group(&self, child: &Child) {
-        #[cfg(unix)]
         if self.groups
             && let Some(group) =
                 i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
         {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
-        #[cfg(not(unix))]
-        let _ = child;
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Child>> {
@@ -143,7 +136,6 @@ impl ChildProcess {
 }
 
 /// Whether a process has ended; its id stays in use until it is waited for.
-#[cfg(unix)]
 fn has_exited(child: &mut Child) -> std::io::Result<bool> {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
@@ -151,11 +143,6 @@ fn has_exited(child: &mut Child) -> std::io::Result<bool> {
     };
     let looks = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     Ok(waitid(WaitId::Pid(pid), looks)?.is_some())
-}
-
-#[cfg(not(unix))]
-fn has_exited(child: &mut Child) -> std::io::Result<bool> {
-    Ok(child.try_wait()?.is_some())
 }
 
 /// The ways in which a child process can end.
@@ -208,7 +195,7 @@ pub fn start_and_wait(
     running.wait_for_end(timeout)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -130,7 +130,6 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     #[test]
     fn only_regular_files_are_opened() {
         let folder = tempfile::tempdir().unwrap();

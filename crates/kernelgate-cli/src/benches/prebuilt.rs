@@ -26,15 +26,11 @@ pub fn prebuilt_benches(folder: &Path) -> std::io::Result<BTreeMap<String, PathB
 
 fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
     let name = path.file_name()?.to_str().filter(|name| text::check_plain_name(name).is_ok())?;
-    #[cfg(unix)]
     let runs = std::os::unix::fs::PermissionsExt::mode(&facts.permissions()) & 0o111 != 0
         && !name.contains('.');
-    #[cfg(not(unix))]
-    let runs = name.ends_with(".exe");
     if !runs || !facts.is_file() {
         return None;
     }
-    let name = name.trim_end_matches(".exe");
     let hashed = name
         .rsplit_once('-')
         .filter(|(_, hash)| hash.len() == 16 && hash.chars().all(|c| c.is_ascii_hexdigit()));
@@ -45,7 +41,6 @@ fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
 mod tests {
     use super::*;
 
-    #[cfg(unix)]
     #[test]
     fn prebuilt_executables_lose_their_hash() {
         use std::os::unix::fs::PermissionsExt;

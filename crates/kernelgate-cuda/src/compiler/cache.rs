@@ -80,7 +80,6 @@ fn cache_folder() -> Option<PathBuf> {
 }
 
 /// Whether a cache folder belongs to this user and no other user may write to it.
-#[cfg(unix)]
 fn is_private_folder(folder: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     // A link is rejected, because whoever can change the link could change the folder.
@@ -90,17 +89,10 @@ fn is_private_folder(folder: &Path) -> bool {
     })
 }
 
-/// On other systems the user's folder belongs to that user already.
-#[cfg(not(unix))]
-fn is_private_folder(folder: &Path) -> bool {
-    cache_folder.is_dir()
-}
-
 /// Makes a folder that only this user can write.
 fn make_folder_private(folder: &Path) -> std::io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
-    #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)
 }
@@ -177,7 +169,6 @@ mod tests {
         assert_eq!(remove_seal(whole.clone()).unwrap(), b"machine code");
         assert_eq!(remove_seal(whole[..whole.len() - 1].to_vec()), None);
     }
-    #[cfg(unix)]
     #[test]
     fn machine_code_is_neither_read_nor_kept_where_others_can_write() {
         use std::os::unix::fs::PermissionsExt;

@@ -85,11 +85,6 @@ impl GraphSet {
         Ok(set)
     }
 
-    /// The graphs, in the order of the set.
-    pub fn executable_graphs(&self) -> &[ExecutableGraph] {
-        &self.graphs
-    }
-
     /// Largest number of nodes on a GPU of the set, as [`ExecutableGraph::node_count`].
     pub fn max_nodes(&self) -> usize {
         self.graphs.iter().map(ExecutableGraph::node_count).max().unwrap_or(0)

@@ -92,10 +92,6 @@ struct NcclApi {
 type PointToPointFunction =
     unsafe extern "C" fn(u64, usize, c_int, c_int, RawCommunicator, *mut c_void) -> c_int;
 
-fn unsupported_nccl(why: String) -> BackendError {
-    BackendError::Unsupported(why)
-}
-
 /// Whether NCCL is here, in a version that is used.
 ///
 /// # Errors
@@ -107,7 +103,7 @@ pub fn check_nccl() -> Result<(), BackendError> {
 
 fn nccl_api() -> Result<&'static NcclApi, BackendError> {
     static API: OnceLock<Result<NcclApi, String>> = OnceLock::new();
-    API.get_or_init(load_nccl).as_ref().map_err(|why| unsupported_nccl(why.clone()))
+    API.get_or_init(load_nccl).as_ref().map_err(|why| BackendError::Unsupported(why.clone()))
 }
 
 fn load_nccl() -> Result<NcclApi, String> {

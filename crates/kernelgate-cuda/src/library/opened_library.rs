@@ -90,19 +90,11 @@ fn open_with_local_symbols(file: &Path) -> Result<libloading::Library, String> {
     let path =
         if file.is_absolute() { Some(file.to_owned()) } else { search::file_found_by_loader(file) };
     path.map_or(Ok(()), |path| complete_file::check_complete_file(&path))?;
-    #[cfg(unix)]
-    {
-        use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-        // SAFETY: loading NVIDIA's own libraries runs their initialisers, which have no
-        // precondition.
-        let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
-        opened.map(libloading::Library::from).map_err(|error| error.to_string())
-    }
-    #[cfg(not(unix))]
-    {
-        // SAFETY: as above.
-        unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())
-    }
+    use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+    // SAFETY: loading NVIDIA's own libraries runs their initialisers, which have no
+    // precondition.
+    let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
+    opened.map(libloading::Library::from).map_err(|error| error.to_string())
 }
 
 /// File that an address of this process was loaded from, if the system reports it (Linux).

@@ -6,14 +6,9 @@ const MIN_TERMINAL_COLUMNS: usize = 40;
 
 /// Columns of the terminal on standard output; `None` if standard output is not a terminal.
 pub fn terminal_columns() -> Option<usize> {
-    #[cfg(unix)]
-    {
-        let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-        // A terminal without a size, such as a serial line, counts as no terminal.
-        (size.ws_col > 0).then_some(usize::from(size.ws_col).max(MIN_TERMINAL_COLUMNS))
-    }
-    #[cfg(not(unix))]
-    None
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    // A terminal without a size, such as a serial line, counts as no terminal.
+    (size.ws_col > 0).then_some(usize::from(size.ws_col).max(MIN_TERMINAL_COLUMNS))
 }
 
 /// Prints a text to standard output; if that is a terminal, lines are broken to its width.

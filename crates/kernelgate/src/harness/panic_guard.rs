@@ -78,7 +78,6 @@ pub fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, CaughtPanic> {
 mod tests {
     use super::*;
 
-    #[cfg(unix)]
     #[test]
     fn a_closed_pipe_is_distinguished_from_a_full_disk() {
         let cause_of = |message| {

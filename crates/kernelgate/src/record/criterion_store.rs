@@ -289,7 +289,6 @@ mod tests {
         );
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_device_in_place_of_a_sample_is_not_read() {
         let folder = tempfile::tempdir().unwrap();

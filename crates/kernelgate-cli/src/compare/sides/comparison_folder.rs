@@ -163,7 +163,6 @@ mod tests {
         );
     }
 
-    #[cfg(unix)]
     #[test]
     fn files_of_others_at_its_paths_are_removed() {
         let folder = tempfile::tempdir().unwrap();

@@ -139,19 +139,16 @@ pub struct FileSizeAndTimes {
     bytes: u64,
     modified: Option<SystemTime>,
     /// Inode and time of the last change of contents or attributes.
-    #[cfg(unix)]
     changed: (u64, i64, i64),
 }
 
 impl FileSizeAndTimes {
     fn read(path: &Path) -> FileSizeAndTimes {
         let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
-        #[cfg(unix)]
         use std::os::unix::fs::MetadataExt as _;
         Self {
             bytes: facts.len(),
             modified: facts.modified().ok(),
-            #[cfg(unix)]
             changed: (facts.ino(), facts.ctime(), facts.ctime_nsec()),
         }
     }
@@ -269,7 +266,6 @@ mod tests {
         insta::assert_snapshot!(text(missing), @"refused: SIDE/bin/b changed while it was compared (hash 0a1c6d4cf41eb499911faba7321fe1a0 when it was installed, now missing): its times belong to unknown code; run the comparison again without --resume");
     }
 
-    #[cfg(unix)]
     #[test]
     fn an_executable_without_the_mark_runs_only_if_it_is_named() {
         use std::os::unix::fs::PermissionsExt;

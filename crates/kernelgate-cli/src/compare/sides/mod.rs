@@ -204,7 +204,9 @@ impl<'a> SideBuilder<'a> {
             ..self.request.clone()
         };
         let [base, head] = SideBuilder { request: &same, ..self }.prepare_both_sides(true)?;
-        #[cfg(unix)]
+        let sources = folder.side_folder_path(Arm::Head).join(SIDE_SOURCES_FOLDER);
+        if std::fs::symlink_metadata(&sources).is_err()
+            && folder.side_folder_path(Arm::Base).join(SIDE_SOURCES_FOLDER).is_dir()
         {
             let sources = folder.side_folder_path(Arm::Head).join(SIDE_SOURCES_FOLDER);
             if std::fs::symlink_metadata(&sources).is_err()
@@ -433,7 +435,7 @@ mod tests {
         let built = |bench: &str, manifest: &str| BuiltBench {
             bench: bench.to_owned(),
             path: PathBuf::from("/t/x"),
-            manifest: PathBuf::from(manifest),
+            root: PathBuf::from(root),
         };
         let one = [built("a", "/w/one/Cargo.toml"), built("b", "/w/two/Cargo.toml")];
         let packages = packages_of_benches(&one, (Arm::Base, "main")).unwrap();

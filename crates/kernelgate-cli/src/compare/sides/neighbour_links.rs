@@ -86,7 +86,6 @@ impl PackageSurroundings {
     }
 }
 
-#[cfg(unix)]
 fn link_folder(files: &Path, links: &Path, own: &Path, side: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(links)?;
     for entry in std::fs::read_dir(links)?.flatten() {
@@ -117,12 +116,7 @@ fn link_folder(files: &Path, links: &Path, own: &Path, side: &Path) -> std::io::
     Ok(())
 }
 
-#[cfg(not(unix))]
-fn link_folder(_: &Path, _: &Path, _: &Path, _: &Path) -> std::io::Result<()> {
-    Ok(())
-}
-
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

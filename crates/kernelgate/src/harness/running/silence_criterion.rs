@@ -4,17 +4,14 @@
 //! Criterion has no setting that silences its advice. Criterion's briefest format prints a line for
 //! each case to standard output, which is redirected to the null device meanwhile.
 
-#[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-#[cfg(unix)]
 use rustix::stdio;
 
 /// Command-line flag that selects Criterion's briefest output format.
 pub const BRIEFEST_FORMAT_FLAG: [&str; 2] = ["--output-format", "bencher"];
 
 /// Runs `work` while standard output is redirected to the null device.
-#[cfg(unix)]
 pub fn silence_output<T>(work: impl FnOnce() -> T) -> T {
     use std::io::Write;
     // Criterion prints the name of its plotting library once, as soon as it is constructed.
@@ -32,7 +29,6 @@ pub fn silence_output<T>(work: impl FnOnce() -> T) -> T {
 
 /// Runs `work` while a stream is redirected to the null device; if that fails, the stream stays as
 /// it is.
-#[cfg(unix)]
 fn with_stream_redirected<T>(
     stream: BorrowedFd<'_>,
     set: impl Fn(OwnedFd) -> rustix::io::Result<()>,
@@ -46,7 +42,6 @@ fn with_stream_redirected<T>(
 }
 
 /// A copy of the stream's descriptor and one of the null device.
-#[cfg(unix)]
 fn duplicate_and_null_device(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
     let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
     Some((stream.try_clone_to_owned().ok()?, nowhere.into()))
@@ -56,11 +51,9 @@ fn duplicate_and_null_device(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd
 /// [`with_original_stderr`](Self::with_original_stderr): Criterion advises there to plan otherwise
 /// if a launch takes as long as a sample.
 pub struct WithoutCriterionAdvice {
-    #[cfg(unix)]
     ends: Option<(OwnedFd, OwnedFd)>,
 }
 
-#[cfg(unix)]
 impl WithoutCriterionAdvice {
     /// Silences standard error if Criterion is to print nothing.
     pub fn new(silent: bool) -> Self {
@@ -79,27 +72,10 @@ impl WithoutCriterionAdvice {
     }
 }
 
-#[cfg(unix)]
 impl Drop for WithoutCriterionAdvice {
     fn drop(&mut self) {
         if let Some((kept, _)) = &self.ends {
             let _ = stdio::dup2_stderr(kept);
         }
     }
-}
-
-#[cfg(not(unix))]
-impl WithoutCriterionAdvice {
-    pub fn new(_silent: bool) -> Self {
-        Self {}
-    }
-
-    pub fn with_original_stderr<T>(&self, work: impl FnOnce() -> T) -> T {
-        work()
-    }
-}
-
-#[cfg(not(unix))]
-pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
-    work()
 }

@@ -203,26 +203,7 @@ fn restart_with_flag_variables(arguments: &[OsString], own: &FlagVariables) -> E
         .unwrap_or_else(|| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
     let mut command = Command::new(&program);
     command.args(arguments).envs(own.iter().cloned());
-    #[cfg(unix)]
-    let error = {
-        use std::os::unix::process::CommandExt;
-        command.exec()
-    };
-    #[cfg(not(unix))]
-    // Without `exec` the new program's parent is this process and not cargo, so the session is
-    // determined here.
-    let error = match command
-        .env(
-            invocation::SESSION_VARIABLE,
-            chosen_session()
-                .map(|given| invocation::BenchInvocation::new(given).session)
-                .unwrap_or_default(),
-        )
-        .status()
-    {
-        Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
-        Err(error) => error,
-    };
+    let error = std::os::unix::process::CommandExt::exec(&mut command);
     eprintln!("error: failed to start {}: {error}", program.display());
     ExitReason::Usage.into()
 }

@@ -513,13 +513,10 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
     std::fs::create_dir_all(folder)?;
     remove_abandoned_files(folder);
     let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        // Like any new file, readable according to the user's umask, not private like a temporary
-        // file.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
+    // Like any new file, readable according to the user's umask, not private like a temporary
+    // file.
+    use std::os::unix::fs::PermissionsExt;
+    builder.permissions(std::fs::Permissions::from_mode(0o666));
     let file = builder.prefix(TEMPORARY_PREFIX).tempfile_in(folder)?;
     // The system gives back the lock of a writer that is killed.
     let _ = file.as_file().try_lock();
@@ -545,7 +542,9 @@ pub(super) fn remove_abandoned_files(folder: &Path) {
     for entry in entries {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !(is_temporary_file_name(&name) || is_lock_file_name(&name)) {
+        if !(is_temporary_file_name(&name)
+            || (name.starts_with('.') && name.ends_with(".json.lock")))
+        {
             continue;
         }
         let Ok(facts) = entry.metadata() else { continue };
@@ -570,12 +569,6 @@ pub(super) fn remove_abandoned_files(folder: &Path) {
             };
         }
     }
-}
-
-/// Whether a file name is that of a record's lock; a process that waits for a lock notices that its
-/// file was removed.
-fn is_lock_file_name(name: &str) -> bool {
-    cfg!(unix) && name.starts_with('.') && name.ends_with(".json.lock")
 }
 
 /// True for names that [`temporary_beside`] and [`temporary_folder`] give.

@@ -193,7 +193,6 @@ mod tests {
         assert!(PreparedFileSet::new(&parent.path().join("file")).is_err());
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_folder_of_a_set_keeps_its_permissions() {
         use std::os::unix::fs::PermissionsExt as _;

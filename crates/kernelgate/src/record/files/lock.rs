@@ -21,7 +21,7 @@ const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(10);
 pub struct FileLock {
     path: PathBuf,
     /// `None` if the file system has no locks.
-    held: Option<File>,
+    _held: Option<File>,
 }
 
 impl FileLock {
@@ -52,7 +52,7 @@ impl FileLock {
             let file = open_lock_file(&at).map_err(io)?;
             match file.try_lock() {
                 Ok(()) if is_same_open_file(&file, &at) => {
-                    return Ok(Self { path: at, held: Some(file) });
+                    return Ok(Self { path: at, _held: Some(file) });
                 }
                 // The last owner of the lock has removed its file; other processes would lock a new
                 // file.
@@ -61,7 +61,7 @@ impl FileLock {
                 Err(TryLockError::Error(cause))
                     if cause.kind() == std::io::ErrorKind::Unsupported =>
                 {
-                    return Ok(Self { path: at, held: None });
+                    return Ok(Self { path: at, _held: None });
                 }
                 Err(TryLockError::Error(cause)) => return Err(io(cause)),
             }
@@ -98,12 +98,9 @@ pub fn open_lock_file(path: &Path) -> std::io::Result<File> {
     let mut options = File::options();
     options.create(true).append(true);
     // Another process may have put a link at that path just now.
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
-    }
+    use rustix::fs::OFlags;
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
     let file = options.open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(other("something else")) }
 }
@@ -111,16 +108,12 @@ pub fn open_lock_file(path: &Path) -> std::io::Result<File> {
 impl Drop for FileLock {
     fn drop(&mut self) {
         // The file is removed while it is still locked, so that the lock of another process is
-        // never removed. Outside of Unix a removed file cannot be distinguished from a new one, so
-        // the file stays.
-        if cfg!(unix) || self.held.is_none() {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        // never removed.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
 /// Whether an open file is the file at a path.
-#[cfg(unix)]
 fn is_same_open_file(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |facts: std::fs::Metadata| (facts.dev(), facts.ino());
@@ -128,11 +121,6 @@ fn is_same_open_file(file: &File, path: &Path) -> bool {
         .map(id)
         .ok()
         .is_some_and(|own| std::fs::symlink_metadata(path).is_ok_and(|there| id(there) == own))
-}
-
-#[cfg(not(unix))]
-fn is_same_open_file(_: &File, _: &Path) -> bool {
-    true
 }
 
 #[cfg(test)]

@@ -217,7 +217,6 @@ fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
 }
 
 /// A commit may hold a link to a device, and a bench may leave a pipe where its response belongs.
-#[cfg(unix)]
 #[test]
 fn rejects_paths_that_are_not_regular_files() {
     let folder = tempfile::tempdir().unwrap();
