@@ -173,7 +173,10 @@ const CRATE_RULES: &[CrateRules] = &[
             ("sysinfo", &["verbs/doctor.rs"]),
             ("rayon", &["fleet/merge.rs", "gate/comparison_shard.rs", "gate/paired/tests/"]),
             ("rustix", &["benches/child_process.rs"]),
-            ("serde_json", &["benches/", "history/case_index.rs", "verbs/"]),
+            (
+                "serde_json",
+                &["benches/", "gate/calibration/mod.rs", "history/case_index.rs", "verbs/"],
+            ),
             ("ctrlc", &["compare/error.rs", "compare/session.rs", "verbs/shared/interrupt.rs"]),
             ("indicatif", &["compare/progress.rs"]),
             ("anyhow", &["lib.rs", "benches/", "verbs/"]),

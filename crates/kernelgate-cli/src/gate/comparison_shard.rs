@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::calibration::{BlockSeries, first_differing_name};
+use super::calibration::{BlockSeries, first_differing_field, first_differing_name};
 use super::comparison::{BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench};
 use super::costs::CostGrowth;
 use super::inconclusive_reason::InconclusiveReason;
@@ -115,6 +115,10 @@ impl ComparisonShard {
         let of_facts = facts(self).into_iter().zip(facts(other)).find(|(one, other)| one != other);
         if let Some(((field, left), (_, right))) = of_facts {
             return Some((field.to_owned(), [left, right]));
+        let (plan, others) = (&self.findings.facts.plan, &other.findings.facts.plan);
+        if let Some(differing) = first_differing_field("plan", plan, others) {
+            return Some(differing);
+        }
         }
         if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));

@@ -357,13 +357,14 @@ impl Calibration {
             let values = [&left, &right].map(|facts| facts.get(&name).cloned().unwrap_or_default());
             return Some((name, values));
         }
+        let differing_number = first_differing_field("plan", &self.plan, &other.plan)
+            .or_else(|| first_differing_field("sampling", &self.sampling, &other.sampling));
+        if differing_number.is_some() {
+            return differing_number;
+        }
         let facts = |of: &Self| {
             let cases: Vec<&str> = of.cases.keys().map(String::as_str).collect();
-            [
-                ("thresholds", format!("{:?}", of.plan)),
-                ("time a case", format!("{:?}", of.sampling)),
-                ("cases", cases.join(", ")),
-            ]
+            [("cases", cases.join(", "))]
         };
         let parts = self.part.as_ref().zip(other.part.as_ref());
         let of_parts = parts.map(|(one, other)| {
@@ -452,6 +453,17 @@ pub fn first_differing_name(
     b: &BTreeMap<String, String>,
 ) -> Option<String> {
     a.keys().chain(b.keys()).find(|name| a.get(*name) != b.get(*name)).cloned()
+}
+
+/// The first field that differs between two records of one type: its path and both values.
+pub fn first_differing_field<T: Serialize>(
+    name: &str,
+    one: &T,
+    other: &T,
+) -> Option<(String, [String; 2])> {
+    let [one, other] = [one, other].map(|of| serde_json::to_value(of).unwrap_or_default());
+    let (field, value) = one.as_object()?.iter().find(|(field, value)| other[*field] != **value)?;
+    Some((format!("{name}.{field}"), [value.to_string(), other[field].to_string()]))
 }
 
 impl Serialize for Calibration {
