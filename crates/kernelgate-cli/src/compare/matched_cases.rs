@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::gate::inconclusive_reason::{BuildFailure, InconclusiveReason};
 use crate::gate::paired::Arm;
-use crate::gate::verdicts::RefusedBench;
+use crate::gate::verdicts::{RefusedBench, RefusedFields};
 use kernelgate::record::ProcessRun;
 use kernelgate_cuda::CaseFailure;
 
@@ -14,7 +14,7 @@ pub struct MatchedCases {
     /// Cases to compare.
     pub judged: BTreeSet<String>,
     /// Differing facts that forbid a comparison of some cases.
-    pub refused: BTreeMap<(String, String, String), BTreeSet<String>>,
+    pub refused: RefusedFields,
     /// Cases that only the head build has.
     pub new: Vec<String>,
     /// Cases that only the base build has.
@@ -159,16 +159,7 @@ impl MatchedCases {
 
     /// The refusals, by field.
     pub fn comparison_refusals(&self) -> Vec<RefusedBench> {
-        let refusal =
-            |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| {
-                RefusedBench {
-                    field: field.clone(),
-                    base: base.clone(),
-                    head: head.clone(),
-                    cases: cases.iter().cloned().collect(),
-                }
-            };
-        self.refused.iter().map(refusal).collect()
+        RefusedBench::from_fields(self.refused.clone())
     }
 }
 

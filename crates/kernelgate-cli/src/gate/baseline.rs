@@ -16,7 +16,7 @@ use super::rules::PackageRules;
 use super::same_card_runs::ComparedCaseRuns;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
-use super::verdicts::{ExitFacts, RefusedBench, Verdicts};
+use super::verdicts::{ExitFacts, RefusedBench, RefusedFields, Verdicts};
 use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseInRun, CaseNumerics, CaseRun, EarlierRuns,
     Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, VerificationExtent,
@@ -141,7 +141,7 @@ pub fn judge_against_baseline(
 ) -> GateReport {
     let (runs, head) = (measurement.process_runs(), measurement.runs_by_case());
     let (mut judged, mut grown_costs, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
-    let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
+    let mut refused = RefusedFields::new();
     let (mut losses, mut unverified) = (Vec::new(), Vec::new());
     for (id, head) in &head {
         let Some(base) = baseline.cases.get(*id) else { continue };
@@ -203,15 +203,7 @@ pub fn judge_against_baseline(
         device: measurement.environment().map(Environment::device_description).unwrap_or_default(),
         limits: policy.limits,
         judged,
-        refused: refused
-            .into_iter()
-            .map(|((field, base, head), cases)| RefusedBench {
-                field,
-                base,
-                head,
-                cases: cases.into_iter().collect(),
-            })
-            .collect(),
+        refused: RefusedBench::from_fields(refused),
         new: head
             .keys()
             .filter(|id| !baseline.cases.contains_key(**id))

@@ -5,7 +5,7 @@
 //! have the false-alarm rate of one comparison. Deliberately absent: which files of a shard count,
 //! and whether the cards of the shards are equally fast (`fleet`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use super::outputs::numerics::NumericsReport;
 use super::outputs::verification::VerificationLoss;
 use super::paired::{BlocksByCase, ErrorRateFamily, PairedOutcome, TestPlan, decide_cases};
 use super::rules::RulesReport;
-use super::verdicts::RefusedBench;
+use super::verdicts::{RefusedBench, RefusedFields};
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::file::RecordType;
 use kernelgate::record::{Environment, Shard, text};
@@ -108,17 +108,16 @@ impl ComparisonShard {
                 ("number of shards", shard.shard.count.to_string()),
                 ("plan", shard.plan.clone()),
                 ("cases of the plan", shard.planned.to_string()),
-                ("thresholds", format!("{:?}", shard.findings.facts.plan)),
                 ("power state", shard.power().to_owned()),
             ]
         };
         let of_facts = facts(self).into_iter().zip(facts(other)).find(|(one, other)| one != other);
         if let Some(((field, left), (_, right))) = of_facts {
             return Some((field.to_owned(), [left, right]));
+        }
         let (plan, others) = (&self.findings.facts.plan, &other.findings.facts.plan);
         if let Some(differing) = first_differing_field("plan", plan, others) {
             return Some(differing);
-        }
         }
         if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
@@ -238,17 +237,11 @@ impl Comparison {
     /// Sorts lists that come from several shards, and removes duplicates.
     fn sort_and_deduplicate(&mut self) {
         self.sort();
-        let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
+        let mut refused = RefusedFields::new();
         for RefusedBench { field, base, head, cases } in std::mem::take(&mut self.refused) {
             refused.entry((field, base, head)).or_default().extend(cases);
         }
-        let refusals = refused.into_iter().map(|((field, base, head), cases)| RefusedBench {
-            field,
-            base,
-            head,
-            cases: cases.into_iter().collect(),
-        });
-        self.refused = refusals.collect();
+        self.refused = RefusedBench::from_fields(refused);
         let facts = &mut self.facts;
         for list in [
             &mut self.new,

@@ -1,7 +1,7 @@
 //! The outcome of `gate` or `compare`: a judgement for each case, other findings, and the exit
 //! code. Each method of judgement (gate, compare) adds facts of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +72,22 @@ pub struct RefusedBench {
     pub head: String,
     /// Cases concerned.
     pub cases: Vec<String>,
+}
+
+/// Field that forbids a comparison, its values in base and head, and the cases concerned.
+pub type RefusedFields = BTreeMap<(String, String, String), BTreeSet<String>>;
+
+impl RefusedBench {
+    /// One refusal for each differing field, with its cases.
+    pub fn from_fields(fields: RefusedFields) -> Vec<RefusedBench> {
+        let refusal = |((field, base, head), cases): (_, BTreeSet<String>)| RefusedBench {
+            field,
+            base,
+            head,
+            cases: cases.into_iter().collect(),
+        };
+        fields.into_iter().map(refusal).collect()
+    }
 }
 
 impl<F> Verdicts<F> {
