@@ -45,6 +45,8 @@ use kernelgate::harness::{panic_guard, variables};
 use kernelgate::protocol;
 use kernelgate::record::text::printable_on_terminal;
 
+use crate::verbs::Refusal;
+
 #[expect(clippy::disallowed_methods, reason = "the boundary: the question of a bench's parent")]
 /// Runs the program with these arguments, the first of which is the program's own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -84,10 +86,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))
     {
         Ok(exit) => exit.into(),
-        Err(error) => {
-            eprintln!("error: {}", printable_on_terminal(&error_with_causes(&error)));
-            ExitReason::Usage.into()
-        }
+        Err(error) => match error.downcast_ref::<Refusal>() {
+            Some(refusal) => refusal.print().into(),
+            None => {
+                eprintln!("error: {}", printable_on_terminal(&error_with_causes(&error)));
+                ExitReason::Usage.into()
+            }
+        },
     }
 }
 

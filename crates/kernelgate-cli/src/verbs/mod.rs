@@ -20,6 +20,7 @@ mod slower;
 mod why;
 
 pub use fast::peers::read as read_peers;
+pub use shared::refusal::Refusal;
 
 use std::path::PathBuf;
 

@@ -21,6 +21,7 @@ use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::case_selection::unexpected_response;
 use crate::verbs::shared::interrupt::{self, PartialResults};
 use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::sessions::SelectedSessions;
 use kernelgate::display::table::TextTable;
 use kernelgate::display::time_text;
@@ -170,11 +171,8 @@ pub fn run(arguments: &PeersArguments, store: &BaselineStore) -> anyhow::Result<
         time_peers(asking, &cards, &programs, &problems)?;
     let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
     if environment.get("device").is_some_and(|found| *found != device) {
-        eprintln!(
-            "refused: the run was on {device}, the peers on {}",
-            printable_on_terminal(&environment["device"])
-        );
-        return Ok(ExitReason::Refused);
+        let why = format!("the run was on {device}, the peers on {}", environment["device"]);
+        return Err(Refusal::message(why).into());
     }
     let commit = runs.first().map(|run| run.provenance.short_commit()).unwrap_or_default();
     let report = PeerComparisonReport { device, commit, peers: environment, ended_early, rows };

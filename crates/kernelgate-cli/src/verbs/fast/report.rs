@@ -15,6 +15,7 @@ use crate::pages::report::{self, CommitHistories};
 use crate::pages::{results, tables};
 use crate::report::verdicts;
 use crate::verbs::shared::output::json;
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::slower::gate;
 use kernelgate::exit::ExitReason;
@@ -63,13 +64,8 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
         false => read_records_and_baselines(&arguments.runs)?,
     };
     let measurements = Measurement::group_into_measurements(runs);
-    let mut measured = match ReportMeasurements::new(&measurements, &baselines) {
-        Ok(measured) => measured,
-        Err(refused) => {
-            eprintln!("refused: {}", printable_on_terminal(&refused.to_string()));
-            return Ok(ExitReason::Refused);
-        }
-    };
+    let mut measured =
+        ReportMeasurements::new(&measurements, &baselines).map_err(Refusal::message)?;
     if let Some(filter) = &arguments.filter {
         let filter = CaseFilter::parse(Some(filter), false)?;
         measured.retain_cases(|id| filter.matches_id(id));
@@ -78,10 +74,9 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
     if let Some(path) = &arguments.peers {
         let (device, times) = peers::read(path)?;
         if device != measured.device {
-            let text =
-                format!("the peers were timed on {device}, the cases on {}", measured.device);
-            eprintln!("refused: {}", printable_on_terminal(&text));
-            return Ok(ExitReason::Refused);
+            let cases = &measured.device;
+            let why = format!("the peers were timed on {device}, the cases on {cases}");
+            return Err(Refusal::message(why).into());
         }
         measured.peers = times;
         let strangers = measured.peers_without_case();
@@ -97,13 +92,8 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
     let verdict = match &arguments.baseline {
         None => None,
         Some(name) => {
-            let measurement = match Measurement::join_measurements(measurements) {
-                Ok(measurement) => measurement,
-                Err(differing) => {
-                    eprintln!("refused: {}", printable_on_terminal(&differing.to_string()));
-                    return Ok(ExitReason::Refused);
-                }
-            };
+            let measurement =
+                Measurement::join_measurements(measurements).map_err(Refusal::message)?;
             let judged = gate::judge_measurement(store, name, &measurement, GatePolicy::default())?;
             Some(verdicts::summary(&judged, &gate::local_reproduction_commands(name)))
         }
@@ -138,13 +128,7 @@ pub fn run(arguments: &ReportArguments, store: &BaselineStore) -> anyhow::Result
 /// Fills the marked tables of the pages in a folder; where no page marks any, writes a page for
 /// each family.
 fn write_result_tables(folder: &Path, measured: &ReportMeasurements) -> anyhow::Result<ExitReason> {
-    let pages = match results::family_pages(measured) {
-        Ok(pages) => pages,
-        Err(missing) => {
-            eprintln!("refused: {}", printable_on_terminal(&missing.to_string()));
-            return Ok(ExitReason::Refused);
-        }
-    };
+    let pages = results::family_pages(measured).map_err(Refusal::message)?;
     let filled = pages_with_filled_tables(folder, measured)?;
     if !filled.is_empty() {
         let texts = filled.iter().map(|(path, text)| (path.as_path(), text.as_str()));

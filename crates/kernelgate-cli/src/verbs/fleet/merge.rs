@@ -61,50 +61,19 @@ struct MergedSessionJson<'a> {
 /// Merges the records.
 pub fn run(arguments: &MergeArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
     check_flag_range("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RULE_RATIO)?;
-    match merge_records(arguments, store) {
-        Err(MergeStop::Refused(why)) => {
-            println!("{}", printable_on_terminal(&why));
-            Ok(ExitReason::Refused)
-        }
-        Err(MergeStop::Error(error)) => Err(error),
-        Ok(exit) => Ok(exit),
-    }
-}
-
-/// The reason why no records were merged.
-enum MergeStop {
-    /// The records do not belong together.
-    Refused(String),
-    /// Another error.
-    Error(anyhow::Error),
-}
-
-impl From<MergeError> for MergeStop {
-    fn from(error: MergeError) -> Self {
-        match error {
-            MergeError::Refused { .. } => Self::Refused(error.to_string()),
-            // The printed error includes the text of its cause.
-            error => Self::Error(anyhow::anyhow!("{error}")),
-        }
-    }
-}
-
-impl From<anyhow::Error> for MergeStop {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Error(error)
-    }
-}
-
-fn merge_records(
-    arguments: &MergeArguments,
-    store: &BaselineStore,
-) -> Result<ExitReason, MergeStop> {
     let files = merge::record_files(&arguments.paths)?;
-    match merge::kind(&files)? {
+    let merged = match merge::kind(&files)? {
         MergedRecordKind::Runs => merge_runs_to_store(arguments, store, &files),
         MergedRecordKind::Comparisons => merge_comparisons(arguments, store, &files),
         MergedRecordKind::Calibrations => merge_calibrations_to_file(arguments, store, &files),
         MergedRecordKind::Verifications => merge_verifications(arguments, &files),
+    };
+    match merged {
+        Err(refused) if matches!(refused.downcast_ref(), Some(MergeError::Refused { .. })) => {
+            println!("{}", printable_on_terminal(&refused.to_string()));
+            Ok(ExitReason::Refused)
+        }
+        merged => merged,
     }
 }
 
@@ -125,7 +94,7 @@ fn merge_runs_to_store(
     arguments: &MergeArguments,
     store: &BaselineStore,
     files: &[PathBuf],
-) -> Result<ExitReason, MergeStop> {
+) -> anyhow::Result<ExitReason> {
     let slug = merge::device_of_run(&files[0])?;
     let merged = merge::merge_runs(files, merge_tolerance(arguments, store, Some(slug)))?;
     let MergedRuns { runs, account, not_run } = &merged;
@@ -188,7 +157,7 @@ fn merge_comparisons(
     arguments: &MergeArguments,
     store: &BaselineStore,
     files: &[PathBuf],
-) -> Result<ExitReason, MergeStop> {
+) -> anyhow::Result<ExitReason> {
     arguments.verdict.check()?;
     let slug = merge::device_of_comparison(&files[0])?;
     let merged =
@@ -213,7 +182,7 @@ fn merge_calibrations_to_file(
     arguments: &MergeArguments,
     store: &BaselineStore,
     files: &[PathBuf],
-) -> Result<ExitReason, MergeStop> {
+) -> anyhow::Result<ExitReason> {
     let slug = merge::device_of_calibration(&files[0])?;
     let merged =
         merge::merge_calibration_records(files, merge_tolerance(arguments, store, Some(slug)))?;
@@ -228,7 +197,7 @@ fn merge_calibrations_to_file(
 fn merge_verifications(
     arguments: &MergeArguments,
     files: &[PathBuf],
-) -> Result<ExitReason, MergeStop> {
+) -> anyhow::Result<ExitReason> {
     let MergedVerifications { rows, account } = merge::merge_verification_shards(files)?;
     account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     let format = match arguments.verdict.verdict_format() {
@@ -238,8 +207,7 @@ fn merge_verifications(
     };
     let exit = verify::print_verified_cases(&rows, format, "")?;
     if rows.iter().all(|row| row.status == CaseStatus::Skipped) {
-        let why = anyhow::anyhow!("nothing was verified: every case was skipped");
-        return Err(MergeStop::Error(why));
+        anyhow::bail!("nothing was verified: every case was skipped");
     }
     Ok(if account.is_whole() { exit } else { exit.more_severe(ExitReason::Inconclusive) })
 }

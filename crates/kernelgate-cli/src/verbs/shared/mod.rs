@@ -6,6 +6,7 @@ pub mod comparison;
 pub mod interrupt;
 pub mod lock;
 pub mod nvrtc;
+pub mod refusal;
 pub mod output;
 pub mod sessions;
 pub mod settings;

@@ -12,6 +12,7 @@ use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::case_selection::unexpected_response;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::lock_baseline;
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::output::{OutputFormat, print_json, refuse_overwriting_source};
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::shared::settings::BenchProcessSettings;
@@ -188,13 +189,7 @@ fn find_baseline(
 }
 
 fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<ExitReason> {
-    let measurement = match Measurement::from_runs(runs) {
-        Ok(measurement) => measurement,
-        Err(differing) => {
-            println!("refused: {}", printable_on_terminal(&differing.to_string()));
-            return Ok(ExitReason::Refused);
-        }
-    };
+    let measurement = Measurement::from_runs(runs).map_err(Refusal::result)?;
     for missing in measurement.missing_shards() {
         eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
     }

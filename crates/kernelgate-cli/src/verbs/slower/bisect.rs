@@ -8,6 +8,7 @@ use crate::compare::{ComparisonRequest, PlanBasis, SideSource};
 use crate::report;
 use crate::verbs::shared::comparison::ComparisonFlags;
 use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::settings::refuse_injected_changes;
 use kernelgate::display::terminal;
 use kernelgate::exit::ExitReason;
@@ -54,14 +55,7 @@ pub fn run(arguments: &BisectArguments, store: &BaselineStore) -> anyhow::Result
         comparison,
         resume: arguments.resume,
     };
-    let found = match bisect::run(&request) {
-        Ok(found) => found,
-        Err(refused) if refused.exit() == ExitReason::Refused => {
-            eprintln!("{}", printable_on_terminal(&refused.to_string()));
-            return Ok(ExitReason::Refused);
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let found = bisect::run(&request).map_err(Refusal::or_error)?;
     let text = report::bisection::text(&found);
     match arguments.format {
         OutputFormat::Json => print_json(&found)?,

@@ -1,7 +1,7 @@
 //! Runs comparisons whose answer is known (`kernelgate calibrate`), and recommends thresholds from
 //! the results.
 
-use kernelgate::record::text::{printable_on_terminal, printable_path};
+use kernelgate::record::text::printable_path;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use crate::verbs::shared::comparison::ComparisonFlags;
 use crate::verbs::shared::output::{
     OutputFormat, arguments_of_process, print_json, shell_command_line,
 };
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::settings::refuse_injected_changes;
 use kernelgate::display::terminal;
 use kernelgate::exit::ExitReason;
@@ -142,14 +143,8 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
         state: state.clone(),
         resume: arguments.resume,
     };
-    let (calibration, left) = match calibrate::run_calibration(&request, &settings) {
-        Ok(measured) => measured,
-        Err(refused) if refused.exit() == ExitReason::Refused => {
-            eprintln!("{}", printable_on_terminal(&refused.to_string()));
-            return Ok(ExitReason::Refused);
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let (calibration, left) =
+        calibrate::run_calibration(&request, &settings).map_err(Refusal::or_error)?;
     let save = |path: &Path| file::write(path, &calibration);
     if left > 0 {
         arguments.output.as_deref().map(save).transpose()?;
@@ -208,9 +203,7 @@ fn merge_calibration_files(
     arguments: &CalibrateArguments,
     store: &BaselineStore,
 ) -> anyhow::Result<ExitReason> {
-    let Some(merged) = merged_calibration(&arguments.merge)? else {
-        return Ok(ExitReason::Refused);
-    };
+    let merged = merged_calibration(&arguments.merge)?;
     let output = write_calibration(&merged, arguments.output.as_deref(), store)?;
     print_calibration(arguments.format, &merged, &output)?;
     Ok(ExitReason::Fine)
@@ -226,8 +219,8 @@ pub fn save_and_print(
     print_calibration(OutputFormat::Text, merged, &output)
 }
 
-/// Merges the calibrations in files; `None` if they do not belong together, which is printed.
-fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
+/// Merges the calibrations in files.
+fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Calibration> {
     let mut merged: Option<Calibration> = None;
     for path in files {
         let read: Calibration = file::read(path)?;
@@ -236,18 +229,15 @@ fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> 
             Some(merged) => {
                 if let Err(differs) = merged.merge(read) {
                     let (other, first) = (path.display(), files[0].display());
-                    eprintln!(
-                        "refused: {other} is of something else than {first}: {}",
-                        printable_on_terminal(&differs)
-                    );
-                    return Ok(None);
+                    let why = format!("{other} is of something else than {first}: {differs}");
+                    return Err(Refusal::message(why).into());
                 }
             }
         }
     }
     let mut merged = merged.context("--merge takes files")?;
     merged.derive_thresholds();
-    Ok(Some(merged))
+    Ok(merged)
 }
 
 /// Writes a calibration, and returns the path.

@@ -16,6 +16,7 @@ use crate::report::formats::metrics;
 use crate::report::{comparison, verdicts};
 use crate::verbs::shared::comparison::ComparisonFlags;
 use crate::verbs::shared::output::{arguments_of_process, print_json, shell_command_line};
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::settings::{check_flag_range, refuse_injected_changes};
 use kernelgate::display::terminal;
 use kernelgate::exit::ExitReason;
@@ -150,14 +151,8 @@ pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Resul
     if !arguments.kernels.is_empty() {
         return list_changed_kernels(&request, arguments);
     }
-    let ComparisonOutcome { comparison: outcome, shard: kept } = match compare::run(&request) {
-        Ok(outcome) => outcome,
-        Err(refused) if refused.exit() == ExitReason::Refused => {
-            eprintln!("{}", printable_on_terminal(&refused.to_string()));
-            return Ok(ExitReason::Refused);
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let ComparisonOutcome { comparison: outcome, shard: kept } =
+        compare::run(&request).map_err(Refusal::or_error)?;
     let again = shell_command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let mut summary = verdicts::summary(&outcome, &again);
     let own = || store.package.as_ref().map(|package| package.name.clone());

@@ -14,12 +14,12 @@ use crate::gate::rules::rules_file::{self, MAX_ACCEPTED_TIME_NS, MAX_RULE_RATIO}
 use crate::gate::single_run::CalibratedSpreads;
 use crate::report::formats::metrics;
 use crate::report::verdicts;
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 use kernelgate::display::terminal;
 use kernelgate::exit::ExitReason;
 use kernelgate::record::store::StoreError;
-use kernelgate::record::text::printable_on_terminal;
 use kernelgate::record::{Baseline, BaselineStore, Measurement, ProcessRun, Provenance, file};
 use regex::Regex;
 
@@ -53,13 +53,8 @@ pub fn run(arguments: &GateArguments, store: &BaselineStore) -> anyhow::Result<E
     check_flag_range("--other-device", arguments.other_device, 0.0..=MAX_RULE_RATIO)?;
     check_flag_range("--growth", arguments.growth, 1.0..=MAX_RULE_RATIO)?;
     kernelgate::record::store::check_path_component(&arguments.baseline)?;
-    let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
-        Ok(measurement) => measurement,
-        Err(differing) => {
-            println!("refused: {}", printable_on_terminal(&differing.to_string()));
-            return Ok(ExitReason::Refused);
-        }
-    };
+    let measurement =
+        Measurement::from_runs(arguments.sessions.read(store)?).map_err(Refusal::result)?;
     let flags = AskedLimits {
         relative: arguments.relative,
         absolute_ns: arguments.absolute,
