@@ -203,8 +203,12 @@ impl CompareError {
         )
     }
 
-    pub(super) fn io(action: &str, path: &Path, cause: std::io::Error) -> CompareError {
-        Self::Io { action: action.to_owned(), path: path.to_owned(), cause }
+    /// Makes an error of a cause, for `map_err`.
+    pub(super) fn io<'a>(
+        action: &'a str,
+        path: &'a Path,
+    ) -> impl Fn(std::io::Error) -> Self + Copy + use<'a> {
+        move |cause| Self::Io { action: action.to_owned(), path: path.to_owned(), cause }
     }
 }
 

@@ -270,7 +270,7 @@ impl ComparisonSession {
         let sides = if twins { builder.prepare_identical_sides()? } else { builder.sides()? };
         let work = folder.file("work");
         leftover_files::clean_folder(&work, &["outputs"])
-            .map_err(|cause| CompareError::io("empty", &work, cause))?;
+            .map_err(CompareError::io("empty", &work))?;
         // Executables that were built elsewhere, or by a profile with another name, count as
         // optimised.
         let optimised = !["dev", "test"].contains(&request.profile.as_str());

@@ -108,12 +108,11 @@ pub fn build_sides_once(request: &ComparisonRequest, output: &Path) -> Result<()
     let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;
     for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&session.sides) {
         let folder = output.join(arm.name());
-        std::fs::create_dir_all(&folder)
-            .map_err(|cause| CompareError::io("make", &folder, cause))?;
+        std::fs::create_dir_all(&folder).map_err(CompareError::io("make", &folder))?;
         for bench in side.executables.driven.keys() {
             let built = session.folder.side_folder_path(arm).join("bin").join(bench);
             let copied = std::fs::copy(&built, folder.join(bench));
-            copied.map_err(|cause| CompareError::io("copy", &built, cause))?;
+            copied.map_err(CompareError::io("copy", &built))?;
         }
     }
     session.progress.end_progress_line();

@@ -27,8 +27,7 @@ impl SnapshotCheckout {
     ) -> Result<SnapshotCheckout, CompareError> {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.object_folder();
-        leftover_files::remove_path(&store)
-            .map_err(|cause| CompareError::io("remove", &store, cause))?;
+        leftover_files::remove_path(&store).map_err(CompareError::io("remove", &store))?;
         checkout.create_checkout()?;
         Ok(checkout)
     }
@@ -39,7 +38,7 @@ impl SnapshotCheckout {
 
     fn create_checkout(&self) -> Result<(), CompareError> {
         let (folder, action) = (&self.folder, "make a checkout");
-        let io = |cause| CompareError::io("make a checkout in", folder, cause);
+        let io = CompareError::io("make a checkout in", folder);
         std::fs::create_dir_all(folder).map_err(io)?;
         // The command `git init` also runs in an existing checkout: if the checkout were damaged,
         // git would use the repository around it.
@@ -73,7 +72,7 @@ impl SnapshotCheckout {
                 run_git(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
             if tracked.is_empty() && source.top.join(&lock).is_file() {
                 let copied = std::fs::copy(source.top.join(&lock), folder.join(&lock));
-                copied.map_err(|cause| CompareError::io("write", &folder.join(&lock), cause))?;
+                copied.map_err(CompareError::io("write", &folder.join(&lock)))?;
             }
         }
         Ok(notes)
@@ -125,7 +124,7 @@ impl SnapshotCheckout {
         let below = Self { folder: self.checked_path_inside(&link.path)?, source };
         let (new, kept) =
             (self.object_folder().join("submodules").join(&link.path), below.object_folder());
-        let io = |cause| CompareError::io("write", &kept, cause);
+        let io = CompareError::io("write", &kept);
         leftover_files::remove_path(&kept).map_err(io)?;
         if new.exists() {
             std::fs::create_dir_all(kept.parent().unwrap_or(&kept)).map_err(io)?;
@@ -144,7 +143,7 @@ impl SnapshotCheckout {
     fn remove(&self, path: &Path) -> Result<(), CompareError> {
         let gone = self.checked_path_inside(path)?;
         match std::fs::remove_dir_all(&gone) {
-            Err(cause) if gone.exists() => Err(CompareError::io("remove", &gone, cause)),
+            Err(cause) if gone.exists() => Err(CompareError::io("remove", &gone)(cause)),
             _ => Ok(()),
         }
     }

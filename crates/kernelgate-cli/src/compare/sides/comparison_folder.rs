@@ -33,11 +33,10 @@ impl LockedFolder {
     /// Opens and locks the folder; moves a side that an interrupted build left in the slot back to
     /// its place.
     pub fn open_and_lock(root: &Path) -> Result<LockedFolder, CompareError> {
-        std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, cause))?;
-        let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, cause))?;
+        std::fs::create_dir_all(root).map_err(CompareError::io("make", root))?;
+        let root = root.canonicalize().map_err(CompareError::io("open", root))?;
         let path = root.join("lock");
-        let lock =
-            lock::open_lock_file(&path).map_err(|cause| CompareError::io("open", &path, cause))?;
+        let lock = lock::open_lock_file(&path).map_err(CompareError::io("open", &path))?;
         let mut tried = lock.try_lock();
         for _ in 0..LOCK_ATTEMPTS {
             if !matches!(tried, Err(TryLockError::WouldBlock)) {
@@ -51,18 +50,17 @@ impl LockedFolder {
             Err(TryLockError::WouldBlock) => {
                 return Err(CompareError::Busy(root));
             }
-            Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path, cause)),
+            Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path)(cause)),
         }
         let folder = Self { root, _lock: lock };
         folder.empty_slot()?;
         for arm in [Arm::Base, Arm::Head] {
             let side = folder.side_folder_path(arm);
-            leftover_files::make_folder(&side)
-                .map_err(|cause| CompareError::io("make", &side, cause))?;
+            leftover_files::make_folder(&side).map_err(CompareError::io("make", &side))?;
             let label = side.join("side");
             leftover_files::remove_path(&label)
                 .and_then(|()| std::fs::write(&label, arm.name()))
-                .map_err(|cause| CompareError::io("write", &label, cause))?;
+                .map_err(CompareError::io("write", &label))?;
         }
         Ok(folder)
     }
@@ -90,26 +88,21 @@ impl LockedFolder {
     ) -> Result<T, CompareError> {
         self.empty_slot()?;
         let (side, slot) = (self.side_folder_path(arm), self.slot_folder_path());
-        std::fs::rename(&side, &slot).map_err(|cause| CompareError::io("move", &side, cause))?;
+        std::fs::rename(&side, &slot).map_err(CompareError::io("move", &side))?;
         let outcome = run(&slot);
-        std::fs::rename(&slot, &side).map_err(|cause| CompareError::io("move", &slot, cause))?;
+        std::fs::rename(&slot, &side).map_err(CompareError::io("move", &slot))?;
         outcome
     }
 
     /// Makes the slot a link to the folder of a side, in one atomic step, and returns the slot's
     /// path.
     pub fn link_slot_to_side(&self, arm: Arm) -> Result<PathBuf, CompareError> {
-        #[cfg(unix)]
-        {
-            let fresh = self.root.join("slot.new");
-            let linked = leftover_files::remove_path(&fresh)
-                .and_then(|()| std::os::unix::fs::symlink(arm.name(), &fresh))
-                .and_then(|()| std::fs::rename(&fresh, self.slot_folder_path()));
-            linked.map_err(|cause| CompareError::io("link", &self.slot_folder_path(), cause))?;
-            Ok(self.slot_folder_path())
-        }
-        #[cfg(not(unix))]
-        Ok(self.side_path(arm))
+        let fresh = self.root.join("slot.new");
+        let linked = leftover_files::remove_path(&fresh)
+            .and_then(|()| std::os::unix::fs::symlink(arm.name(), &fresh))
+            .and_then(|()| std::fs::rename(&fresh, self.slot_folder_path()));
+        linked.map_err(CompareError::io("link", &self.slot_folder_path()))?;
+        Ok(self.slot_folder_path())
     }
 
     fn empty_slot(&self) -> Result<(), CompareError> {
@@ -130,7 +123,7 @@ impl LockedFolder {
         } else {
             leftover_files::remove_path(&slot)
         };
-        emptied.map_err(|cause| CompareError::io("empty", &slot, cause))
+        emptied.map_err(CompareError::io("empty", &slot))
     }
 }
 
@@ -145,8 +138,7 @@ mod tests {
         let busy = LockedFolder::open_and_lock(root.path()).err().unwrap().to_string();
         insta::assert_snapshot!(busy.replace(root.path().to_str().unwrap(), "FOLDER"), @"another comparison runs in FOLDER: wait for it");
         let mark = |slot: &Path| {
-            std::fs::write(slot.join("mark"), "b")
-                .map_err(|cause| CompareError::io("write", slot, cause))
+            std::fs::write(slot.join("mark"), "b").map_err(CompareError::io("write", slot))
         };
         folder.run_in_slot(Arm::Base, mark).unwrap();
         assert!(folder.side_folder_path(Arm::Base).join("mark").exists());

@@ -86,8 +86,7 @@ pub fn install_benches(
     how: SideInstaller<'_>,
 ) -> Result<InstalledBenches, CompareError> {
     let bin = side.join("bin");
-    let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, cause);
-    leftover_files::make_folder(&bin).map_err(|cause| io(&bin, cause))?;
+    leftover_files::make_folder(&bin).map_err(CompareError::io("write", &bin))?;
     let mut executables =
         InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
     for (bench, path) in
@@ -121,8 +120,8 @@ pub fn install_benches(
         let at = bin.join(bench);
         // The file is copied, never hard-linked: a build or `cp` that writes to the original in
         // place must not change the executable that is timed.
-        leftover_files::remove_path(&at).map_err(|cause| io(&at, cause))?;
-        std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
+        leftover_files::remove_path(&at).map_err(CompareError::io("write", &at))?;
+        std::fs::copy(path, &at).map_err(CompareError::io("write", &at))?;
         // The stamp is taken first, so that a write in between is noticed.
         let stamp = FileSizeAndTimes::read(&at);
         let hash = content_hash_of_file(&at)?;

@@ -196,8 +196,7 @@ impl<'a> SideBuilder<'a> {
         // Removes executables of an earlier build that this one does not have.
         for arm in [Arm::Base, Arm::Head] {
             let bin = folder.side_folder_path(arm).join("bin");
-            leftover_files::remove_path(&bin)
-                .map_err(|cause| CompareError::io("remove", &bin, cause))?;
+            leftover_files::remove_path(&bin).map_err(CompareError::io("remove", &bin))?;
         }
         let same = ComparisonRequest {
             head: SideSource::Folder(folder.side_folder_path(Arm::Base).join("bin")),
@@ -208,16 +207,11 @@ impl<'a> SideBuilder<'a> {
         if std::fs::symlink_metadata(&sources).is_err()
             && folder.side_folder_path(Arm::Base).join(SIDE_SOURCES_FOLDER).is_dir()
         {
-            let sources = folder.side_folder_path(Arm::Head).join(SIDE_SOURCES_FOLDER);
-            if std::fs::symlink_metadata(&sources).is_err()
-                && folder.side_folder_path(Arm::Base).join(SIDE_SOURCES_FOLDER).is_dir()
-            {
-                let linked = std::os::unix::fs::symlink(
-                    Path::new("..").join(Arm::Base.name()).join(SIDE_SOURCES_FOLDER),
-                    &sources,
-                );
-                linked.map_err(|cause| CompareError::io("link", &sources, cause))?;
-            }
+            let linked = std::os::unix::fs::symlink(
+                Path::new("..").join(Arm::Base.name()).join(SIDE_SOURCES_FOLDER),
+                &sources,
+            );
+            linked.map_err(CompareError::io("link", &sources))?;
         }
         let head = ComparisonSide {
             label: base.label.clone(),
@@ -242,8 +236,7 @@ impl<'a> SideBuilder<'a> {
         built: bool,
     ) -> Result<ComparisonSide, CompareError> {
         let label = path.display().to_string();
-        let found =
-            prebuilt_benches(path).map_err(|cause| CompareError::io("read", path, cause))?;
+        let found = prebuilt_benches(path).map_err(CompareError::io("read", path))?;
         let at = self.folder.side_folder_path(arm);
         let executables = install_benches(&at, &found, &label, self.side_installer(built))?;
         if executables.driven.is_empty() && executables.foreign.is_empty() {

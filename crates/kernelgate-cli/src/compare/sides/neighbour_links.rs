@@ -48,8 +48,7 @@ impl PackageSurroundings {
         let mut folder = side.join(SIDE_SOURCES_FOLDER);
         for name in [None].into_iter().chain(self.names.iter().map(Some)) {
             folder.extend(name);
-            leftover_files::make_folder(&folder)
-                .map_err(|cause| CompareError::io("make", &folder, cause))?;
+            leftover_files::make_folder(&folder).map_err(CompareError::io("make", &folder))?;
         }
         Ok(folder)
     }
@@ -64,7 +63,7 @@ impl PackageSurroundings {
             };
             let own = above(&self.top, count - 1).unwrap_or_default();
             let linked = link_folder(&files, &links, &own, side);
-            linked.map_err(|cause| CompareError::io("link files in", &links, cause))?;
+            linked.map_err(CompareError::io("link files in", &links))?;
         }
         Ok(())
     }
