@@ -12,8 +12,9 @@ use kernelgate::protocol::{self, BenchRequest, BenchResponse, BenchResponseBody,
 use kernelgate::record::file;
 use kernelgate::record::text::{printable_on_terminal, start_of_quotation};
 
+use super::cargo::BenchExecutable;
 use super::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
-use super::find::{BenchExecutable, FoundBenches};
+use super::find::FoundBenches;
 use super::process_output::FailureLines;
 
 /// Largest output of a bench that is printed, bytes; further output is dropped, and a line states

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -44,21 +44,21 @@ struct CargoTarget {
     kind: Vec<String>,
 }
 
-/// A bench executable that cargo built, with its package.
+/// A bench executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BuiltBench {
+pub struct BenchExecutable {
     /// Name of the bench target in `Cargo.toml`.
     pub bench: String,
-    /// The executable.
+    /// The file.
     pub path: PathBuf,
-    /// Path of the manifest of the executable's package.
-    pub manifest: PathBuf,
+    /// Folder of the executable's package, in which it runs.
+    pub root: PathBuf,
 }
 
 #[derive(Debug, Default)]
 pub struct BuildOutput {
     /// Bench executables.
-    pub benches: Vec<BuiltBench>,
+    pub benches: Vec<BenchExecutable>,
     /// Paths of the manifests of all packages, dependencies included.
     pub manifests: BTreeSet<PathBuf>,
 }
@@ -74,7 +74,8 @@ impl BuildOutput {
         self.manifests.insert(manifest.clone());
         let target = message.target.filter(|target| target.kind.iter().any(|kind| kind == "bench"));
         if let (Some(target), Some(path)) = (target, message.executable) {
-            self.benches.push(BuiltBench { bench: target.name, path, manifest });
+            let root = manifest.parent().map(Path::to_owned).unwrap_or_default();
+            self.benches.push(BenchExecutable { bench: target.name, path, root });
         }
     }
 }
@@ -245,10 +246,10 @@ mod tests {
         };
         let built = noted(&line("compiler-artifact", "bench", r#""/t/a-1""#));
         assert_eq!(built.manifests, [PathBuf::from("/p/Cargo.toml")].into());
-        let expected = BuiltBench {
+        let expected = BenchExecutable {
             bench: "a".to_owned(),
             path: PathBuf::from("/t/a-1"),
-            manifest: PathBuf::from("/p/Cargo.toml"),
+            root: PathBuf::from("/p"),
         };
         assert_eq!(built.benches, [expected]);
         for other in [

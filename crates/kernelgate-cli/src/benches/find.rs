@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use kernelgate::protocol;
 
-use super::cargo::{self, BuildError, BuildTargets, CargoBuildOutput};
+use super::cargo::{self, BenchExecutable, BuildError, BuildTargets, CargoBuildOutput};
 use super::child_process::ChildProcess;
 use super::harness_kind::{self, BenchHarnessKind};
 use super::prebuilt::prebuilt_benches;
@@ -20,17 +20,6 @@ pub struct BenchChoice<'a> {
     pub targets: BuildTargets<'a>,
     /// Folder with bench executables, in place of a build.
     pub folder: Option<&'a Path>,
-}
-
-/// A bench executable that speaks the protocol.
-#[derive(Debug, Clone)]
-pub struct BenchExecutable {
-    /// Name of the bench target in `Cargo.toml`.
-    pub bench: String,
-    /// The file.
-    pub path: PathBuf,
-    /// Folder of the executable's package, in which it runs.
-    pub root: PathBuf,
 }
 
 /// The bench executables that were found, and those that cannot be used.
@@ -97,7 +86,8 @@ impl BenchChoice<'_> {
                 eprintln!("{}", kernelgate::record::text::printable_on_terminal(text));
             }
         };
-        let built = cargo::run_cargo_build(&mut command, (running, cargo::BUILD_TIMEOUT), show)
+        cargo::run_cargo_build(&mut command, (running, cargo::BUILD_TIMEOUT), show)
+            .map(|built| built.benches)
             .map_err(|error| {
                 match error {
                     // Cargo's messages need no repetition, because they were printed while cargo
@@ -105,13 +95,7 @@ impl BenchChoice<'_> {
                     BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                     other => anyhow::anyhow!("the package {other}"),
                 }
-            })?;
-        let executable = |built: cargo::BuiltBench| BenchExecutable {
-            bench: built.bench,
-            path: built.path,
-            root: built.manifest.parent().map(Path::to_owned).unwrap_or_default(),
-        };
-        Ok(built.benches.into_iter().map(executable).collect())
+            })
     }
 
     fn find_in_folder(self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {

@@ -19,10 +19,10 @@ use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::bench_requests::{self, RequestSettings};
 use crate::benches::cargo::{
-    self, BuildError, BuildOutput, BuildProgress, BuildTargets, BuiltBench, CargoBuildOutput,
+    self, BenchExecutable, BuildError, BuildOutput, BuildProgress, BuildTargets, CargoBuildOutput,
 };
 use crate::benches::child_process::ChildProcess;
-use crate::benches::find::{BenchExecutable, FoundBenches};
+use crate::benches::find::FoundBenches;
 use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt_benches;
 use crate::benches::versions;
@@ -400,19 +400,18 @@ fn seed_from_user(
 
 /// Returns the package folder of each bench.
 fn packages_of_benches(
-    built: &[BuiltBench],
+    built: &[BenchExecutable],
     (side, label): (Arm, &str),
 ) -> Result<BTreeMap<String, PathBuf>, CompareError> {
     let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for BuiltBench { bench, manifest, .. } in built {
-        let folder = manifest.parent().map(Path::to_owned).unwrap_or_default();
+    for BenchExecutable { bench, root: folder, .. } in built {
         let recorded = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
-        if *recorded != folder {
+        if recorded != folder {
             let name = |folder: &Path| {
                 folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
             };
             let (label, bench) = (label.to_owned(), bench.clone());
-            let packages = [name(recorded), name(&folder)];
+            let packages = [name(recorded), name(folder)];
             return Err(CompareError::OneBenchTwice { side, label, bench, packages });
         }
     }
@@ -425,15 +424,15 @@ mod tests {
 
     #[test]
     fn a_bench_runs_in_the_folder_of_its_package_and_names_do_not_collide() {
-        let built = |bench: &str, manifest: &str| BuiltBench {
+        let built = |bench: &str, root: &str| BenchExecutable {
             bench: bench.to_owned(),
             path: PathBuf::from("/t/x"),
             root: PathBuf::from(root),
         };
-        let one = [built("a", "/w/one/Cargo.toml"), built("b", "/w/two/Cargo.toml")];
+        let one = [built("a", "/w/one"), built("b", "/w/two")];
         let packages = packages_of_benches(&one, (Arm::Base, "main")).unwrap();
         assert_eq!(packages["b"], PathBuf::from("/w/two"));
-        let both = [one[0].clone(), built("a", "/w/two/Cargo.toml")];
+        let both = [one[0].clone(), built("a", "/w/two")];
         let why = packages_of_benches(&both, (Arm::Base, "main")).unwrap_err().to_string();
         insta::assert_snapshot!(why, @"base main: the packages in one and two both have a bench `a`: compare in the folder of one of them");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::benches::find::BenchExecutable;
+use crate::benches::cargo::BenchExecutable;
 
 use crate::fleet::job_commands::shell_quoted;
 
