@@ -8,12 +8,11 @@ use anyhow::Context as _;
 
 use super::verified::VerifiedCases;
 use crate::verbs::shared::case_selection::{BenchClient, unexpected_response};
-use crate::verbs::shared::lock::lock_baseline;
 use kernelgate::display::counted_noun;
 use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
 use kernelgate::record::numerics::{CONSTANT_DATA_SET, DataSetsByCase};
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{BaselineStore, Numerics, Provenance, file};
+use kernelgate::record::{BaselineStore, FileLock, Numerics, Provenance, file};
 use kernelgate::verify::OutputErrors;
 
 /// Verifies with `count` seeds, and records the errors after each seed. Each case is returned with
@@ -158,7 +157,7 @@ impl BenchErrors {
         }
         let path = store.seed_errors_path(&self.empty.bench);
         // Another process may record the errors of other cases at the same time.
-        let _lock = lock_baseline(&path)?;
+        let _lock = FileLock::acquire_for_file(&path)?;
         let there = recorded_numerics(&path)?
             .filter(|there| incomparable_field(there, &self.empty).is_none());
         let mut record = self.empty.clone();

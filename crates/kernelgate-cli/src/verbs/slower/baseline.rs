@@ -11,9 +11,8 @@ use crate::verbs::correct::numerics;
 use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::case_selection::unexpected_response;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::lock::lock_baseline;
-use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::output::{OutputFormat, print_json, refuse_overwriting_source};
+use crate::verbs::shared::refusal::Refusal;
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::shared::settings::BenchProcessSettings;
 use kernelgate::display::harmless_text::CsvText;
@@ -24,7 +23,7 @@ use kernelgate::protocol::{BenchResponseBody, RequestedAction};
 use kernelgate::record::environment::EnvironmentMismatch;
 use kernelgate::record::store::check_path_component;
 use kernelgate::record::{
-    Baseline, BaselineStore, CaseRun, Environment, Measurement, ProcessRun, file,
+    Baseline, BaselineStore, CaseRun, Environment, FileLock, Measurement, ProcessRun, file,
 };
 use kernelgate::stats::median;
 
@@ -195,7 +194,7 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
     }
     let runs = measurement.process_runs();
     let path = store.baseline_path(&measurement.device_folder(), name)?;
-    let _lock = lock_baseline(&path)?;
+    let _lock = FileLock::acquire_for_file(&path)?;
     let mut baseline = Baseline::open_or_empty(&path, name)?;
     anyhow::ensure!(
         runs.iter().any(|run| !run.cases.is_empty()),
@@ -361,7 +360,7 @@ fn import_baseline(
     }
     let device = devices.into_iter().next().unwrap_or_default();
     let path = store.baseline_path(&device, &baseline.name)?;
-    let _lock = lock_baseline(&path)?;
+    let _lock = FileLock::acquire_for_file(&path)?;
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
     if !file::has_checksum(from) {
         eprintln!(
@@ -378,7 +377,7 @@ fn import_baseline(
 fn seal_baseline(path: &Path) -> anyhow::Result<ExitReason> {
     let path = &file::follow_link(path);
     // Without the file, reading it gives the most helpful error.
-    let _lock = path.is_file().then(|| lock_baseline(path)).transpose()?;
+    let _lock = path.is_file().then(|| FileLock::acquire_for_file(path)).transpose()?;
     let baseline: Baseline = file::read_without_checksum(path)?;
     file::write(path, &baseline)?;
     let cases = counted_noun(baseline.cases.len(), "case");

@@ -10,13 +10,12 @@ use crate::benches::cargo;
 use crate::benches::child_process::{ChildProcess, ProcessEnd, memory_kill_reason, start_and_wait};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::lock::lock_baseline;
 use crate::verbs::shared::sessions;
 use kernelgate::exit::ExitReason;
 use kernelgate::record::environment::EnvironmentMismatch;
 use kernelgate::record::store::check_path_component;
 use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{Baseline, BaselineStore, Measurement, Session, file};
+use kernelgate::record::{Baseline, BaselineStore, FileLock, Measurement, Session, file};
 
 /// Time after which a `cargo bench` is treated as hung.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
@@ -148,7 +147,7 @@ fn write_baseline(
         }
     };
     let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
-    let _lock = lock_baseline(&path)?;
+    let _lock = FileLock::acquire_for_file(&path)?;
     let mut baseline = Baseline::open_or_empty(&path, &arguments.name)?;
     let (first, others) = measurement.process_runs().split_at(of_first_session);
     for run in first {
