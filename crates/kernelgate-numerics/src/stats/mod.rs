@@ -12,5 +12,5 @@ pub mod walsh;
 
 pub use change_points::{ChangePoint, change_points};
 pub use multiple_testing::benjamini_hochberg_adjusted;
-pub use quantile::{QuartileSpread, median, quantile, relative_half_range, weighted_median};
+pub use quantile::{QuartileSpread, mean, median, quantile, relative_half_range, weighted_median};
 pub use walsh::WalshAverages;

@@ -1,4 +1,4 @@
-//! Quantiles of a sample.
+//! Quantiles and the mean of a sample.
 
 /// The `q` quantile, linear between order statistics (Hyndman-Fan type 7, the default of R and
 /// NumPy).
@@ -10,6 +10,11 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
     let position = q.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
     let (low, high) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
     low + (high - low) * position.fract()
+}
+
+/// The mean; 0 without values.
+pub fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
 /// The middle value.

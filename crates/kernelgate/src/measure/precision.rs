@@ -9,6 +9,7 @@
 //! samples go on, what a case without precision is called.
 
 use crate::stats::binomial::median_interval;
+use crate::stats::mean;
 
 /// Probability that the interval of a settled case's median misses it. Windows too few for that
 /// must all lie as close together.
@@ -63,10 +64,6 @@ fn relative_half_width(windows_ns: &[f64]) -> Option<f64> {
         Some(quantile * standard_error(&means) / mean(last))
     };
     PARTS_OF_SAMPLES.into_iter().filter_map(half_width).reduce(f64::max)
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
 }
 
 /// Standard error of the mean of independent values.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::CalibrationComparison;
 use kernelgate::measure::anchors::{AnchorRates, AnchorRecord};
-use kernelgate::stats::median;
+use kernelgate::stats::{mean, median};
 
 /// Largest number of comparisons of a part that measure the anchors.
 pub const MAX_ANCHOR_MEASUREMENTS: usize = 30;
@@ -45,7 +45,7 @@ fn rate_deviation(
     let (mut squares, mut degrees) = (0.0, 0usize);
     for anchors in cards.values() {
         let logs: Vec<f64> = anchors.iter().filter_map(|it| Some(rate(it)?.ln())).collect();
-        let mean = logs.iter().sum::<f64>() / logs.len().max(1) as f64;
+        let mean = mean(&logs);
         squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
         degrees += logs.len().saturating_sub(1);
     }

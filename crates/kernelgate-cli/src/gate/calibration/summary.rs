@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Calibration, CalibrationComparison, ComparisonKind};
 use crate::gate::Verdict;
-use kernelgate::stats::{WalshAverages, binomial, median, quantile};
+use kernelgate::stats::{WalshAverages, binomial, mean, median, quantile};
 
 /// A proportion with the exact interval of its probability.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -221,8 +221,8 @@ fn power_for_slowdown(
         case: cases.first().map(|case| (*case).clone()),
         found: ProportionWithInterval::new(with(&[Verdict::Regressed]), verdicts.len()),
         missed: with(&[Verdict::Unchanged, Verdict::Improved]),
-        added: mean_of(&added),
-        measured: mean_of(&measured),
+        added: mean(&added),
+        measured: mean(&measured),
         not_injected,
     }
 }
@@ -262,8 +262,4 @@ fn pair_ratios(series: &super::BlockSeries) -> Vec<f64> {
         .zip(&series.head.time_ns)
         .map(|(base, head)| (head / base).ln())
         .collect()
-}
-
-fn mean_of(values: &[f64]) -> f64 {
-    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }

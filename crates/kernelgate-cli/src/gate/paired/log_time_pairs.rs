@@ -1,8 +1,8 @@
 //! Turns blocks into pairs of logarithmic times, and runs the statistical tests on them.
 
 use super::{Arm, CaseTiming, TestPlan, TrialBlock};
-use kernelgate::stats::median;
 use kernelgate::stats::signed_rank::signed_rank_p_greater;
+use kernelgate::stats::{mean, median};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeDirection {
@@ -226,5 +226,5 @@ pub fn mean_arm_contention(blocks: &[TrialBlock], arm: Arm) -> Option<f64> {
         Arm::Head => block.head,
     });
     let shares: Vec<f64> = observations.filter_map(|observation| observation.contention).collect();
-    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+    (!shares.is_empty()).then(|| mean(&shares))
 }

@@ -8,6 +8,7 @@ use kernelgate::display::table::TextTable;
 use kernelgate::display::time_text;
 use kernelgate::protocol::{CaseRecording, RecordedStages};
 use kernelgate::record::text::printable_on_terminal;
+use kernelgate::stats::mean;
 use serde_json::{Value, json};
 
 use crate::plot::{
@@ -74,7 +75,7 @@ fn kernel_stages(recording: &CaseRecording, stages: &RecordedStages) -> Option<K
 
 impl StageTime {
     fn mean_ns(&self) -> f64 {
-        self.blocks_ns.iter().sum::<f64>() / self.blocks_ns.len().max(1) as f64
+        mean(&self.blocks_ns)
     }
 
     fn shortest_block_ns(&self) -> f64 {
