@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::anchors::{MAX_GPU_ANCHOR_DIFFERENCE, MAX_HOST_ANCHOR_DIFFERENCE, anchor_outliers};
+use kernelgate::display::counted_noun;
 use kernelgate::measure::anchors::{AnchorRates, AnchorRecord};
 use kernelgate::record::{Environment, Shard};
 
@@ -87,8 +88,7 @@ impl MergeAccount {
 
     /// Says in lines of text which shards were merged, replaced or excluded.
     pub fn lines(&self) -> Vec<String> {
-        let plural = if self.merged.len() == 1 { "" } else { "s" };
-        let mut lines = vec![format!("{} shard{plural} merged", self.merged.len())];
+        let mut lines = vec![format!("{} merged", counted_noun(self.merged.len(), "shard"))];
         if self.identical > 0 {
             lines.push(format!("{} records were read more than once", self.identical));
         }

@@ -59,7 +59,7 @@ impl HistoryIndex {
     }
 
     /// Number of process runs of each package; those without a recorded package are absent.
-    pub fn packages(&self) -> BTreeMap<String, u32> {
+    pub fn packages(&self) -> BTreeMap<String, usize> {
         let mut packages = BTreeMap::new();
         for package in self.runs().filter_map(|run| run.package.clone()) {
             *packages.entry(package).or_default() += 1;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use kernelgate::display::counted_noun;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable_on_terminal;
 use kernelgate::record::{BaselineStore, CargoPackage, ProcessRun, Session};
@@ -48,7 +49,7 @@ pub fn without_other_packages(
     store: &BaselineStore,
 ) -> anyhow::Result<Vec<Session>> {
     let Some(own) = &store.package else { return Ok(sessions) };
-    let mut others: BTreeMap<CargoPackage, u32> = BTreeMap::new();
+    let mut others: BTreeMap<CargoPackage, usize> = BTreeMap::new();
     let mut unnamed = 0;
     for run in sessions.iter().flat_map(|session| &session.runs) {
         match &run.package {
@@ -72,21 +73,16 @@ pub fn without_other_packages(
         report_unused_runs(runs, &package.to_string(), own);
     }
     if unnamed > 0 {
-        let runs = format!("{unnamed} run{} without a recorded package", plural_ending(unnamed));
-        eprintln!("{}", printable_on_terminal(&format!("{runs} counted as of package {own}")));
+        let runs = counted_noun(unnamed, "run");
+        let text = format!("{runs} without a recorded package counted as of package {own}");
+        eprintln!("{}", printable_on_terminal(&text));
     }
     Ok(sessions)
 }
 
 /// Names on standard error the runs of another package that are not used.
-pub fn report_unused_runs(runs: u32, package: &str, own: &CargoPackage) {
-    let text = format!(
-        "{runs} run{} of package {package} not used: this is package {own}",
-        plural_ending(runs)
-    );
+pub fn report_unused_runs(runs: usize, package: &str, own: &CargoPackage) {
+    let runs = counted_noun(runs, "run");
+    let text = format!("{runs} of package {package} not used: this is package {own}");
     eprintln!("{}", printable_on_terminal(&text));
-}
-
-const fn plural_ending(count: u32) -> &'static str {
-    if count == 1 { "" } else { "s" }
 }

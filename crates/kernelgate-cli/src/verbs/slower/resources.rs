@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context;
+use kernelgate::display::counted_noun;
 use kernelgate::display::table::TextTable;
 use kernelgate::exit::ExitReason;
 use kernelgate::harness::filter::CaseFilter;
@@ -74,8 +75,8 @@ pub fn run(arguments: &ResourcesArguments, store: &BaselineStore) -> anyhow::Res
         if arguments.save {
             let path = path(store, arch);
             resources.write(&path)?;
-            let (count, path) = (resources.kernels.len(), printable_path(&path));
-            println!("recorded in {path}: {count} kernel{}", if count == 1 { "" } else { "s" });
+            let kernels = counted_noun(resources.kernels.len(), "kernel");
+            println!("recorded in {}: {kernels}", printable_path(&path));
             continue;
         }
         keep_matching_kernels(&mut resources, &filter);
