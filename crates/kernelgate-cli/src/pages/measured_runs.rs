@@ -9,7 +9,7 @@ use kernelgate::measure::limits::{DeviceLimits, TimeLimit};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::WorkRecord;
 use kernelgate::record::{
-    Baseline, CasePower, CaseRecord, CaseRun, Environment, Gpu, Measurement, ProcessRun, Provenance,
+    Baseline, CasePower, CaseRun, Environment, Gpu, Measurement, ProcessRun, Provenance,
 };
 use kernelgate::stats;
 use kernelgate::verify::OutputErrors;
@@ -261,8 +261,22 @@ impl RecordCollector {
             if !is_known || gathered.runs.is_empty() {
                 gathered.runs.push(CaseRun::from_record(case));
             }
+            let mut axes = ProblemAxes::from_record(&case.problem);
+            let of_id = case_without_times(id, &case.workload, &case.work);
+            if case.problem.is_empty() {
+                axes.clone_from(&of_id.axes);
+            }
             // The records of later runs take precedence.
-            gathered.template = Some(case_without_times(id, case));
+            gathered.template = Some(MeasuredCase {
+                axes,
+                implementation: case.implementation.clone(),
+                cache: case.cache.clone(),
+                computed_samples: case.computed_samples,
+                sample_unit: case.sample_unit,
+                limit: case.limit.clone(),
+                errors: case.verification.value().is_verified().then(|| case.verification.errors()),
+                ..of_id
+            });
         }
         self.skipped.extend(run.skipped.clone());
         self.failed.extend(run.failed.clone());
@@ -277,7 +291,6 @@ impl RecordCollector {
         }));
         self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
-            let parts = ids::CaseIdParts::parse(id, &case.workload);
             let errors = case
                 .numerics
                 .as_ref()
@@ -288,24 +301,11 @@ impl RecordCollector {
             // count.
             let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
             gathered.template = Some(MeasuredCase {
-                id: id.clone(),
-                workload: case.workload.clone(),
-                axes: ProblemAxes::from_problem_name(parts.problem),
-                problem: parts.problem.to_owned(),
-                implementation: parts.implementation.to_owned(),
-                cache: parts.cache.to_owned(),
-                work: case.work.clone(),
                 computed_samples: case.computed_samples,
                 sample_unit: case.sample_unit,
                 limit,
-                medians_ns: Vec::new(),
-                spread: 0.0,
-                power: Vec::new(),
-                clock_mhz: None,
-                skew_ns: None,
-                launch_j: None,
                 errors,
-                best: false,
+                ..case_without_times(id, &case.workload, &case.work)
             });
         }
     }
@@ -382,31 +382,27 @@ impl CollectedCaseRuns {
     }
 }
 
-/// A case with its facts but without any times.
-fn case_without_times(id: &str, case: &CaseRecord) -> MeasuredCase {
-    let parts = ids::CaseIdParts::parse(id, &case.workload);
-    let axes = match case.problem.is_empty() {
-        true => ProblemAxes::from_problem_name(parts.problem),
-        false => ProblemAxes::from_record(&case.problem),
-    };
+/// A case with the facts of its id, without any times.
+fn case_without_times(id: &str, workload: &str, work: &WorkRecord) -> MeasuredCase {
+    let parts = ids::CaseIdParts::parse(id, workload);
     MeasuredCase {
         id: id.to_owned(),
-        workload: case.workload.clone(),
+        workload: workload.to_owned(),
+        axes: ProblemAxes::from_problem_name(parts.problem),
         problem: parts.problem.to_owned(),
-        axes,
-        implementation: case.implementation.clone(),
-        cache: case.cache.clone(),
-        work: case.work.clone(),
-        computed_samples: case.computed_samples,
-        sample_unit: case.sample_unit,
-        limit: case.limit.clone(),
+        implementation: parts.implementation.to_owned(),
+        cache: parts.cache.to_owned(),
+        work: work.clone(),
+        computed_samples: None,
+        sample_unit: SampleUnit::default(),
+        limit: None,
         medians_ns: Vec::new(),
         spread: 0.0,
         power: Vec::new(),
         clock_mhz: None,
         skew_ns: None,
         launch_j: None,
-        errors: case.verification.value().is_verified().then(|| case.verification.errors()),
+        errors: None,
         best: false,
     }
 }
@@ -473,6 +469,7 @@ fn source_facts(sources: &[MeasuredSource]) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernelgate::record::CaseRecord;
 
     fn run(session: &str, time_ns: f64) -> ProcessRun {
         let case = |(id, cache, time_ns): (&str, &str, f64)| {
