@@ -31,7 +31,7 @@ pub fn map_normal_values<T: Copy + Zeroable + Send>(
             (chunk_generator(seed, name, chunk as u64), [0.0; VALUES_PER_DRAW]);
         for values in values.chunks_mut(VALUES_PER_DRAW) {
             let drawn = &mut drawn[..values.len()];
-            draw_normal(&mut rng, drawn);
+            drawn.fill_with(|| rng.sample(StandardNormal));
             values.iter_mut().zip(drawn).for_each(|(value, x)| *value = f(*x));
         }
     });
@@ -40,11 +40,6 @@ pub fn map_normal_values<T: Copy + Zeroable + Send>(
 
 /// Number of values drawn from a random stream at a time.
 const VALUES_PER_DRAW: usize = 1024;
-
-/// Draws each value from the normal distribution N(0, 1).
-fn draw_normal(rng: &mut ChaCha8Rng, values: &mut [f32]) {
-    values.fill_with(|| rng.sample(StandardNormal));
-}
 
 /// Indices below `len` drawn without repeats, ascending; all of them when `count >= len`.
 pub fn random_indices(seed: u64, name: &str, len: usize, count: usize) -> Vec<usize> {

@@ -176,24 +176,14 @@ impl Harness {
         let store = BaselineStore::discover();
         let baselines = &settings.baselines;
         if !matches!(settings.mode, ProcessMode::Test | ProcessMode::Profile) {
-            criterion_results::check_stored_baseline(
-                &store,
-                &selection,
-                baselines.load.as_deref(),
-                true,
-            )?;
-            criterion_results::check_stored_baseline(
-                &store,
-                &selection,
-                baselines.compare.as_deref(),
-                true,
-            )?;
-            criterion_results::check_stored_baseline(
-                &store,
-                &selection,
-                baselines.compare_if_stored.as_deref(),
-                false,
-            )?;
+            for (name, required) in [
+                (&baselines.load, true),
+                (&baselines.compare, true),
+                (&baselines.compare_if_stored, false),
+            ] {
+                let name = name.as_deref();
+                criterion_results::check_stored_baseline(&store, &selection, name, required)?;
+            }
         }
         match settings.mode {
             ProcessMode::Test | ProcessMode::Profile => {
@@ -406,7 +396,9 @@ impl Harness {
                 }
                 selection.plan = Some(plan);
             }
-            selection.order_cases(settings.order);
+            if settings.reversed {
+                selection.reverse_cases();
+            }
             return Ok(Some(selection));
         }
         let elsewhere = self.select_in_other_benches(settings, place, filter);

@@ -46,15 +46,14 @@ pub enum RecordAtExit {
 /// taken.
 pub fn case_being_measured(log: &ProcessSampleLog, store: &BaselineStore) -> String {
     let stored = criterion_store::read(&store.criterion).unwrap_or_default();
-    let here = stored.cases.iter().filter(|(_, case)| is_measured_here(log, case));
+    let here = stored
+        .cases
+        .iter()
+        .filter(|(_, case)| matches!(log.origin(case), SampleOrigin::Here { .. }));
     let last = here.max_by_key(|(_, case)| case.written);
     last.map_or("the first case".to_owned(), |(id, _)| {
         format!("the case after `{}`", on_one_line(id))
     })
-}
-
-fn is_measured_here(log: &ProcessSampleLog, case: &StoredCriterionCase) -> bool {
-    matches!(log.origin(case), SampleOrigin::Here { .. })
 }
 
 /// A bench process whose samples are written to a run record.

@@ -64,15 +64,6 @@ impl SelectedCase {
     }
 }
 
-/// The order in which selected cases run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CaseOrder {
-    /// Declared order.
-    Forward,
-    /// The last one first.
-    Reverse,
-}
-
 /// Result of a selection.
 #[derive(Default)]
 pub struct CaseSelectionResult<'a> {
@@ -102,12 +93,10 @@ impl CaseSelectionResult<'_> {
         partition.plan_of_problems(bench, problems)
     }
 
-    /// Sorts the selected cases into an order.
-    pub fn order_cases(&mut self, order: CaseOrder) {
-        if order == CaseOrder::Reverse {
-            self.groups.reverse();
-            self.groups.iter_mut().for_each(|group| group.cases.reverse());
-        }
+    /// Reverses the order of the problems, and of the cases of each.
+    pub fn reverse_cases(&mut self) {
+        self.groups.reverse();
+        self.groups.iter_mut().for_each(|group| group.cases.reverse());
     }
 
     /// Moves these cases to the front: first the problems that have one, then within each problem

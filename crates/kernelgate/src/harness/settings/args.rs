@@ -419,36 +419,23 @@ impl BenchProcessFlags {
         if self.request.is_some() && self.mode_of_criterion() != ProcessMode::Bench {
             return Err(HarnessError::RequestOutsideBench);
         }
-        let refuse = |flag, range| Err(HarnessError::FlagValue { flag, range });
         let positive = |value: Option<f64>| {
             value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9)
         };
         let fraction = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value < 1.0);
-        if self.sample_size.is_some_and(|count| count < 10) {
-            return refuse("--sample-size", "a number from 10");
-        }
-        if self.nresamples == Some(0) {
-            return refuse("--nresamples", "a number from 1");
-        }
-        if self.profile_time.is_some_and(|seconds| !(1.0..1e9).contains(&seconds)) {
-            return refuse("--profile-time", "seconds from 1");
-        }
-        for (flag, value) in
-            [("--warm-up-time", self.warm_up_time), ("--measurement-time", self.measurement_time)]
-        {
-            if !positive(value) {
-                return refuse(flag, "seconds above 0");
-            }
-        }
-        if !positive(self.noise_threshold) {
-            return refuse("--noise-threshold", "a number above 0");
-        }
-        for (flag, value) in [
-            ("--confidence-level", self.confidence_level),
-            ("--significance-level", self.significance_level),
+        let profiles = self.profile_time.is_none_or(|seconds| (1.0..1e9).contains(&seconds));
+        for (flag, is_possible, range) in [
+            ("--sample-size", self.sample_size.is_none_or(|count| count >= 10), "a number from 10"),
+            ("--nresamples", self.nresamples != Some(0), "a number from 1"),
+            ("--profile-time", profiles, "seconds from 1"),
+            ("--warm-up-time", positive(self.warm_up_time), "seconds above 0"),
+            ("--measurement-time", positive(self.measurement_time), "seconds above 0"),
+            ("--noise-threshold", positive(self.noise_threshold), "a number above 0"),
+            ("--confidence-level", fraction(self.confidence_level), "a number between 0 and 1"),
+            ("--significance-level", fraction(self.significance_level), "a number between 0 and 1"),
         ] {
-            if !fraction(value) {
-                return refuse(flag, "a number between 0 and 1");
+            if !is_possible {
+                return Err(HarnessError::FlagValue { flag, range });
             }
         }
         if self.plotting_backend.as_deref() == Some("gnuplot")

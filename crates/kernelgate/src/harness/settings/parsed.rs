@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::args::{BenchProcessFlags, CaseOrderFlagValue, ProcessMode};
 use crate::harness::error::HarnessError;
 use crate::harness::selection::backend_choice::DeviceRequest;
-use crate::harness::selection::cases::CaseOrder;
 use crate::harness::selection::filter::CaseFilter;
 use crate::measure::delay::InjectedDelay;
 use crate::measure::power::PowerMode;
@@ -64,8 +63,8 @@ pub struct BenchSettings {
     pub power: PowerMode,
     /// Whether the energy of a launch is measured, in a pass of its own.
     pub energy: bool,
-    /// Order of the cases.
-    pub order: CaseOrder,
+    /// Whether the cases run in reverse order.
+    pub reversed: bool,
     /// Axis values of the command line that replace those of the selection.
     pub axes: Vec<AxisOverride>,
     /// Ids that run.
@@ -106,10 +105,7 @@ impl BenchSettings {
             effort: flags.requested_effort(),
             power: flags.power.into(),
             energy: flags.energy,
-            order: match flags.order {
-                CaseOrderFlagValue::Forward => CaseOrder::Forward,
-                CaseOrderFlagValue::Reverse => CaseOrder::Reverse,
-            },
+            reversed: flags.order == CaseOrderFlagValue::Reverse,
             axes: flags.axis.clone(),
             filter: flags.case_filter()?,
             shard: flags.shard,

@@ -77,7 +77,7 @@ pub fn process_settings() -> Result<BenchSettings, ExitCode> {
         }
         return Err(restart_with_flag_variables(&rest, &own));
     }
-    if !is_requested_by_program(&flags) {
+    if !matches!(flags.process_mode(), ProcessMode::Respond(_)) {
         variables::unread_variable_warnings()
             .iter()
             .for_each(|warning| eprintln!("{}", printable_on_terminal(warning)));
@@ -165,10 +165,6 @@ impl CriterionProcessSettings {
     }
 }
 
-fn is_requested_by_program(flags: &BenchProcessFlags) -> bool {
-    matches!(flags.process_mode(), ProcessMode::Respond(_))
-}
-
 /// Whether Criterion's lines should stay out of the output, and do not yet: the user asked neither
 /// for them nor for comparisons that only they show.
 fn should_silence_criterion(flags: &BenchProcessFlags, arguments: &[OsString]) -> bool {
@@ -176,8 +172,7 @@ fn should_silence_criterion(flags: &BenchProcessFlags, arguments: &[OsString]) -
         argument.to_string_lossy().starts_with(silence_criterion::BRIEFEST_FORMAT_FLAG[0])
     };
     let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
-    cfg!(unix)
-        && flags.process_mode() == ProcessMode::Bench
+    flags.process_mode() == ProcessMode::Bench
         && !flags.verbose
         && compares.iter().all(|name| name.is_none())
         && !arguments.iter().any(format)
