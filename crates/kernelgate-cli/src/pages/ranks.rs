@@ -207,17 +207,17 @@ fn rank_pairs(job: &JoinedJob) -> Option<ChartFigure> {
         body: ChartBody::Heat(HeatMap {
             columns: names.clone(),
             rows: names,
-            cells: job.waits.iter().map(|of| of.iter().map(positive_wait).collect()).collect(),
+            cells: job
+                .waits
+                .iter()
+                .map(|of| of.iter().map(|&ns| (ns > 0).then_some(ns as f64)).collect())
+                .collect(),
             quantity: PlottedUnit::Time,
             names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
         }),
     };
     (some && job.ranks.len() <= MAX_RANKS_IN_PAIR_TABLE)
         .then(|| ChartFigure::new(&["pairs"], chart))
-}
-
-fn positive_wait(ns: &i64) -> Option<f64> {
-    (*ns > 0).then_some(*ns as f64)
 }
 
 fn collective_kind_text(of: &CollectiveKindSum) -> String {

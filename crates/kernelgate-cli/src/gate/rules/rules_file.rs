@@ -77,35 +77,26 @@ pub fn parse(shown: &str, text: &str) -> Result<PackageRules, RulesError> {
     let source = RulesSource { shown, text };
     let RulesFile { threshold, accept, renamed, removed } = toml::from_str(text)
         .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
+    let ratio = |name, value: &Option<Spanned<f64>>| {
+        source.read_number(name, value.as_ref(), 0.0..=MAX_RULE_RATIO)
+    };
+    let growth = |value: &Option<Spanned<f64>>| {
+        source.read_number("growth", value.as_ref(), 1.0..=MAX_RULE_RATIO)
+    };
     let thresholds = threshold.iter().map(|rule| {
+        let absolute_ns = rule.absolute_ns.as_ref();
         let limits = AskedLimits {
-            relative: source.read_number(
-                "relative",
-                rule.relative.as_ref(),
-                0.0..=MAX_RULE_RATIO,
-            )?,
+            relative: ratio("relative", &rule.relative)?,
             absolute_ns: source.read_number(
                 "absolute-ns",
-                rule.absolute_ns.as_ref(),
+                absolute_ns,
                 0.0..=MAX_ACCEPTED_TIME_NS,
             )?,
-            growth: source.read_number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
-            device_memory: source.read_number(
-                "device-memory",
-                rule.device_memory.as_ref(),
-                0.0..=MAX_RULE_RATIO,
-            )?,
-            launches: source.read_number(
-                "launches",
-                rule.launches.as_ref(),
-                0.0..=MAX_RULE_RATIO,
-            )?,
-            host_time: source.read_number(
-                "host-time",
-                rule.host_time.as_ref(),
-                0.0..=MAX_RULE_RATIO,
-            )?,
-            energy: source.read_number("energy", rule.energy.as_ref(), 0.0..=MAX_RULE_RATIO)?,
+            growth: growth(&rule.growth)?,
+            device_memory: ratio("device-memory", &rule.device_memory)?,
+            launches: ratio("launches", &rule.launches)?,
+            host_time: ratio("host-time", &rule.host_time)?,
+            energy: ratio("energy", &rule.energy)?,
             ..AskedLimits::default()
         };
         if limits == AskedLimits::default() {
@@ -131,8 +122,8 @@ pub fn parse(shown: &str, text: &str) -> Result<PackageRules, RulesError> {
         }
         Ok(AcceptanceRule {
             cases: source.compile_case_pattern(&rule.cases)?,
-            slower: source.read_number("slower", rule.slower.as_ref(), 0.0..=MAX_RULE_RATIO)?,
-            growth: source.read_number("growth", rule.growth.as_ref(), 1.0..=MAX_RULE_RATIO)?,
+            slower: ratio("slower", &rule.slower)?,
+            growth: growth(&rule.growth)?,
             less_verified: rule.less_verified,
             removed: rule.removed,
             reason: one_line(rule.reason.get_ref()),
@@ -300,7 +291,6 @@ mod tests {
     }
 
     /// A commit may contain a link to a device, which has no length and no end.
-    #[cfg(unix)]
     #[test]
     fn a_device_or_a_file_that_is_too_long_is_not_read() {
         let folder = tempfile::tempdir().unwrap();

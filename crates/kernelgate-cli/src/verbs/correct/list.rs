@@ -144,16 +144,13 @@ fn listed_case_json<'a>(bench: &'a str, case: &'a ListedCase) -> ListedCaseJson<
     ListedCaseJson {
         bench,
         case: &case.case,
-        status: status_words(case),
+        status: match &case.reason {
+            Some(reason) => format!("skipped: {reason}"),
+            None => "runs here".to_owned(),
+        },
         matmul_flops,
         bytes,
         host_bytes,
         device_bytes,
     }
-}
-
-fn status_words(case: &ListedCase) -> String {
-    case.reason
-        .as_ref()
-        .map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))
 }

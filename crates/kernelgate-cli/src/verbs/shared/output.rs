@@ -72,17 +72,10 @@ pub fn refuse_overwriting_source(flag: &str, out: &Path, source: &Path) -> anyho
 }
 
 /// Whether two names refer to one file.
-#[cfg(unix)]
 fn are_same_file(one: &Path, two: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let id = |path: &Path| path.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
     id(one).is_some_and(|one| id(two) == Some(one))
-}
-
-/// Windows has no stable way to compare two files.
-#[cfg(not(unix))]
-fn are_same_file(_: &Path, _: &Path) -> bool {
-    false
 }
 
 /// Writes a set of files, given as names with texts, into a folder: all or none. `absent` are files

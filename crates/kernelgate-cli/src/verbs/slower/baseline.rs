@@ -238,7 +238,7 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
     Ok(ExitReason::Fine)
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct ListedBaselineJson {
     device: String,
     name: String,
@@ -255,19 +255,8 @@ fn list_baselines(store: &BaselineStore, format: OutputFormat) -> anyhow::Result
     let files = store.baseline_files()?;
     let mut listed = Vec::new();
     for (device, name, path) in files {
-        let (mut row, read) = (
-            ListedBaselineJson {
-                device,
-                name,
-                cases: 0,
-                runs: 0,
-                newest: None,
-                commit: None,
-                error: None,
-            },
-            file::read::<Baseline>(&path),
-        );
-        match read {
+        let mut row = ListedBaselineJson { device, name, ..ListedBaselineJson::default() };
+        match file::read::<Baseline>(&path) {
             Ok(baseline) => {
                 let newest = baseline.runs.values().max_by(|a, b| a.started.cmp(&b.started));
                 row.cases = baseline.cases.len();

@@ -240,11 +240,11 @@ fn print_resource_changes(outcome: &ResourcesOutcome, format: OutputFormat) {
             outcome.arch
         );
     }
-    for change in outcome.changes.iter().filter(|change| change.worse) {
-        println!("{bullet}{}", format.words(&format!("WORSE {}: {}", change.kernel, change.what)));
-    }
-    for change in outcome.changes.iter().filter(|change| !change.worse) {
-        println!("{bullet}{}", format.words(&format!("{}: {}", change.kernel, change.what)));
+    for (worse, word) in [(true, "WORSE "), (false, "")] {
+        for change in outcome.changes.iter().filter(|change| change.worse == worse) {
+            let text = format!("{word}{}: {}", change.kernel, change.what);
+            println!("{bullet}{}", format.words(&text));
+        }
     }
 }
 
