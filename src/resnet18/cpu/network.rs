@@ -117,35 +117,19 @@ impl CpuNetwork {
         let (shape, theta) = (&self.shape, self.theta);
         let (first, second) = (2 * number + 1, 2 * number + 2);
         let input = block_input_spikes(number, &self.pooled_spikes, &self.spikes);
+        let convolve = |conv: &ConvolutionLayer, input: &[i8], accum, currents: &mut [f32]| {
+            convolve_into(conv, weight(conv, parameters), input, theta, accum, currents);
+            add_bias(shape, conv, parameters, currents);
+        };
         let currents = f32_values_mut(&mut self.currents[first]);
-        convolve_into(
-            &block.first,
-            weight(&block.first, parameters),
-            input,
-            theta,
-            Accum::Replace,
-            currents,
-        );
-        add_bias(shape, &block.first, parameters, currents);
+        convolve(&block.first, input, Accum::Replace, currents);
         cpu::compute_spikes(self.neuron, &self.currents[first], &mut self.spikes[first]);
 
         let input = block_input_spikes(number, &self.pooled_spikes, &self.spikes);
         let currents = f32_values_mut(&mut self.currents[second]);
-        let hidden = &self.spikes[first];
-        convolve_into(
-            &block.second,
-            weight(&block.second, parameters),
-            hidden,
-            theta,
-            Accum::Replace,
-            currents,
-        );
-        add_bias(shape, &block.second, parameters, currents);
+        convolve(&block.second, &self.spikes[first], Accum::Replace, currents);
         match &block.shortcut {
-            Some(conv) => {
-                convolve_into(conv, weight(conv, parameters), input, theta, Accum::Add, currents);
-                add_bias(shape, conv, parameters, currents);
-            }
+            Some(conv) => convolve(conv, input, Accum::Add, currents),
             None => {
                 parallel::for_each_chunk(currents, ELEMENTS_PER_TASK, &|piece, currents| {
                     let pairs = currents.iter_mut().zip(&input[piece * ELEMENTS_PER_TASK..]);
