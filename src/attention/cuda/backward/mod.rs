@@ -163,7 +163,7 @@ fn naive_bytes(problem: &AttentionBackward) -> u64 {
         + 4 * extents.query_rows()
 }
 
-/// Device memory of `prepare_flash_mma`: the fp32 accumulator of dq and two floats for each row,
+/// Device memory of `cuda/flash_mma`: the fp32 accumulator of dq and two floats for each row,
 /// padded to whole steps.
 fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
