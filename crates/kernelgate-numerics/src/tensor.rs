@@ -132,16 +132,9 @@ impl Tensor {
     /// A tensor whose elements are all the poison value: NaN, or -128 for integers, so that an
     /// element that was not written is seen: saturation gives 127.
     pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
-        let shape = shape.into();
-        let len = shape.iter().product();
-        let data = match dtype {
-            Dtype::F64 => TensorData::F64(vec![f64::NAN; len]),
-            Dtype::F32 => TensorData::F32(vec![f32::NAN; len]),
-            Dtype::F16 => TensorData::F16(vec![f16::NAN; len]),
-            Dtype::Bf16 => TensorData::Bf16(vec![bf16::NAN; len]),
-            Dtype::Fp8 | Dtype::I8 => TensorData::I8(vec![i8::MIN; len]),
-        };
-        Self { shape, data }
+        let mut tensor = Self::zeroed(shape, dtype);
+        tensor.poison();
+        tensor
     }
 
     /// A tensor of zeros, for a copy that is about to overwrite every element.
@@ -288,9 +281,7 @@ impl Tensor {
             TensorData::I8(values) => bytemuck::cast_slice(values),
         }
     }
-}
 
-impl Tensor {
     /// The elements as they lie in memory, to write.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.data {
