@@ -1,4 +1,5 @@
-//! Element-wise functions written so that the compiler vectorises them inside a `pulp` dispatch.
+//! Element-wise functions of f32 written so that the compiler vectorises them inside a `pulp`
+//! dispatch, and functions of f64 that references share.
 
 /// e^x in f32, relative error below 4e-7 for x in [-87, 88]; flushes to 0 below and saturates
 /// above.
@@ -74,6 +75,19 @@ pub fn max_ignoring_nan(a: f32, b: f32) -> f32 {
 pub fn gelu_tanh(x: f32) -> f32 {
     const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
     x / (1.0 + exp(-TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)))
+}
+
+/// Computes the softmax in place: `exp(x - max) / Σ exp(x - max)`, which is finite for any finite
+/// scores.
+pub fn softmax(row: &mut [f64]) {
+    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter_mut().for_each(|x| *x = (*x - max).exp());
+    let sum: f64 = row.iter().sum();
+    row.iter_mut().for_each(|x| *x /= sum);
+}
+
+pub fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@
 //! distribution that the chain would give.
 
 use super::definition::{DTYPE, check_operation_count, tolerance};
-use super::reference::{BLOCK_ROWS, HeadParameters, softmax};
+use super::reference::{BLOCK_ROWS, HeadParameters};
 use crate::draw::draw_tensor;
+use crate::math::softmax;
 use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Symmetry, Tensors, Tolerance, Work,

@@ -7,6 +7,7 @@
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
+use crate::math::softmax;
 use crate::parallel;
 
 /// Parameters that all heads of a problem share.
@@ -171,15 +172,6 @@ impl HeadParameters {
         }
         (grad_k, grad_v)
     }
-}
-
-/// Computes the softmax in place: `exp(x - max) / Σ exp(x - max)`, which is finite for any finite
-/// scores.
-pub fn softmax(row: &mut [f64]) {
-    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    row.iter_mut().for_each(|x| *x = (*x - max).exp());
-    let sum: f64 = row.iter().sum();
-    row.iter_mut().for_each(|x| *x /= sum);
 }
 
 /// Adds `factor · a b` to `out` on the calling thread.

@@ -101,11 +101,11 @@ proptest! {
     ) {
         let scores: Vec<f64> = normal_f64_values("scores", s).iter().map(|x| x * scale).collect();
         let mut p = scores.clone();
-        crate::attention::reference::softmax(&mut p);
+        crate::math::softmax(&mut p);
         prop_assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-12);
         prop_assert!(p.iter().all(|p| (0.0..=1.0).contains(p)));
         let mut shifted: Vec<f64> = scores.iter().map(|x| x + shift).collect();
-        crate::attention::reference::softmax(&mut shifted);
+        crate::math::softmax(&mut shifted);
         // Shifting the scores rounds them by 1e-12.
         assert_near(&shifted, &p, 1e-10)?;
     }
@@ -353,7 +353,7 @@ impl RoundedComputation {
         let mut p = self.head.scaled_scores(q, k);
         for (row, p) in p.chunks_mut(s).enumerate() {
             let (seen, hidden) = p.split_at_mut(if self.head.causal { row + 1 } else { s });
-            crate::attention::reference::softmax(seen);
+            crate::math::softmax(seen);
             hidden.fill(0.0);
         }
         let out = self.round(self.head.weighted_values(&self.round(p.clone()), v));
@@ -474,7 +474,7 @@ fn errors_of_fp8(attention: Attention) -> OutputComparison {
             let mut p = head.scaled_scores(&q, &k);
             for (row, p) in p.chunks_mut(s).enumerate() {
                 let (seen, hidden) = p.split_at_mut(if head.causal { row + 1 } else { s });
-                crate::attention::reference::softmax(seen);
+                crate::math::softmax(seen);
                 hidden.fill(0.0);
                 let top = seen.iter().copied().fold(0.0, f64::max);
                 for p in seen {

@@ -3,6 +3,7 @@
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use super::shape::MlpShape;
+use crate::math::{sigmoid, softmax};
 use kernelgate::workload::Tensors;
 
 /// Results of the forward pass, with the values that the gradients need.
@@ -31,12 +32,7 @@ impl MlpReference {
         let z = multiply_matrices(view(&x, b, i), view(&w1, i, h));
         let a: Vec<f64> = z.iter().map(|&z| round(z * sigmoid(z))).collect();
         let mut p = multiply_matrices(view(&a, b, h), view(&w2, h, c));
-        for row in p.chunks_mut(c) {
-            let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            row.iter_mut().for_each(|x| *x = (*x - largest).exp());
-            let sum: f64 = row.iter().sum();
-            row.iter_mut().for_each(|x| *x /= sum);
-        }
+        p.chunks_mut(c).for_each(softmax);
         Self { shape: *shape, round, x, w1, w2, z, a, p }
     }
 
@@ -61,10 +57,6 @@ impl MlpReference {
             multiply_matrices(view(&self.a, b, h).transpose(), grad_logits),
         ]
     }
-}
-
-fn sigmoid(z: f64) -> f64 {
-    1.0 / (1.0 + (-z).exp())
 }
 
 fn view(values: &[f64], rows: usize, columns: usize) -> MatRef<'_, f64> {

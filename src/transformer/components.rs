@@ -8,10 +8,12 @@
 use std::collections::BTreeMap;
 
 use super::gradients::{WeightGradient, adamw_update};
-use super::reference::{sigmoid, softmax};
+use super::reference::token_loss;
 use super::shape::{ArenaRows, LmShape, MODEL_SIZES, NORM_EPSILON, ROPE_BASE, Weight};
 use crate::draw::draw_tensor;
+use crate::math::{sigmoid, softmax};
 use crate::parallel;
+use kernelgate::stats::mean;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Tensor, TensorData, Tensors,
     Tolerance, Work, Workload, random,
@@ -583,13 +585,9 @@ impl ComponentRows<'_> {
     fn token_losses(&self) -> Vec<f64> {
         let targets = self.inputs.f32("targets");
         let losses = self.token_rows(&|token| {
-            let logits = self.logits_of_token(token);
-            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
-            vec![sum.ln() + largest - logits[targets[token] as usize]]
+            vec![token_loss(&self.logits_of_token(token), targets[token] as usize)]
         });
-        let context = self.shape.context;
-        losses.chunks(context).map(|losses| losses.iter().sum::<f64>() / context as f64).collect()
+        losses.chunks(self.shape.context).map(mean).collect()
     }
 
     fn grad_logits(&self) -> Vec<f64> {

@@ -1,12 +1,11 @@
 //! Gradients of every parameter in fp64, and the step of AdamW from them.
 
-use super::reference::{
-    F64Matrix, LmReference, NormalizedRows, ReferenceLayer, each_row, sigmoid, softmax,
-};
+use super::reference::{F64Matrix, LmReference, NormalizedRows, ReferenceLayer, each_row};
 use super::shape::{
     ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, LmShape, STATE_INPUTS, STATE_OUTPUTS,
     WEIGHT_DECAY, Weight,
 };
+use crate::math::{sigmoid, softmax};
 use crate::parallel;
 use kernelgate::workload::{Expected, Tensors};
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};

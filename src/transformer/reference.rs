@@ -9,8 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use super::shape::{ArenaRows, LmShape, NORM_EPSILON, ROPE_BASE, Weight};
+use crate::math::{sigmoid, softmax};
 use crate::parallel;
 use half::bf16;
+use kernelgate::stats::mean;
 use kernelgate::workload::{Dtype, Tensors};
 
 /// A row-major matrix in fp64.
@@ -395,25 +397,15 @@ impl<'a> LmReference<'a> {
     /// Returns the mean loss of each sequence.
     pub fn sequence_losses(&self) -> Vec<f64> {
         let targets = self.inputs.f32("targets");
-        let loss = |token: usize| {
-            let logits = self.logits.row(token);
-            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
-            sum.ln() + largest - logits[targets[token] as usize]
-        };
+        let loss = |token: usize| token_loss(self.logits.row(token), targets[token] as usize);
         let losses = parallel::parallel_map(self.shape.token_count(), &loss);
-        let context = self.shape.context;
-        losses.chunks(context).map(|losses| losses.iter().sum::<f64>() / context as f64).collect()
+        losses.chunks(self.shape.context).map(mean).collect()
     }
 }
 
-pub fn softmax(row: &mut [f64]) {
-    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    row.iter_mut().for_each(|x| *x = (*x - largest).exp());
-    let sum: f64 = row.iter().sum();
-    row.iter_mut().for_each(|x| *x /= sum);
-}
-
-pub fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
+/// Cross-entropy of a token: the negative logarithm of its target's probability.
+pub fn token_loss(logits: &[f64], target: usize) -> f64 {
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
+    sum.ln() + largest - logits[target]
 }

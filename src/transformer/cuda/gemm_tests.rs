@@ -11,7 +11,7 @@ use super::rung_choices::{GemmEpilogues, GradientSchedule, RungKernels};
 use super::{FUSED, network, training};
 use crate::gpu_tests::lock_first_gpu;
 use crate::kernel_tests::check_program_launches;
-use crate::transformer::reference::sigmoid;
+use crate::math::sigmoid;
 use crate::transformer::shape::{LmShape, ROPE_BASE};
 use kernelgate::backend::Executable;
 use kernelgate::backend::program::{Capture, MemoryPurpose, Program};
