@@ -5,7 +5,7 @@
 
 use std::f64::consts::{PI, TAU};
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
+use kernelgate_numerics::gemm::{product, view};
 
 use super::model::ExpertModel;
 use super::shape::ActionExpertShape;
@@ -95,15 +95,14 @@ impl<'a> ReferenceExpert<'a> {
         let v = [cached("v_cache"), self.layer_product("v_proj", layer, y)].concat();
 
         let context = p + self.shape.s;
-        let keys = MatRef::from_row_major_slice(&k, context, head_dim).transpose();
-        let values = MatRef::from_row_major_slice(&v, context, head_dim);
+        let keys = view(&k, context, head_dim).transpose();
+        let values = view(&v, context, head_dim);
         let scale = 1.0 / (head_dim as f64).sqrt();
         let block = |q: &[f64]| {
             let rows = q.len() / head_dim;
-            let mut scores =
-                multiply_matrices(MatRef::from_row_major_slice(q, rows, head_dim), keys);
+            let mut scores = product(view(q, rows, head_dim), keys);
             scores.chunks_mut(context).for_each(|row| scaled_softmax_in_place(row, scale));
-            multiply_matrices(MatRef::from_row_major_slice(&scores, rows, context), values)
+            product(view(&scores, rows, context), values)
         };
         let pieces: Vec<&[f64]> = q.chunks(QUERY_ROWS_PER_TASK * head_dim).collect();
         parallel::parallel_map(pieces.len(), &|number| block(pieces[number])).concat()
@@ -247,7 +246,7 @@ pub(super) fn matmul(
 ) -> Vec<f64> {
     let tensor = inputs.tensor(name);
     let [.., inner, columns] = *tensor.shape() else { panic!("`{name}` is a matrix") };
-    let x = MatRef::from_row_major_slice(x, rows, inner);
+    let x = view(x, rows, inner);
     let mut y = vec![0.0; rows * columns];
     parallel::for_each_task(split_columns(&mut y, columns, COLUMNS_PER_TASK), &|block, mut y| {
         let width = y[0].len();
@@ -257,16 +256,8 @@ pub(super) fn matmul(
                 tensor.to_f64((layer * inner + row) * columns + block * COLUMNS_PER_TASK, width),
             );
         }
-        let product = multiply_matrices(x, MatRef::from_row_major_slice(&w, inner, width));
+        let product = product(x, view(&w, inner, width));
         y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
     });
     y
-}
-
-/// Multiplies two row-major matrices, `a·b`.
-pub fn multiply_matrices(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
-    let mut out = vec![0.0; a.nrows() * b.ncols()];
-    let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());
-    multiply_f64(view, Accum::Replace, a, b, 1.0);
-    out
 }

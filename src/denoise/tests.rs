@@ -8,6 +8,7 @@ use crate::denoise::shape::MAX_TOKENS_AND_STEPS;
 use kernelgate::verify::{OutputComparison, compare_outputs};
 use kernelgate::workload::DefaultScale;
 use kernelgate::workload::{Effort, TensorData};
+use kernelgate_numerics::gemm::{product, view};
 
 const PLANTED_FAULTS: [PlantedFault; 10] = [
     PlantedFault::NoSuffix,
@@ -365,8 +366,7 @@ proptest! {
         let draw =
             |name: &str, len| kernelgate::workload::random::map_normal_values(seed, name, len, f64::from);
         let (a, b) = (draw("a", m * k), draw("b", k * n));
-        let view = |x, rows, columns| kernelgate_numerics::gemm::MatRef::from_row_major_slice(x, rows, columns);
-        let c = multiply_matrices(view(&a, m, k), view(&b, k, n));
+        let c = product(view(&a, m, k), view(&b, k, n));
         // The stack has two matrices in column blocks; the second one is used.
         let stack = Tensors::new().with("w", [2, k, n], [draw("other", k * n), b.clone()].concat());
         let blocked = matmul(&stack, "w", 1, &a, m);

@@ -2,7 +2,7 @@
 //! steps between the GEMMs.
 
 use crate::family::check_dtype;
-use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
+use kernelgate_numerics::gemm::{MatRef, multiply, view};
 
 use super::definition::{MlpBackward, MlpForward};
 use super::shape::MlpShape;
@@ -128,15 +128,6 @@ fn sigmoid(z: f32) -> f32 {
 
 fn view_operands<'a>(shape: &MlpShape, inputs: &'a Tensors) -> [MatRef<'a, f32>; 3] {
     shape.named_operands().map(|(name, [rows, columns])| view(inputs.f32(name), rows, columns))
-}
-
-fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
-    MatRef::from_row_major_slice(values, rows, columns)
-}
-
-fn multiply(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
-    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
-    multiply_on_all_threads(out, a, b);
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The perceptron in fp64: the reference against which every implementation is verified.
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
+use kernelgate_numerics::gemm::{product, view};
 
 use super::shape::MlpShape;
 use crate::math::{sigmoid, softmax};
@@ -29,9 +29,9 @@ impl MlpReference {
         let [x, w1, w2] = shape
             .named_operands()
             .map(|(name, [rows, columns])| inputs.tensor(name).to_f64(0, rows * columns));
-        let z = multiply_matrices(view(&x, b, i), view(&w1, i, h));
+        let z = product(view(&x, b, i), view(&w1, i, h));
         let a: Vec<f64> = z.iter().map(|&z| round(z * sigmoid(z))).collect();
-        let mut p = multiply_matrices(view(&a, b, h), view(&w2, h, c));
+        let mut p = product(view(&a, b, h), view(&w2, h, c));
         p.chunks_mut(c).for_each(softmax);
         Self { shape: *shape, round, x, w1, w2, z, a, p }
     }
@@ -45,28 +45,16 @@ impl MlpReference {
             grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = (self.round)(p * (*grad - mean)));
         }
         let grad_logits = view(&grad_logits, b, c);
-        let mut grad_z = multiply_matrices(grad_logits, view(&self.w2, h, c).transpose());
+        let mut grad_z = product(grad_logits, view(&self.w2, h, c).transpose());
         for (grad, &z) in grad_z.iter_mut().zip(&self.z) {
             let s = sigmoid(z);
             *grad = (self.round)(*grad * s * (1.0 + z * (1.0 - s)));
         }
         let grad_z = view(&grad_z, b, h);
         [
-            multiply_matrices(grad_z, view(&self.w1, i, h).transpose()),
-            multiply_matrices(view(&self.x, b, i).transpose(), grad_z),
-            multiply_matrices(view(&self.a, b, h).transpose(), grad_logits),
+            product(grad_z, view(&self.w1, i, h).transpose()),
+            product(view(&self.x, b, i).transpose(), grad_z),
+            product(view(&self.a, b, h).transpose(), grad_logits),
         ]
     }
-}
-
-fn view(values: &[f64], rows: usize, columns: usize) -> MatRef<'_, f64> {
-    MatRef::from_row_major_slice(values, rows, columns)
-}
-
-/// Multiplies two row-major matrices, `a·b`.
-fn multiply_matrices(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Vec<f64> {
-    let mut out = vec![0.0; a.nrows() * b.ncols()];
-    let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());
-    multiply_f64(view, Accum::Replace, a, b, 1.0);
-    out
 }

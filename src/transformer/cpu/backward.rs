@@ -1,9 +1,9 @@
 //! Gradients of every parameter on the CPU, from the last layer to the first.
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply, multiply_f32, view};
 
 use super::forward::{CpuModel, gain, head_matrix, probabilities, scatter, weight_matrix};
-use super::steps::{each_row, multiply, norm_backward, rotate, sigmoid, softmax, view};
+use super::steps::{each_row, norm_backward, rotate, sigmoid, softmax};
 use crate::parallel;
 use crate::transformer::shape::{ArenaRows, LmShape, Weight};
 use kernelgate::workload::Tensors;

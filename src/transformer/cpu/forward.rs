@@ -1,10 +1,8 @@
 //! Forward pass on the CPU, which stores the values that the backward pass reads.
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply, multiply_f32, view};
 
-use super::steps::{
-    add, each_row, multiply, rms_norm, rotary_cosines_and_sines, rotate, sigmoid, softmax, view,
-};
+use super::steps::{add, each_row, rms_norm, rotary_cosines_and_sines, rotate, sigmoid, softmax};
 use crate::parallel;
 use crate::transformer::shape::{ArenaRows, LmShape, Weight};
 use kernelgate::workload::Tensors;

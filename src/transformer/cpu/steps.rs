@@ -1,22 +1,11 @@
 //! Steps between the GEMMs of the language model, on all threads.
 
-use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
-
 use crate::math::exp;
 use crate::parallel;
 use crate::transformer::shape::{LmShape, NORM_EPSILON, ROPE_BASE};
 
 /// Number of elements that one CPU task computes.
 const ELEMENTS_PER_CPU_TASK: usize = 1 << 12;
-
-pub fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
-    MatRef::from_row_major_slice(values, rows, columns)
-}
-
-pub fn multiply(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
-    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
-    multiply_on_all_threads(out, a, b);
-}
 
 /// Calls `f(row, values)` for each row.
 pub fn each_row(values: &mut [f32], columns: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
