@@ -4,75 +4,77 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::package::{CASE, Outcome, Package, fixture_path, lines_with};
+use crate::package::outcome::normalized;
+use crate::package::{CASE, Outcome, Package, element_with, fixture_path, lines_with};
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Verdicts of a gate against the baseline `a`, which ends with this code.
+#[track_caller]
+fn verdicts(package: &Package, code: i32, flags: &str) -> Vec<String> {
+    let gate = package.kernelgate(&format!("gate --baseline a --format json {flags}"));
+    gate.exits(code).verdicts()
+}
 
 /// A package with a baseline `a` of 200 µs from two runs of its own and a last run of `time_ns`.
 fn package(time_ns: f64) -> Package {
     let package = Package::new();
-    package.bench("b1", "--save-baseline a").expect(0, &[]);
-    package.bench("b2", "").expect(0, &[]);
-    package.kernelgate("baseline add a").expect(0, &["up to 2 runs each"]);
+    package.bench("b1", "--save-baseline a").exits(0);
+    package.bench("b2", "").exits(0);
+    package.kernelgate("baseline add a").exits(0);
     package.set_times(&package.baseline("a"), 200_000.0);
-    package.bench("head", "").expect(0, &[]);
+    package.bench("head", "").exits(0);
     package.set_times(&package.record("head"), time_ns);
     package
 }
 
 #[test]
-fn the_gate_speaks_to_reviewers_and_programs() {
+fn the_formats_of_a_gate_and_of_runs_are_also_files_of_a_folder() {
     let package = package(300_000.0);
     let out = |format: &str| {
         let outcome = package.kernelgate(&format!("gate --baseline a --format {format}"));
-        assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+        outcome.exits(1);
         outcome.stdout
     };
-    let comment = out("markdown");
-    for words in [
-        "**2 regressed",
-        "- base: baseline `a` of",
-        "0 days ago",
-        "noise floor",
-        &format!("| {CASE}"),
-        "kernelgate gate",
-    ] {
-        assert!(comment.contains(words), "`{words}` is not in:\n{comment}");
-    }
-    let junit = out("junit");
-    assert!(junit.contains("failures=\"2\"") && junit.contains("type=\"regressed\""), "{junit}");
-    assert_eq!(junit, out("junit"));
+    let (comment, junit) = (out("markdown"), out("junit"));
     let bmf: serde_json::Value = serde_json::from_str(&out("bmf")).unwrap();
     let value = bmf[CASE]["latency"]["value"].as_f64().unwrap();
     assert!((value / 300_000.0 - 1.0).abs() < 1e-3, "{bmf}");
     let runs = package.kernelgate("runs --format smaller-is-better");
-    runs.expect(0, &["\"unit\": \"ns\"", CASE]);
-    let (problem, row) = CASE.split_at(CASE.find("/cpu").unwrap());
-    let table = [problem, &row[1..], "spread"];
-    package.kernelgate("runs").expect(0, &table);
-    package.kernelgate("runs --out kept").expect(0, &table);
+    let cases = runs.exits(0).json();
+    assert_eq!((&cases[1]["name"], &cases[1]["unit"]), (&CASE.into(), &"ns".into()), "{cases}");
+    let table = package.kernelgate("runs --out kept");
+    assert_eq!(table.exits(0).stdout, package.kernelgate("runs").stdout);
     let kept = std::fs::read_to_string(package.path("kept/smaller-is-better.json")).unwrap();
     assert_eq!(kept, runs.stdout);
     assert_eq!(std::fs::read_dir(package.path("kept")).unwrap().count(), 4);
-    package.kernelgate("gate --baseline a --out out").expect(1, &["2 regressed"]);
+    package.kernelgate("gate --baseline a --out out").exits(1);
     for (name, text) in [("comment.md", &comment), ("junit.xml", &junit)] {
         assert_eq!(&std::fs::read_to_string(package.path("out").join(name)).unwrap(), text);
     }
     let files = std::fs::read_dir(package.path("out")).unwrap().count();
     assert_eq!(files, 7, "with the page and the picture");
+}
+
+#[test]
+fn a_folder_of_reports_that_cannot_be_written_never_hides_the_verdicts() {
+    let package = package(300_000.0);
     std::fs::write(package.path("blocked"), "in the way").unwrap();
-    package
-        .kernelgate("gate --baseline a --out blocked")
-        .expect(2, &["2 regressed", "--out: failed to write", "blocked"]);
+    let blocked = package.kernelgate("gate --baseline a --out blocked --format json");
+    assert_eq!(blocked.exits(2).verdicts(), ["regressed", "regressed"]);
+    insta::assert_snapshot!(normalized(&blocked.stderr), @"error: --out: failed to write blocked: File exists (os error 17)");
     // Before anything is built or measured where that would take time.
-    package
-        .kernelgate("compare --base-dir none --head-dir none --out blocked")
-        .expect(2, &["--out: failed to write", "blocked"]);
+    let compare = package.kernelgate("compare --base-dir none --head-dir none --out blocked");
+    insta::assert_snapshot!(compare.refusal(2), @"error: --out: failed to write blocked/result.json: File exists (os error 17)");
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_gate_whose_reports_do_not_fit_on_the_disk_leaves_the_earlier_set() {
     let package = package(200_000.0);
-    package.kernelgate("gate --baseline a --out reports").expect(0, &["2 unchanged"]);
+    assert_eq!(verdicts(&package, 0, "--out reports"), ["unchanged", "unchanged"]);
     let files = || -> std::collections::BTreeMap<_, _> {
         let entries = std::fs::read_dir(package.path("reports")).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
@@ -83,10 +85,11 @@ fn a_gate_whose_reports_do_not_fit_on_the_disk_leaves_the_earlier_set() {
     // The comment fits, the page does not.
     let program = env!("CARGO_BIN_EXE_kernelgate");
     let mut shell = package.command(Path::new("sh"), "-c");
-    let gate = format!("exec {program} gate --baseline a --out reports");
+    let gate = format!("exec {program} gate --baseline a --out reports --format json");
     let line = format!("trap '' XFSZ; ulimit -f 16; {gate}");
     let full: Outcome = shell.arg(line).output().unwrap().into();
-    full.expect(2, &["2 regressed", "--out: failed to write", "File too large"]);
+    assert_eq!(full.exits(2).verdicts(), ["regressed", "regressed"]);
+    insta::assert_snapshot!(normalized(&full.stderr), @"error: --out: failed to write FOLDER/reports/report.html: File too large (os error 27)");
     assert_eq!(files(), earlier);
 }
 
@@ -97,7 +100,9 @@ fn a_baseline_that_is_a_link_to_nothing_is_named() {
     std::fs::remove_file(&baseline).unwrap();
     std::os::unix::fs::symlink("nowhere.json", &baseline).unwrap();
     for line in ["gate --baseline a", "baseline show a", "baseline add a"] {
-        package.kernelgate(line).expect(2, &["a.json: a link to nothing (nowhere.json)"]);
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(package.kernelgate(line).refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: a link to nothing (nowhere.json)");
+        }
     }
 }
 
@@ -106,8 +111,7 @@ fn a_baseline_that_is_a_link_to_nothing_is_named() {
 fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() {
     let package = package(230_000.0);
     let path = package.baseline("a");
-    let before: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let before = json(&path);
     let with = |field: &str, value: serde_json::Value| {
         let mut changed = before.clone();
         changed[field] = value;
@@ -117,37 +121,52 @@ fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() 
     newer["clock_domain"] = "new in version 4".into();
     let newer = newer.to_string();
     std::fs::write(&path, &newer).unwrap();
-    let words = "written by a newer kernelgate (schema 4, this one reads up to 3)";
     let seal = format!("baseline seal {}", path.display());
     for line in ["gate --baseline a", "baseline add a", "baseline show a", &seal] {
-        package.kernelgate(line).expect(2, &[words]);
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(package.kernelgate(line).refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: written by a newer kernelgate (schema 4, this one reads up to 3)");
+        }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), newer, "{line}");
     }
     // Version 3 reads version 2: a field that others may ignore keeps the version.
     std::fs::write(&path, with("remark", "ignored by version 2".into()).to_string()).unwrap();
-    let judged = package.kernelgate("gate --baseline a");
-    judged.expect(judged.code.unwrap(), &["has no checksum", "of 2 (threshold"]);
+    let judged = package.kernelgate("gate --baseline a --format json").exits(3).json();
+    assert_eq!(
+        (&judged["unsealed"], judged["judged"].as_array().unwrap().len()),
+        (&true.into(), 2)
+    );
     // No file of before the first release passes as one of it.
     std::fs::write(&path, with("schema", "kernelgate.baseline".into()).to_string()).unwrap();
-    package.kernelgate("gate --baseline a").expect(2, &["not a kernelgate baseline"]);
+    insta::assert_snapshot!(package.kernelgate("gate --baseline a").refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: not a kernelgate baseline");
 }
 
 #[test]
 fn another_machine_of_the_same_model_is_tolerated_more() {
     let package = package(240_000.0);
-    package.kernelgate("gate --baseline a").expect(1, &["2 regressed"]);
+    assert_eq!(verdicts(&package, 1, ""), ["regressed", "regressed"]);
     let record = package.record("head");
-    let text = std::fs::read_to_string(&record).unwrap();
-    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut value = json(&record);
     value["environment"]["machine"] = "another".into();
     std::fs::write(&record, value.to_string()).unwrap();
-    let words =
-        ["2 unchanged", "host another in the run", "differ by 22%", "28.1% in place of 5.0%"];
-    package.kernelgate("gate --baseline a").expect(0, &words);
-    package
-        .kernelgate("gate --baseline a --other-device 0.01")
-        .expect(1, &["2 regressed", "6.1% in place of 5.0%"]);
-    package.kernelgate("gate --baseline a --other-device x").expect(2, &["--other-device"]);
+    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    exit 0
+    baseline `a` of no commit, recorded DAY, 0 days ago,DEVICE
+
+    case  verdict  baseline  now  change  interval  detectable  runs
+    fixture/spin/n128_none/cpu/hot  unchanged  N µs  N µs  +20.0%  +8.0% … +32.0%  42.3%  2:1
+    fixture/spin/n64_none/cpu/hot  unchanged  N µs  N µs  +20.0%  +8.0% … +32.0%  42.3%  2:1
+    interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged
+
+    the file of the baseline `a` has no checksum: an edit of it is not noticed; `kernelgate baseline seal FILE` takes it as it is
+    one process run is judged: ±N% is assumed for the difference between runs; after more of `cargo bench`, `kernelgate gate --last COUNT` shows it
+    not known to be the same device (host HASH in the baseline, host another in the run): two of one model may differ by 22%, so that the threshold is 28.1% in place of 5.0%
+
+    0 regressed, 0 improved, 2 unchanged, 0 inconclusive of 2 (threshold 28.1%)
+    ");
+    let judged = package.kernelgate("gate --baseline a --other-device 0.01 --format json");
+    assert_eq!(judged.exits(1).verdicts(), ["regressed", "regressed"]);
+    let threshold = judged.json()["judged"][0]["threshold"].as_f64().unwrap();
+    assert_eq!(format!("{threshold:.4}"), "0.0605");
 }
 
 #[test]
@@ -157,43 +176,60 @@ fn saving_over_a_baseline_of_several_runs_does_not_weaken_the_gate() {
         let mut command = package.bench_command(session, "n64 --save-baseline a");
         command.env("KERNELGATE_COMMIT", commit).output().unwrap().into()
     };
-    bench("s1", "aaaa1111").expect(0, &["saved as baseline `a`"]);
-    let second = bench("s2", "aaaa1111");
-    second.expect(0, &["baseline `a`: this run adds to others of the same build, now 2"]);
+    let messages = |outcome: &Outcome| lines_with(&outcome.exits(0).stderr, "baseline `a`");
+    insta::assert_snapshot!(messages(&bench("s1", "aaaa1111")), @"saved as baseline `a`");
+    insta::assert_snapshot!(messages(&bench("s2", "aaaa1111")), @r"
+    baseline `a`: this run adds to others of the same build, now 2
+    saved as baseline `a`
+    ");
     package.set_times(&package.baseline("a"), 200_000.0);
-    package.bench("head", "n64").expect(0, &[]);
+    package.bench("head", "n64").exits(0);
     package.set_times(&package.record("head"), 240_000.0);
-    package.kernelgate("gate --baseline a").expect(1, &["1 regressed", "2:1"]);
-    bench("s3", "bbbb2222").expect(
-        0,
-        &[
-            "this run will replace 2 runs of aaaa1111 in 1 case; the gate keeps how they differed",
-            "this run replaced 2 runs of aaaa1111 in 1 case",
-        ],
-    );
+    let judged = package.kernelgate("gate --baseline a --format json");
+    assert_eq!(judged.exits(1).verdicts(), ["regressed"]);
+    assert_eq!(judged.json()["judged"][0]["base_runs"], 2);
+    insta::assert_snapshot!(messages(&bench("s3", "bbbb2222")), @r"
+    baseline `a`: this run will replace 2 runs of aaaa1111 in 1 case; the gate keeps how they differed
+    baseline `a`: this run replaced 2 runs of aaaa1111 in 1 case; the gate keeps how they differed
+    saved as baseline `a`
+    ");
     package.set_times(&package.baseline("a"), 200_000.0);
     let head = package.record("head").parent().unwrap().display().to_string();
-    package
-        .kernelgate(&format!("gate --baseline a --session {head}"))
-        .expect(1, &["1 regressed", "1:1", "as the several runs differed that it replaced"]);
+    let judged = package.kernelgate(&format!("gate --baseline a --session {head}"));
+    insta::assert_snapshot!(judged.text(), @r"
+    exit 1
+    baseline `a` of bbbb2222, recorded DAY, 0 days ago,DEVICE
+
+    case  verdict  baseline  now  change  interval  detectable  runs
+    fixture/spin/n64_none/cpu/hot  regressed  N µs  N µs  +20.0%  +7.8% … +32.3%  16.9%  1:1
+    interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged
+
+    the file of the baseline `a` has no checksum: an edit of it is not noticed; `kernelgate baseline seal FILE` takes it as it is
+    one process run in the baseline: given up to ±N%, as the several runs differed that it replaced
+    one process run is judged: ±N% is assumed for the difference between runs; after more of `cargo bench`, `kernelgate gate --last COUNT` shows it
+
+    1 regressed, 0 improved, 0 unchanged, 0 inconclusive of 1 (threshold 5%)
+    ");
     // Adding by hand does not evade the check.
-    package
-        .kernelgate(&format!("baseline add a --session {head}"))
-        .expect(4, &["refused: commit is `bbbb2222` in the baseline and `no commit` in the run"]);
+    let added = package.kernelgate(&format!("baseline add a --session {head}"));
+    insta::assert_snapshot!(added.text(), @r"
+    exit 4
+    refused: commit is `bbbb2222` in the baseline and `no commit` in the run head/fixture
+    ");
 }
 
 /// Waits for processes that were started together, and checks that all succeeded.
 #[track_caller]
 fn expect_success(processes: Vec<std::process::Child>) {
     for process in processes {
-        Outcome::from(process.wait_with_output().unwrap()).expect(0, &[]);
+        Outcome::from(process.wait_with_output().unwrap()).exits(0);
     }
 }
 
 #[test]
 fn runs_that_are_added_at_once_are_all_kept() {
     let package = Package::new();
-    package.bench("s0", "n64").expect(0, &[]);
+    package.bench("s0", "n64").exits(0);
     let record = std::fs::read_to_string(package.record("s0")).unwrap();
     let sessions: Vec<String> = (0..12).map(|number| format!("s{number}")).collect();
     for session in &sessions {
@@ -217,8 +253,7 @@ fn runs_that_are_added_at_once_are_all_kept() {
     let files: Vec<_> =
         std::fs::read_dir(&device).unwrap().flatten().map(|file| file.file_name()).collect();
     assert_eq!(files, ["a.json"], "no lock is left for git to see");
-    let baseline: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(device.join("a.json")).unwrap()).unwrap();
+    let baseline = json(&device.join("a.json"));
     let kept: Vec<&String> = baseline["runs"].as_object().unwrap().keys().collect();
     let mut wanted: Vec<String> =
         sessions.iter().map(|session| format!("{session}/fixture")).collect();
@@ -298,16 +333,19 @@ fn a_baseline_behind_a_link_is_written_where_it_lies() {
     let (link, file) = (package.baseline("a"), package.path("shared.json"));
     std::fs::rename(&link, &file).unwrap();
     std::os::unix::fs::symlink(&file, &link).unwrap();
-    let runs = || {
-        let value: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-        value["runs"].as_object().unwrap().len()
-    };
+    let runs = || json(&file)["runs"].as_object().unwrap().len();
     let before = runs();
-    package.bench("more", "n64 --save-baseline a").expect(0, &[]);
-    package.bench("last", "n64").expect(0, &[]);
-    package.kernelgate("baseline add a").expect(0, &["shared.json"]);
-    package.kernelgate(&format!("baseline seal {}", link.display())).expect(0, &["shared.json"]);
+    package.bench("more", "n64 --save-baseline a").exits(0);
+    package.bench("last", "n64").exits(0);
+    insta::assert_snapshot!(package.kernelgate("baseline add a").text(), @r"
+    exit 0
+    2 cases, up to 2 runs each, in FOLDER/shared.json
+    ");
+    let sealed = package.kernelgate(&format!("baseline seal {}", link.display()));
+    insta::assert_snapshot!(sealed.text(), @r"
+    exit 0
+    sealed without change: 2 cases in FOLDER/shared.json
+    ");
     assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(runs() > before, "{} of {before}", runs());
 }
@@ -329,19 +367,21 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
     let before = std::fs::read_to_string(&path).unwrap();
     set_cargo(&package, &run_fixture());
     std::fs::write(&path, "{").unwrap();
-    let broken = save("a --runs 2 -- n64");
-    broken.expect(2, &["a.json: broken or cut short"]);
-    assert!(!broken.stderr.contains("run 1 of"), "{}", broken.stderr);
+    insta::assert_snapshot!(save("a --runs 2 -- n64").refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
     std::fs::write(&path, &before).unwrap();
     // A later run fails: the runs until then are kept.
     set_cargo(&package, &format!("[ -e second ] && exit 3; touch second\n{}", run_fixture()));
     let failed = save("a --runs 3 -- n64");
-    failed.expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
+    let error = lines_with(&failed.exits(2).stderr, "error:");
+    let session = regex::Regex::new(r"runs/[\w-]+").unwrap();
+    insta::assert_snapshot!(session.replace(&normalized(&error), "runs/SESSION"), @"error: cargo bench ended with exit status: 3: the baseline is as it was; its finished runs are kept, and `kernelgate baseline add a --session FOLDER/target/kernelgate/runs/SESSION` adds them");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
-    let add = failed.stderr.split('`').find_map(|it| it.strip_prefix("kernelgate baseline add a "));
-    package
-        .kernelgate(&format!("baseline add a {}", add.unwrap()))
-        .expect(0, &["2 cases, up to 3 runs each"]);
+    let add = error.split('`').find_map(|it| it.strip_prefix("kernelgate baseline add a "));
+    let added = package.kernelgate(&format!("baseline add a {}", add.unwrap()));
+    insta::assert_snapshot!(added.text(), @r"
+    exit 0
+    2 cases, up to 3 runs each, in FOLDER/baselines/DEVICE/a.json
+    ");
 }
 
 #[cfg(unix)]
@@ -384,26 +424,34 @@ fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
 fn an_interrupted_run_is_added_with_a_warning_and_an_empty_one_is_not() {
     let package = package(200_000.0);
     let path = package.record("head");
-    let mut run: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let mut run = json(&path);
     run["complete"] = false.into();
     std::fs::write(&path, run.to_string()).unwrap();
-    package.kernelgate("baseline add a").expect(
-        0,
-        &["up to 3 runs each", "head/fixture did not get to its end: only its 2 finished cases"],
-    );
-    let interrupted = "interrupted: bench `fixture` did not get to its end";
-    for flags in ["", "--costs"] {
-        package.kernelgate(&format!("runs {flags}")).expect(0, &["n64_none", interrupted]);
-    }
-    let page = package.path("page");
-    package.kernelgate(&format!("report --out {}", page.display())).expect(0, &[]);
-    let html = std::fs::read_to_string(page.join("index.html")).unwrap();
-    assert!(html.contains("interrupted") && html.contains("fixture"));
+    insta::assert_snapshot!(package.kernelgate("baseline add a").text(), @r"
+    exit 0
+    2 cases, up to 3 runs each, in FOLDER/baselines/DEVICE/a.json
+    -- stderr
+    warning: the run head/fixture did not get to its end: only its 2 finished cases are added
+    ");
+    insta::assert_snapshot!(package.kernelgate("runs").text(), @r"
+    exit 0
+    case  time  spread  rate  limit  of limit  limited by
+    fixture/spin/n64_none
+    - cpu/hot  N µs  ±N%  -  -  -  -
+    fixture/spin/n128_none
+    - cpu/hot  N µs  ±N%  -  -  -  -
+    2 unsupported combinations of problem and implementation skipped
+    interrupted: bench `fixture` did not get to its end
+    ");
+    let costs = package.kernelgate("runs --costs");
+    insta::assert_snapshot!(lines_with(&costs.exits(0).stdout, "interrupted"), @"interrupted: bench `fixture` did not get to its end");
+    package.kernelgate("report --out page").exits(0);
+    let html = std::fs::read_to_string(package.path("page/index.html")).unwrap();
+    insta::assert_snapshot!(element_with(&html, "interrupted"), @"interrupted");
     let before = std::fs::read_to_string(package.baseline("a")).unwrap();
     run["cases"] = serde_json::json!({});
     std::fs::write(&path, run.to_string()).unwrap();
-    package.kernelgate("baseline add a").expect(2, &["no case was measured: there is nothing"]);
+    insta::assert_snapshot!(package.kernelgate("baseline add a").refusal(2), @"error: no case was measured: there is nothing to add");
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
 }
 
@@ -411,63 +459,104 @@ fn an_interrupted_run_is_added_with_a_warning_and_an_empty_one_is_not() {
 #[test]
 fn several_runs_are_saved_in_one_go() {
     let package = Package::new();
-    let script = |body: &str| set_cargo(&package, body);
-    let run = run_fixture();
     let save = |line: &str| -> Outcome { save_command(&package, line).output().unwrap().into() };
-    script(&run);
-    save("a --runs 3 -- n64").expect(0, &["run 3 of 3", "1 case, 3 runs each"]);
-    package.kernelgate("baseline list").expect(0, &["/a", "  1     3  "]);
-    package
-        .kernelgate(&format!("baseline find a --backend cpu {}", package.dir()))
-        .expect(0, &["a.json"]);
-    package
-        .kernelgate(&format!("baseline find b --backend cpu {}", package.dir()))
-        .expect(2, &["no baseline `b` for", "/a"]);
-    let before = std::fs::read_to_string(package.baseline("a")).unwrap();
-    script(&format!("[ -e second ] && exit 3; touch second\n{run}"));
-    save("a --runs 2")
-        .expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
-    assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
+    set_cargo(&package, &run_fixture());
+    let runs = || {
+        let baseline = json(&package.baseline("a"));
+        let cases = baseline["cases"].as_object().unwrap().iter();
+        let runs = |case: &serde_json::Value| case["runs"]["keys"].as_array().unwrap().len();
+        cases.map(|(id, case)| (id.clone(), runs(case))).collect::<Vec<_>>()
+    };
+    let saved = save("a --runs 3 -- n64");
+    insta::assert_snapshot!(normalized(&saved.exits(0).stdout), @"1 case, 3 runs each, in FOLDER/baselines/DEVICE/a.json");
+    insta::assert_snapshot!(lines_with(&saved.stderr, " of 3"), @r"
+    run 1 of 3
+    run 2 of 3
+    run 3 of 3
+    ");
+    insta::assert_debug_snapshot!(runs(), @r#"
+    [
+        (
+            "fixture/spin/n64_none/cpu/hot",
+            3,
+        ),
+    ]
+    "#);
+    insta::assert_snapshot!(package.kernelgate("baseline list").text(), @r"
+    exit 0
+    baseline  cases  runs  newest  commit
+    DEVICE/a  1  3  INSTANT  no commit
+    ");
+    let find = |name: &str| {
+        package.kernelgate(&format!("baseline find {name} --backend cpu {}", package.dir()))
+    };
+    insta::assert_snapshot!(find("a").text(), @r"
+    exit 0
+    FOLDER/baselines/DEVICE/a.json
+    ");
+    insta::assert_snapshot!(find("b").refusal(2), @"error: no baseline `b` for DEVICE in FOLDER/baselines (found: DEVICE/a)");
     // Saving replaces the measured cases, and keeps the rest.
-    script(&run);
-    save("a --runs 2 -- n128").expect(0, &["1 case, 2 runs each"]);
-    package.kernelgate("baseline show a").expect(0, &["n64_none", "n128_none"]);
-    save("../a").expect(2, &["baseline name `../a`"]);
-    save("a --runs 0").expect(2, &["--runs"]);
+    save("a --runs 2 -- n128").exits(0);
+    insta::assert_debug_snapshot!(runs(), @r#"
+    [
+        (
+            "fixture/spin/n128_none/cpu/hot",
+            2,
+        ),
+        (
+            "fixture/spin/n64_none/cpu/hot",
+            3,
+        ),
+    ]
+    "#);
+    insta::assert_snapshot!(save("../a").refusal(2), @"error: baseline name `DEVICE/a`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit, at most 64 of them");
+    insta::assert_snapshot!(save("a --runs 0").refusal(2), @r"
+    error: invalid value '0' for '--runs <COUNT>': 0 is not in 1..=100
+
+    For more information, try '--help'.
+    ");
 }
 
 #[cfg(unix)]
 #[test]
 fn a_folder_of_baselines_that_cannot_be_read_is_not_an_empty_one() {
     let package = Package::new();
-    package.kernelgate("baseline list").expect(0, &["no baselines in"]);
+    insta::assert_snapshot!(package.kernelgate("baseline list").text(), @r"
+    exit 0
+    no baselines in FOLDER/baselines: `cargo bench -- --save-baseline NAME` makes one
+    ");
     std::os::unix::fs::symlink("baselines", package.path("baselines")).unwrap();
-    package.kernelgate("baseline list").expect(2, &["failed to read", "baselines"]);
+    insta::assert_snapshot!(package.kernelgate("baseline list").refusal(2), @"error: failed to read FOLDER/baselines: Too many levels of symbolic links (os error 40)");
     std::fs::remove_file(package.path("baselines")).unwrap();
     std::fs::create_dir(package.path("baselines")).unwrap();
     std::os::unix::fs::symlink("circle", package.path("baselines/circle")).unwrap();
-    package.kernelgate("baseline list").expect(2, &["failed to read", "circle"]);
+    insta::assert_snapshot!(package.kernelgate("baseline list").refusal(2), @"error: failed to read FOLDER/baselines/circle: Too many levels of symbolic links (os error 40)");
 }
 
 #[test]
 fn an_imported_baseline_has_cases_and_a_checksum_or_a_warning() {
     let package = package(200_000.0);
-    package.kernelgate("baseline export a out.json").expect(0, &[]);
-    let sealed = package.kernelgate("baseline import out.json --name b");
-    sealed.expect(0, &["2 cases to"]);
-    assert!(!sealed.stderr.contains("no checksum"), "{}", sealed.stderr);
-    let text = std::fs::read_to_string(package.path("out.json")).unwrap();
-    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    package.kernelgate("baseline export a out.json").exits(0);
+    let import =
+        |name: &str| package.kernelgate(&format!("baseline import out.json --name {name}"));
+    insta::assert_snapshot!(import("b").text(), @r"
+    exit 0
+    2 cases to FOLDER/baselines/DEVICE/b.json
+    ");
+    let mut value = json(&package.path("out.json"));
     value.as_object_mut().unwrap().remove("checksum");
     std::fs::write(package.path("out.json"), value.to_string()).unwrap();
-    package
-        .kernelgate("baseline import out.json --name c")
-        .expect(0, &["2 cases to", "warning: out.json has no checksum"]);
+    insta::assert_snapshot!(import("c").text(), @r"
+    exit 0
+    2 cases to FOLDER/baselines/DEVICE/c.json
+    -- stderr
+    warning: out.json has no checksum, so that nobody knows whether it was edited: it is taken as it is
+    ");
     value["cases"] = serde_json::json!({});
     std::fs::write(package.path("out.json"), value.to_string()).unwrap();
-    package.kernelgate("baseline import out.json --name d").expect(2, &["holds no case"]);
-    package.kernelgate("baseline import out.json --name nul").expect(2, &["holds no case"]);
-    package.bench("x", "--save-baseline aux.txt").expect(2, &["Windows has a device of that name"]);
+    insta::assert_snapshot!(import("d").refusal(2), @"error: out.json holds no case");
+    let named = package.bench("x", "--save-baseline aux.txt");
+    insta::assert_snapshot!(named.refusal(2), @"error: baseline name `aux.txt`: Windows has a device of that name, so that it is no file there");
 }
 
 /// The data that the gate needs of a case and run take less than a kilobyte; samples stay in the

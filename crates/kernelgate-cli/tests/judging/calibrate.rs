@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::package::{CASE, Outcome, copy_executable, fixture_path};
+use super::{error, findings};
+use crate::package::outcome::normalized;
+use crate::package::{CASE, Outcome, copy_executable, fixture_path, lines_with};
 
 /// A package with a folder of executables that holds the fixture.
 struct Package(crate::package::Package);
@@ -24,7 +26,7 @@ impl Package {
 
     fn run(&self, line: &str) -> Outcome {
         let mut command = self.0.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
-        command.env("FIXTURE_NS", "2000000").output().unwrap().into()
+        command.env("FIXTURE_NS", "400000").output().unwrap().into()
     }
 
     fn calibration(&self) -> PathBuf {
@@ -33,20 +35,19 @@ impl Package {
 }
 
 const CALIBRATE: &str =
-    "calibrate --dir bin --backend cpu --relative 0.3 --tolerated 0.6 --case-time 0.05s";
+    "calibrate --dir bin --backend cpu --relative 0.3 --tolerated 0.6 --case-time 0.01s";
 
 #[test]
 fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
-    let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 12";
+    let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 4";
     // A comparison may take longer than the whole time, so none is started; the same command goes on.
-    package
-        .run(&format!("{CALIBRATE} {few} --total-time 1s"))
-        .expect(3, &["4 comparisons are left", "one may take 3 min", "--resume goes on"]);
+    let none = package.run(&format!("{CALIBRATE} {few} --total-time 1s"));
+    insta::assert_snapshot!(normalized(&lines_with(&none.exits(3).all(), "left")), @"4 comparisons are left: the same command with --resume goes on; so far in FOLDER/target/kernelgate/calibrate/state.json");
     assert!(!package.path("baselines").exists());
     let outcome = package.run(&format!("{CALIBRATE} {few} --resume --format json"));
-    outcome.expect(0, &["1 case: fixture/spin/n64_none/cpu/hot"]);
-    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    insta::assert_snapshot!(lines_with(&outcome.exits(0).stderr, CASE), @"1 case: fixture/spin/n64_none/cpu/hot");
+    let json = outcome.json();
     let null = &json["summary"]["kinds"][0];
     assert_eq!(
         (&null["kind"], &null["fired"]["hits"], &null["fired"]["of"]),
@@ -64,13 +65,18 @@ fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
         "{text}"
     );
     // A calibration is not a baseline, and the next comparison uses it.
-    package.run("baseline list").expect(0, &[]);
-    package.run("baseline show calibration").expect(2, &["is the calibration of the device"]);
+    package.run("baseline list").exits(0);
+    insta::assert_snapshot!(package.run("baseline show calibration").refusal(2), @"error: baseline name `calibration`: that file is the calibration of the device");
     let again = "compare --base-dir bin --head-dir bin --time-identical --backend cpu n64 \
-                 --max-blocks 1 --case-time 0.05s";
-    package.run(again).expect(3, &["recommends no threshold: 2 A/A comparisons: too few", CASE]);
+                 --max-blocks 1 --case-time 0.01s";
+    let compared = package.run(&format!("{again} --format json"));
+    insta::assert_snapshot!(findings(compared.exits(3)), @r#"
+    fixture/spin/n64_none/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
+    identical: "fixture"
+    "#);
+    insta::assert_snapshot!(normalized(&compared.json()["calibration"].to_string()), @r#""calibration of DAY (2 A/A comparisons, 0 failed; commit no commit) recommends no threshold: 2 A/A comparisons: too few to recommend anything, 20 are needed; the default ones are used""#);
     std::fs::write(&path, "{").unwrap();
-    package.run(again).expect(2, &["calibration.json: broken or cut short"]);
+    insta::assert_snapshot!(package.run(again).refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
 }
 
 /// Two cases: one is made slower by work alone, and with another layout no case is slower.
@@ -78,10 +84,8 @@ fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
 fn work_single_cases_and_layouts_are_distinguished() {
     let package = Package::new();
     let few = "n64|n128 --axis n=64,128 --comparisons 0 --inject 100 --work 100 \
-               --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 4";
-    let outcome = package.run(&format!("{CALIBRATE} {few} --format json"));
-    outcome.expect(0, &["2 cases: "]);
-    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+               --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 2";
+    let json = package.run(&format!("{CALIBRATE} {few} --format json")).exits(0).json();
     let kinds: Vec<&str> = json["summary"]["kinds"]
         .as_array()
         .unwrap()
@@ -113,64 +117,94 @@ fn work_single_cases_and_layouts_are_distinguished() {
 fn parts_of_one_calibration_are_merged_and_others_refused() {
     let package = Package::new();
     // Three comparisons; the first and the last are A/A comparisons.
-    let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 4 n64";
-    package
-        .run(&format!("{CALIBRATE} {few} --shard 1/2"))
-        .expect(0, &["part-1-of-2.json", "0 of 2"]);
-    package
-        .run(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json"))
-        .expect(0, &["written to two.json", "sham load"]);
+    let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 1 n64";
+    package.run(&format!("{CALIBRATE} {few} --shard 1/2")).exits(0);
+    package.run(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json")).exits(0);
     let part = "target/kernelgate/calibrate/part-1-of-2.json";
-    package
-        .run(&format!("calibrate --merge {part} two.json --output all.json --format markdown"))
-        .expect(0, &["0 of 2", "sham load", "## Verdicts"]);
-    package.run(&format!("calibrate --merge {part} none.json")).expect(2, &["none.json"]);
-    let merge = "merge --anchor-tolerance 100 --output merged.json";
-    package
-        .run(&format!("{merge} two.json {part}"))
-        .expect(0, &["2 shards merged", "0 of 2", "written to merged.json"]);
+    let all = format!("calibrate --merge {part} two.json --output all.json --format json");
+    let kinds = package.run(&all).exits(0).json()["summary"]["kinds"].clone();
+    let fired = |kind: &serde_json::Value| {
+        format!("{}: {} of {}", kind["kind"], kind["fired"]["hits"], kind["fired"]["of"])
+    };
+    let fired: Vec<String> = kinds.as_array().unwrap().iter().map(fired).collect();
+    insta::assert_snapshot!(fired.join("\n"), @r#"
+    "A/A": 0 of 2
+    "sham load": 0 of 1
+    "#);
+    let none = package.run(&format!("calibrate --merge {part} none.json"));
+    insta::assert_snapshot!(none.refusal(2), @"error: failed to read none.json: No such file or directory (os error 2)");
+    let merge = |files: &str| {
+        package.run(&format!("merge --anchor-tolerance 100 --output merged.json {files}"))
+    };
+    insta::assert_snapshot!(merge(&format!("two.json {part}")).exits(0).stderr, @r"
+    2 shards merged
+    written to merged.json
+    ");
     let read = |name: &str| -> serde_json::Value {
         serde_json::from_str(&std::fs::read_to_string(package.path(name)).unwrap()).unwrap()
     };
     let anchors = &read("two.json")["comparisons"][0]["anchors"]["measured"];
     assert!(anchors["memory_bytes_per_s"].is_number(), "{anchors}");
     assert_eq!(read("merged.json")["comparisons"].as_array().unwrap().len(), 3);
-    package
-        .run(&format!("{merge} two.json"))
-        .expect(3, &["missing: calibration, shard 1/2", "written to merged.json"]);
+    insta::assert_snapshot!(lines_with(&merge("two.json").exits(3).all(), "shard"), @r"
+    1 shard merged
+    missing: calibration, shard 1/2
+    ");
+    let write = |name: &str, calibration: &serde_json::Value| {
+        std::fs::write(package.path(name), calibration.to_string()).unwrap();
+    };
     let mut cut = read("two.json");
     cut["comparisons"] = serde_json::json!([]);
-    std::fs::write(package.path("cut.json"), cut.to_string()).unwrap();
-    package
-        .run(&format!("{merge} cut.json {part}"))
-        .expect(3, &["interrupted: calibration, shard 2/2"]);
-    let other_plan = few.replace("--comparisons 2", "--comparisons 3");
-    package.run(&format!("{CALIBRATE} {other_plan} --shard 2/2 --output more.json")).expect(0, &[]);
-    package
-        .run(&format!("{merge} more.json {part}"))
-        .expect(4, &["refused: plan is `", "more.json"]);
-    package
-        .run(&format!("{merge} all.json {part}"))
-        .expect(2, &["all.json: measured without --shard"]);
-    std::fs::write(
-        package.path("edited.json"),
-        std::fs::read_to_string(package.path("two.json"))
-            .unwrap()
-            .replace("\"filter\": \"n64\"", "\"filter\": \"x\""),
-    )
-    .unwrap();
-    package
-        .run(&format!("calibrate --merge {part} edited.json"))
-        .expect(4, &["refused: edited.json", "filter is `n64` and `x`"]);
-    for (bad, words) in [
-        ("calibrate --inject 0", "--inject takes percentages"),
-        ("calibrate --work=-1", "--work takes percentages"),
-        ("calibrate --dir bin --shard 1/2", "--shard needs a filter"),
-        ("calibrate --shard 3/2", "a shard is 1/2 to 2/2"),
-        ("calibrate --dir bin --backend cpu n64 --relative=-1", "--relative"),
-        ("calibrate --dir bin --backend cpu nothing", "no case matches `nothing`"),
-        ("calibrate --dir none", "none"),
+    write("cut.json", &cut);
+    let cut = merge(&format!("cut.json {part}"));
+    insta::assert_snapshot!(lines_with(&cut.exits(3).all(), "shard"), @r"
+    2 shards merged
+    interrupted: calibration, shard 2/2
+    ");
+    let mut other_plan = read("two.json");
+    other_plan["part"]["plan"] = "0123".into();
+    write("other_plan.json", &other_plan);
+    insta::assert_snapshot!(merge(&format!("other_plan.json {part}")).text(), @r"
+    exit 4
+    refused: plan is `HASH` in target/kernelgate/calibrate/part-1-of-2.json and `0123` in other_plan.json
+    ");
+    insta::assert_snapshot!(merge(&format!("all.json {part}")).refusal(2), @"error: all.json: measured without --shard: it is the whole, not a part");
+    let edited = read("two.json").to_string().replace(r#""filter":"n64""#, r#""filter":"x""#);
+    std::fs::write(package.path("edited.json"), edited).unwrap();
+    let edited = package.run(&format!("calibrate --merge {part} edited.json"));
+    insta::assert_snapshot!(edited.text(), @r"
+    exit 4
+
+    -- stderr
+    refused: edited.json is of something else than target/kernelgate/calibrate/part-1-of-2.json: filter is `n64` and `x`
+    ");
+}
+
+#[test]
+fn mistakes_of_a_calibration_are_named_before_anything_is_measured() {
+    let package = Package::new();
+    let mut refusals = String::new();
+    for flags in [
+        "--inject 0",
+        "--work=-1",
+        "--dir bin --shard 1/2",
+        "--shard 3/2",
+        "--dir bin --backend cpu n64 --relative=-1",
+        "--dir none",
     ] {
-        package.run(bad).expect(2, &[words]);
+        refusals += &format!("{}\n", package.run(&format!("calibrate {flags}")).refusal(2));
     }
+    let unknown = package.run("calibrate --dir bin --backend cpu nothing");
+    refusals += &error(&unknown, 2);
+    insta::assert_snapshot!(refusals, @r"
+    error: --inject takes percentages above 0, up to 1000, not 0
+    error: --work takes percentages above 0, up to 1000, not -1
+    error: --shard needs a filter or --axis: which cases are short enough may differ from part to part
+    error: invalid value '3/2' for '--shard <I/N|auto>': `3/2`: a shard is 1/2 to 2/2; shards are counted from 1
+
+    For more information, try '--help'.
+    error: --relative takes a number from 0 to 1000000
+    error: failed to read none: No such file or directory (os error 2)
+    error: no case matches `nothing`; `--list` shows the cases
+    ");
 }

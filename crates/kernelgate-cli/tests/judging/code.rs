@@ -3,8 +3,8 @@
 
 #![cfg(unix)]
 
-use crate::package::Package;
 use crate::package::scratch::{BENCH, Scratch};
+use crate::package::{Package, lines_with};
 use kernelgate_cuda::compiler::nvrtc;
 use serde_json::json;
 
@@ -50,9 +50,8 @@ fn a_spill_between_two_builds_is_found_without_a_gpu() {
     scratch.commit("kernels");
     scratch.write("benches/spin.rs", &bench(2));
     let outcome = scratch.compare("--base main --kernels sm_90a --format json");
-    outcome.expect(0, &[]);
-    assert!(!outcome.stderr.contains("round 1"), "timed: {}", outcome.stderr);
-    let result: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(lines_with(&outcome.exits(0).stderr, "round 1"), "");
+    let result = outcome.json();
     let kernels = &result["kernels"][0];
     assert_eq!((&kernels["arch"], &kernels["same"]), (&"sm_90a".into(), &1.into()), "{kernels}");
     let changed = kernels["changed"].as_object().unwrap();
@@ -66,20 +65,26 @@ fn a_spill_between_two_builds_is_found_without_a_gpu() {
 #[test]
 fn a_missing_record_is_reported_with_the_command_that_makes_it() {
     let package = Package::new();
-    let advice = "`kernelgate resources --arch sm_80 --save` makes a record";
-    package.kernelgate("resources --check --arch sm_80").expect(2, &["sm_80.json", advice]);
+    let checked = package.kernelgate("resources --check --arch sm_80");
+    insta::assert_snapshot!(checked.refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/sm_80.json: No such file or directory (os error 2): `kernelgate resources --arch sm_80 --save` makes a record");
 }
 
 #[test]
 fn a_wrong_architecture_is_refused_before_anything_is_built() {
     let package = Package::new();
-    for arch in ["sm_90A", "90a", "compute_90", "sm_xx", "../x", "sm_90af", "sm_+90"] {
-        let expected = format!("--kernels takes a real architecture such as sm_90a, not `{arch}`");
-        package
-            .kernelgate(&format!("compare --base main --kernels {arch}"))
-            .expect(2, &[&expected]);
+    let mut refusals = String::new();
+    for arch in ["sm_90A", "90a", "compute_90", "sm_xx", "../x", "sm_90af", "sm_+90", ""] {
+        let outcome = package.kernelgate(&format!("compare --base main --kernels={arch}"));
+        refusals += &format!("{}\n", outcome.refusal(2));
     }
-    package
-        .kernelgate("compare --base main --kernels=")
-        .expect(2, &["--kernels takes a real architecture such as sm_90a, not ``"]);
+    insta::assert_snapshot!(refusals, @r"
+    error: --kernels takes a real architecture such as sm_90a, not `sm_90A`
+    error: --kernels takes a real architecture such as sm_90a, not `90a`
+    error: --kernels takes a real architecture such as sm_90a, not `compute_90`
+    error: --kernels takes a real architecture such as sm_90a, not `sm_xx`
+    error: --kernels takes a real architecture such as sm_90a, not `../x`
+    error: --kernels takes a real architecture such as sm_90a, not `sm_90af`
+    error: --kernels takes a real architecture such as sm_90a, not `sm_+90`
+    error: --kernels takes a real architecture such as sm_90a, not ``
+    ");
 }

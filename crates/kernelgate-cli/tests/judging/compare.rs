@@ -1,7 +1,7 @@
 //! `kernelgate compare` from outside: a scratch repository with one bench, its builds compared.
 //!
 //! The bench is linked with the library that `cargo test` built, so that a build takes seconds.
-//! Thresholds are wide and slow-downs sixteenfold: the tests check the messages, not the resolution
+//! Thresholds are wide and slow-downs manifold: the tests check the messages, not the resolution
 //! of the measurement.
 
 #![cfg(unix)]
@@ -10,17 +10,21 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use super::{error, findings};
+use crate::package::outcome::normalized;
 use crate::package::scratch::{BENCH, CASE, MANIFEST, Scratch};
 use crate::package::{Outcome, lines_with};
+use serde_json::Value;
 
 #[test]
 fn unchanged_code_is_fine_and_slower_code_is_not() {
     let scratch = Scratch::new();
     let status = scratch.git("status --porcelain");
-    let same = "the same executable on both sides, byte by byte: spin";
-    scratch
-        .compare("--base main --head HEAD")
-        .expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
+    let same = scratch.compare("--base main --head HEAD --format json");
+    insta::assert_snapshot!(findings(same.exits(0)), @r#"
+    scratch/sum/n1024/cpu/hot unchanged
+    identical: "spin"
+    "#);
     // By default one file is not compared with itself.
     let mut plainly = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
     let environment = scratch.compare_with("");
@@ -29,10 +33,18 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         .current_dir(scratch.folder.path())
         .envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let plainly: Outcome = plainly.output().unwrap().into();
-    let first = "the two builds are the same file, byte by byte: 1 case was not timed";
-    plainly.expect(0, &["1 identical of 1", same]);
-    assert!(plainly.stdout.starts_with(first), "{}", plainly.stdout);
-    scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
+    let commit = scratch.git("rev-parse --short=8 HEAD");
+    let text = plainly.exits(0).stdout.replace(commit.trim(), "COMMIT");
+    insta::assert_snapshot!(normalized(&text), @r"
+    the two builds are the same file, byte by byte: 1 case was not timed (--time-identical times all the same)
+    base main (COMMIT), head HEAD (COMMIT),DEVICE
+
+    warning: built without optimisation; times mean nothing
+    the same executable on both sides, byte by byte: spin
+
+    1 identical of 1 (threshold 1%)
+    ");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
     // A change that is not committed, and a new file.
     scratch.write("notes.txt", "new");
     let before = (
@@ -42,14 +54,10 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     );
     let ran = plant_hooks(&scratch);
     let outcome = scratch.compare("--base main --format json");
-    outcome.expect(1, &["round 2"]);
+    insta::assert_snapshot!(findings(outcome.exits(1)), @"scratch/sum/n1024/cpu/hot regressed");
     assert!(!ran.exists(), "{:?}", std::fs::read_to_string(ran));
     std::fs::remove_dir_all(scratch.folder.path().join(".git/hooks")).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
-    assert_eq!(
-        (&json["judged"][0]["verdict"], &json["judged"][0]["decision"]["case"]),
-        (&"regressed".into(), &CASE.into())
-    );
+    let json = outcome.json();
     assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
     let why = &json["explanations"][CASE];
     assert_eq!(
@@ -72,26 +80,42 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     );
     assert!(status.is_empty() || status.contains("target"), "{status}");
     // The last comparison was finished: resuming it measures nothing again.
-    scratch
-        .compare("--base main --resume --format markdown")
-        .expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
+    let resumed = scratch.compare("--base main --resume --format json");
+    assert_eq!(resumed.exits(1).json()["judged"], json["judged"]);
     scratch.commit("slower");
-    // The recorded trials stay when another command runs.
+    scratch.compare("--base main~1 --resume").exits(1);
+    let faster = scratch.compare("--base HEAD --head main~1 --format json");
+    assert_eq!(faster.exits(0).verdicts(), ["improved"]);
+}
+
+/// The recorded trials stay when another command runs.
+#[test]
+fn a_comparison_of_something_else_is_not_resumed() {
+    let scratch = Scratch::new();
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    scratch.commit("slower");
+    scratch.compare("--base main~1 --max-blocks 1").exits(3);
     let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
     let before = std::fs::read(&trials).unwrap();
-    let anew = "leave --resume out to start anew";
-    for (flags, words) in [
-        ("--base main~1 --case-time 0.2s", "--case-time differs"),
-        ("--base main~1 --axis n=1024", "--axis (KERNELGATE_AXIS) differs"),
-        ("--base main~1 --absolute 5", "--absolute, --tolerated, --max-blocks or the device's"),
-        ("--base main~1 n1024", "the filter differs"),
-        ("--base HEAD --head main~1", "the executable of bench `spin` in the base differs"),
+    let mut refusals = String::new();
+    for flags in [
+        "--base main~1 --case-time 0.2s",
+        "--base main~1 --axis n=1024",
+        "--base main~1 --absolute 5",
+        "--base main~1 n1024",
+        "--base HEAD --head main~1",
     ] {
-        scratch.compare(&format!("{flags} --resume")).expect(2, &[words, anew]);
+        let outcome = scratch.compare(&format!("{flags} --max-blocks 1 --resume"));
+        refusals += &format!("{flags}: {}\n", error(&outcome, 2));
     }
+    insta::assert_snapshot!(refusals, @r"
+    --base main~1 --case-time 0.2s: error: --resume: the interrupted comparison was another: --case-time differs; repeat its command to go on, or leave --resume out to start anew
+    --base main~1 --axis n=1024: error: --resume: the interrupted comparison was another: --axis (KERNELGATE_AXIS) differs; repeat its command to go on, or leave --resume out to start anew
+    --base main~1 --absolute 5: error: --resume: the interrupted comparison was another: --relative, --absolute, --tolerated, --max-blocks or the device's calibration differs; repeat its command to go on, or leave --resume out to start anew
+    --base main~1 n1024: error: --resume: the interrupted comparison was another: the filter differs; repeat its command to go on, or leave --resume out to start anew
+    --base HEAD --head main~1: error: --resume: the interrupted comparison was another: the executable of bench `spin` in the base differs; repeat its command to go on, or leave --resume out to start anew
+    ");
     assert_eq!(std::fs::read(&trials).unwrap(), before);
-    scratch.compare("--base main~1 --resume").expect(1, &["resuming with", "1 regressed"]);
-    scratch.compare("--base HEAD --head main~1").expect(0, &["1 improved"]);
 }
 
 /// Adds hooks to the user's repository, and returns the file to which they would write.
@@ -119,13 +143,19 @@ fn files_that_the_same_executable_reads_are_verified_on_both_sides() {
     scratch.write("benches/spin.rs", &scaled);
     scratch.write("src/factor.txt", "1");
     scratch.commit("reads");
-    let same = "the same executable on both sides, byte by byte: spin";
-    scratch.compare("--base main --max-blocks 1").expect(3, &[same, "1 inconclusive"]);
+    let same = scratch.compare("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(findings(same.exits(3)), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
+    identical: "spin"
+    "#);
     // The earlier verification of the executable does not hold for other files.
     scratch.write("src/factor.txt", "2");
     for resume in ["--resume", ""] {
-        let outcome = scratch.compare(&format!("--base main --max-blocks 1 {resume}"));
-        outcome.expect(1, &[same, "failed in the head", CASE, "max error 5.00e-1"]);
+        let wrong = scratch.compare(&format!("--base main --max-blocks 1 --format json {resume}"));
+        insta::allow_duplicates! { insta::assert_snapshot!(findings(wrong.exits(1)), @r#"
+        identical: "spin"
+        failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}
+        "#) };
     }
 }
 
@@ -135,32 +165,42 @@ fn an_edit_inside_a_submodule_is_compared() {
     let inside = |line: &str| {
         scratch.git(&format!("-c protocol.file.allow=always -C {} {line}", other.path().display()))
     };
-    std::fs::write(other.path().join("rounds.in"), "100").unwrap();
-    let _ = ["init --quiet", "add rounds.in", "commit --quiet -m rounds"].map(inside);
+    std::fs::write(other.path().join("sleep.in"), "50").unwrap();
+    let _ = ["init --quiet", "add sleep.in", "commit --quiet -m sleep"].map(inside);
     let path = other.path().display();
     scratch.git(&format!("-c protocol.file.allow=always submodule --quiet add {path} parts"));
-    scratch.bench("usize = 100", "usize = include!(\"../parts/rounds.in\")");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = include!(\"../parts/sleep.in\")");
     scratch.commit("submodule");
-    scratch.write("parts/rounds.in", "1600");
+    scratch.write("parts/sleep.in", "1600");
     // The build is another executable; its slow-down takes more processes, which would show nothing
     // new.
-    let edited = scratch.compare("--base main --max-blocks 1");
-    edited.expect(3, &["working tree, with changes in submodule parts (", "too few pairs"]);
-    assert_eq!(lines_with(&edited.all(), "same executable"), "");
+    let edited = scratch.compare("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(findings(edited.exits(3)), @r#"scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}"#);
+    let head = edited.json()["head"].as_str().unwrap().to_owned();
+    insta::assert_snapshot!(head.split(" (").next().unwrap(), @"working tree, with changes in submodule parts");
     for gone in ["parts", ".git/modules"] {
         std::fs::remove_dir_all(scratch.folder.path().join(gone)).unwrap();
     }
     std::fs::create_dir(scratch.folder.path().join("parts")).unwrap();
-    let get = "`git submodule update --init --recursive -- parts` gets it";
-    scratch.compare("--base main").expect(2, &["does not build", "parts/rounds.in", get]);
+    let lost = scratch.compare("--base main");
+    insta::assert_snapshot!(error(&lost, 2), @r#"
+    error: base main (COMMIT) does not build; cargo's last lines:
+    error: couldn't read `benches/../parts/sleep.in`: No such file or directory (os error 2)
+    error: could not compile `scratch` (bench "spin") due to 1 previous error
+    submodule parts of main (COMMIT) stays empty, as it is in the working tree; `git submodule update --init --recursive -- parts` gets it
+    note: sides are built from copies of the repository; relative paths that lead out of it by more than two folders, and untracked files that git ignores, are not found there. An absolute path works
+    "#);
 }
 
 #[test]
-fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_it() {
+fn lost_accuracy_is_found_with_the_number_of_its_data_sets() {
     let scratch = Scratch::new();
     scratch.bench("*y = x * x", "*y = x * x * 1.000_000_4");
-    let less = scratch.compare("--base main --max-blocks 1");
-    less.expect(1, &["1 less accurate", "for each of 8 seeds"]);
+    let brief = "--base main --max-blocks 1 --format json";
+    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
+    numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":false,"ratio":N,"seeds":8}
+    "#);
     // Inputs that do not depend on the seed are one data set, and so are those that declare it.
     for (from, to) in [
         ("random::normal_values(seed,", "random::normal_values(1,"),
@@ -168,20 +208,33 @@ fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_
     ] {
         let less = BENCH.replace("*y = x * x", "*y = x * x * 1.000_000_4");
         scratch.write("benches/spin.rs", &less.replace(from, to));
-        let one = scratch.compare("--base main --max-blocks 1");
-        let remedy = "for the only data set; other seeds have no data of their own: accept it";
-        one.expect(3, &["1 maybe less accurate", remedy]);
+        let one = findings(scratch.compare(brief).exits(3));
+        insta::allow_duplicates! { insta::assert_snapshot!(one, @r#"
+        scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
+        numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":true,"ratio":N,"seeds":1}
+        "#) };
     }
+}
+
+#[test]
+fn an_accepted_slow_down_lasts_until_the_base_has_it() {
+    let scratch = Scratch::new();
     scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
-    scratch.compare("--base main").expect(2, &["kernelgate.toml of the head, line 3 (`slower"]);
+    insta::assert_snapshot!(error(&scratch.compare("--base main"), 2), @r#"error: kernelgate.toml of the head, line 3 (`slower = 'x'`): invalid type: string "x", expected f64"#);
     scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 199\nreason = 'why'");
-    scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
-    let accepted = format!("accepted in kernelgate.toml: {CASE}: up to 19900% slower: why");
-    scratch.compare("--base main").expect(0, &["1 accepted, 0 improved, 0 unchanged", &accepted]);
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    let accepted = scratch.compare("--base main --format json");
+    insta::assert_snapshot!(findings(accepted.exits(0)), @r#"
+    scratch/sum/n1024/cpu/hot accepted
+    rules/accepted: {"case":"scratch/sum/n1024/cpu/hot","growth":null,"less_verified":false,"reason":"why","removed":false,"slower":199.0}
+    "#);
     scratch.git("add kernelgate.toml");
     scratch.git("commit --quiet -m accepted");
-    let expired = "kernelgate.toml: [[accept]] `sum` is accepted in the base already: expired";
-    scratch.compare("--base main").expect(1, &["1 regressed", expired]);
+    let expired = scratch.compare("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(findings(expired.exits(3)), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
+    rules/notes: "[[accept]] `sum` is accepted in the base already: expired, remove it"
+    "#);
 }
 
 #[test]
@@ -206,8 +259,11 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
     scratch.commit("outputs");
     let less = bench.replace("*y = x * x", "*y = x * x * 1.000_04");
     scratch.write("benches/spin.rs", &less);
-    let found = scratch.compare("--base main --max-blocks 1");
-    found.expect(1, &["1 less accurate", "relative L2 error of `y` ", "for each of 8 seeds"]);
+    let brief = "--base main --max-blocks 1 --format json";
+    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
+    numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":false,"output":"y","ratio":N,"seeds":8}
+    "#);
     // An output has a tolerance of its own.
     let own = "fn tolerances(&self) -> std::collections::BTreeMap<String, Tolerance> {
                    let tight = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
@@ -215,71 +271,99 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
                }
                fn work(&self)";
     scratch.write("benches/spin.rs", &less.replace("fn work(&self)", own));
-    let wrong = scratch.compare("--base main --max-blocks 1");
-    wrong.expect(1, &["failed in the head", "output `y`: max error 4.01e-5 (allowed 1e-6)"]);
+    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
     let unknown = own.replace("\"y\"", "\"z\"");
     scratch.write("benches/spin.rs", &bench.replace("fn work(&self)", &unknown));
-    let refused = scratch.compare("--base main --max-blocks 1");
-    refused.expect(1, &["a tolerance for output `z`, which the reference lacks"]);
+    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"text":"a tolerance for output `z`, which the reference lacks"}"#);
 }
 
 #[test]
 fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
     let scratch = Scratch::new();
     scratch.bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
-    let line = "--base main --max-blocks 1 --out out";
-    scratch.compare(line).expect(3, &[&format!("removed: {CASE}"), "; 1 removed"]);
-    for name in ["comment.md", "junit.xml", "report.html", "result.json"] {
+    let line = "--base main --max-blocks 1 --out out --format json";
+    insta::assert_snapshot!(findings(scratch.compare(line).exits(3)), @r#"
+    new: "scratch/sum/n2048/cpu/hot"
+    removed: "scratch/sum/n1024/cpu/hot"
+    "#);
+    let removed = |name: &str| {
         let text = std::fs::read_to_string(scratch.folder.path().join("out").join(name)).unwrap();
-        assert!(text.contains("removed") && text.contains(CASE), "{name}: {text}");
-    }
+        lines_with(&text, CASE)
+    };
+    insta::assert_snapshot!(removed("comment.md"), @"- removed: scratch/sum/n1024/cpu/hot");
+    insta::assert_snapshot!(removed("junit.xml"), @r#"<testcase name="scratch/sum/n1024/cpu/hot" classname="scratch.sum">"#);
+    assert_ne!(removed("report.html"), "");
     scratch.write("kernelgate.toml", "removed-cases = \"fail\"\n");
-    scratch.compare(line).expect(1, &[&format!("removed: {CASE}")]);
+    insta::assert_snapshot!(findings(scratch.compare(line).exits(1)), @r#"
+    new: "scratch/sum/n2048/cpu/hot"
+    removed: "scratch/sum/n1024/cpu/hot"
+    "#);
     let accepted = "removed-cases = \"fail\"\n[[accept]]\ncases = \"n1024\"\nremoved = true\n\
                     reason = \"n2048 replaces it\"\n";
     scratch.write("kernelgate.toml", accepted);
-    let words = format!("accepted in kernelgate.toml: {CASE}: removed: n2048 replaces it");
     // No case remains to be judged.
-    scratch.compare(line).expect(3, &[&words]);
+    insta::assert_snapshot!(findings(scratch.compare(line).exits(3)), @r#"
+    new: "scratch/sum/n2048/cpu/hot"
+    removed: "scratch/sum/n1024/cpu/hot"
+    rules/accepted: {"case":"scratch/sum/n1024/cpu/hot","growth":null,"less_verified":false,"reason":"n2048 replaces it","removed":true,"slower":null}
+    "#);
 }
 
 #[test]
 fn sides_that_cannot_be_compared_are_named() {
     let scratch = Scratch::new();
-    scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);
-    scratch.compare("--base main --head --budget").expect(2, &[]);
+    insta::assert_snapshot!(error(&scratch.compare("--base mian"), 2), @"error: no revision `mian` in FOLDER; did you mean main?");
+    scratch.compare("--base main --head --budget").exits(2);
     // The error comes before anything is built.
     scratch.write("baselines/amd/calibration.json", "[");
-    let broken = scratch.compare("--base main");
-    broken.expect(2, &["failed to read", "calibration.json"]);
-    assert!(!broken.all().contains("building"), "{}", broken.all());
+    insta::assert_snapshot!(scratch.compare("--base main").refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing a list at line 1 column 1)");
     std::fs::remove_dir_all(scratch.folder.path().join("baselines")).unwrap();
-    scratch.compare("").expect(2, &["--base"]);
-    scratch
-        .compare("--base main --bench none")
-        .expect(2, &["--bench none: neither side has it; there are spin"]);
+    insta::assert_snapshot!(scratch.compare("").refusal(2), @r"
+    error: the following required arguments were not provided:
+      --base <REV>
+
+    Usage: kernelgate compare --relative <FRACTION> --tolerated <FRACTION> --backend <BACKEND> --time-identical --case-time <TIME> --max-blocks <COUNT> --base <REV> [FILTER]
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(error(&scratch.compare("--base main --bench none"), 2), @"error: --bench none: neither side has it; there are spin");
+    // The base has no such case, which the user learns before the head is built.
     let typo = scratch.compare("--base main nothing");
-    typo.expect(2, &["error: no case matches `nothing`"]);
-    let (warned, head) = (typo.all().find("in the base no case"), typo.all().find("building head"));
-    assert!(warned.is_some() && warned < head, "{}", typo.all());
+    let progress = regex::Regex::new(r"built \w+ in .*\n| \([0-9a-f]{8}\)").unwrap();
+    let typo = progress.replace_all(&typo.exits(2).stderr, "").into_owned();
+    insta::assert_snapshot!(typo, @r"
+    building base: main
+    in the base no case matches `nothing`; `kernelgate list` shows the cases
+    building head: working tree, no changes
+    verifying base spin
+    verifying head spin
+    error: no case matches `nothing`; `--list` shows the cases
+    ");
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
-    scratch.compare("--base main").expect(2, &["head working tree", "does not build", "mistake"]);
-    // New and removed cases are listed; a changed definition is refused.
-    scratch.bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
-    scratch
-        .compare("--base main")
-        .expect(3, &["new, not judged: scratch/sum/n2048/cpu/hot", &format!("removed: {CASE}")]);
+    insta::assert_snapshot!(error(&scratch.compare("--base main"), 2), @r#"
+    error: head working tree (COMMIT) does not build; cargo's last lines:
+    error: expected `;`, found `Harness`
+    error: could not compile `scratch` (bench "spin") due to 1 previous error
+    "#);
+}
+
+#[test]
+fn cases_that_cannot_be_compared_are_named() {
+    let scratch = Scratch::new();
+    let compare = |code| findings(scratch.compare("--base main --format json").exits(code));
+    // A changed definition is refused.
     scratch.bench("revision: 1", "revision: 2");
-    scratch
-        .compare("--base main")
-        .expect(4, &["refused: revision is `1` in the base and `2` in the head", CASE]);
+    insta::assert_snapshot!(compare(4), @r#"refused: {"base":"1","cases":["scratch/sum/n1024/cpu/hot"],"field":"revision","head":"2"}"#);
     scratch.bench("*y = x * x", "*y = x + x");
-    scratch.compare("--base main").expect(1, &[&format!("failed in the head: {CASE}"), "1 failed"]);
+    insta::assert_snapshot!(compare(1), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":-N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":561.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
     scratch.bench(
-        "for _ in 0..ROUNDS {",
-        "std::process::exit(7);\n#[allow(unreachable_code)]\nfor _ in 0..ROUNDS {",
+        "let x = inputs.f32(\"x\");",
+        "std::process::exit(7);\n#[allow(unreachable_code)]\nlet x = inputs.f32(\"x\");",
     );
-    scratch.compare("--base main").expect(1, &["broke: spin of the head", "exit status: 7"]);
+    insta::assert_snapshot!(compare(1), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"bench_broke","side":"head","why":"exit status: 7"}
+    broken: {"abandoned":true,"bench":"spin","reason":"exit status: 7","side":"head"}
+    "#);
     // One bench uses another harness, and one exists only in the head.
     scratch.write("benches/spin.rs", BENCH);
     scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
@@ -287,15 +371,12 @@ fn sides_that_cannot_be_compared_are_named() {
         "Cargo.toml",
         &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"),
     );
-    scratch.compare("--base main").expect(
-        0,
-        &[
-            "bench left alone: other",
-            "left alone: other of the head: its file has no mark",
-            "1 unchanged",
-        ],
-    );
-    assert!(scratch.compare("--base main --bench spin --budget 0.1s").all().contains("of 1"));
+    insta::assert_snapshot!(compare(0), @r#"
+    scratch/sum/n1024/cpu/hot unchanged
+    identical: "spin"
+    foreign: "other"
+    left_alone: other: "its file has no mark of this harness, so it was not run; `--bench other` runs it all the same"
+    "#);
 }
 
 /// A bench of two cases. The environment selects a fault of the larger case: `SCRATCH_FAULT`, in
@@ -330,57 +411,65 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     });
     scratch.write("benches/spin.rs", &text);
     scratch.commit("two");
-    let compare = |fault: &str, when: &str, flags: &str| -> (Outcome, Vec<String>) {
-        let mut command =
-            scratch.compare_with(&format!("--base main --head main --case-time 0.05s {flags}"));
-        let outcome: Outcome =
-            command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when).output().unwrap().into();
-        let row =
-            outcome.stdout.lines().find(|line| line.starts_with(&CASE.replace("1024", "2048")));
-        let words = row.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
-        (outcome, words)
+    let compare = |code: i32, fault: &str, when: &str, flags: &str| {
+        let flags = format!("--base main --head main --case-time 0.01s --format json {flags}");
+        let mut command = scratch.compare_with(&flags);
+        command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when);
+        let outcome: Outcome = command.output().unwrap().into();
+        let json = outcome.exits(code).json();
+        let cases = json["judged"].as_array().unwrap();
+        let larger = cases.iter().find(|case| case["case"] == *CASE.replace("1024", "2048"));
+        let pairs = larger.map_or(Value::Null, |case| case["decision"]["pairs"].clone());
+        format!("{}\npairs of the larger case: {pairs}", findings(&outcome))
     };
-    let unmeasured = [&*CASE.replace("1024", "2048"), "inconclusive", "-", "-", "-", "-", "-", "0"];
     // The fault is in every process except the one that verified.
-    let (outcome, row) = compare("skip", "\"r1-", "");
-    outcome.expect(
-        3,
-        &[
-            "inconclusive: skipped in the base: needs 1152921505 GB of memory",
-            "1 unchanged, 1 inconclusive of 2",
-        ],
-    );
-    assert_eq!(row, unmeasured);
+    insta::assert_snapshot!(compare(3, "skip", "\"r1-", ""), @r#"
+    scratch/sum/n2048/cpu/hot inconclusive {"kind":"skipped","side":"base","why":"needs N GB of memory, N GB are free"}
+    scratch/sum/n1024/cpu/hot unchanged
+    identical: "spin"
+    pairs of the larger case: 0
+    "#);
     // After the first block: the measurements of that block are shown, and decide nothing.
-    let (outcome, row) = compare("skip", "\"r1-b1-p0\"", "--max-blocks 2");
-    outcome.expect(
-        3,
-        &["inconclusive: too few pairs; skipped in the head: needs 1152921505 GB of memory"],
-    );
-    assert_eq!((&*row[1], &**row.last().unwrap()), ("inconclusive", "2"));
-    let (outcome, row) = compare("absent", "\"r1-b0-p1\"", "--max-blocks 1");
-    outcome.expect(3, &["inconclusive: skipped in the head: the bench did not list it"]);
-    assert_eq!(row, unmeasured);
+    insta::assert_snapshot!(compare(3, "skip", "\"r1-b1-p0\"", "--max-blocks 2"), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":4}
+    scratch/sum/n2048/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2} {"kind":"skipped","side":"head","why":"needs N GB of memory, N GB are free"}
+    identical: "spin"
+    pairs of the larger case: 2
+    "#);
+    let absent = compare(3, "absent", "\"r1-b0-p1\"", "--max-blocks 1");
+    insta::assert_snapshot!(absent, @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
+    scratch/sum/n2048/cpu/hot inconclusive {"kind":"skipped","side":"head","why":"the bench did not list it"}
+    identical: "spin"
+    pairs of the larger case: 0
+    "#);
     // The interrupted comparison still knows it, and requests nothing again.
-    compare("", "", "--max-blocks 1 --resume")
-        .0
-        .expect(3, &["resuming with", "skipped in the head: the bench did not list it"]);
-    let (outcome, row) = compare("exit", "\"r1-", "");
-    outcome.expect(
-        1,
-        &["2 inconclusive of 2", "inconclusive: its bench broke in the head: exit status: 7"],
-    );
-    assert_eq!(row, unmeasured);
-    let (outcome, row) = compare("exit", "\"r1-b0-p3\"", "--budget 0.1s");
-    outcome.expect(3, &["inconclusive: no block of it ended within 0 s and 24 blocks"]);
-    assert_eq!(row, unmeasured);
+    assert_eq!(compare(3, "", "", "--max-blocks 1 --resume"), absent);
+    insta::assert_snapshot!(compare(1, "exit", "\"r1-", ""), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"bench_broke","side":"head","why":"exit status: 7"}
+    scratch/sum/n2048/cpu/hot inconclusive {"kind":"bench_broke","side":"head","why":"exit status: 7"}
+    identical: "spin"
+    broken: {"abandoned":false,"bench":"spin","reason":"exit status: 7","side":"base"}
+    broken: {"abandoned":true,"bench":"spin","reason":"exit status: 7","side":"head"}
+    pairs of the larger case: 0
+    "#);
+    insta::assert_snapshot!(compare(3, "exit", "\"r1-b0-p3\"", "--budget 0.1s"), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"budget_s":0.1,"kind":"no_block","max_blocks":24}
+    scratch/sum/n2048/cpu/hot inconclusive {"budget_s":0.1,"kind":"no_block","max_blocks":24}
+    identical: "spin"
+    broken: {"abandoned":false,"bench":"spin","reason":"exit status: 7","side":"base"}
+    pairs of the larger case: 0
+    "#);
     // The fault is in the base's verification: the head is verified, but has nothing to compare
     // with.
-    scratch.write("benches/spin.rs", &text.replace("ROUNDS: usize = 100", "ROUNDS: usize = 99"));
-    let mut command = scratch.compare_with("--base main --case-time 0.05s");
+    scratch.write("benches/spin.rs", &text.replace("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 51"));
+    let mut command = scratch.compare_with("--base main --case-time 0.01s --format json");
     command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
-    Outcome::from(command.output().unwrap())
-        .expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory"]);
+    let outcome = Outcome::from(command.output().unwrap());
+    insta::assert_snapshot!(findings(outcome.exits(3)), @r#"
+    scratch/sum/n2048/cpu/hot inconclusive {"kind":"skipped","side":"base","why":"needs N GB of memory, N GB are free"}
+    scratch/sum/n1024/cpu/hot unchanged
+    "#);
 }
 
 #[test]
@@ -405,8 +494,10 @@ fn an_interrupted_comparison_goes_on_where_it_was() {
     assert_eq!(first.wait().unwrap().code(), Some(130));
     let saved = count();
     assert!(saved.is_multiple_of(4), "{saved} processes: half a block");
-    let resumed = format!("resuming with {saved} processes");
-    scratch.compare("--base main --head main --resume").expect(0, &[&resumed, "1 unchanged"]);
+    let resumed = scratch.compare("--base main --head main --resume --format json");
+    assert_eq!(resumed.exits(0).verdicts(), ["unchanged"]);
+    let lines = lines_with(&resumed.stderr, "resuming").replace(&saved.to_string(), "COUNT");
+    insta::assert_snapshot!(lines, @"resuming with COUNT processes");
 }
 
 #[test]
@@ -419,7 +510,7 @@ fn two_comparisons_do_not_run_at_once() {
     while !lock.exists() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    scratch.compare("--base main").expect(2, &["another comparison runs"]);
+    insta::assert_snapshot!(error(&scratch.compare("--base main"), 2), @"error: another comparison runs in FOLDER/target/kernelgate/compare: wait for it");
     first.kill().unwrap();
     first.wait().unwrap();
 }

@@ -1,7 +1,9 @@
 //! Judgements of the gate besides times, and limits and acceptances of a package in
 //! `kernelgate.toml`, from outside.
 
-use crate::package::{CASE, Package};
+use super::findings;
+use crate::package::outcome::normalized;
+use crate::package::{CASE, Outcome, Package, lines_with};
 
 /// A package whose baseline `a` has 200 µs from two runs of commit aaaa1111, and whose last run has
 /// 260 µs.
@@ -10,12 +12,19 @@ fn slower() -> Package {
     for session in ["b1", "b2"] {
         let mut bench = package.bench_command(session, "");
         assert!(bench.env("KERNELGATE_COMMIT", "aaaa1111").output().unwrap().status.success());
-        package.kernelgate("baseline add a").expect(0, &[]);
+        package.kernelgate("baseline add a").exits(0);
     }
     package.set_times(&package.baseline("a"), 200_000.0);
-    package.bench("head", "").expect(0, &[]);
+    package.bench("head", "").exits(0);
     package.set_times(&package.record("head"), 260_000.0);
     package
+}
+
+/// Findings of a gate with this exit code.
+#[track_caller]
+fn judgement(package: &Package, code: i32, flags: &str) -> String {
+    let outcome = package.kernelgate(&format!("gate --baseline a --format json {flags}"));
+    findings(outcome.exits(code))
 }
 
 /// Rules with an acceptance of all cases, and a threshold for the smaller case.
@@ -29,64 +38,97 @@ fn accept(bound: &str, commit: &str) -> String {
 #[test]
 fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     let package = slower();
-    let gate = |rules: &str, code: i32, words: &[&str]| {
-        std::fs::write(package.path("kernelgate.toml"), rules).unwrap();
-        package.kernelgate("gate --baseline a").expect(code, words);
+    let gate = |rules: &str, code: i32| {
+        package.write_rules(rules);
+        judgement(&package, code, "")
     };
-    gate("", 1, &["2 regressed"]);
-    let accepted = format!("accepted in kernelgate.toml: {CASE}: up to 50% slower: exact <sums>");
-    gate(&accept("0.5", "aaaa1111"), 0, &["2 accepted, 0 improved, 0 unchanged", &accepted]);
-    let markdown = package.kernelgate("gate --baseline a --format markdown");
-    markdown.expect(
-        0,
-        &["**0 regressed, 2 accepted", "| accepted |", "up to 50% slower: exact &lt;sums>"],
-    );
-    let junit = package.kernelgate("gate --baseline a --format junit");
-    junit.expect(0, &["up to 50% slower: exact", "slower by +"]);
+    insta::assert_snapshot!(gate("", 1), @r"
+    fixture/spin/n128_none/cpu/hot regressed
+    fixture/spin/n64_none/cpu/hot regressed
+    ");
+    insta::assert_snapshot!(gate(&accept("0.5", "aaaa1111"), 0), @r#"
+    fixture/spin/n128_none/cpu/hot accepted
+    fixture/spin/n64_none/cpu/hot accepted
+    rules/accepted: {"case":"fixture/spin/n128_none/cpu/hot","growth":null,"less_verified":false,"reason":"exact <sums>","removed":false,"slower":0.5}
+    rules/accepted: {"case":"fixture/spin/n64_none/cpu/hot","growth":null,"less_verified":false,"reason":"exact <sums>","removed":false,"slower":0.5}
+    "#);
+    // A reason is text in every format.
+    let format = |format: &str| {
+        let outcome = package.kernelgate(&format!("gate --baseline a --format {format}"));
+        lines_with(&outcome.exits(0).stdout, CASE)
+    };
+    insta::assert_snapshot!(format("markdown"), @r"
+    - noise floor: runs of one side are within ±0.00% in the median case, ±0.00% in the worst (fixture/spin/n64_none/cpu/hot)
+    | fixture/spin/n64_none/cpu/hot  | +30.0% | +17.0% … +43.0% |      66.7% | 200.0 µs | 260.0 µs |  2:1 | accepted |
+    |       -----o------    +30.0%  fixture/spin/n64_none/cpu/hot
+    - accepted in kernelgate.toml: fixture/spin/n64_none/cpu/hot: up to 50% slower: exact &lt;sums>
+    ");
+    insta::assert_snapshot!(format("junit"), @r#"
+    <property name="noise floor" value="runs of one side are within ±0.00% in the median case, ±0.00% in the worst (fixture/spin/n64_none/cpu/hot)"/>
+    <property name="kernelgate.toml" value="accepted in kernelgate.toml: fixture/spin/n64_none/cpu/hot: up to 50% slower: exact &lt;sums&gt;"/>
+    <testcase name="fixture/spin/n64_none/cpu/hot" classname="fixture.spin">
+    "#);
     // The whole interval is beyond the bound.
-    gate(&accept("0.1", "aaaa1111"), 1, &["2 regressed", "up to 10% slower"]);
-    let expired = "no longer of bbbb2222 but of aaaa1111: expired";
-    gate(&accept("0.5", "bbbb2222"), 1, &["2 regressed", expired]);
+    insta::assert_snapshot!(gate(&accept("0.1", "aaaa1111"), 1), @r#"
+    fixture/spin/n128_none/cpu/hot regressed
+    fixture/spin/n64_none/cpu/hot regressed
+    rules/accepted: {"case":"fixture/spin/n128_none/cpu/hot","growth":null,"less_verified":false,"reason":"exact <sums>","removed":false,"slower":0.1}
+    rules/accepted: {"case":"fixture/spin/n64_none/cpu/hot","growth":null,"less_verified":false,"reason":"exact <sums>","removed":false,"slower":0.1}
+    "#);
+    insta::assert_snapshot!(gate(&accept("0.5", "bbbb2222"), 1), @r#"
+    fixture/spin/n128_none/cpu/hot regressed
+    fixture/spin/n64_none/cpu/hot regressed
+    rules/notes: "[[accept]] `spin/`: the baseline is no longer of bbbb2222 but of aaaa1111: expired, remove it"
+    "#);
     let undated = accept("0.5", "").replace("baseline = \"\"\n", "");
-    gate(&undated, 1, &["2 regressed", "`baseline = \"aaaa1111\"` makes it hold"]);
-    // The last of several patterns that set a limit counts; one that matches nothing is reported.
-    let thresholds = "[[threshold]]\ncases = \"n64_\"\nrelative = 0.5\n[[threshold]]\n\
-                      cases = \"n65_\"\nabsolute-ns = 1e6\n";
-    let words = [
-        "1 regressed",
-        "1 unchanged",
-        "threshold in kernelgate.toml: `n64_`: 50% (1 case)",
-        "kernelgate.toml: [[threshold]] `n65_` matches no case",
-    ];
-    gate(thresholds, 1, &words);
-    gate(
-        "[[threshold]]\ncases = \"n64\"\nrelativ = 1\n",
-        2,
-        &["kernelgate.toml, line 3 (`relativ"],
+    insta::assert_snapshot!(gate(&undated, 1), @r#"
+    fixture/spin/n128_none/cpu/hot regressed
+    fixture/spin/n64_none/cpu/hot regressed
+    rules/notes: "[[accept]] `spin/`: without `baseline` it holds for `kernelgate compare` only: `baseline = \"aaaa1111\"` makes it hold until the next baseline"
+    "#);
+}
+
+/// The last of several patterns that set a limit counts; one that matches nothing is reported.
+#[test]
+fn a_threshold_of_the_package_holds_for_the_cases_that_it_names() {
+    let package = slower();
+    package.write_rules(
+        "[[threshold]]\ncases = \"n64_\"\nrelative = 0.5\n[[threshold]]\ncases = \"n65_\"\n\
+         absolute-ns = 1e6\n",
     );
+    insta::assert_snapshot!(judgement(&package, 1, ""), @r#"
+    fixture/spin/n128_none/cpu/hot regressed
+    fixture/spin/n64_none/cpu/hot unchanged
+    rules/thresholds: ["`n64_`: 50%",1]
+    rules/thresholds: ["`n65_`: N ns",0]
+    rules/notes: "[[threshold]] `n65_` matches no case"
+    "#);
 }
 
 #[test]
 fn an_acceptance_ends_with_a_baseline_that_has_changes() {
     let package = slower();
     package.write_rules(&accept("0.5", "aaaa1111"));
-    package.kernelgate("gate --baseline a").expect(0, &["2 accepted"]);
+    package.kernelgate("gate --baseline a").exits(0);
     // The next baseline is of the same commit, with uncommitted changes.
     let mut bench = package.bench_command("b3", "--save-baseline a");
     bench.env("KERNELGATE_COMMIT", "aaaa1111+changes");
     assert!(bench.output().unwrap().status.success());
     package.set_times(&package.baseline("a"), 200_000.0);
-    package.bench("again", "").expect(0, &[]);
+    package.bench("again", "").exits(0);
     package.set_times(&package.record("again"), 290_000.0);
-    let words = ["2 regressed", "no longer of aaaa1111 but of aaaa1111+changes: expired"];
-    package.kernelgate("gate --baseline a").expect(1, &words);
+    insta::assert_snapshot!(judgement(&package, 1, ""), @r#"
+    fixture/spin/n128_none/cpu/hot regressed
+    fixture/spin/n64_none/cpu/hot regressed
+    rules/notes: "[[accept]] `spin/`: the baseline is no longer of aaaa1111 but of COMMIT+changes: expired, remove it"
+    "#);
 }
 
 #[test]
 fn a_bound_that_no_case_can_judge_does_not_pass() {
     let package = Package::new();
     let set = |session: &str, memory: bool| {
-        package.bench(session, "").expect(0, &[]);
+        package.bench(session, "").exits(0);
         package.set_times(&package.record(session), 200_000.0);
         if memory {
             let mut run = package.run(session);
@@ -95,24 +137,32 @@ fn a_bound_that_no_case_can_judge_does_not_pass() {
         }
     };
     set("b1", false);
-    package.kernelgate("baseline add a").expect(0, &[]);
+    package.kernelgate("baseline add a").exits(0);
     set("head", false);
-    let gate = |code: i32, words: &[&str]| {
-        package.kernelgate("gate --baseline a").expect(code, words);
-    };
     package.write_rules("[[threshold]]\ncases = \".\"\nlaunches = 0\nhost-time = 0.1\n");
-    let none = "could not be judged for 2 of 2 cases: there is no such cost on the CPU";
-    gate(0, &["2 unchanged", &format!("launches {none}"), &format!("host-time {none}")]);
+    insta::assert_snapshot!(judgement(&package, 0, ""), @r#"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    rules/thresholds: ["`.`: launches 0%, host time 10%",2]
+    rules/notes: "[[threshold]] `.`: launches could not be judged for 2 of 2 cases: there is no such cost on the CPU"
+    rules/notes: "[[threshold]] `.`: host-time could not be judged for 2 of 2 cases: there is no such cost on the CPU"
+    "#);
     // Now the head records it, and the baseline is older.
     set("later", true);
     package.write_rules("[[threshold]]\ncases = \"n64\"\ndevice-memory = 0.1\n");
-    let why = "device-memory could not be judged for 1 of 1 cases: the base did not record it";
-    gate(
-        3,
-        &["2 unchanged", &format!("inconclusive: kernelgate.toml: [[threshold]] `n64`: {why}")],
-    );
-    package.kernelgate("gate --baseline a --format junit").expect(3, &["<skipped message=\"", why]);
-    package.kernelgate("gate --baseline a --format markdown").expect(3, &[why]);
+    insta::assert_snapshot!(judgement(&package, 3, ""), @r#"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    rules/thresholds: ["`n64`: device memory 10%",1]
+    rules/undecided: "[[threshold]] `n64`: device-memory could not be judged for 1 of 1 cases: the base did not record it"
+    "#);
+    let format = |format: &str, word: &str| {
+        let outcome = package.kernelgate(&format!("gate --baseline a --format {format}"));
+        lines_with(&outcome.exits(3).stdout, word)
+    };
+    insta::assert_snapshot!(format("text", "device-memory"), @"inconclusive: kernelgate.toml: [[threshold]] `n64`: device-memory could not be judged for 1 of 1 cases: the base did not record it");
+    insta::assert_snapshot!(format("junit", "<skipped"), @r#"<skipped message="[[threshold]] `n64`: device-memory could not be judged for 1 of 1 cases: the base did not record it"/>"#);
+    insta::assert_snapshot!(format("markdown", "device-memory"), @r#"- inconclusive: kernelgate.toml: \[\[threshold]] `n64`: device-memory could not be judged for 1 of 1 cases: the base did not record it"#);
 }
 
 /// Multiplies the errors of a record by a factor.
@@ -143,39 +193,71 @@ fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     // Two cases change below, which takes nine seeds.
     let verify = format!("verify --seeds 9 {}", package.dir());
     let recorded = package.path("target/kernelgate/numerics/fixture.json");
-    package
-        .kernelgate(&verify)
-        .expect(0, &["errors of 9 seeds and 2 cases are in", "2 ok, 0 failed"]);
-    package.bench("b1", "").expect(0, &[]);
-    package
-        .kernelgate("baseline add a")
-        .expect(0, &["errors of 9 seeds for 2 cases of bench `fixture`"]);
-    package.bench("head", "").expect(0, &[]);
+    package.kernelgate(&verify).exits(0);
+    package.bench("b1", "").exits(0);
+    insta::assert_snapshot!(package.kernelgate("baseline add a").text(), @r"
+    exit 0
+    errors of 9 seeds for 2 cases of bench `fixture`
+    2 cases, up to 1 runs each, in FOLDER/baselines/DEVICE/a.json
+    ");
+    package.bench("head", "").exits(0);
     for record in [package.baseline("a"), package.record("head")] {
         package.set_times(&record, 200_000.0);
     }
-    let gate = |flags: &str| package.kernelgate(&format!("gate --baseline a {flags}"));
-    gate("").expect(0, &["2 unchanged"]);
+    let gate = |code: i32, flags: &str| judgement(&package, code, flags);
+    gate(0, "");
     worsen(&recorded, 3.0);
     worsen(&package.record("head"), 3.0);
-    let finding = "relative L2 error 3.0 times as large";
-    gate("").expect(1, &["2 less accurate", CASE, finding, "for each of 9 seeds"]);
-    gate("--format junit").expect(1, &["less accurate: relative L2 error"]);
-    gate("--growth 4").expect(0, &["2 unchanged"]);
+    insta::assert_snapshot!(gate(1, ""), @r#"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    numerics/grown: {"allowed":1.5,"base":N,"case":"fixture/spin/n128_none/cpu/hot","figure":"relative_l2","head":N,"needed":9,"one_data_set":false,"ratio":3.0,"seeds":9}
+    numerics/grown: {"allowed":1.5,"base":N,"case":"fixture/spin/n64_none/cpu/hot","figure":"relative_l2","head":N,"needed":9,"one_data_set":false,"ratio":3.0,"seeds":9}
+    "#);
+    let junit = package.kernelgate("gate --baseline a --format junit");
+    insta::assert_snapshot!(normalized(&lines_with(&junit.exits(1).stdout, "<error")), @r#"
+    <error message="less accurate: relative L2 error 3.0 times as large (N, was N) for each of 9 seeds" type="failed"/>
+    <error message="less accurate: relative L2 error 3.0 times as large (N, was N) for each of 9 seeds" type="failed"/>
+    "#);
+    insta::assert_snapshot!(gate(0, "--growth 4"), @r"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    ");
     let rules = package.path("kernelgate.toml");
     std::fs::write(&rules, "[[threshold]]\ncases = \"n64_\"\ngrowth = 4").unwrap();
-    gate("").expect(1, &["1 less accurate"]);
+    insta::assert_snapshot!(gate(1, ""), @r#"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    numerics/grown: {"allowed":1.5,"base":N,"case":"fixture/spin/n128_none/cpu/hot","figure":"relative_l2","head":N,"needed":9,"one_data_set":false,"ratio":3.0,"seeds":9}
+    rules/thresholds: ["`n64_`: errors 4 times as large",1]
+    "#);
     std::fs::remove_file(&rules).unwrap();
     // One seed shows nothing, and the gate does not pass.
     std::fs::remove_file(&recorded).unwrap();
-    gate("").expect(3, &["2 maybe less accurate", "for the only seed", "verify --seeds 9"]);
+    let only_seed = gate(3, "");
+    insta::assert_snapshot!(only_seed, @r#"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    numerics/grown: {"allowed":1.5,"base":N,"case":"fixture/spin/n128_none/cpu/hot","figure":"relative_l2","head":N,"needed":9,"one_data_set":false,"ratio":N,"seeds":1}
+    numerics/grown: {"allowed":1.5,"base":N,"case":"fixture/spin/n64_none/cpu/hot","figure":"relative_l2","head":N,"needed":9,"one_data_set":false,"ratio":N,"seeds":1}
+    "#);
+    let text = package.kernelgate("gate --baseline a").exits(3).stdout.clone();
+    insta::assert_snapshot!(normalized(&lines_with(&text, "the only seed")), @r"
+    inconclusive: fixture/spin/n128_none/cpu/hot: may be less accurate: relative L2 error 3.0 times as large (N, was N) for the only seed; 9 seeds would decide: `kernelgate verify --seeds 9` with this code, and with the baseline's before `kernelgate baseline add a`
+    inconclusive: fixture/spin/n64_none/cpu/hot: may be less accurate: relative L2 error 3.0 times as large (N, was N) for the only seed; 9 seeds would decide: `kernelgate verify --seeds 9` with this code, and with the baseline's before `kernelgate baseline add a`
+    ");
     // The record is of another executable and does not count for this one.
-    package.kernelgate(&verify).expect(0, &[]);
+    package.kernelgate(&verify).exits(0);
     let text = std::fs::read_to_string(&recorded).unwrap();
     let hash = package.run("head")["executable"].as_str().unwrap().to_owned();
     std::fs::write(&recorded, text.replace(&hash, "0")).unwrap();
-    gate("").expect(3, &["for the only seed"]);
-    package.kernelgate(&format!("verify --seeds 0 {}", package.dir())).expect(2, &["--seeds"]);
+    assert_eq!(gate(3, ""), only_seed);
+    let none = package.kernelgate(&format!("verify --seeds 0 {}", package.dir()));
+    insta::assert_snapshot!(none.refusal(2), @r"
+    error: invalid value '0' for '--seeds <COUNT>': 0 is not in 1..=64
+
+    For more information, try '--help'.
+    ");
 }
 
 /// Seeds by case in a record of errors.
@@ -197,16 +279,31 @@ fn errors_of_several_verifications_are_kept_together() {
     let other = CASE.replace("n64", "n128");
     let line = |flags: &str| format!("verify {flags} {dir}");
     let verify = |flags: &str| package.kernelgate(&line(flags));
-    verify("--seeds 3").expect(0, &["errors of 3 seeds and 2 cases are in"]);
+    let messages = |outcome: &Outcome| {
+        let lines = outcome.stderr.lines().filter(|line| !line.starts_with("verifying "));
+        normalized(&lines.collect::<Vec<_>>().join("\n"))
+    };
+    insta::assert_snapshot!(messages(verify("--seeds 3").exits(0)), @r"
+    seed 1, 3 in all
+    seed 2, 3 in all
+    seed 3, 3 in all
+    errors of 3 seeds and 2 cases are in FOLDER/target/kernelgate/numerics/fixture.json
+    ");
     // One case, with other seeds.
-    let more = "errors of 2 seeds and 1 case are in";
-    verify("n64 --seeds 2 --seed 3")
-        .expect(0, &[more, "with earlier errors: 2 cases, up to 4 seeds"]);
+    insta::assert_snapshot!(messages(verify("n64 --seeds 2 --seed 3").exits(0)), @r"
+    seed 3, 2 in all
+    seed 4, 2 in all
+    errors of 2 seeds and 1 case are in FOLDER/target/kernelgate/numerics/fixture.json; with earlier errors: 2 cases, up to 4 seeds
+    ");
     let kept = seeds(&recorded);
     assert_eq!((&*kept[CASE], &*kept[&other]), (&[1, 2, 3, 4][..], &[1, 2, 3][..]));
     // A failed case keeps its recorded errors.
-    verify("--axis n=64 --axis fault=wrong --seeds 2")
-        .expect(1, &["FAILED", "no case was right: nothing is recorded in"]);
+    let failed = verify("--axis n=64 --axis fault=wrong --seeds 2");
+    insta::assert_snapshot!(messages(failed.exits(1)), @r"
+    seed 1, 2 in all
+    seed 2, 2 in all
+    no case was right: nothing is recorded in FOLDER/target/kernelgate/numerics/fixture.json
+    ");
     assert_eq!(seeds(&recorded), kept);
     // Two processes record at once.
     std::fs::remove_file(&recorded).unwrap();
@@ -227,8 +324,12 @@ fn errors_of_several_verifications_are_kept_together() {
     std::fs::write(&changed, bytes).unwrap();
     std::fs::set_permissions(&changed, executable.metadata().unwrap().permissions()).unwrap();
     std::fs::rename(changed, &executable).unwrap();
-    let replaced = "are of another executable: they will be replaced";
-    verify("n64 --seeds 2").expect(0, &[replaced, more]);
+    insta::assert_snapshot!(messages(verify("n64 --seeds 2").exits(0)), @r"
+    the errors in FOLDER/target/kernelgate/numerics/fixture.json are of another executable: they will be replaced
+    seed 1, 2 in all
+    seed 2, 2 in all
+    errors of 2 seeds and 1 case are in FOLDER/target/kernelgate/numerics/fixture.json
+    ");
     assert_eq!(seeds(&recorded).into_values().collect::<Vec<_>>(), [[1, 2]]);
 }
 
@@ -239,17 +340,25 @@ fn a_record_that_cannot_be_written_is_found_before_and_never_hides_the_verdict()
     let verify = format!("verify n64 --seeds 2 {}", package.dir());
     let recorded = package.path("target/kernelgate/numerics/fixture.json");
     std::fs::create_dir_all(&recorded).unwrap();
-    let refused = package.kernelgate(&verify);
-    refused.expect(2, &["failed to write", "numerics/fixture.json", "irectory"]);
-    assert!(!refused.stderr.contains("seed 1"), "{}", refused.stderr);
+    insta::assert_snapshot!(package.kernelgate(&verify).refusal(2), @"error: failed to write FOLDER/target/kernelgate/numerics/fixture.json: is a directory");
     std::fs::remove_dir(&recorded).unwrap();
     std::fs::write(&recorded, "{").unwrap();
-    package.kernelgate(&verify).expect(2, &["fixture.json: broken or cut short", "remove it"]);
+    insta::assert_snapshot!(package.kernelgate(&verify).refusal(2), @"error: remove it, and verify again: failed to read FOLDER/target/kernelgate/numerics/fixture.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
     std::fs::remove_file(&recorded).unwrap();
     // The record cannot be written at the end.
     std::fs::create_dir(recorded.with_file_name(".fixture.json.lock")).unwrap();
-    let words = ["is no lock file but a folder: remove it", "1 ok, 0 failed", CASE];
-    package.kernelgate(&verify).expect(2, &words);
+    insta::assert_snapshot!(package.kernelgate(&verify).text(), @r"
+    exit 2
+    case  status  checked  max error  relative L2  same bits again
+    fixture/spin/n64_none/cpu/hot  ok  100.0000%  N  N  yes
+    skipped 1: cpu/never supports nothing: fixture/spin/n64_none/cpu/never/hot
+    1 ok, 0 failed, 1 skipped
+    -- stderr
+    seed 1, 2 in all
+    verifying fixture/spin/n64_none/cpu/hot
+    no case was right: nothing is recorded in FOLDER/target/kernelgate/numerics/fixture.json
+    error: failed to lock FOLDER/target/kernelgate/numerics/fixture.json: FOLDER/target/kernelgate/numerics/.fixture.json.lock is no lock file but a folder: remove it
+    ");
 }
 
 #[test]
@@ -259,8 +368,15 @@ fn one_data_set_is_verified_and_compared_once() {
     let mut verify = package.command(program, &format!("verify --seeds 9 {}", package.dir()));
     verify.env("FIXTURE_ONE_DATA_SET", "1");
     // The case fails with any other seed.
-    let verified: crate::package::Outcome = verify.output().unwrap().into();
-    verified.expect(0, &["2 ok, 0 failed", "with 1 data set, whatever the seed: 2 cases"]);
+    let verified: Outcome = verify.output().unwrap().into();
+    insta::assert_snapshot!(normalized(&verified.exits(0).stdout), @r"
+    case  status  checked  max error  relative L2  same bits again
+    fixture/spin/n128_none/cpu/hot  ok  100.0000%  N  N  yes
+    fixture/spin/n64_none/cpu/hot  ok  100.0000%  N  N  yes
+    skipped 2: cpu/never supports nothing: fixture/spin/n128_none/cpu/never/hot, and 1 more
+    2 ok, 0 failed, 2 skipped
+    ");
+    insta::assert_snapshot!(lines_with(&verified.stderr, "data set"), @"with 1 data set, whatever the seed: 2 cases");
     let recorded = package.path("target/kernelgate/numerics/fixture.json");
     let text = std::fs::read_to_string(&recorded).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -274,22 +390,28 @@ fn a_case_fails_if_it_fails_with_inputs_that_were_right_before() {
     let verify = |seeds| {
         format!("verify --seeds {seeds} --axis n=64 --axis fault=unlucky {}", package.dir())
     };
-    let one = "with 1 data set, whatever the seed: 1 case";
-    package.kernelgate(&verify(2)).expect(0, &["1 ok, 0 failed", one]);
-    package.kernelgate(&verify(4)).expect(1, &["0 ok, 1 failed", "with seed 3: "]);
+    package.kernelgate(&verify(2)).exits(0);
+    let failed = package.kernelgate(&verify(4));
+    insta::assert_snapshot!(normalized(&failed.exits(1).stdout), @r"
+    case  status  checked  max error  relative L2  same bits again
+    fixture/spin/n64_unlucky/cpu/hot  failed  -  -  -  -
+    skipped 1: cpu/never supports nothing: fixture/spin/n64_unlucky/cpu/never/hot
+    FAILED fixture/spin/n64_unlucky/cpu/hot: with seed 3: output `out`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE
+    0 ok, 1 failed, 1 skipped
+    ");
     // Golden inputs are one data set too.
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let mut golden = package.command(program, &verify(4));
     golden.env("FIXTURE_ONE_DATA_SET", "1");
-    let golden: crate::package::Outcome = golden.output().unwrap().into();
-    golden.expect(1, &["0 ok, 1 failed", "with seed 3: "]);
+    let golden: Outcome = golden.output().unwrap().into();
+    assert_eq!(golden.exits(1).stdout, failed.stdout);
 }
 
 #[test]
 fn costs_are_judged_where_the_package_asks_for_it() {
     let package = Package::new();
     let set = |session: &str, bytes: u64| {
-        package.bench(session, "").expect(0, &[]);
+        package.bench(session, "").exits(0);
         package.set_times(&package.record(session), 200_000.0);
         let mut run = package.run(session);
         run["cases"][CASE]["samples"]["costs"]["device_bytes"] = bytes.into();
@@ -297,19 +419,34 @@ fn costs_are_judged_where_the_package_asks_for_it() {
         std::fs::write(package.record(session), run.to_string()).unwrap();
     };
     set("b1", 1000);
-    package.kernelgate("baseline add a").expect(0, &[]);
+    package.kernelgate("baseline add a").exits(0);
     set("head", 2000);
-    package.kernelgate("gate --baseline a").expect(0, &["2 unchanged"]);
+    insta::assert_snapshot!(judgement(&package, 0, ""), @r"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    ");
     let rules = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.5\nlaunches = 0\n";
     std::fs::write(package.path("kernelgate.toml"), rules).unwrap();
-    let words =
-        ["1 of higher cost", "device memory 2.00 kB, was 1.00 kB (+100.0%, 50% are allowed)"];
-    package.kernelgate("gate --baseline a").expect(1, &words);
     // One of the two cases does not record its memory.
-    let words = ["`.`: device-memory could not be judged for 1 of 2 cases: there is no such cost"];
-    package.kernelgate("gate --baseline a").expect(1, &words);
-    package.kernelgate("runs --costs").expect(0, &["device memory", "2.00 kB", "  7  "]);
-    package
-        .kernelgate("runs --format json")
-        .expect(0, &["\"device_bytes\": 2000", "\"commands\": 7"]);
+    insta::assert_snapshot!(judgement(&package, 1, ""), @r#"
+    fixture/spin/n128_none/cpu/hot unchanged
+    fixture/spin/n64_none/cpu/hot unchanged
+    costs: {"allowed":0.5,"base":1000.0,"case":"fixture/spin/n64_none/cpu/hot","cost":"device_memory","head":2000.0}
+    rules/thresholds: ["`.`: device memory 50%, launches 0%",2]
+    rules/notes: "[[threshold]] `.`: device-memory could not be judged for 1 of 2 cases: there is no such cost on the CPU"
+    rules/notes: "[[threshold]] `.`: launches could not be judged for 1 of 2 cases: there is no such cost on the CPU"
+    "#);
+    let text = package.kernelgate("gate --baseline a").exits(1).stdout.clone();
+    insta::assert_snapshot!(lines_with(&text, "device memory"), @r"
+    fixture/spin/n64_none/cpu/hot: device memory 2.00 kB, was 1.00 kB (+100.0%, 50% are allowed)
+    threshold in kernelgate.toml: `.`: device memory 50%, launches 0% (2 cases)
+    ");
+    insta::assert_snapshot!(package.kernelgate("runs --costs").exits(0).stdout, @r"
+    case                                 device memory  commands  host time  energy  max error  relative L2
+    fixture/spin/n128_none/cpu/hot                   -         -          -       -     2.4e-8       2.1e-8
+    fixture/spin/n64_none/cpu/hot   2.00 kB (declared)         7          -       -     2.4e-8       2.2e-8
+    ");
+    let runs = package.kernelgate("runs --format json").exits(0).json();
+    let costs = &runs[0]["cases"][CASE]["samples"]["costs"];
+    assert_eq!((&costs["device_bytes"], &costs["commands"]), (&2000.into(), &7.into()), "{runs}");
 }

@@ -2,7 +2,9 @@
 
 #![cfg(unix)]
 
-use crate::package::scratch::{BENCH, CASE, Scratch};
+use super::findings;
+use crate::package::lines_with;
+use crate::package::scratch::{BENCH, Scratch};
 
 const WORK: &str = "    fn work(&self)";
 /// A reference without outputs.
@@ -21,29 +23,33 @@ fn in_rows(source: &str) -> String {
 fn a_build_without_the_reference_is_compared_with_the_outputs_of_its_base() {
     let scratch = Scratch::new();
     scratch.bench(WORK, NO_REFERENCE);
-    let less = "less verified: compared with the base's outputs only (before: every element \
-                verified)";
     let outcome = scratch.compare("--base main --max-blocks 1 --format json");
-    outcome.expect(3, &["1 cases of spin are no longer verified"]);
-    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
-    assert_eq!(json["judged"][0]["verdict"], "inconclusive");
-    let loss = &json["verification"][0];
-    assert_eq!(
-        (&loss["case"], &loss["head"]["kind"]),
-        (&CASE.into(), &"compared_with_base".into())
-    );
-    scratch.compare("--base main --max-blocks 1 --resume").expect(3, &[less, "1 less verified"]);
+    insta::assert_snapshot!(findings(outcome.exits(3)), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2} {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1024,"kind":"compared_with_base","total":1024},"kind":"less_verified"}
+    verification: {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1024,"kind":"compared_with_base","total":1024}}
+    "#);
+    insta::assert_snapshot!(lines_with(&outcome.stderr, "verified"), @"1 cases of spin are no longer verified");
+    let text = scratch.compare("--base main --max-blocks 1 --resume");
+    insta::assert_snapshot!(lines_with(&text.exits(3).stdout, "less verified"), @r"
+    inconclusive: scratch/sum/n1024/cpu/hot: less verified: compared with the base's outputs only (before: every element verified)
+    inconclusive: too few pairs; less verified: compared with the base's outputs only (before: every element verified): scratch/sum/n1024/cpu/hot
+    0 regressed, 0 improved, 0 unchanged, 1 inconclusive, 1 less verified of 1 (threshold 100%)
+    ");
     // If the loss is accepted, the case is judged by its time.
     scratch.write(
         "kernelgate.toml",
         "[[accept]]\ncases = \"sum\"\nless-verified = true\nreason = \"no fp64 form\"\n",
     );
-    let accepted = format!("accepted in kernelgate.toml: {CASE}: less verified: no fp64 form");
-    scratch.compare("--base main").expect(0, &["1 unchanged", &accepted]);
+    let accepted = scratch.compare("--base main --format json");
+    insta::assert_snapshot!(findings(accepted.exits(0)), @r#"
+    scratch/sum/n1024/cpu/hot unchanged
+    rules/accepted: {"case":"scratch/sum/n1024/cpu/hot","growth":null,"less_verified":true,"reason":"no fp64 form","removed":false,"slower":null}
+    "#);
     // Other outputs are wrong, even if the loss is accepted.
     let other = BENCH.replace(WORK, NO_REFERENCE).replace("*y = x * x", "*y = 1.5 * x * x");
     scratch.write("benches/spin.rs", &other);
-    scratch.compare("--base main").expect(1, &["failed in the head", CASE, "max error"]);
+    let wrong = scratch.compare("--base main --format json");
+    insta::assert_snapshot!(findings(wrong.exits(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"against the outputs of the base's build: output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
 }
 
 #[test]
@@ -55,10 +61,12 @@ fn fewer_compared_elements_are_inconclusive_and_more_are_fine() {
     let one = "Expected::sampled_rows(\"y\", [self.n, 1], vec![0], vec![y[0]])";
     assert!(BENCH.contains(ALL));
     scratch.write("benches/spin.rs", &rows.replace(&in_rows(ALL), one));
-    let less = "less verified: 1 of 1024 elements verified (before: every element verified)";
-    scratch
-        .compare("--base main --max-blocks 1")
-        .expect(3, &[less, "1 less verified", "1 inconclusive"]);
+    let less = scratch.compare("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(findings(less.exits(3)), @r#"
+    scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2} {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1,"kind":"verified","total":1024},"kind":"less_verified"}
+    verification: {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1,"kind":"verified","total":1024}}
+    "#);
     scratch.commit("one");
-    scratch.compare("--base HEAD --head main~1").expect(0, &["1 unchanged"]);
+    let more = scratch.compare("--base HEAD --head main~1 --format json");
+    insta::assert_snapshot!(findings(more.exits(0)), @"scratch/sum/n1024/cpu/hot unchanged");
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use crate::package::Package;
+use crate::package::{Outcome, Package};
 use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
 
 const CASE: &str = "w/f/n1/cpu/hot";
@@ -42,7 +42,7 @@ fn runs_in(package: &Package, line: &str) -> usize {
 #[test]
 fn times_are_shown_over_commits_with_the_change() {
     let package = Package::new();
-    package.kernelgate("history").expect(2, &["no run in ", "run `cargo bench` first"]);
+    insta::assert_snapshot!(package.kernelgate("history").refusal(2), @"error: no run in FOLDER/target/kernelgate: run `cargo bench` first, or `kernelgate history import`");
     let git = |line: &str| {
         let line = format!("-c user.name=a -c user.email=a@b {line}");
         let output = package.command(Path::new("git"), &line).output().unwrap();
@@ -57,18 +57,51 @@ fn times_are_shown_over_commits_with_the_change() {
     }
     let (after, first) = (git("rev-parse --short=8 HEAD~8"), git("rev-parse --short=8 HEAD~7"));
     let outcome = package.kernelgate("history");
-    let change = format!("after {after}, up to {first} (that commit)");
-    outcome.expect(0, &[CASE, "+10.0%", &change, "in the order of the commits' history", "▁", "█"]);
+    // The row of a commit begins with its hash: those of the change remain.
+    let row = regex::Regex::new(r"(?m)^[0-9a-f]{8} .*\n").unwrap();
+    let shown = |outcome: &Outcome| {
+        let text = outcome.text().replace(&after, "BEFORE").replace(&first, "FIRST");
+        row.replace_all(&text, "").into_owned()
+    };
+    insta::assert_snapshot!(shown(&outcome), @r"
+    exit 0
+    w/f/n1/cpu/hot
+    DEVICE; host HOST
+    ▁▁▁▁▁▁▁▁▁▁▁▁████████
+    commit  first run  runs  time  from  to  change
+    BEFORE  DAY  1  N ms  N ms  N ms
+    FIRST  DAY  1  N ms  N ms  N ms  +10.0%
+    +10.0% (+10.0% to +10.0%), confidence 99.6 %: after BEFORE, up to FIRST (that commit)
+    in the order of the commits' history
+    ");
     assert!(outcome.stdout.lines().all(|line| line.chars().count() <= 100), "{}", outcome.stdout);
-    package.kernelgate("history --branch HEAD~9").expect(0, &["no change of the level"]);
-    package.kernelgate("history --branch nowhere").expect(2, &["no revision `nowhere`"]);
-    package.kernelgate("history (").expect(2, &["is not a regular expression"]);
-    let missing = package.kernelgate("history other");
-    missing.expect(2, &["error: no run of a case `other` in ", "lists all cases"]);
-    assert_eq!(missing.stdout, "");
+    let earlier = package.kernelgate("history --branch HEAD~9 --format json").exits(0).json();
+    assert_eq!(earlier["histories"][0]["changes"], serde_json::json!([]), "{earlier}");
+    let mut refusals = String::new();
+    for flags in ["--branch nowhere", "(", "other"] {
+        refusals += &format!("{}\n", package.kernelgate(&format!("history {flags}")).refusal(2));
+    }
+    insta::assert_snapshot!(refusals, @r"
+    error: no revision `nowhere` in FOLDER; its branches are main
+    error: filter `(` is not a regular expression: unclosed group
+    error: no run of a case `other` in FOLDER/target/kernelgate: `kernelgate history` lists all cases
+    ");
     package.write_rules("[renamed]\n\"w/f/n1/cpu/hot\" = \"w/f/new\"\n");
-    package.kernelgate("history w/f/new").expect(0, &["formerly w/f/n1/cpu/hot", "+10.0%"]);
-    package.kernelgate(&format!("history --as w/f/new={CASE}")).expect(2, &["in a circle"]);
+    let renamed = package.kernelgate("history w/f/new");
+    insta::assert_snapshot!(shown(&renamed), @r"
+    exit 0
+    w/f/new
+    DEVICE; host HOST
+    ▁▁▁▁▁▁▁▁▁▁▁▁████████
+    formerly w/f/n1/cpu/hot
+    commit  first run  runs  time  from  to  change
+    BEFORE  DAY  1  N ms  N ms  N ms
+    FIRST  DAY  1  N ms  N ms  N ms  +10.0%
+    +10.0% (+10.0% to +10.0%), confidence 99.6 %: after BEFORE, up to FIRST (that commit)
+    in the order of the commits' history
+    ");
+    let circle = package.kernelgate(&format!("history --as w/f/new={CASE}"));
+    insta::assert_snapshot!(circle.refusal(2), @"error: case w/f/n1/cpu/hot: its renames go in a circle");
 }
 
 /// A file with the name of a record that is not one is reported, and an import without records is
@@ -78,29 +111,37 @@ fn an_import_reports_skipped_files() {
     let package = Package::new();
     let from = package.path("from");
     std::fs::create_dir_all(from.join("empty")).unwrap();
-    package
-        .kernelgate("history import from --store kept")
-        .expect(2, &["0 new records", "error: no record in what was named"]);
+    let import = |from: &str| package.kernelgate(&format!("history import {from} --store kept"));
+    insta::assert_snapshot!(import("from").text(), @r"
+    exit 2
+    0 new records, 0 known, in kept
+    -- stderr
+    error: no record in what was named: runs and baselines are files ending in .json
+    ");
     let fifo = std::process::Command::new("mkfifo").arg(from.join("pipe.json")).status();
     assert!(fifo.unwrap().success());
     let record = write(&package.path("elsewhere"), 0, None);
     std::os::unix::fs::symlink(&record, from.join("link.json")).unwrap();
     std::os::unix::fs::symlink("loop.json", from.join("loop.json")).unwrap();
-    let expected = [
-        "link.json: links are not followed: name the file itself",
-        "loop.json: links are not followed",
-        "pipe.json: it is no file but a device, a pipe or a socket",
-    ];
-    package.kernelgate("history import from --store kept").expect(2, &expected);
-    let line = "history import from/link.json --store kept";
-    package.kernelgate(line).expect(0, &["1 new records, 0 known"]);
+    insta::assert_snapshot!(import("from").text(), @r"
+    exit 2
+    0 new records, 0 known, in kept
+    -- stderr
+    skipped from/link.json: links are not followed: name the file itself
+    skipped from/loop.json: links are not followed: name the file itself
+    skipped from/pipe.json: failed to read from/pipe.json: it is no file but a device, a pipe or a socket
+    ");
+    insta::assert_snapshot!(import("from/link.json").text(), @r"
+    exit 0
+    1 new records, 0 known, in kept
+    ");
 }
 
 #[test]
 fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
     let package = Package::new();
     for verb in ["history --store typo", "history prune --keep 1 --store typo"] {
-        package.kernelgate(verb).expect(2, &["typo is not a store"]);
+        insta::allow_duplicates! { insta::assert_snapshot!(package.kernelgate(verb).refusal(2), @"error: typo is not a store: it has neither runs/ nor imported/") };
         assert!(!package.path("typo").exists());
     }
     (0..3).for_each(|number| drop(write(&package.path("kept/runs"), number, None)));
@@ -113,12 +154,11 @@ fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
     std::fs::remove_file(&index).unwrap();
     std::fs::create_dir(&index).unwrap();
     assert_eq!(runs_in(&package, "--store kept"), 3);
-    package.kernelgate("history --store kept").expect(0, &["no index can be written in kept"]);
+    insta::assert_snapshot!(package.kernelgate("history --store kept").exits(0).stderr, @"no index can be written in kept: its records are read each time");
     // The error is reported once.
     std::fs::write(package.path("kept/imported"), "").unwrap();
     let failed = package.kernelgate("history import kept/runs --store kept");
-    let errors = failed.expect(2, &["failed to write"]).stderr.matches("os error").count();
-    assert_eq!(errors, 1, "{}", failed.stderr);
+    insta::assert_snapshot!(failed.refusal(2), @"error: failed to write kept/imported/s0-COMMIT/bench.json: Not a directory (os error 20)");
 }
 
 #[test]
@@ -129,22 +169,43 @@ fn stores_are_moved_merged_and_pruned() {
     (15..30).for_each(|number| drop(write(&two.join("imported"), number, None)));
     std::fs::write(two.join("imported/s15/notes.json"), "{}").unwrap();
     std::os::unix::fs::symlink(&two, two.join("imported/circle")).unwrap();
-    package
-        .kernelgate("history merge one two --store all")
-        .expect(0, &["30 new records, 5 known", "notes.json: neither a run nor a baseline"]);
+    let history = |line: &str| package.kernelgate(&format!("history {line}"));
+    insta::assert_snapshot!(history("merge one two --store all").text(), @r"
+    exit 0
+    30 new records, 5 known, in all
+    -- stderr
+    skipped two/imported/s15/notes.json: neither a run nor a baseline of kernelgate
+    ");
     assert_eq!(runs_in(&package, "--store all"), 30);
-    package.kernelgate("history merge all --store all").expect(0, &["0 new records, 30 known"]);
+    insta::assert_snapshot!(history("merge all --store all").text(), @r"
+    exit 0
+    0 new records, 30 known, in all
+    ");
     std::fs::rename(package.path("all"), package.path("moved")).unwrap();
-    package.kernelgate("history --store moved").expect(0, &["in the order of recorded times"]);
-    package
-        .kernelgate("history prune --keep 4 --dry-run --store moved")
-        .expect(0, &["26 sessions"]);
+    let pruned = history("prune --keep 4 --dry-run --store moved");
+    insta::assert_snapshot!(pruned.text(), @r"
+    exit 0
+    26 sessions would be removed in moved
+    ");
     assert_eq!(runs_in(&package, "--store moved"), 30);
-    package.kernelgate("history prune --keep 4 --store moved").expect(0, &["26 sessions removed"]);
+    insta::assert_snapshot!(history("prune --keep 4 --store moved").text(), @r"
+    exit 0
+    26 sessions removed in moved
+    ");
     assert_eq!(runs_in(&package, "--store moved"), 4);
-    package.kernelgate("history import nowhere --store x").expect(2, &["failed to read nowhere"]);
-    package.kernelgate("history merge moved/imported --store x").expect(2, &["is not a store"]);
-    package.kernelgate("history prune --keep 0 --store x").expect(2, &["--keep"]);
+    let mut refusals = String::new();
+    for line in
+        ["import nowhere --store x", "merge moved/imported --store x", "prune --keep 0 --store x"]
+    {
+        refusals += &format!("{}\n", history(line).refusal(2));
+    }
+    insta::assert_snapshot!(refusals, @r"
+    error: failed to read nowhere: No such file or directory (os error 2)
+    error: moved/imported is not a store: it has neither runs/ nor imported/
+    error: invalid value '0' for '--keep <COUNT>': 0 is not in 1..=4294967295
+
+    For more information, try '--help'.
+    ");
 }
 
 #[test]
@@ -162,9 +223,9 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
     assert!(page.ends_with("target/kernelgate/report/index.html"), "{messages}");
     assert!(kept.join("runs/mine/fixture.json").is_file());
     let mut history = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
-    let outcome: crate::package::Outcome =
-        history.env("KERNELGATE_HISTORY", &kept).output().unwrap().into();
-    outcome.expect(0, &[crate::package::CASE]);
+    history.arg("--format").arg("json").env("KERNELGATE_HISTORY", &kept);
+    let outcome: Outcome = history.output().unwrap().into();
+    assert_eq!(outcome.exits(0).cases(), [crate::package::CASE]);
 }
 
 #[test]
@@ -190,6 +251,9 @@ fn two_programs_at_once_and_one_that_is_killed_lose_nothing() {
     assert!(both[..2].iter_mut().all(|child| child.wait().unwrap().success()));
     both[2].wait().unwrap();
     assert_eq!(runs_in(&package, "--store to"), 300);
-    package.kernelgate(line).expect(0, &["0 new records, 300 known"]);
-    assert!(!package.kernelgate("history --store to").stderr.contains("skipped"));
+    insta::assert_snapshot!(package.kernelgate(line).text(), @r"
+    exit 0
+    0 new records, 300 known, in to
+    ");
+    assert_eq!(package.kernelgate("history --store to").exits(0).stderr, "");
 }
