@@ -29,15 +29,6 @@ pub fn copy_executable(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     assert!(status.unwrap().success());
 }
 
-impl Outcome {
-    #[track_caller]
-    pub fn expect(&self, code: i32, words: &[&str]) -> &Self {
-        let all = self.exits(code).all();
-        words.iter().for_each(|word| assert!(all.contains(word), "`{word}` is not in:\n{all}"));
-        self
-    }
-}
-
 /// Lines of a text that hold a word, without the spaces around them.
 pub fn lines_with(text: &str, word: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|it| it.contains(word)).map(str::trim).collect();
