@@ -65,6 +65,9 @@ constexpr bool kDeterministic = DETERMINISTIC != 0;
 constexpr bool kGrouped = GROUPED != 0;  // a block has some of the heads that share keys
 constexpr bool kWhole = WHOLE != 0;      // a block has all keys of a head
 constexpr bool kWide = WIDE != 0;        // steps of 80 queries
+// A block has one head of queries. The loop over steps then has no branch, and the compiler orders
+// its instructions better.
+constexpr bool kOneHead = kWide && !kDeterministic && !kGrouped;
 // Several blocks may have the same keys.
 constexpr bool kShared = kGrouped || (!kDeterministic && !kWhole && !kCausal);
 constexpr int kKeys = TILE_KEYS, kQueries = kWide ? 80 : 64;  // of a block, of a step
@@ -231,7 +234,7 @@ struct Work {
   // same rows of dq at once. With a causal mask the common first step is the last one, to which all
   // key blocks are visible; each thread block goes down to its diagonal.
   __device__ __forceinline__ Step step(int n) const {
-    const int of_heads = heads == 1 ? 0 : n / count;
+    const int of_heads = kOneHead || heads == 1 ? 0 : n / count;
     int index = n - of_heads * count;
     if (!kDeterministic && !kWhole) index = down ? count - 1 - index : index + start;
     return {first_head + of_heads, (first + (index < count ? index : index - count)) * kQueries};
